@@ -42,6 +42,12 @@ LAYERS = ("models", "kernels", "attention", "layers", "quantization", "gguf")
 
 
 CAPABILITIES = {
+    "replicas": Entry(
+        "Replicas",
+        "ReplicaOptions",
+        ("replicas", "replica_silence_seconds", "replica_step_seconds"),
+        ("worker", "observability"),
+    ),
     "parallel": Entry(
         "Parallel", "ParallelOptions", ("tensor_parallel_size", "decode_context_parallel_size"), ("worker", *LAYERS)
     ),

@@ -186,6 +186,7 @@ class AsyncLLMEngine:
     def _live(self, make: Callable[[], LLMEngine], is_made: threading.Event) -> None:
         try:
             self.engine = make()
+            self._inbox = getattr(self.engine, "inbox", self._inbox)  # one that waits for other things, too
         except BaseException as error:  # it is the caller's
             self.error = error
             return

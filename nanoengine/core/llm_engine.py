@@ -152,7 +152,7 @@ class LLMEngine:
         params = request.params
         seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
         self.requests[request.request_id] = request
-        for index in range(params.num_sequences):
+        for index in request.completions or range(params.num_sequences):
             seq = Sequence(
                 self._num_sequences,
                 request,

@@ -25,6 +25,7 @@ class Request:
     priority: int = 0  # a smaller one comes first
     client: str = ""
     arrival_time: float | None = None  # seconds of time.perf_counter, if somebody measures it
+    completions: dict[int, list[int]] = field(default_factory=dict)  # those that begin with tokens; {}: all, with none
     sequences: list[Sequence] = field(default_factory=list)  # set when it is submitted
     num_finished: int = 0  # of them
     error: Exception | None = None
@@ -115,13 +116,13 @@ class Sequence:
     def __post_init__(self, seed: int, eos_token_ids: tuple[int, ...], max_model_len: int) -> None:
         request, params = self.request, self.request.params
         self.params, self.order = params, (request.priority, self.seq_id)
-        self.token_ids = list(request.prompt_token_ids)
-        self.num_prompt_tokens = self.num_tokens = len(self.token_ids)
-        self.max_num_tokens = min(max_model_len, self.num_tokens + (params.max_tokens or max_model_len))
+        self.token_ids = [*request.prompt_token_ids, *request.completions.get(self.index, ())]
+        self.num_prompt_tokens, self.num_tokens = len(request.prompt_token_ids), len(self.token_ids)
+        self.max_num_tokens = min(max_model_len, self.num_prompt_tokens + (params.max_tokens or max_model_len))
         eos = () if params.ignore_eos else eos_token_ids
         self.stop_token_ids = frozenset(eos) | frozenset(params.stop_token_ids)
         own_seed = sequence_seed(seed, self.index)
-        self.sampling = RowSampling(params, own_seed, self.num_tokens, tuple(sorted(self.stop_token_ids)))
+        self.sampling = RowSampling(params, own_seed, self.num_prompt_tokens, tuple(sorted(self.stop_token_ids)))
 
     @property
     def has_all_tokens(self) -> bool:

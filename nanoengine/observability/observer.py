@@ -96,7 +96,7 @@ class Observer(PolicyPart):
         request.metrics = RequestMetrics()
         self.num_requests += 1
         for seq in request.sequences:
-            seq.state[TIMES] = SequenceTimes()
+            seq.state[TIMES] = SequenceTimes(len(seq.output_token_ids))
 
     def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
         now, start = self.clock(), self._starts.pop(step.number)
@@ -210,6 +210,10 @@ class Observer(PolicyPart):
             num_listener_errors=self.events.num_errors,
             **{name: deepcopy(self.sources[name]()) for name in ("speculation", "offload") if name in self.sources},
         )
+
+    def snapshots(self, engine: LLMEngine, *, summed: bool = False) -> dict[str, EngineMetrics]:
+        """The same by engine: here is one. `summed`: all of them together."""
+        return {"all" if summed else "0": self.snapshot(engine)}
 
     def fetching(self) -> Collection[Sequence]:
         """Waiting sequences whose K/V are read from files."""

@@ -30,7 +30,7 @@ class Collector(PolicyPart):
             return
         if params.num_logprobs is not None:
             for seq in request.sequences:
-                seq.logprobs = []
+                seq.logprobs = [None] * len(seq.output_token_ids)  # of those that were made elsewhere, others have them
         if params.prompt_logprobs is not None:
             request.prompt_logprobs = [None] * len(request.prompt_token_ids)
             request.sequences[0].reads_cache = False  # it is computed from its first token on

@@ -68,6 +68,7 @@ ROUTES = [
     Route("/tokenizer_info", tokenizer_info),
     Route("/abort_requests", operations.abort_requests, methods=["POST"]),
     Route("/reset_prefix_cache", operations.reset_prefix_cache, methods=["POST"]),
+    Route("/restart_replicas", operations.restart_replicas, methods=["POST"]),
     Route("/openapi.json", openapi),
 ]
 
@@ -95,7 +96,9 @@ OPEN_PATHS = ("/health", "/ping", "/version", "/metrics", "/openapi.json")
 def make_app(serving: Serving) -> Starlette:
     """The application that serves a model."""
     config = serving.config
-    look = partial(take_view, observer=serving.metrics)
+    look = getattr(
+        serving.metrics, "view", partial(take_view, observer=serving.metrics)
+    )  # of replicas, as they told it
     routes = [
         *ROUTES,
         *pooling_routes(),

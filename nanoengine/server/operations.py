@@ -73,9 +73,12 @@ def _model(serving: Serving, name: str) -> dict[str, object]:
 
 
 async def metrics(http: HTTPRequest) -> Response:
-    """All counters between two steps, for Prometheus; everybody who asks within a second is told the same."""
+    """All counters between two steps, for Prometheus; everybody who asks within a second is told the same. Replicas have a label
+    each; with `?engine=all` they are added up.
+    """
     serving: Serving = http.app.state.serving
-    return Response(await serving.metrics_text.get(), media_type=CONTENT_TYPE)
+    text = serving.summed_metrics_text if http.query_params.get("engine") == "all" else serving.metrics_text
+    return Response(await text.get(), media_type=CONTENT_TYPE)
 
 
 async def abort_requests(http: HTTPRequest) -> Response:
@@ -91,3 +94,16 @@ async def reset_prefix_cache(http: HTTPRequest) -> Response:
     serving: Serving = http.app.state.serving
     done = await serving.engine.call(LLMEngine.reset_prefix_cache)
     return json_response({"success": done})
+
+
+async def restart_replicas(http: HTTPRequest) -> Response:
+    """Start all replicas anew, one after the other; requests go on."""
+    serving: Serving = http.app.state.serving
+
+    def restart(engine: LLMEngine) -> bool:
+        own = getattr(engine, "restart", None)  # of an engine that has replicas
+        if own is not None:
+            own()
+        return own is not None
+
+    return json_response({"success": await serving.engine.call(restart)})

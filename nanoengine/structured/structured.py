@@ -91,6 +91,7 @@ class Structured(PolicyPart):
         matcher = self._made.pop(request)  # who asks the grammars again may have to wait: others were asked for since
         for seq in request.sequences:
             constraint = Constraint(matcher.deep_copy(), outputs.behind)
+            constraint.read(seq.output_token_ids)
             self.constraints[seq] = seq.state[CONSTRAINT] = constraint
             seq.stop_token_ids |= set(self.grammars.eos_token_ids)  # where the grammar ends, `ignore_eos` or not
 

@@ -1,0 +1,103 @@
+"""Replicas as a capability: requests, text and checks stay here, and engines are elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from nanoengine.core.capability import Capability
+from nanoengine.core.config import EngineConfig
+from nanoengine.core.errors import InvalidConfig
+from nanoengine.core.llm_engine import LLMEngine
+from nanoengine.replicas.carrier import LocalCarrier
+from nanoengine.replicas.engine import ReplicatedEngine
+from nanoengine.replicas.observer import ReplicaObserver
+from nanoengine.replicas.options import ReplicaOptions
+from nanoengine.worker.capability import WithoutRunner
+
+if TYPE_CHECKING:
+    from nanoengine.core.model_runner import ModelRunner
+    from nanoengine.core.qwen3 import Decoder
+    from nanoengine.core.startup import Startup
+
+OF_REPLICAS = ("WorkerOptions", "KVOffloadOptions", "SpeculationOptions")
+"""Options that mean nothing here, where nothing is computed."""
+
+
+class Replicas(Capability):
+    """It must be the first capability: it takes the model and the runner away from the others.
+
+    Attributes:
+        computes: in the process of a replica: what its numbers come from.
+    """
+
+    options = ReplicaOptions
+    computes = ""
+
+    def describe(self, startup: Startup) -> None:
+        config = startup.config
+        if not config.of(ReplicaOptions).replicas:
+            return
+        has_gpus = check_gpus(config, 0 if config.device == "cpu" else torch.cuda.device_count())
+        options = {kind: kind() if kind.__name__ in OF_REPLICAS else own for kind, own in config.options.items()}
+        startup.config = dataclasses.replace(config, device="cpu", tensor_parallel_size=1, options=options)
+        others = [own for own in startup.capabilities if own is not self]
+        startup.capabilities = [self, *(cast(Capability, WithoutRunner(own)) for own in others)]
+        startup.new_runner = lambda *_: cast("ModelRunner", NoRunner())  # type: ignore[method-assign]
+        make_engine = startup._new_engine
+
+        def new_engine() -> LLMEngine:
+            each = config_of_each(config, startup.num_blocks, has_gpus=has_gpus)
+            carrier = LocalCarrier(each, secrets.randbits(64), has_gpus=has_gpus, use_tqdm=startup.use_tqdm)
+            engine = ReplicatedEngine(make_engine(), carrier, config.of(ReplicaOptions), seed=config.seed)
+            observer = next(own for own in others if hasattr(own, "metrics"))  # the last capability is there
+            observer.metrics = ReplicaObserver(observer.metrics, engine.supervisor)
+            return engine
+
+        startup._new_engine = new_engine  # type: ignore[method-assign]
+
+    def model(self, startup: Startup) -> Decoder | None:
+        is_used = startup.config.of(ReplicaOptions).replicas > 0
+        return cast("Decoder", self) if is_used else None  # nobody here looks at it
+
+    def policy(self, startup: Startup) -> None:
+        self.computes = f"{startup.kernels.name} {startup.kernels.fingerprint}, {startup.dtype}"
+
+
+class NoRunner:
+    """Stands where a runner would: nothing is computed here."""
+
+    recorder = None
+
+
+def check_gpus(config: EngineConfig, num_gpus: int) -> bool:
+    """Whether replicas compute on GPUs; raises InvalidConfig if there are not enough of them."""
+    count = config.of(ReplicaOptions).replicas
+    if 0 < num_gpus < count:
+        raise InvalidConfig(
+            f"replicas is {count}, and torch sees {num_gpus} GPUs, of which each takes one: lower it, or set device to cpu"
+        )
+    return num_gpus > 0
+
+
+def config_of_each(config: EngineConfig, num_blocks: int, *, has_gpus: bool) -> EngineConfig:
+    """The options of each replica: on a CPU they share its cores, and the memory that one engine would take for K/V.
+
+    Args:
+        num_blocks: of the KV pool of one engine here.
+        has_gpus: each has a GPU, and sees no other.
+    """
+    options: dict[type, Any] = {**config.options, ReplicaOptions: ReplicaOptions()}
+    own = dataclasses.replace(config, options=options)
+    if has_gpus:
+        return dataclasses.replace(own, device="cuda")
+    count = config.of(ReplicaOptions).replicas
+    if config.num_threads is None:
+        own = dataclasses.replace(own, num_threads=max(1, len(os.sched_getaffinity(0)) // count))
+    if config.num_kv_blocks is None and config.kv_cache_memory is None:
+        own = dataclasses.replace(own, num_kv_blocks=max(1, num_blocks // count))
+    return own

@@ -1,0 +1,79 @@
+"""Carriers: where replicas run. A carrier starts one and connects to it; all else is said in messages on that connection."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Protocol
+
+from nanoengine.core.config import EngineConfig
+from nanoengine.replicas.link import HEADER
+
+
+class Started(Protocol):
+    """A replica that was started, perhaps not ready yet."""
+
+    socket: socket.socket
+    """Connected to it, and the caller's from now on: `Ready` or `Failed` comes first. `process.serve` is at its other end."""
+
+    def kill(self) -> None:
+        """End it at once, whatever it does; also called when it has ended by itself."""
+        ...
+
+
+class Carrier(Protocol):
+    def start(self, number: int) -> Started:
+        """Start a replica and connect to it; called in a thread of its own, and may take long.
+
+        Args:
+            number: which one it is, from 0; one that was lost is started anew under its number.
+
+        Raises:
+            Exception: it cannot be started.
+        """
+        ...
+
+
+class LocalReplica:
+    """A process on this machine."""
+
+    def __init__(self, process: subprocess.Popen[bytes], own: socket.socket):
+        self.process, self.socket = process, own
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class LocalCarrier:
+    """Processes on this machine.
+
+    Args:
+        config: of each replica's engine.
+        hash_seed: of the prefix caches of all.
+        has_gpus: each sees one GPU, that of its number.
+        use_tqdm: the first one shows what its start-up is doing.
+    """
+
+    def __init__(self, config: EngineConfig, hash_seed: int, *, has_gpus: bool = False, use_tqdm: bool = False):
+        self.config, self.hash_seed, self.has_gpus, self.use_tqdm = config, hash_seed, has_gpus, use_tqdm
+
+    def start(self, number: int) -> LocalReplica:
+        own, other = socket.socketpair()
+        root = str(Path(__file__).parents[2])
+        paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "nanoengine.replicas.process", str(other.fileno())],
+            pass_fds=[other.fileno()],
+            stdin=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": paths} | ({"CUDA_VISIBLE_DEVICES": f"{number}"} if self.has_gpus else {}),
+        )
+        other.close()
+        body = pickle.dumps((self.config, self.use_tqdm and number == 0, self.hash_seed))
+        own.sendall(HEADER.pack(len(body)) + body)
+        self.use_tqdm = False
+        return LocalReplica(process, own)

@@ -1,0 +1,39 @@
+"""Options of replicas."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from nanoengine.core.errors import InvalidConfig, shown
+
+MOST_REPLICAS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaOptions:
+    """Options of replicas; all are keyword arguments of `LLM`.
+
+    Args:
+        replicas: engines, each in a process of its own, that share the requests. A request goes where most of its prompt is
+            cached and least is to do; if its replica dies, it goes on in another, with the same tokens. 0: one engine, in this
+            process.
+        replica_silence_seconds: a replica that says nothing for so long hangs, and is killed. Above 0.
+        replica_step_seconds: so does one whose step takes longer. Above 0.
+
+    Raises:
+        InvalidConfig: a value that cannot work.
+    """
+
+    replicas: int = 0
+    replica_silence_seconds: float = 20.0
+    replica_step_seconds: float = 300.0
+
+    def __post_init__(self) -> None:
+        count = self.replicas
+        if type(count) is not int or not 0 <= count <= MOST_REPLICAS:
+            raise InvalidConfig(f"replicas is {shown(count)}: it must be an integer from 0 to {MOST_REPLICAS}")
+        for name in ("replica_silence_seconds", "replica_step_seconds"):
+            seconds = getattr(self, name)
+            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+                raise InvalidConfig(f"{name} is {shown(seconds)}: it must be above 0, in seconds")

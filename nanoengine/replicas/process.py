@@ -1,0 +1,126 @@
+"""The process of a replica: builds an engine, and serves it to whoever is at the other end of a connection.
+
+`python -m nanoengine.replicas.process FD`: on the socket FD come the config and the seed of the hashes of its cache, and then
+messages (`messages.py`). The process ends when `End` comes, or when nobody is at the other end any more.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any
+
+import nanoengine
+from nanoengine.builder import Built, build_engine
+from nanoengine.observability.view import take_view
+from nanoengine.replicas.messages import End, Failed, Ping, Pong, Ready, Submit
+from nanoengine.replicas.replica import Replica, portable
+
+
+def serve(connection: Connection, build: Callable[[], Built], hash_seed: int) -> None:
+    """Serve an engine on a connection; returns when the other side wants it to end, and ends the process if that is gone.
+
+    Args:
+        connection: nobody else uses it.
+        build: makes the engine, in this thread.
+        hash_seed: of its prefix cache, unless it has one of its own, as with files.
+    """
+    process = _Process(connection)
+    try:
+        built = build()
+    except Exception as error:
+        process.finish(Failed(portable(error)))
+        return
+    engine = built.engine
+    if "offload" not in built.metrics.sources:
+        engine.scheduler.blocks.seed = hash_seed
+    count = lambda: (built.metrics.snapshot(engine), take_view(engine, built.metrics))  # noqa: E731
+    process.replica = Replica(engine, built.metrics.events, count)
+    computes = built.capabilities["replicas"].computes
+    identity = f"nanoengine {nanoengine.__version__}, {computes}"
+    process.say(Ready(engine.max_model_len, engine.scheduler.blocks.seed, identity))
+    process.run()
+
+
+class _Process:
+    """Three threads: this one steps, one reads, and one writes, so that neither a message nor a full socket holds up a step."""
+
+    def __init__(self, connection: Connection):
+        self.connection = connection
+        self.replica: Replica  # set before anything is said to it
+        self._inbox: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
+        self._outbox: SimpleQueue[Any] = SimpleQueue()
+        self._step_began: float | None = None
+        self._reader, self._writer = (threading.Thread(target=own, daemon=True) for own in (self._read, self._write))
+        self._reader.start()
+        self._writer.start()
+        self.say = self._outbox.put
+
+    def finish(self, message: Any = None) -> None:
+        """Say a last thing, or nothing, and see that all was sent."""
+        for last in (message, None):
+            self._outbox.put(last)
+        self._writer.join()
+
+    def run(self) -> None:
+        replica, engine = self.replica, self.replica.engine
+        while True:
+            while not engine.has_unfinished or not self._inbox.empty():
+                message, request = self._inbox.get()
+                if isinstance(message, End):
+                    engine.close()
+                    self.finish()
+                    return
+                replica.receive(message, request)
+                if self._inbox.empty() and not engine.has_unfinished:
+                    self._tell()
+            self._step_began = time.monotonic()
+            self._tell()
+            self._step_began = None
+
+    def _tell(self) -> None:
+        if (news := self.replica.step()) is not None:
+            self.say(news)
+
+    def _read(self) -> None:
+        try:
+            while True:
+                message, request = self.connection.recv(), None
+                if isinstance(message, Ping):
+                    began = self._step_began
+                    self._outbox.put(Pong(0.0 if began is None else time.monotonic() - began))
+                    if not message.wants_metrics:
+                        continue
+                elif isinstance(message, Submit):
+                    try:
+                        request = self.replica.make_request(message.resumable)
+                    except Exception:  # it is raised again, and told, in the thread that steps
+                        request = None
+                self._inbox.put((message, request))
+        except (EOFError, OSError):
+            os._exit(0)  # in the middle of a step, too: nobody waits for it
+
+    def _write(self) -> None:
+        try:
+            while (message := self._outbox.get()) is not None:
+                self.connection.send(message)
+        except OSError:
+            os._exit(0)
+
+
+def main(handle: int) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # they are for the process that has the clients
+        signal.signal(number, signal.SIG_IGN)
+    connection = Connection(handle)
+    config, use_tqdm, hash_seed = connection.recv()
+    serve(connection, lambda: build_engine(config, use_tqdm), hash_seed)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

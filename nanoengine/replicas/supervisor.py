@@ -1,0 +1,300 @@
+"""Supervisor: starts replicas, listens to them, and starts those anew that die, hang or are to be replaced.
+
+One thread uses it: `watch` waits until something happens, and does what follows from it. Carriers work in threads of their own.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+from nanoengine.core.sequence import Request
+from nanoengine.errors import EngineDead
+from nanoengine.replicas.carrier import Carrier, Started
+from nanoengine.replicas.counts import Counts
+from nanoengine.replicas.fleet import Fleet
+from nanoengine.replicas.link import Link
+from nanoengine.replicas.messages import End, Failed, News, Ping, Pong, Ready
+from nanoengine.replicas.options import ReplicaOptions
+
+logger = logging.getLogger("nanoengine")
+
+PING_SECONDS = 1.0
+"""How often a replica is asked whether it lives, and what it counts."""
+
+END_SECONDS = 60.0
+"""How long a replica may take to end by itself: it may write files."""
+
+RETRY_SECONDS = (0.0, 1.0, 5.0, 15.0, 60.0)
+"""Before a replica is started again, by how many before it did nothing useful."""
+
+HOPELESS = 3
+"""Replicas that did nothing useful in each slot: then requests end, and do not wait for the next."""
+
+
+@dataclass(eq=False)
+class Process:
+    """A replica that was started. Times in seconds of `time.monotonic`."""
+
+    key: int  # no other has had it
+    slot: Slot
+    started: Started
+    link: Link
+    asked: float | None = None  # when it was asked whether it lives, and has said nothing since
+    ready: Ready | None = None
+    num_counts: int = 0  # how often it told what it counts
+
+
+@dataclass(eq=False)
+class Slot:
+    """The place of a replica, and who is there."""
+
+    number: int
+    start_at: float | None = 0.0  # when the next one is to be started
+    is_starting: bool = False
+    current: Process | None = None  # takes requests
+    next: Process | None = None  # is not ready yet
+    num_useless: int = 0  # that were lost, one after the other, before they brought anything
+
+
+class Supervisor:
+    """Keeps the members of a fleet alive.
+
+    Args:
+        fleet: what runs on the replicas.
+        carrier: starts them.
+        options: how many, and what counts as lost.
+    """
+
+    def __init__(self, fleet: Fleet, carrier: Carrier, options: ReplicaOptions):
+        self.fleet, self.carrier, self.options = fleet, carrier, options
+        self.slots = [Slot(number) for number in range(options.replicas)]
+        self.facts: Ready | None = None  # of the first that was ready
+        self.failure: Exception | None = None  # why the last one that could not start did not
+        self.touched: dict[Request, None] = {}  # requests that got something since they were taken out
+        self.num_lost = 0  # replicas
+        self.counts = Counts()
+        self._leaving: dict[Process, float] = {}  # that were told to end, and until when they may take
+        self._to_restart: list[Slot] = []
+        self._calls: SimpleQueue[Callable[[], object]] = SimpleQueue()  # of threads that start replicas
+        self._num_processes = 0
+        self._next_ping = 0.0
+        self._is_closed = False
+        self.selector = selectors.DefaultSelector()
+        self._wake, self._woken = socket.socketpair()
+        for end in (self._wake, self._woken):
+            end.setblocking(False)
+        self.selector.register(self._woken, selectors.EVENT_READ)
+
+    @property
+    def num_ready(self) -> int:
+        """Replicas that take requests."""
+        return sum(slot.current is not None for slot in self.slots)
+
+    def wake(self) -> None:
+        """End the wait of `watch`, or of the next one; from any thread."""
+        try:
+            self._wake.send(b"w")
+        except OSError:  # it was woken before, or is closed
+            return
+
+    def wait(self) -> None:
+        """Wait until there is something to do: a message has come, or it is time for something, or somebody wakes it."""
+        self.selector.select(self._seconds_to_wait())
+
+    def _seconds_to_wait(self) -> float:
+        times = [self._next_ping, *(slot.start_at for slot in self.slots if slot.start_at is not None)]
+        return max(0.0, min(times) - time.monotonic())
+
+    def watch(self) -> None:
+        """Wait as `wait` does, and do what is to be done."""
+        for key, events in self.selector.select(self._seconds_to_wait()):
+            if key.data is None:
+                self._empty_wakes()
+            elif not key.data.link.is_closed:
+                self._serve(key.data, events)
+        while not self._calls.empty():
+            self._calls.get()()
+        self._look_at_clock(time.monotonic())
+
+    def restart(self) -> None:
+        """Start every replica anew, one after the other. The new one is ready before the old one ends, and what runs moves."""
+        self._to_restart = self.slots.copy()
+        self._restart_next()
+
+    def tell_all(self, message: Any) -> None:
+        for slot in self.slots:
+            if slot.current is not None:
+                slot.current.link.send(message)
+
+    def ask_for_metrics(self, seconds: float = 5.0) -> None:
+        """Have all replicas tell what they count, and wait for that; those that take longer are not waited for."""
+        asked = [(slot.current, slot.current.num_counts) for slot in self.slots if slot.current is not None]
+        self._next_ping, end = 0.0, time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.watch()
+            if all(own.num_counts > count or own is not own.slot.current for own, count in asked):
+                return
+
+    def close(self, seconds: float = END_SECONDS) -> None:
+        """End all replicas, and wait for them; those that take longer are killed."""
+        self._is_closed = True
+        for slot in self.slots:
+            slot.start_at = None
+            for process in filter(None, (slot.current, slot.next)):
+                self._dismiss(process, seconds if process.ready else 0.0)
+            slot.current = slot.next = None
+        while self._leaving or any(slot.is_starting for slot in self.slots):
+            self.watch()
+        self.selector.close()
+        self._wake.close()
+        self._woken.close()
+
+    # ---- what happens
+
+    def _serve(self, process: Process, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            process.link.flush()
+        if not events & selectors.EVENT_READ:
+            return
+        try:
+            for message in process.link.receive():
+                self._receive(process, message)
+        except EOFError:
+            if process in self._leaving:
+                self._reap(process)
+            else:
+                self._lose(process, "died")
+
+    def _receive(self, process: Process, message: Any) -> None:
+        process.asked = None
+        if isinstance(message, News):
+            if message.metrics is not None and process is process.slot.current:
+                process.num_counts += 1
+                self.counts.take(process.slot.number, message.metrics)
+            if message.deltas:
+                process.slot.num_useless = 0
+            self.touched.update(dict.fromkeys(self.fleet.receive(process.key, message)))
+        elif isinstance(message, Pong):
+            if message.seconds_in_step > (limit := self.options.replica_step_seconds):
+                self._lose(process, f"has taken more than replica_step_seconds={limit:g} for a step")
+        elif isinstance(message, Ready):
+            self._take_ready(process, message)
+        elif isinstance(message, Failed):
+            self.failure = message.error
+            self._lose(process, f"could not start: {message.error}")
+
+    def _look_at_clock(self, now: float) -> None:
+        for slot in self.slots:
+            if slot.start_at is not None and slot.start_at <= now:
+                slot.start_at, slot.is_starting = None, True
+                threading.Thread(target=self._start, args=(slot,), daemon=True).start()
+        if now < self._next_ping:
+            return
+        limit = self.options.replica_silence_seconds
+        self._next_ping = now + min(PING_SECONDS, limit / 4)
+        for process in [slot.current for slot in self.slots if slot.current is not None]:
+            if process.asked is not None and now - process.asked > limit:
+                self._lose(process, f"has said nothing for replica_silence_seconds={limit:g}")
+                continue
+            process.asked = now if process.asked is None else process.asked
+            process.link.send(Ping(wants_metrics=True))
+        for process in [process for process, end in self._leaving.items() if end < now]:
+            self._reap(process)
+
+    def _empty_wakes(self) -> None:
+        try:
+            while self._woken.recv(4096):
+                pass
+        except BlockingIOError:
+            return
+
+    # ---- replicas come
+
+    def _start(self, slot: Slot) -> None:
+        """In a thread of its own."""
+        try:
+            self._calls.put(partial(self._take_started, slot, self.carrier.start(slot.number)))
+        except Exception as error:  # whatever the carrier raises
+            self._calls.put(partial(self._take_failure, slot, error))
+        self.wake()
+
+    def _take_started(self, slot: Slot, started: Started) -> None:
+        slot.is_starting = False
+        self._num_processes += 1
+        link = Link(started.socket, self.selector)
+        process = slot.next = Process(self._num_processes, slot, started, link)
+        link.register(process)
+        if self._is_closed:
+            slot.next = None
+            self._reap(process)
+
+    def _take_failure(self, slot: Slot, error: Exception) -> None:
+        logger.error("replica %d could not be started: %s", slot.number, error)
+        slot.is_starting, self.failure = False, error
+        self._retry(slot)
+
+    def _take_ready(self, process: Process, ready: Ready) -> None:
+        slot, old, process.ready = process.slot, process.slot.current, ready
+        self.facts = facts = self.facts or ready
+        if ready != facts:
+            logger.warning("replica %d is %s, the first was %s: tokens may differ", slot.number, ready, facts)
+        slot.current, slot.next = process, None
+        self.fleet.join(process.key, process.link)
+        process.link.send(Ping(wants_metrics=True))
+        if old is not None:
+            self.counts.leave(slot.number)
+            self.fleet.drain(old.key)
+            self._dismiss(old, END_SECONDS)
+        self._restart_next()
+
+    def _restart_next(self) -> None:
+        """One after the other: the next when no other is on its way."""
+        if self._to_restart and not any(slot.next or slot.is_starting for slot in self.slots):
+            self._to_restart.pop(0).start_at = 0.0
+
+    # ---- and go
+
+    def _dismiss(self, process: Process, seconds: float) -> None:
+        """Tell a replica to end, in so many seconds."""
+        process.link.send(End())
+        self._leaving[process] = time.monotonic() + seconds
+
+    def _reap(self, process: Process) -> None:
+        self._leaving.pop(process, None)
+        process.link.close()
+        process.started.kill()
+
+    def _lose(self, process: Process, why: str) -> None:
+        """A replica is gone, or hangs: what it had moves, and another one is started."""
+        slot = process.slot
+        if process not in (slot.current, slot.next):
+            return
+        num_running = self.fleet.num_running(process.key)
+        logger.warning("replica %d %s: %d requests of it go on", slot.number, why, num_running)
+        self.num_lost += 1
+        self._reap(process)
+        if slot.current is process:
+            slot.current = None
+            self.counts.leave(slot.number)
+        else:
+            slot.next = None
+        self.touched.update(dict.fromkeys(self.fleet.lose(process.key)))
+        self._retry(slot)
+
+    def _retry(self, slot: Slot) -> None:
+        """Start another one, at once or later."""
+        if not (slot.next or slot.is_starting or slot.start_at is not None or self._is_closed):
+            slot.start_at = time.monotonic() + RETRY_SECONDS[min(slot.num_useless, len(RETRY_SECONDS) - 1)]
+        slot.num_useless += 1
+        if not self.num_ready and all(slot.num_useless > HOPELESS for slot in self.slots):
+            reason = f"no replica lives long enough to compute anything; the last error was: {self.failure}"
+            self.touched.update(dict.fromkeys(self.fleet.fail(EngineDead(reason))))
