@@ -94,7 +94,8 @@ class LLM(CoreLLM):
 
     def _adapt(self, requests: Sequence[Request], wanted: LoRARequest | Sequence[LoRARequest | None] | None) -> None:
         """Give requests that were made their adapters."""
-        if wanted is not None:
+        if any(wanted) if isinstance(wanted, Sequence) else wanted is not None:
+            assert wanted is not None
             self._adapters().use_each(requests, wanted)
 
     def chat(

@@ -56,6 +56,7 @@ class Adapters(PolicyPart):
             InvalidRequest: there are too many, or their weights are too large.
             ModelNotFound, UnsupportedModel, InvalidWeights: see `read_adapter`.
         """
+        LoRARequest(name, 1, path)  # are they a name and a path?
         limits = {"max_rank": self.options.max_lora_rank, "max_bytes": self.options.max_lora_bytes}
         found = read_adapter(name, path, self.shapes, **limits)
         with self._lock:
@@ -141,6 +142,9 @@ class Adapters(PolicyPart):
                 self.use(request, found[own])
 
     # ---- while the scheduler makes a step
+
+    def wants_step(self) -> bool:
+        return self._may_drop and bool(self._slots)
 
     def complete(self, step: Step) -> None:
         orders = Orders()

@@ -55,6 +55,8 @@ class LoRA(Capability):
             assert isinstance(config, ModelConfig)
             shapes = {name: (place.count, place.inputs) for name, place in find_places(config).items()}
             self.adapters = Adapters(own, shapes)
+            for name, _, path in (module.partition("=") for module in own.lora_modules or ()):
+                self.adapters.load(name, path, replaces=False)
             startup.parts.append(self.adapters)
 
     def describe_itself(self, startup: Startup) -> str | None:

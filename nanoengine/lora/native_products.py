@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.core.kernels import Weight
-from nanoengine.kernels.addresses import DTYPES, address
+from nanoengine.kernels.addresses import DTYPES, address, address_of_floats
 from nanoengine.kernels.gates import ACTIVATIONS
 from nanoengine.kernels.native_kernels import NativeKernels
 from nanoengine.kernels.native_weights import NativeWeight
@@ -22,8 +22,8 @@ from nanoengine.lora.adapter import Adapter
 from nanoengine.lora.places import Place
 from nanoengine.lora.products import Group, Piece, Products, pieces_of
 
-WIDTH = 16
-"""Outputs of B that lie together, and what a row of A is filled up to (GROUP in product.h)."""
+INPUTS, OUTPUTS = 32, 16
+"""What a row of A is filled up to, and outputs of B that lie together (A_GROUP in lora.cpp, GROUP in product.h)."""
 
 PIECE = struct.Struct("=qqqqqqd")
 """As lora.cpp has it."""
@@ -82,26 +82,53 @@ class NativeProducts(Products):
             self._rows[at : at + len(rows)] = rows
             at += len(rows)
 
+    # ---- in place of the kernels' own
+
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
         if not self.is_changed(weight):
             return self._plain[0](x, weight, bias)
-        x = x.contiguous()
-        sums = self.kernels.logits(x, weight)
-        out = torch.empty(sums.shape, dtype=x.dtype)
-        given = x.data_ptr(), sums.data_ptr(), address(bias), out.data_ptr()
-        self.kernels.c.adapted_linear(DTYPES[x.dtype], *given, *self._shape_and_step(x, weight))
-        return out
+        return self._linear(x, None, None, 0.0, weight, bias)
 
     def gated_linear(self, x: Tensor, weight: Weight, activation: str = "silu") -> Tensor:
         if not self.is_changed(weight):
             return self._plain[1](x, weight, activation)
+        return self._gated_linear(x, None, None, 0.0, weight, activation)
+
+    def norm_linear(
+        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        if not self.is_changed(weight):
+            return self._plain[2](x, residual, norm, eps, weight, bias)
+        return self._linear(x, residual, norm, eps, weight, bias), x if residual is None else residual
+
+    def norm_gated_linear(
+        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, activation: str = "silu"
+    ) -> tuple[Tensor, Tensor]:
+        if not self.is_changed(weight):
+            return self._plain[3](x, residual, norm, eps, weight, activation)
+        return self._gated_linear(x, residual, norm, eps, weight, activation), x if residual is None else residual
+
+    def _linear(
+        self, x: Tensor, residual: Tensor | None, norm: Tensor | None, eps: float, weight: Weight, bias: Tensor | None
+    ) -> Tensor:
+        x = x.contiguous()
+        sums = self.kernels._product(x, residual, norm, eps, weight, None, torch.float32)
+        out = torch.empty(sums.shape, dtype=x.dtype)
+        given = x.data_ptr(), address(residual), address_of_floats(norm), eps, sums.data_ptr()
+        places = address(bias), out.data_ptr(), *self._shape_and_step(x, weight)
+        self.kernels.c.adapted_linear(DTYPES[x.dtype], *given, *places)
+        return out
+
+    def _gated_linear(
+        self, x: Tensor, residual: Tensor | None, norm: Tensor | None, eps: float, weight: Weight, activation: str
+    ) -> Tensor:
         assert isinstance(weight, NativeWeight)
         x = x.contiguous()
-        sums = self.kernels.logits(x, weight)
+        sums = self.kernels._product(x, residual, norm, eps, weight, None, torch.float32)
         out = torch.empty(len(x), weight.shape[0] // 2, dtype=x.dtype)
         kinds = DTYPES[x.dtype], ACTIVATIONS.index(activation), not weight.halves_match
-        given = x.data_ptr(), sums.data_ptr(), out.data_ptr()
-        self.kernels.c.adapted_gated_linear(*kinds, *given, *self._shape_and_step(x, weight))
+        given = x.data_ptr(), address(residual), address_of_floats(norm), eps, sums.data_ptr()
+        self.kernels.c.adapted_gated_linear(*kinds, *given, out.data_ptr(), *self._shape_and_step(x, weight))
         return out
 
     def _shape_and_step(self, x: Tensor, weight: Weight) -> tuple[int, ...]:
@@ -111,11 +138,11 @@ class NativeProducts(Products):
 
 
 def _rows_of_a(piece: Piece) -> Tensor:
-    """[rank, inputs, to whole groups]; what is missing is 0."""
-    return torch.nn.functional.pad(piece.a, (0, -piece.a.shape[1] % WIDTH)).contiguous()
+    """[rank, inputs, to a multiple of INPUTS]; what is missing is 0."""
+    return torch.nn.functional.pad(piece.a, (0, -piece.a.shape[1] % INPUTS)).contiguous()
 
 
 def _groups_of_b(piece: Piece) -> Tensor:
-    """[groups of outputs, rank, WIDTH]; outputs that are missing in the last group are 0."""
-    padded = torch.nn.functional.pad(piece.b, (0, 0, 0, -len(piece.b) % WIDTH))
-    return padded.view(-1, WIDTH, padded.shape[1]).transpose(1, 2).contiguous()
+    """[groups of outputs, rank, OUTPUTS]; outputs that are missing in the last group are 0."""
+    padded = torch.nn.functional.pad(piece.b, (0, 0, 0, -len(piece.b) % OUTPUTS))
+    return padded.view(-1, OUTPUTS, padded.shape[1]).transpose(1, 2).contiguous()

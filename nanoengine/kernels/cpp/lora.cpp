@@ -13,7 +13,7 @@ namespace {
 // A and B of one projection: outputs [first, first + count) of the layer. Both are in numbers of as many bits as `bits` says.
 struct Piece {
     int64_t first, count, rank, bits;
-    const void *a, *b;  // a [rank][inputs, to whole groups]; b [groups of outputs][rank][GROUP]: what is missing of a group is 0
+    const void *a, *b;  // a [rank][inputs, to a multiple of A_GROUP]; b [groups of outputs][rank][GROUP]: what is missing is 0
     double scale;
 };
 
@@ -36,148 +36,223 @@ struct Step {
     const Group& group(size_t i) const { return reinterpret_cast<const Group*>(this + 1)[i]; }
 };
 
-// A piece of work: some rows, and some ranks (of A) or groups of outputs (of B).
+// A piece of work on A: some of the step's rows, and some ranks.
 struct Unit {
     const Piece* piece;
-    float* inner;  // of the first of these rows: A x, [row][rank]
-    const int64_t* rows;
-    size_t count, first, last;
+    float* inner;  // of the first of these rows: scale * A x, [row][rank]
+    size_t row, count, first, last;
 };
 
-constexpr size_t ROWS_OF_A_UNIT = 32, RANKS = 8, ROWS_OF_B_UNIT = 64, GROUPS_OF_B_UNIT = 32;
+// Rows with the same adapter and one of its pieces.
+struct Addition {
+    const Piece* piece;
+    const float* inner;  // [row][rank]
+    const int64_t* rows;
+    size_t count;
+};
+
+constexpr size_t A_GROUP = 32;  // inputs
+constexpr size_t ROWS_OF_A_UNIT = 32, RANKS = 8, OUTPUTS_AT_ONCE = 64;
+
+// The sum of products of some lanes.
+template <class T, class W> struct Lanes {
+    static constexpr size_t COUNT = LANES;
+    typedef Floats Values;
+    static INLINE Values read(const T* from) { return load_floats(from); }
+    static INLINE Values read_weights(const W* from) { return load_floats(from); }
+    static INLINE Floats add(Values x, Values a, Floats sum) { return multiply_add(x, a, sum); }
+};
+
+#if defined(__AVX512BF16__)
+template <> struct Lanes<bf16, bf16> {  // pairs, as in other products of this CPU
+    static constexpr size_t COUNT = 2 * LANES;
+    typedef Dwords Values;
+    static INLINE Values read(const bf16* from) { return load<Dwords>(from); }
+    static INLINE Values read_weights(const bf16* from) { return load<Dwords>(from); }
+    static INLINE Floats add(Values x, Values a, Floats sum) {
+        return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)x, (__m512bh)a);
+    }
+};
+#endif
 
 // inner[m][r] = scale * (A x)[r] of M rows and R ranks.
 template <int M, int R, class T, class W>
-INLINE void shrink(const T* const (&x)[M], const W* a, size_t inputs, float scale, float* inner, size_t stride) {
-    const size_t a_stride = round_up(inputs, GROUP), whole = inputs / LANES * LANES;
+INLINE void shrink(const T* const (&x)[M], const W* a, size_t a_stride, size_t inputs, float scale, float* inner, size_t stride) {
+    typedef Lanes<T, W> L;
+    const size_t whole = inputs / L::COUNT * L::COUNT;
     Floats sums[M][R] = {};
-    auto add = [&](auto load_x, size_t i) {
-        Floats xs[M];
+    auto add = [&](auto read, size_t i) {
+        typename L::Values xs[M];
 #pragma GCC unroll 8
-        for (int m = 0; m < M; m++) xs[m] = load_x(m);
+        for (int m = 0; m < M; m++) xs[m] = read(m);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
-            const Floats row = load_floats(a + r * a_stride + i);
+            const auto row = L::read_weights(a + r * a_stride + i);
 #pragma GCC unroll 8
-            for (int m = 0; m < M; m++) sums[m][r] = multiply_add(xs[m], row, sums[m][r]);
+            for (int m = 0; m < M; m++) sums[m][r] = L::add(xs[m], row, sums[m][r]);
         }
     };
-    for (size_t i = 0; i < whole; i += LANES) add([&](int m) { return load_floats(x[m] + i); }, i);
-    if (whole < inputs)
+    for (size_t i = 0; i < whole; i += L::COUNT) add([&](int m) { return L::read(x[m] + i); }, i);
+    if (whole < inputs) {
+        std::vector<T> end(L::COUNT);
         add([&](int m) {
-            T end[LANES] = {};
-            std::copy(x[m] + whole, x[m] + inputs, end);
-            return load_floats(end);
+            std::copy(x[m] + whole, x[m] + inputs, end.data());
+            return L::read(end.data());
         }, whole);
+    }
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) inner[m * stride + r] = sum(sums[m][r]) * scale;
 }
 
-template <class T, class W> NOINLINE void shrink_unit(const Unit& unit, const T* x, size_t inputs) {
-    const size_t a_stride = round_up(inputs, GROUP), stride = unit.piece->rank;
+// The same for rows m.. of a unit and all of its ranks.
+template <int M, int R, class T, class W, class RowOf> NOINLINE void shrink_rows(const Unit& unit, size_t m, size_t inputs, RowOf row_of) {
+    const size_t a_stride = round_up(inputs, A_GROUP), stride = unit.piece->rank;
     const W* a = (const W*)unit.piece->a;
     const float scale = (float)unit.piece->scale;
-    size_t m = 0;
-    for (; m + 4 <= unit.count; m += 4) {
-        const T* rows[4];
-        for (int i = 0; i < 4; i++) rows[i] = x + unit.rows[m + i] * inputs;
-        float* inner = unit.inner + m * stride;
-        size_t r = unit.first;
-        for (; r + 4 <= unit.last; r += 4) shrink<4, 4>(rows, a + r * a_stride, inputs, scale, inner + r, stride);
-        for (; r < unit.last; r++) shrink<4, 1>(rows, a + r * a_stride, inputs, scale, inner + r, stride);
-    }
-    for (; m < unit.count; m++) {
-        const T* rows[1] = {x + unit.rows[m] * inputs};
-        float* inner = unit.inner + m * stride;
-        size_t r = unit.first;
-        for (; r + 8 <= unit.last; r += 8) shrink<1, 8>(rows, a + r * a_stride, inputs, scale, inner + r, stride);
-        for (; r < unit.last; r++) shrink<1, 1>(rows, a + r * a_stride, inputs, scale, inner + r, stride);
-    }
+    const T* x[M];
+    for (int i = 0; i < M; i++) x[i] = row_of(unit.row + m + i);
+    float* inner = unit.inner + m * stride;
+    size_t r = unit.first;
+    for (; r + R <= unit.last; r += R) shrink<M, R>(x, a + r * a_stride, a_stride, inputs, scale, inner + r, stride);
+    for (; r < unit.last; r++) shrink<M, 1>(x, a + r * a_stride, a_stride, inputs, scale, inner + r, stride);
 }
 
-// out[m][0 .. columns) += inner[m] B of M rows and a group of outputs.
+template <class T, class W, class RowOf> void shrink_unit(const Unit& unit, size_t inputs, RowOf row_of) {
+    constexpr int M = REGISTERS == 32 ? 4 : 2;
+    size_t m = 0;
+    for (; m + M <= unit.count; m += M) shrink_rows<M, 4, T, W>(unit, m, inputs, row_of);
+    for (; m < unit.count; m++) shrink_rows<1, 8, T, W>(unit, m, inputs, row_of);
+}
+
+// out[m][first .. last) += inner[m] B of M rows and a group of outputs.
 template <int M, class W>
-INLINE void expand(const float* const (&inner)[M], const W* b, size_t rank, float* const (&out)[M], size_t columns) {
+INLINE void expand(const float* const (&inner)[M], const W* b, size_t rank, float* const (&out)[M], size_t first, size_t last) {
     constexpr int VECTORS = GROUP / LANES;
     Floats sums[M][VECTORS] = {};
     for (size_t r = 0; r < rank; r++)
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; v++) {
             const Floats row = load_floats(b + r * GROUP + v * LANES);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int m = 0; m < M; m++) sums[m][v] = multiply_add(row, splat(inner[m][r]), sums[m][v]);
         }
-    for (int m = 0; m < M; m++) {
-        float own[GROUP] = {};
-        float* to = columns == GROUP ? out[m] : own;
-        if (to == own) std::copy_n(out[m], columns, own);
-        for (int v = 0; v < VECTORS; v++) store(to + v * LANES, load<Floats>(to + v * LANES) + sums[m][v]);
-        if (to == own) std::copy_n(own, columns, out[m]);
+    if (last - first == GROUP) {
+#pragma GCC unroll 8
+        for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; v++) store(out[m] + v * LANES, load<Floats>(out[m] + v * LANES) + sums[m][v]);
+        return;
+    }
+    std::vector<float> own(M * GROUP);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) store(own.data() + m * GROUP + v * LANES, sums[m][v]);
+    for (int m = 0; m < M; m++)
+        for (size_t i = first; i < last; i++) out[m][i] += own[m * GROUP + i];
+}
+
+// sums [rows][outputs] += what an addition adds to the outputs [from, to).
+template <int M, class W> NOINLINE void expand_rows(const Addition& own, size_t m, float* sums, size_t outputs, size_t from, size_t to) {
+    const size_t first = own.piece->first, rank = own.piece->rank;
+    const float* inner[M];
+    float* out[M];
+    for (size_t group = (from - first) / GROUP; first + group * GROUP < to; group++) {
+        const size_t start = first + group * GROUP;
+        for (int i = 0; i < M; i++) inner[i] = own.inner + (m + i) * rank, out[i] = sums + own.rows[m + i] * outputs + start;
+        expand<M>(inner, (const W*)own.piece->b + group * rank * GROUP, rank, out, std::max(from, start) - start,
+                  std::min(to, start + GROUP) - start);
     }
 }
 
-template <class W> NOINLINE void expand_unit(const Unit& unit, float* sums, size_t outputs) {
-    const Piece& piece = *unit.piece;
-    const size_t rank = piece.rank;
-    const auto some = [&]<int M>(size_t m) {
-        for (size_t group = unit.first; group < unit.last; group++) {
-            const float* inner[M];
-            float* out[M];
-            for (int i = 0; i < M; i++) {
-                inner[i] = unit.inner + (m + i) * rank;
-                out[i] = sums + unit.rows[m + i] * outputs + piece.first + group * GROUP;
-            }
-            expand<M>(inner, (const W*)piece.b + group * rank * GROUP, rank, out, std::min<size_t>(GROUP, piece.count - group * GROUP));
-        }
-    };
+template <class W> void expand_to(const Addition& own, float* sums, size_t outputs, size_t from, size_t to) {
+    constexpr int M = LANES == 16 ? 8 : LANES == 8 || REGISTERS == 32 ? 4 : 2;
     size_t m = 0;
-    for (; m + 4 <= unit.count; m += 4) some.template operator()<4>(m);
-    for (; m < unit.count; m++) some.template operator()<1>(m);
+    for (; m + M <= own.count; m += M) expand_rows<M, W>(own, m, sums, outputs, from, to);
+    for (; m < own.count; m++) expand_rows<1, W>(own, m, sums, outputs, from, to);
 }
 
-// sums [rows][outputs] += what the adapters add; then finish(row) for all rows.
-template <class T, class Finish>
-void add_adapters(const T* x, float* sums, size_t num_rows, size_t inputs, size_t outputs, const Step& step, const int64_t* rows,
-                  const Adapter* const* adapters, Finish finish) {
-    std::vector<Unit> of_a, of_b;
-    size_t size = 0;
-    const auto each = [&](auto use) {
+// What a layer was given, and its product with the weights.
+template <class T> struct Given {
+    const T *x, *residual;  // [rows][inputs]; the residual is the sum already, if there is one (else null)
+    const float* norm;      // [inputs]: the layer computes with the norm of that; null: with x itself
+    float eps;
+    float* sums;  // [rows][outputs]
+    size_t rows, inputs, outputs;
+};
+
+// The adapters of a step, on one layer.
+template <class T> struct Layer {
+    Given<T> given;
+    const int64_t* rows;  // of the step
+    size_t num_rows = 0;
+    std::vector<Unit> units;
+    std::vector<Addition> additions;
+    std::unique_ptr<float[]> inner;
+    std::unique_ptr<T[]> normed;  // of these rows
+
+    Layer(const Given<T>& given, const Step& step, const int64_t* rows, const Adapter* const* adapters) : given(given), rows(rows) {
+        size_t size = 0;
         for (int64_t i = 0; i < step.num_groups; i++) {
             const Group& group = step.group(i);
             const Adapter* adapter = adapters[group.adapter];
-            for (int64_t p = 0; adapter && p < adapter->num_pieces; p++) use(group, adapter->piece(p));
+            num_rows += group.count;
+            for (int64_t p = 0; adapter && p < adapter->num_pieces; p++) {
+                additions.push_back({&adapter->piece(p), nullptr, rows + group.first, (size_t)group.count});
+                size += group.count * adapter->piece(p).rank;
+            }
         }
-    };
-    each([&](const Group& group, const Piece& piece) { size += group.count * piece.rank; });
-    const std::unique_ptr<float[]> inner(new float[size]);
-    float* at = inner.get();
-    each([&](const Group& group, const Piece& piece) {
-        const auto cut = [&](std::vector<Unit>& units, size_t most_rows, size_t all, size_t most) {
-            for (size_t m = 0; m < (size_t)group.count; m += most_rows)
-                for (size_t first = 0; first < all; first += most)
-                    units.push_back({&piece, at + m * piece.rank, rows + group.first + m, std::min<size_t>(most_rows, group.count - m), first,
-                                     std::min(first + most, all)});
-        };
-        cut(of_a, ROWS_OF_A_UNIT, piece.rank, RANKS);
-        cut(of_b, ROWS_OF_B_UNIT, round_up(piece.count, GROUP) / GROUP, GROUPS_OF_B_UNIT);
-        at += group.count * piece.rank;
-    });
-    together([&](Member member) {
-        member.share(of_a.size(), [&](size_t i) {
-            if (of_a[i].piece->bits == 16) shrink_unit<T, bf16>(of_a[i], x, inputs);
-            else shrink_unit<T, f32>(of_a[i], x, inputs);
+        inner.reset(new float[size]);
+        if (given.norm) normed.reset(new T[num_rows * given.inputs]);
+        float* at = inner.get();
+        for (Addition& own : additions) {
+            const size_t rank = own.piece->rank;
+            own.inner = at;
+            for (size_t m = 0; m < own.count; m += ROWS_OF_A_UNIT)
+                for (size_t r = 0; r < rank; r += RANKS)
+                    units.push_back({own.piece, at + m * rank, own.rows - rows + m, std::min(ROWS_OF_A_UNIT, own.count - m), r,
+                                     std::min(r + RANKS, rank)});
+            at += own.count * rank;
+        }
+    }
+
+    void normalize(size_t i) const {
+        const size_t size = given.inputs;
+        const T* x = (given.residual ? given.residual : given.x) + rows[i] * size;
+        scale_by(x, inverse_rms<T>(x, nullptr, size, given.eps), given.norm, size, normed.get() + i * size);
+    }
+
+    // Add to the outputs [from, to) of all rows.
+    void add(size_t from, size_t to) const {
+        for (const Addition& own : additions) {
+            const size_t first = std::max<size_t>(from, own.piece->first), last = std::min<size_t>(to, own.piece->first + own.piece->count);
+            if (first >= last) continue;
+            if (own.piece->bits == 16) expand_to<bf16>(own, given.sums, given.outputs, first, last);
+            else expand_to<f32>(own, given.sums, given.outputs, first, last);
+        }
+    }
+
+    // finish(first, last) for some of `columns` at a time, when all of A x is there.
+    template <class Finish> void compute(size_t columns, Finish finish) const {
+        const auto row_of = [&](size_t i) { return normed ? normed.get() + i * given.inputs : given.x + rows[i] * given.inputs; };
+        together([&](Member member) {
+            if (normed) {
+                member.share(num_rows, [&](size_t i) { normalize(i); });
+                member.meet();
+            }
+            member.share(units.size(), [&](size_t i) {
+                if (units[i].piece->bits == 16) shrink_unit<T, bf16>(units[i], given.inputs, row_of);
+                else shrink_unit<T, f32>(units[i], given.inputs, row_of);
+            });
+            member.meet();
+            member.share(round_up(columns, OUTPUTS_AT_ONCE) / OUTPUTS_AT_ONCE, [&](size_t i) {
+                finish(i * OUTPUTS_AT_ONCE, std::min((i + 1) * OUTPUTS_AT_ONCE, columns));
+            });
         });
-        member.meet();
-        member.share(of_b.size(), [&](size_t i) {
-            if (of_b[i].piece->bits == 16) expand_unit<bf16>(of_b[i], sums, outputs);
-            else expand_unit<f32>(of_b[i], sums, outputs);
-        });
-        member.meet();
-        member.share(num_rows, finish);
-    });
-}
+    }
+};
 
 template <class T> void add_bias_and_round(const float* sums, const T* bias, T* out, size_t size) {
     const size_t whole = size / LANES * LANES;
@@ -186,27 +261,21 @@ template <class T> void add_bias_and_round(const float* sums, const T* bias, T* 
     for (size_t i = whole; i < size; i++) from_float(out + i, sums[i] + (bias ? to_float(bias[i]) : 0.0f));
 }
 
-// Some elements of a gate; `rounds`: gates and values are rounded before they meet.
-template <Activation ACTIVATION, class T> INLINE void gate_lanes(const float* gates, const float* ups, bool rounds, T* out) {
-    Floats gate = load<Floats>(gates), up = load<Floats>(ups);
-    if (rounds) {
-        T both[2][LANES];
-        store_floats(both[0], gate);
-        store_floats(both[1], up);
-        gate = load_floats(both[0]), up = load_floats(both[1]);
-    }
-    store_floats(out, gated<ACTIVATION>(gate, up));
+// Values become what T has of them; `out` is room for them.
+template <class T> void round_to(float* values, T* out, size_t size) {
+    copy_elements(values, size, out);
+    copy_elements(out, size, values);
 }
 
-template <Activation ACTIVATION, class T> void gate_row(const float* gates, const float* ups, bool rounds, T* out, size_t size) {
+template <Activation ACTIVATION, class T> void gate_pairs(const float* gates, const float* ups, T* out, size_t size) {
     const size_t whole = size / LANES * LANES;
-    for (size_t i = 0; i < whole; i += LANES) gate_lanes<ACTIVATION>(gates + i, ups + i, rounds, out + i);
+    for (size_t i = 0; i < whole; i += LANES) store_floats(out + i, gated<ACTIVATION>(load<Floats>(gates + i), load<Floats>(ups + i)));
     if (whole == size) return;
     float ends[2][LANES] = {};
     T end[LANES];
     std::copy(gates + whole, gates + size, ends[0]);
     std::copy(ups + whole, ups + size, ends[1]);
-    gate_lanes<ACTIVATION>(ends[0], ends[1], rounds, end);
+    store_floats(end, gated<ACTIVATION>(load<Floats>(ends[0]), load<Floats>(ends[1])));
     std::copy_n(end, size - whole, out + whole);
 }
 
@@ -214,27 +283,42 @@ template <Activation ACTIVATION, class T> void gate_row(const float* gates, cons
 
 extern "C" {
 
-// out [rows][outputs] = sums + what adapters add to some rows + bias (null: none). x [rows][inputs] is what the layer was given, and
-// `sums` its product with the weights, which is overwritten; step_rows are the rows that the groups of the step name, and
+// out [rows][outputs] = sums + what adapters add to some rows + bias (null: none). `sums` is the product of linear() with the same x
+// [rows][inputs], residual and norm, in float32, and is overwritten. step_rows are the rows that the groups of the step name, and
 // adapters[i] is what adapter i does to this layer (null: nothing).
-void adapted_linear(int dtype, const void* x, void* sums, const void* bias, void* out, size_t rows, size_t inputs, size_t outputs,
-                    const Step* step, const int64_t* step_rows, const Adapter* const* adapters) {
+void adapted_linear(int dtype, const void* x, const void* residual, const float* norm, float eps, void* sums, const void* bias, void* out,
+                    size_t rows, size_t inputs, size_t outputs, const Step* step, const int64_t* step_rows,
+                    const Adapter* const* adapters) {
     with_type(dtype, [&]<class T>(T*) {
-        add_adapters((const T*)x, (float*)sums, rows, inputs, outputs, *step, step_rows, adapters, [&](size_t row) {
-            add_bias_and_round((const float*)sums + row * outputs, (const T*)bias, (T*)out + row * outputs, outputs);
+        const Given<T> given{(const T*)x, (const T*)residual, norm, eps, (float*)sums, rows, inputs, outputs};
+        const Layer<T> layer(given, *step, step_rows, adapters);
+        layer.compute(outputs, [&](size_t first, size_t last) {
+            layer.add(first, last);
+            for (size_t row = 0; row < rows; row++)
+                add_bias_and_round(given.sums + row * outputs + first, bias ? (const T*)bias + first : nullptr,
+                                   (T*)out + row * outputs + first, last - first);
         });
     });
 }
 
-// The same with a gate in place of the bias: out [rows][outputs / 2]. rounds: as `linear` and `gate` one after the other.
-void adapted_gated_linear(int dtype, int activation, int rounds, const void* x, void* sums, void* out, size_t rows, size_t inputs,
-                          size_t outputs, const Step* step, const int64_t* step_rows, const Adapter* const* adapters) {
+// The same with a gate in place of the bias: out [rows][outputs / 2]. rounds: gates and values are rounded before they meet.
+void adapted_gated_linear(int dtype, int activation, int rounds, const void* x, const void* residual, const float* norm, float eps,
+                          void* sums, void* out, size_t rows, size_t inputs, size_t outputs, const Step* step, const int64_t* step_rows,
+                          const Adapter* const* adapters) {
     with_type(dtype, [&]<class T>(T*) {
-        const auto function = activation == SILU ? gate_row<SILU, T> : activation == GELU_TANH ? gate_row<GELU_TANH, T> : gate_row<CLAMPED, T>;
+        const auto function = activation == SILU ? gate_pairs<SILU, T> : activation == GELU_TANH ? gate_pairs<GELU_TANH, T> : gate_pairs<CLAMPED, T>;
         const size_t half = outputs / 2;
-        add_adapters((const T*)x, (float*)sums, rows, inputs, outputs, *step, step_rows, adapters, [&](size_t row) {
-            const float* gates = (const float*)sums + row * outputs;
-            function(gates, gates + half, rounds, (T*)out + row * half, half);
+        const Given<T> given{(const T*)x, (const T*)residual, norm, eps, (float*)sums, rows, inputs, outputs};
+        const Layer<T> layer(given, *step, step_rows, adapters);
+        layer.compute(half, [&](size_t first, size_t last) {
+            layer.add(first, last);
+            layer.add(half + first, half + last);
+            for (size_t row = 0; row < rows; row++) {
+                float *gates = given.sums + row * outputs + first, *ups = gates + half;
+                T* to = (T*)out + row * half + first;
+                if (rounds && sizeof(T) < sizeof(float)) round_to(gates, to, last - first), round_to(ups, to, last - first);
+                function(gates, ups, to, last - first);
+            }
         });
     });
 }
