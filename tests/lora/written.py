@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
+
+from nanoengine.lora.adapter import Adapter, Projection
 
 CONFIG: dict[str, Any] = {
     "peft_type": "LORA",
@@ -27,6 +29,7 @@ CONFIG: dict[str, Any] = {
     "rank_pattern": {},
     "alpha_pattern": {},
 }
+DTYPE_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
 
 
@@ -80,8 +83,6 @@ def rank_and_scale(config: Mapping[str, Any], name: str) -> tuple[int, float]:
 
 def merged(folder: Path, adapter: Path) -> Any:
     """The model of transformers whose weights are W + scale * B A."""
-    from safetensors.torch import load_file
-
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tensors = load_file(adapter / "adapter_model.safetensors")
     config = json.loads((adapter / "adapter_config.json").read_text())
@@ -90,3 +91,16 @@ def merged(folder: Path, adapter: Path) -> Any:
             b = tensors[f"base_model.model.{name}.lora_B.weight"]
             module.weight.data += rank_and_scale(config, name)[1] * (b.double() @ a.double()).float()
     return model.eval()
+
+
+def adapter_of(projections: Mapping[str, tuple[Tensor, Tensor, float]], digest: str = "") -> Adapter:
+    """An adapter of these A, B and scales."""
+    content, found = b"?", {}  # numbers in a file are seldom aligned
+    for name, (a, b, scale) in projections.items():
+        start = len(content)
+        content += a.contiguous().view(torch.uint8).numpy().tobytes()
+        middle = len(content)
+        content += b.contiguous().view(torch.uint8).numpy().tobytes()
+        kinds = DTYPE_NAMES[a.dtype], DTYPE_NAMES[b.dtype]
+        found[name] = Projection(len(a), scale, kinds, start, middle)
+    return Adapter("drawn", "nowhere", digest, content, found)
