@@ -119,8 +119,14 @@ class Adapters(PolicyPart):
         return known
 
     def use(self, request: Request, adapter: Adapter) -> None:
-        """Give a request that was made, and not submitted yet, an adapter."""
+        """Give a request that was made, and not submitted yet, an adapter.
+
+        Raises:
+            InvalidRequest: it was unloaded meanwhile, and there are too many others.
+        """
         with self._lock:
+            if reason := self._too_much(self._in_use() | _by_digest((*self.loaded.values(), adapter))):
+                raise InvalidRequest(f"there is no room for the adapter {shown(adapter.name)}: {reason}")
             self._of[request] = adapter
             request.cache_salt += SALT + adapter.digest
 
@@ -131,14 +137,17 @@ class Adapters(PolicyPart):
             InvalidRequest: there are not as many as requests.
             Others: see `find`.
         """
-        each = list(wanted) if isinstance(wanted, Seq) else [wanted] * len(requests)
+        is_list = isinstance(wanted, Seq) and not isinstance(wanted, str)
+        each = list(wanted) if is_list else [wanted] * len(requests)  # type: ignore[arg-type, list-item]
         if len(each) != len(requests):
             raise InvalidRequest(
                 f"lora_request has {len(each)} entries for {len(requests)} prompts: give one, or one for each"
             )
-        found = {own: self.find(own) for own in dict.fromkeys(each) if own is not None}
+        found: dict[LoRARequest, Adapter] = {}  # each is read once
         for request, own in zip(requests, each, strict=True):
             if own is not None:
+                if not isinstance(own, LoRARequest) or own not in found:
+                    found[own] = self.find(own)
                 self.use(request, found[own])
 
     # ---- while the scheduler makes a step
