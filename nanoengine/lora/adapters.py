@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from threading import RLock
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from nanoengine.core.errors import InvalidRequest, shown
@@ -111,7 +112,7 @@ class Adapters(PolicyPart):
             Others: see `load`.
         """
         if not isinstance(wanted, LoRARequest):
-            raise InvalidRequest(f"lora_request is {shown(wanted)}: it must be a LoRARequest")
+            raise InvalidRequest(f"lora_request is {shown(wanted)}: it must be a LoRARequest, or a list of them")
         if wanted.lora_path:
             return self.load(wanted.lora_name, wanted.lora_path, makes_room=True)
         if (known := self.loaded.get(wanted.lora_name)) is None:
@@ -137,18 +138,17 @@ class Adapters(PolicyPart):
             InvalidRequest: there are not as many as requests.
             Others: see `find`.
         """
-        is_list = isinstance(wanted, Seq) and not isinstance(wanted, str)
-        each = list(wanted) if is_list else [wanted] * len(requests)  # type: ignore[arg-type, list-item]
+        each: list[Any] = list(wanted) if isinstance(wanted, list | tuple) else [wanted] * len(requests)
         if len(each) != len(requests):
             raise InvalidRequest(
                 f"lora_request has {len(each)} entries for {len(requests)} prompts: give one, or one for each"
             )
-        found: dict[LoRARequest, Adapter] = {}  # each is read once
+        found: dict[int, Adapter] = {}  # each is read once
         for request, own in zip(requests, each, strict=True):
             if own is not None:
-                if not isinstance(own, LoRARequest) or own not in found:
-                    found[own] = self.find(own)
-                self.use(request, found[own])
+                if id(own) not in found:
+                    found[id(own)] = self.find(own)
+                self.use(request, found[id(own)])
 
     # ---- while the scheduler makes a step
 

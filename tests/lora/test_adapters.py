@@ -335,6 +335,7 @@ def test_limits_are_told_by_their_names(model: Path, adapters: list[LoRARequest]
 def test_mistakes_are_told_before_anything_runs(model: Path, llm: LLM, adapters: list[LoRARequest]) -> None:
     for wanted, message in (
         ("adapter 0", "it must be a LoRARequest"),
+        ([{}], "it must be a LoRARequest"),
         (LoRARequest("unknown"), "no adapter 'unknown' is loaded"),
         ([adapters[0]] * 2, "2 entries for 1 prompts"),
     ):

@@ -9,6 +9,7 @@ from tests.mutation import (
     kernels,
     kv,
     kv_offload,
+    lora,
     models,
     policy,
     pooling,
@@ -40,5 +41,6 @@ ROOMS: dict[str, tuple[Mutant, ...]] = {
     "front": front.MUTANTS,
     "structured": structured.MUTANTS,
     "pooling": pooling.MUTANTS,
+    "lora": lora.MUTANTS,
     "worker": worker.MUTANTS,
 }
