@@ -3,7 +3,8 @@
     python -m benchmarks.lora [--model qwen3-0.6b] [--streams 16] [--rank 16] [--adapters 1 4 16]
 
 Engines without adapters, with `enable_lora` alone, and with so many adapters over the streams are measured in turn; figures are
-medians. Adapters are random, of all linear layers. Decodes are steps of all streams at once, prefills steps of one prompt.
+medians, and so are ratios, of one turn each. Adapters are random, of all linear layers. Decodes are steps of all streams at once,
+prefills steps of one prompt.
 """
 
 from __future__ import annotations
@@ -114,17 +115,18 @@ def main() -> None:
             ways = {"no adapters": Measured(plain, [], args.streams, args.context, args.steps)}
             ways["enable_lora"] = Measured(with_lora, [], args.streams, args.context, args.steps)
             for num in args.adapters:
-                ways[f"{num} adapters"] = Measured(
-                    with_lora, adapters[:num], args.streams, args.context, args.steps
-                )
+                ways[f"{num} adapters"] = Measured(with_lora, adapters[:num], args.streams, args.context, args.steps)
             times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
             for _ in range(args.repeat + 1):
                 for name, way in ways.items():
                     times[name].append((way.decode(args.steps), way.prefill(args.prefill)))
-    base = [median(column) for column in zip(*times["no adapters"][1:], strict=True)]
+    plain = times["no adapters"][1:]
     for name, measured in times.items():
         own = [median(column) for column in zip(*measured[1:], strict=True)]
-        ratios = [mine / other for mine, other in zip(own, base, strict=True)]
+        rounds = [
+            [mine / other for mine, other in zip(*pair, strict=True)] for pair in zip(measured[1:], plain, strict=True)
+        ]
+        ratios = [median(column) for column in zip(*rounds, strict=True)]
         print(f"{name:12}  decode {own[0]:7.2f} ms ({ratios[0]:.3f})  prefill {own[1]:7.1f} ms ({ratios[1]:.3f})")
 
 

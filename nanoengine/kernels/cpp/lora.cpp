@@ -24,7 +24,7 @@ struct Adapter {
     const Piece& piece(size_t i) const { return reinterpret_cast<const Piece*>(this + 1)[i]; }
 };
 
-// Rows with the same adapter: rows[first .. first + count) of the step's list.
+// Rows with the same adapter: rows[first .. first + count) of the step's list, ascending.
 struct Group {
     int64_t adapter, first, count;
 };
@@ -52,7 +52,7 @@ struct Addition {
 };
 
 constexpr size_t A_GROUP = 32;  // inputs
-constexpr size_t ROWS_OF_A_UNIT = 32, RANKS = 8, OUTPUTS_AT_ONCE = 64;
+constexpr size_t ROWS_OF_A_UNIT = 32, RANKS = 8;
 
 // The sum of products of some lanes.
 template <class T, class W> struct Lanes {
@@ -167,12 +167,17 @@ template <int M, class W> NOINLINE void expand_rows(const Addition& own, size_t 
     }
 }
 
-template <class W> void expand_to(const Addition& own, float* sums, size_t outputs, size_t from, size_t to) {
+template <class W> void expand_to(const Addition& own, size_t m, size_t end, float* sums, size_t outputs, size_t from, size_t to) {
     constexpr int M = LANES == 16 ? 8 : LANES == 8 || REGISTERS == 32 ? 4 : 2;
-    size_t m = 0;
-    for (; m + M <= own.count; m += M) expand_rows<M, W>(own, m, sums, outputs, from, to);
-    for (; m < own.count; m++) expand_rows<1, W>(own, m, sums, outputs, from, to);
+    for (; m + M <= end; m += M) expand_rows<M, W>(own, m, sums, outputs, from, to);
+    for (; m < end; m++) expand_rows<1, W>(own, m, sums, outputs, from, to);
 }
+
+// Some rows and columns of a result, of one unit of work: for few rows they are cut so that all threads have some.
+struct Block {
+    size_t row, last_row, first, last;
+};
+constexpr size_t ROWS_AT_ONCE = 32, FEW_OUTPUTS = 64, MANY_OUTPUTS = 512;
 
 // What a layer was given, and its product with the weights.
 template <class T> struct Given {
@@ -224,17 +229,19 @@ template <class T> struct Layer {
         scale_by(x, inverse_rms<T>(x, nullptr, size, given.eps), given.norm, size, normed.get() + i * size);
     }
 
-    // Add to the outputs [from, to) of all rows.
-    void add(size_t from, size_t to) const {
+    // Add to the outputs [from, to) of some rows.
+    void add(Block block, size_t from, size_t to) const {
         for (const Addition& own : additions) {
             const size_t first = std::max<size_t>(from, own.piece->first), last = std::min<size_t>(to, own.piece->first + own.piece->count);
-            if (first >= last) continue;
-            if (own.piece->bits == 16) expand_to<bf16>(own, given.sums, given.outputs, first, last);
-            else expand_to<f32>(own, given.sums, given.outputs, first, last);
+            const auto place = [&](size_t row) { return std::lower_bound(own.rows, own.rows + own.count, (int64_t)row) - own.rows; };
+            const size_t m = place(block.row), end = place(block.last_row);
+            if (first >= last || m == end) continue;
+            if (own.piece->bits == 16) expand_to<bf16>(own, m, end, given.sums, given.outputs, first, last);
+            else expand_to<f32>(own, m, end, given.sums, given.outputs, first, last);
         }
     }
 
-    // finish(first, last) for some of `columns` at a time, when all of A x is there.
+    // finish(block) for all blocks of `columns`, when all of A x is there.
     template <class Finish> void compute(size_t columns, Finish finish) const {
         const auto row_of = [&](size_t i) { return normed ? normed.get() + i * given.inputs : given.x + rows[i] * given.inputs; };
         together([&](Member member) {
@@ -247,8 +254,10 @@ template <class T> struct Layer {
                 else shrink_unit<T, f32>(units[i], given.inputs, row_of);
             });
             member.meet();
-            member.share(round_up(columns, OUTPUTS_AT_ONCE) / OUTPUTS_AT_ONCE, [&](size_t i) {
-                finish(i * OUTPUTS_AT_ONCE, std::min((i + 1) * OUTPUTS_AT_ONCE, columns));
+            const size_t wide = given.rows > ROWS_AT_ONCE ? MANY_OUTPUTS : FEW_OUTPUTS, across = (columns + wide - 1) / wide;
+            member.share((given.rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE * across, [&](size_t i) {
+                const size_t row = i / across * ROWS_AT_ONCE, first = i % across * wide;
+                finish(Block{row, std::min(row + ROWS_AT_ONCE, given.rows), first, std::min(first + wide, columns)});
             });
         });
     }
@@ -292,11 +301,12 @@ void adapted_linear(int dtype, const void* x, const void* residual, const float*
     with_type(dtype, [&]<class T>(T*) {
         const Given<T> given{(const T*)x, (const T*)residual, norm, eps, (float*)sums, rows, inputs, outputs};
         const Layer<T> layer(given, *step, step_rows, adapters);
-        layer.compute(outputs, [&](size_t first, size_t last) {
-            layer.add(first, last);
-            for (size_t row = 0; row < rows; row++)
+        layer.compute(outputs, [&](Block block) {
+            const size_t first = block.first, size = block.last - first;
+            layer.add(block, first, block.last);
+            for (size_t row = block.row; row < block.last_row; row++)
                 add_bias_and_round(given.sums + row * outputs + first, bias ? (const T*)bias + first : nullptr,
-                                   (T*)out + row * outputs + first, last - first);
+                                   (T*)out + row * outputs + first, size);
         });
     });
 }
@@ -310,14 +320,15 @@ void adapted_gated_linear(int dtype, int activation, int rounds, const void* x, 
         const size_t half = outputs / 2;
         const Given<T> given{(const T*)x, (const T*)residual, norm, eps, (float*)sums, rows, inputs, outputs};
         const Layer<T> layer(given, *step, step_rows, adapters);
-        layer.compute(half, [&](size_t first, size_t last) {
-            layer.add(first, last);
-            layer.add(half + first, half + last);
-            for (size_t row = 0; row < rows; row++) {
+        layer.compute(half, [&](Block block) {
+            const size_t first = block.first, size = block.last - first;
+            layer.add(block, first, block.last);
+            layer.add(block, half + first, half + block.last);
+            for (size_t row = block.row; row < block.last_row; row++) {
                 float *gates = given.sums + row * outputs + first, *ups = gates + half;
                 T* to = (T*)out + row * half + first;
-                if (rounds && sizeof(T) < sizeof(float)) round_to(gates, to, last - first), round_to(ups, to, last - first);
-                function(gates, ups, to, last - first);
+                if (rounds && sizeof(T) < sizeof(float)) round_to(gates, to, size), round_to(ups, to, size);
+                function(gates, ups, to, size);
             }
         });
     });
