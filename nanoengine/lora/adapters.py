@@ -115,8 +115,10 @@ class Adapters(PolicyPart):
             raise InvalidRequest(f"lora_request is {shown(wanted)}: it must be a LoRARequest, or a list of them")
         if wanted.lora_path:
             return self.load(wanted.lora_name, wanted.lora_path, makes_room=True)
-        if (known := self.loaded.get(wanted.lora_name)) is None:
-            raise InvalidRequest(f"no adapter {shown(wanted.lora_name)} is loaded: load it, or give its lora_path")
+        with self._lock:
+            if (known := self.loaded.get(wanted.lora_name)) is None:
+                raise InvalidRequest(f"no adapter {shown(wanted.lora_name)} is loaded: load it, or give its lora_path")
+            self.loaded.move_to_end(wanted.lora_name)
         return known
 
     def use(self, request: Request, adapter: Adapter) -> None:
