@@ -94,8 +94,8 @@ class LLM(CoreLLM):
 
     def _adapt(self, requests: Sequence[Request], wanted: LoRARequest | Sequence[LoRARequest | None] | None) -> None:
         """Give requests that were made their adapters."""
-        if any(wanted) if isinstance(wanted, Sequence) else wanted is not None:
-            assert wanted is not None
+        is_list = isinstance(wanted, list | tuple)
+        if wanted is not None and not (is_list and all(own is None for own in wanted)):  # type: ignore[union-attr]
             self._adapters().use_each(requests, wanted)
 
     def chat(

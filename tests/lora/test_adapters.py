@@ -17,6 +17,8 @@ from nanoengine.core.config import POLICIES
 from nanoengine.core.sequence import Request
 from nanoengine.errors import InvalidConfig, InvalidRequest, StepFailed
 from nanoengine.lora.adapters import Adapters, adapters_of
+from nanoengine.lora.products import Products
+from nanoengine.lora.runner_part import AdapterPart
 from tests.e2e.small_engine import Broken, assert_idle, raise_at, sabotage, step
 from tests.kernels.marks import needs_kernels
 from tests.lora.written import ALL, linear_layers, merged, write_adapter
@@ -31,7 +33,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return family_checkpoint(tmp_path_factory.mktemp("model"), "Qwen3", seed=5, head_dim=32)
+    return family_checkpoint(tmp_path_factory.mktemp("model"), "Llama", seed=5, head_dim=32)
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +57,11 @@ def opened(model: Path, **options: Any) -> LLM:
 
 def own_adapters(llm: LLM) -> Adapters:
     return adapters_of(llm.engine.scheduler.parts)
+
+
+def own_products(llm: LLM) -> Products:
+    (part,) = (own for own in model_runner(llm).parts if isinstance(own, AdapterPart))
+    return part.products
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +195,9 @@ def test_families_with_fused_and_reordered_layers(tmp_path: Path, shape: str, ke
     folder = family_checkpoint(tmp_path / "model", shape, seed=3, **sizes)
     layers = {name: own for name, own in linear_layers(folder).items() if ".experts" not in name}
     path = write_adapter(tmp_path / "adapter", layers, 4, size=0.15)
-    with opened(folder, kernels=kernels, attention_backend="torch" if kernels == "torch" else "auto") as llm:
+    with opened(
+        folder, num_kv_blocks=200, kernels=kernels, attention_backend="torch" if kernels == "torch" else "auto"
+    ) as llm:
         params = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
         wanted = LoRARequest("own", 1, str(path))
         plain, own = llm.generate([SHARED, SHARED], params, lora_request=[None, wanted], use_tqdm=False)
@@ -232,7 +241,7 @@ def test_one_that_is_replaced_or_unloaded_stays_for_its_requests(
 ) -> None:
     with opened(model) as llm:
         expected = tokens(llm.generate([SHARED], GREEDY, lora_request=adapters[0], use_tqdm=False))[0]
-        own, products = own_adapters(llm), model_runner(llm).parts[-1].products  # type: ignore[attr-defined]
+        own, products = own_adapters(llm), own_products(llm)
         own.unload("adapter 0")
         shutil.copytree(adapters[0].lora_path, tmp_path / "own")
         own.load("own", str(tmp_path / "own"))
@@ -251,7 +260,8 @@ def test_one_that_is_replaced_or_unloaded_stays_for_its_requests(
         assert own.wants_step()
         llm.engine.step()
         assert not own.wants_step()
-        assert not products._memory, "the runner has given back what nobody needs"
+        kept = [*products.adapters, *getattr(products, "_memory", ())]
+        assert not kept, "the runner has given back what nobody needs"
 
 
 # ---- beside other features
@@ -287,9 +297,8 @@ def test_after_a_failed_step_adapters_are_loaded_again(
     with opened(model) as llm:
         expected = tokens(llm.generate([SHARED] * 3, GREEDY, lora_request=adapters, use_tqdm=False))
         llm.reset_prefix_cache()
-        part = model_runner(llm).parts[-1]
         for slot in range(3):
-            part.products.drop(slot)  # type: ignore[attr-defined]
+            own_products(llm).drop(slot)
         with monkeypatch.context() as patch:
             sabotage(llm, patch, raise_at(1, Broken()))
             with pytest.raises(StepFailed):
