@@ -120,14 +120,18 @@ def main() -> None:
             for _ in range(args.repeat + 1):
                 for name, way in ways.items():
                     times[name].append((way.decode(args.steps), way.prefill(args.prefill)))
-    plain = times["no adapters"][1:]
+    plain = times["no adapters"][1:]  # the first turn warms up
     for name, measured in times.items():
-        own = [median(column) for column in zip(*measured[1:], strict=True)]
-        rounds = [
-            [mine / other for mine, other in zip(*pair, strict=True)] for pair in zip(measured[1:], plain, strict=True)
-        ]
-        ratios = [median(column) for column in zip(*rounds, strict=True)]
-        print(f"{name:12}  decode {own[0]:7.2f} ms ({ratios[0]:.3f})  prefill {own[1]:7.1f} ms ({ratios[1]:.3f})")
+        decode, prefill = (
+            (
+                median(own[i] for own in measured[1:]),
+                median(own[i] / its[i] for own, its in zip(measured[1:], plain, strict=True)),
+            )
+            for i in (0, 1)
+        )
+        print(
+            f"{name:12}  decode {decode[0]:7.2f} ms ({decode[1]:.3f})  prefill {prefill[0]:7.1f} ms ({prefill[1]:.3f})"
+        )
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ def make(llm: LLM, prompt: list[int], params: SamplingParams, adapter: LoRAReque
 
 
 @needs_kernels
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(14))
 def test_what_is_said_with_adapters_has_the_same_bits_in_every_way(
     model: Path, adapters: list[LoRARequest], tmp_path: Path, seed: int
 ) -> None:
