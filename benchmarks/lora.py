@@ -120,12 +120,12 @@ def main() -> None:
             for _ in range(args.repeat + 1):
                 for name, way in ways.items():
                     times[name].append((way.decode(args.steps), way.prefill(args.prefill)))
-    plain = times["no adapters"][1:]  # the first turn warms up
+    without = times["no adapters"][1:]  # the first turn warms up
     for name, measured in times.items():
         decode, prefill = (
             (
                 median(own[i] for own in measured[1:]),
-                median(own[i] / its[i] for own, its in zip(measured[1:], plain, strict=True)),
+                median(own[i] / its[i] for own, its in zip(measured[1:], without, strict=True)),
             )
             for i in (0, 1)
         )
