@@ -91,8 +91,8 @@ MUTANTS = (
     Mutant(
         "sum-of-a-depends-on-the-rows-beside-it",
         KERNEL,
-        "    for (; m < unit.count; m++) shrink_rows<1, 8, T, W>(unit, m, inputs, row_of);\n",
-        "    for (; m < unit.count; m++) shrink_rows<1, 8, T, W>(unit, m, inputs - inputs % 64, row_of);\n",
+        "    for (; m < unit.count; m++) shrink_rows<1, 4, T, W>(unit, m, inputs, row_of);\n",
+        "    for (; m < unit.count; m++) shrink_rows<1, 4, T, W>(unit, m, inputs - inputs % 64, row_of);\n",
         "A row that no other stands beside is computed otherwise.",
         (TEST_PRODUCTS,),
     ),

@@ -123,7 +123,7 @@ template <class T, class W, class RowOf> void shrink_unit(const Unit& unit, size
     constexpr int M = REGISTERS == 32 ? 4 : 2;
     size_t m = 0;
     for (; m + M <= unit.count; m += M) shrink_rows<M, 4, T, W>(unit, m, inputs, row_of);
-    for (; m < unit.count; m++) shrink_rows<1, 8, T, W>(unit, m, inputs, row_of);
+    for (; m < unit.count; m++) shrink_rows<1, 4, T, W>(unit, m, inputs, row_of);
 }
 
 // out[m][first .. last) += inner[m] B of M rows and a group of outputs.
