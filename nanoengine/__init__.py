@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from nanoengine.beam_search.params import BeamSearchParams
     from nanoengine.core.outputs import CompletionOutput, RequestOutput
     from nanoengine.llm import LLM
+    from nanoengine.lora.request import LoRARequest
     from nanoengine.observability.metrics import RequestMetrics
     from nanoengine.pooling.params import PoolingParams
     from nanoengine.sampling.params import SamplingParams
@@ -36,6 +37,7 @@ __all__ = [
     "AsyncLLMEngine",
     "BeamSearchParams",
     "CompletionOutput",
+    "LoRARequest",
     "PoolingParams",
     "RequestMetrics",
     "RequestOutput",
@@ -45,6 +47,7 @@ __all__ = [
 
 _MODULES = {
     "LLM": "llm",
+    "LoRARequest": "lora.request",
     "AsyncLLMEngine": "aio.async_llm_engine",
     "BeamSearchParams": "beam_search.params",
     "CompletionOutput": "core.outputs",

@@ -61,6 +61,12 @@ CAPABILITIES = {
     ),
     "sampling": Entry("Sampling"),
     "recording": Entry("Recording", "RecordingOptions", ("enforce_eager",), LAYERS),
+    "lora": Entry(
+        "LoRA",
+        "LoRAOptions",
+        ("enable_lora", "max_loras", "max_lora_rank", "max_lora_bytes", "lora_modules"),
+        LAYERS,
+    ),
     "structured": Entry("StructuredOutput", needs=("sampling", "speculation"), package="llguidance"),
     "pooling": Entry("Pooling", "PoolingOptions", ("pooling",)),
     "fairness": Entry("Fairness", "FairnessOptions", ("max_client_share", "min_priority")),

@@ -22,6 +22,8 @@ from nanoengine.interrupts import InterruptGuard, Interruptible
 
 if TYPE_CHECKING:
     from nanoengine.beam_search.params import BeamSearchParams
+    from nanoengine.lora.adapters import Adapters
+    from nanoengine.lora.request import LoRARequest
     from nanoengine.models.tokenizer import Message
     from nanoengine.observability.kv_events import KVEventListener
     from nanoengine.observability.metrics import CacheStats, EngineMetrics
@@ -61,6 +63,7 @@ class LLM(CoreLLM):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         cache_salt: str = "",
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Complete prompts; the results are in the order of the prompts.
@@ -70,13 +73,30 @@ class LLM(CoreLLM):
             sampling_params: one for all prompts, or one for each. None: `get_default_sampling_params()`.
             cache_salt: cached prefixes are shared only among calls of equal salt: tenants with salts of their own cannot
                 learn from response times what others have asked.
+            lora_request: the adapter for all prompts, or one (or None) for each.
             use_tqdm: show how far it is, and how fast, if standard error is a terminal.
 
         Raises:
             InvalidPrompt, InvalidSamplingParams: any prompt or params are bad; then nothing has run.
             StepFailed: an exception inside a step; its `outputs` hold what the other requests got.
         """
-        return self._run_with_bar(self.make_requests(prompts, sampling_params, cache_salt), use_tqdm)
+        requests = self.make_requests(prompts, sampling_params, cache_salt)
+        self._adapt(requests, lora_request)
+        return self._run_with_bar(requests, use_tqdm)
+
+    def _adapters(self) -> Adapters:
+        """What knows the adapters; raises InvalidConfig or InvalidRequest where there are none."""
+        if not is_installed("lora"):
+            raise not_installed("lora")
+        from nanoengine.lora.adapters import adapters_of
+
+        return adapters_of(self.engine.scheduler.parts)
+
+    def _adapt(self, requests: Sequence[Request], wanted: LoRARequest | Sequence[LoRARequest | None] | None) -> None:
+        """Give requests that were made their adapters."""
+        is_list = isinstance(wanted, list | tuple)
+        if wanted is not None and not (is_list and all(own is None for own in wanted)):  # type: ignore[union-attr]
+            self._adapters().use_each(requests, wanted)
 
     def chat(
         self,
@@ -88,6 +108,7 @@ class LLM(CoreLLM):
         parallel_tool_calls: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         cache_salt: str = "",
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Continue one conversation, or several: lists of {"role": ..., "content": ...}, in the model's chat template.
@@ -108,9 +129,10 @@ class LLM(CoreLLM):
         for own in conversations:
             if not isinstance(own, Sequence):
                 raise InvalidPrompt(f"messages holds {shown(own)}: it must be a list of messages or of conversations")
+        rest = {"cache_salt": cache_salt, "lora_request": lora_request, "use_tqdm": use_tqdm}
         if not (is_installed("tools") or tools or tool_choice):
             token_ids = [self.tokenizer.encode_chat(own, chat_template_kwargs) for own in conversations]
-            return self.generate(token_ids, sampling_params, cache_salt=cache_salt, use_tqdm=use_tqdm)
+            return self.generate(token_ids, sampling_params, **rest)  # type: ignore[arg-type]
         options = {"parallel": parallel_tool_calls, "template_kwargs": chat_template_kwargs}
         prompts = [self.chats.prompt(own, tools, tool_choice, **options) for own in conversations]  # type: ignore[arg-type]
         token_ids = [self.tokenizer.encode(prompt.text, add_special_tokens=False) for prompt in prompts]
@@ -121,7 +143,7 @@ class LLM(CoreLLM):
             sampling_params = [
                 prompt.params(own or self.engine.default_params) for prompt, own in zip(prompts, given, strict=True)
             ]
-        return self.generate(token_ids, sampling_params, cache_salt=cache_salt, use_tqdm=use_tqdm)
+        return self.generate(token_ids, sampling_params, **rest)  # type: ignore[arg-type]
 
     @cached_property
     def chats(self) -> Chats:
@@ -138,6 +160,7 @@ class LLM(CoreLLM):
         params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
         cache_salt: str = "",
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         use_tqdm: bool = True,
     ) -> list[EmbeddingOutput]:
         """Embeddings of prompts, in their order. None: pooled and normalized as the model was made for.
@@ -154,11 +177,17 @@ class LLM(CoreLLM):
         if not all(isinstance(one, PoolingParams) for one in (own if isinstance(own, Sequence) else [own])):
             raise InvalidSamplingParams(f"params must be PoolingParams or a list of them, not {shown(params)}")
         requests = self.make_requests(prompts, own, cache_salt)
+        self._adapt(requests, lora_request)
         self._run_with_bar(requests, use_tqdm)
         return [EmbeddingOutput.of(request) for request in requests]
 
     def beam_search(
-        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: bool = True
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        lora_request: LoRARequest | None = None,
+        use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Find the likeliest continuations of prompts; `outputs` of each result are its beams, best first.
 
@@ -173,21 +202,36 @@ class LLM(CoreLLM):
         from nanoengine.sampling import params as sampling
 
         asked = prompt_list(prompts)
+        adapters = None if lora_request is None else self._adapters()
+        adapter = None if adapters is None or lora_request is None else adapters.find(lora_request)
+
+        def prepare(request: Request) -> None:
+            if adapters is not None and adapter is not None:
+                adapters.use(request, adapter)
+
         with _bar(len(asked), use_tqdm) as bar:
 
             def after_step(searches: list[Search]) -> None:
                 bar.update(sum(search.is_over for search in searches) - bar.n)
 
             with self._interrupts:
-                return beam_search(self.engine, asked, params, sampling.SamplingParams, after_step=after_step)
+                own = sampling.SamplingParams
+                return beam_search(self.engine, asked, params, own, after_step=after_step, prepare=prepare)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
+    ) -> Iterator[str]:
         """Complete one prompt and yield its text piece by piece, as soon as each piece is final.
 
         The pieces together are the text that `generate` returns. The prompt is checked at the call and queued when the first
         piece is asked for; closing the iterator early aborts the request.
         """
         request = self.engine.make_request(prompt, sampling_params)
+        self._adapt([request], lora_request)
         if (count := request.params.num_sequences) != 1:
             raise InvalidSamplingParams(f"the params ask for {count} completions: a stream has one")
         return self.stream_request(request)

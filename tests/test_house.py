@@ -35,6 +35,7 @@ POLICY = {
     "kv_groups": ("layouts", "common_prefix"),
     "kv_offload": ("options", "offload", "host_tier", "disk_tier", "file_gate", "kv_folder"),
     "structured": ("params", "grammars", "constraint", "forced", "structured"),
+    "lora": ("options", "request", "adapter", "adapters", "messages"),
     "pooling": ("params", "options", "files", "pooler", "outputs"),
     "fairness": ("options", "fair_share", "least_priority"),
     "observability": ("metrics", "observer", "kv_events", "view"),

@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from nanoengine.aio.request_stream import Delta, RequestStream, call_soon, failure_of
 from nanoengine.core.errors import EngineClosed, InvalidSamplingParams
@@ -24,6 +24,9 @@ from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.sampling_params import SamplingParams
 from nanoengine.core.sequence import Request
 from nanoengine.errors import EngineDead
+
+if TYPE_CHECKING:
+    from nanoengine.lora.request import LoRARequest
 
 logger = logging.getLogger("nanoengine")
 
@@ -84,15 +87,24 @@ class AsyncLLMEngine:
         prompt: str | Sequence[int],
         params: SamplingParams | None = None,
         request_id: str | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
         **options: Any,
     ) -> Request:
         """`LLMEngine.make_request`, from any thread: it encodes the prompt and checks all, and nothing runs before `submit`. The
         request has arrived now: its times count from here.
+
+        Args:
+            lora_request: the adapter that it wants.
         """
         self._check_alive()
         now = time.perf_counter()
         request = self.engine.make_request(prompt, params, request_id or f"request-{uuid.uuid4().hex}", **options)
         request.arrival_time = now
+        if lora_request is not None:
+            from nanoengine.lora.adapters import adapters_of  # who has such a request has it
+
+            adapters_of(self.engine.scheduler.parts).use_each([request], lora_request)
         return request
 
     def submit(self, request: Request, interval: int | None = 1) -> RequestStream:
@@ -128,7 +140,7 @@ class AsyncLLMEngine:
         Args:
             prompt: text or token ids.
             params: how to sample; all its completions come in one stream, each delta with its index.
-            options: see `LLMEngine.make_request`.
+            options: see `make_request`.
 
         Raises:
             InvalidPrompt, InvalidSamplingParams: as `LLM.generate`, or `best_of`, which is known only at the end.

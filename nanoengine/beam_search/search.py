@@ -27,6 +27,7 @@ class Search:
         prompt: text or token ids.
         params: of the search.
         sampling: the class of a request's params; it has a field `logprobs`.
+        prepare: called with each request before it is submitted.
         options: see `LLMEngine.make_request`.
 
     Raises:
@@ -39,11 +40,12 @@ class Search:
         prompt: str | Seq[int],
         params: BeamSearchParams,
         sampling: type[SamplingParams],
+        prepare: Callable[[Request], object] = lambda _: None,
         **options: object,
     ):
         if not isinstance(params, BeamSearchParams):
             raise InvalidSamplingParams(f"params must be BeamSearchParams, not {shown(params)}")
-        self.engine, self.options = engine, options
+        self.engine, self.options, self.prepare = engine, options, prepare
         self.sampling = sampling(temperature=0.0, max_tokens=1, ignore_eos=True)
         self.error: Exception | None = None
         self.texts: list[str] = []  # of the finished beams
@@ -55,7 +57,9 @@ class Search:
         self.beams.max_tokens = min(params.max_tokens, engine.max_model_len - len(self.first.prompt_token_ids))
 
     def _request(self, prompt: str | Seq[int]) -> Request:
-        return self.engine.make_request(prompt, self.sampling, **self.options)  # type: ignore[arg-type]
+        request = self.engine.make_request(prompt, self.sampling, **self.options)  # type: ignore[arg-type]
+        self.prepare(request)
+        return request
 
     @property
     def is_over(self) -> bool:
@@ -125,6 +129,7 @@ def beam_search(
     sampling: type[SamplingParams],
     *,
     after_step: Callable[[list[Search]], object] = lambda _: None,
+    prepare: Callable[[Request], object] = lambda _: None,
     **options: object,
 ) -> list[RequestOutput]:
     """Search for the likeliest continuations of prompts, all at once; `outputs` of each result are its beams, best first.
@@ -132,13 +137,14 @@ def beam_search(
     Args:
         sampling: the class of the requests' params; it has a field `logprobs`.
         after_step: called with all searches after each step of the engine.
+        prepare: see `Search`.
         options: of the requests, see `LLMEngine.make_request`.
 
     Raises:
         InvalidPrompt, InvalidSamplingParams, InvalidRequest: anything is bad; then nothing has run.
         StepFailed: an exception inside a step; its `outputs` hold the results of the other prompts.
     """
-    searches = [Search(engine, prompt, params, sampling, **options) for prompt in prompts]
+    searches = [Search(engine, prompt, params, sampling, prepare, **options) for prompt in prompts]
     try:
         for search in searches:
             search.submit([search.first])

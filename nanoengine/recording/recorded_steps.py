@@ -48,7 +48,8 @@ class RecordedSteps:
     ):
         self.buckets, self._runner, self._recorder = buckets, runner, recorder
         self._max_len, self._reads_shared_once = max_len, reads_shared_once
-        self._replays: dict[Bucket, Callable[[], Tensor]] = {}
+        self.variant: Callable[[], object] = lambda: None  # what else decides which calls a step makes
+        self._replays: dict[tuple[Bucket, object], Callable[[], Tensor]] = {}
 
     def __len__(self) -> int:
         return len(self.buckets)
@@ -76,7 +77,7 @@ class RecordedSteps:
                 hidden = hidden.index_select(0, batch.sampled_tokens)
             return runner.model.compute_logits(hidden)
 
-        self._replays[bucket] = self._recorder.record(work)
+        self._replays[bucket, self.variant()] = self._recorder.record(work)
 
     def logits(self, plan: StepPlan) -> tuple[Tensor, Packed] | None:
         """See `StepRecorder`."""
@@ -86,17 +87,17 @@ class RecordedSteps:
             return None  # it is to see the operations, which a replay goes without
         size = size_of(plan)
         bucket = None if size is None else next((own for own in self.buckets if own.holds(size)), None)
-        if bucket is None:
+        if bucket is None or (self._recorder.records_ahead and (bucket, self.variant()) not in self._replays):
             return None
         packed, runner = pack(plan, self._runner.rows), self._runner
         shape = bucket.shape(self._max_len)
         if (len(packed.query_lens), packed.num_tokens) != (len(shape.query_lens), shape.num_tokens):
             packed = pad(packed, shape, runner.rows)
         runner.send(packed)
-        if bucket not in self._replays:
+        if (bucket, self.variant()) not in self._replays:
             try:
                 self._record(bucket)
             except CannotRecord:
                 self.buckets = []  # nor can others
                 return None
-        return self._replays[bucket](), packed
+        return self._replays[bucket, self.variant()](), packed

@@ -110,7 +110,12 @@ class Answer(Generic[G]):
         outputs = [request.output() for request in requests]
         num_new = sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
         num_cached = sum(output.num_cached_tokens for output in outputs)
-        common = {"id": self.job_id, "object": self.kind, "created": self.created, "model": self.serving.name}
+        common = {
+            "id": self.job_id,
+            "object": self.kind,
+            "created": self.created,
+            "model": self.serving.called(self.request.model),
+        }
         pieces = [encode(common)[:-1] + b',"choices":[']
         for number, output in enumerate(outputs):
             for index in range(len(output.outputs)):
@@ -142,7 +147,12 @@ class Answer(Generic[G]):
     async def events(self, job: Job) -> AsyncIterator[bytes]:
         """The chunks, all that are there at a time in one piece."""
         serving, request, n = self.serving, self.request, self.request.n or 1
-        common = {"id": self.job_id, "object": self.kind_of_chunks, "created": self.created, "model": serving.name}
+        common = {
+            "id": self.job_id,
+            "object": self.kind_of_chunks,
+            "created": self.created,
+            "model": serving.called(request.model),
+        }
         chunks = Chunks(common, serving.fingerprint)
         options = request.stream_options
         with_usage = options is not None and bool(options.include_usage)

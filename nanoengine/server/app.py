@@ -89,6 +89,16 @@ def pooling_routes() -> list[Route]:
     return [Route(path, endpoint, methods=["POST"]) for endpoint, paths in endpoints.items() for path in paths]
 
 
+def adapter_routes() -> list[Route]:
+    """Loading and unloading of adapters, where they are installed."""
+    if not is_installed("lora"):
+        return []
+    from nanoengine.server import adapters
+
+    endpoints = {"load": adapters.load_adapter, "unload": adapters.unload_adapter}
+    return [Route(f"/v1/{what}_lora_adapter", own, methods=["POST"]) for what, own in endpoints.items()]
+
+
 OPEN_PATHS = ("/health", "/ping", "/version", "/metrics", "/openapi.json")
 """What balancers, dashboards and those who write clients ask for: no key is needed."""
 
@@ -102,6 +112,7 @@ def make_app(serving: Serving) -> Starlette:
     routes = [
         *ROUTES,
         *pooling_routes(),
+        *adapter_routes(),
         *(page_routes(Fresh(lambda: serving.engine.call(look), VIEW_SECONDS).get) if config.page else ()),
     ]
     open_paths, origins = (*OPEN_PATHS, *FILES.values()), config.cors_origin

@@ -27,8 +27,12 @@ QUIET_PATHS = ("/view", "/health", "/ping", "/metrics")
 """Asked for every second, or more often: a line for each would hide all others, as long as they are answered."""
 
 
-ADMIN_PATHS = ("/view", "/reset_prefix_cache", "/restart_replicas")
-"""For the admin alone, if there is one: they show, or take from, all clients."""
+ADMIN_PATHS = (
+    *("/view", "/reset_prefix_cache", "/restart_replicas"),
+    *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+)
+"""For the admin alone, if there is one: they show, or take from, all clients, or read files of the server."""
+
 MAX_REASON_CHARS = 300
 """Of why a request was refused, as the log has it: messages hold what clients sent."""
 

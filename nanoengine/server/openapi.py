@@ -26,9 +26,11 @@ from nanoengine.server.protocol import (
     CompletionRequest,
     DetokenizeRequest,
     EmbeddingRequest,
+    LoadAdapterRequest,
     RerankRequest,
     ScoreRequest,
     TokenizeRequest,
+    UnloadAdapterRequest,
 )
 from nanoengine.server.responses import ResponsesRequest
 
@@ -55,6 +57,11 @@ OF_POOLING: dict[str, tuple[type[msgspec.Struct], str]] = {
 }
 if is_installed("pooling"):
     POSTS |= OF_POOLING
+if is_installed("lora"):
+    POSTS |= {
+        "/v1/load_lora_adapter": (LoadAdapterRequest, "Load an adapter, which is then a model by its name"),
+        "/v1/unload_lora_adapter": (UnloadAdapterRequest, "Unload an adapter"),
+    }
 
 STREAMS = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses")
 
@@ -64,7 +71,7 @@ GETS = {
     "/load": "How many calls are being answered",
     "/version": "Of the server",
     "/metrics": "Counters, for Prometheus",
-    "/v1/models": "The model under each of its names",
+    "/v1/models": "The model under each of its names, and its adapters",
     "/api/tags": "The model under each of its names, as Ollama's clients have it",
     "/api/ps": "The same",
     "/api/version": "Of the server",

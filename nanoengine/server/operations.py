@@ -32,20 +32,21 @@ async def load(http: HTTPRequest) -> Response:
 
 
 async def models(http: HTTPRequest) -> Response:
-    """The model, under each of its names."""
+    """The model, under each of its names, and its adapters."""
     serving: Serving = http.app.state.serving
-    return json_response({"object": "list", "data": [_model(serving, name) for name in serving.names]})
+    names = (*serving.names, *serving.adapter_names())
+    return json_response({"object": "list", "data": [_model(serving, name) for name in names]})
 
 
 async def model(http: HTTPRequest) -> Response:
-    """The model, if this is a name of it."""
+    """The model, or an adapter, if this is its name."""
     serving: Serving = http.app.state.serving
     name = http.path_params["name"]
-    serving.check_name(name)
     return json_response(_model(serving, name))
 
 
 def _model(serving: Serving, name: str) -> dict[str, object]:
+    adapter = serving.check_name(name)
     permission = {
         "id": f"modelperm-{name}",
         "object": "model_permission",
@@ -65,8 +66,8 @@ def _model(serving: Serving, name: str) -> dict[str, object]:
         "object": "model",
         "created": serving.created,
         "owned_by": "nanoengine",
-        "root": serving.root,
-        "parent": None,
+        "root": serving.root if adapter is None else adapter.path,
+        "parent": None if adapter is None else serving.name,
         "max_model_len": serving.max_model_len,
         "permission": [permission],
     }

@@ -246,3 +246,18 @@ class AbortRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /abort_requests: ids as the answers have them; without the field, all of the client's."""
 
     request_ids: list[str] | None = None
+
+
+class LoadAdapterRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/load_lora_adapter: from a folder of the server's machine."""
+
+    lora_name: Annotated[str, Meta(min_length=1, max_length=256)]
+    lora_path: Annotated[str, Meta(min_length=1, max_length=4096)]
+    load_inplace: bool | None = False
+
+
+class UnloadAdapterRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/unload_lora_adapter."""
+
+    lora_name: Annotated[str, Meta(min_length=1, max_length=256)]
+    lora_int_id: int | None = None  # vLLM's clients may send it; the name is enough

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import Request as HTTPRequest
 
@@ -34,6 +34,10 @@ from nanoengine.server.text import ChatEncoder, TextThreads, TokenTexts, joined
 from nanoengine.server.turns import Turns
 from nanoengine.tools.chats import Chats, Prompt
 
+if TYPE_CHECKING:
+    from nanoengine.lora.adapter import Adapter
+    from nanoengine.lora.adapters import Adapters
+
 CLIENT = "nanoengine.client"
 """Where the scope of a request says who has sent it."""
 
@@ -45,6 +49,9 @@ HELD = "nanoengine.held"
 
 SENT = "nanoengine.sent"
 """And how many bytes of that were."""
+
+ADAPTER = "nanoengine.adapter"
+"""And which adapter its model is, if it is one."""
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -86,6 +93,8 @@ class Serving:
         self.max_model_len = built.engine.max_model_len
         self.root = name
         self.names = config.served_model_name or (_short_name(name),)
+        own = built.capabilities.get("lora")
+        self.adapters: Adapters | None = None if own is None else own.adapters
         self.created = int(time.time())
         self.fingerprint = f"nanoengine-{nanoengine.__version__}"
         self.text = TextThreads(config.text_threads)
@@ -127,18 +136,34 @@ class Serving:
         holding = http.scope[HELD].enter_context(self.bodies.hold(http.scope[CLIENT]))
         request = await read(http, kind, self.text, self.config.max_body_bytes, holding)
         if model := getattr(request, "model", None):
-            self.check_name(model)
+            http.scope[ADAPTER] = self.check_name(model)
         return request
 
-    def check_name(self, model: str) -> None:
-        """See that a model is served here.
+    def adapter_names(self) -> list[str]:
+        """Of those that are loaded; requests name them as their model."""
+        return [] if self.adapters is None else list(self.adapters.loaded)
+
+    def is_model(self, name: str) -> bool:
+        """Whether it is a name of the model itself."""
+        return name in self.names or name.removesuffix(":latest") in self.names  # as Ollama's clients say it
+
+    def check_name(self, model: str) -> Adapter | None:
+        """See that a model is served here: the model itself, or one of its adapters, which is the result.
 
         Raises:
             Problem: it is not.
         """
-        if model not in self.names and model.removesuffix(":latest") not in self.names:  # as Ollama's clients say it
-            message = f"The model `{model[:200]}` does not exist. Valid names: {', '.join(self.names)}."
-            raise Problem(404, message, "model")
+        if self.is_model(model):
+            return None
+        adapter = None if self.adapters is None else self.adapters.loaded.get(model)
+        if adapter is None:
+            names = ", ".join((*self.names, *self.adapter_names()))
+            raise Problem(404, f"The model `{model[:200]}` does not exist. Valid names: {names}.", "model")
+        return adapter
+
+    def called(self, model: str | None) -> str:
+        """What the answer to a request calls the model that the request names, once its name was checked."""
+        return self.name if not model or self.is_model(model) else model
 
     @property
     def closed_because(self) -> str | None:
@@ -193,7 +218,7 @@ class Serving:
         self._admit(num_sequences, client)
 
         def make(prompts: Sequence[list[int]], own_params: core.SamplingParams) -> list[Request]:
-            return [
+            requests = [
                 self.engine.make_request(
                     cut(prompt, request, self.max_model_len),
                     own_params,
@@ -204,6 +229,11 @@ class Serving:
                 )
                 for number, prompt in enumerate(prompts)
             ]
+            if (adapter := http.scope.get(ADAPTER)) is not None:
+                assert self.adapters is not None
+                for own in requests:
+                    self.adapters.use(own, adapter)
+            return requests
 
         def begin() -> list[Request] | Callable[[], list[Request]]:
             """The requests; or what makes them, where a grammar may have to be compiled for it."""

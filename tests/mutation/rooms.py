@@ -9,6 +9,7 @@ from tests.mutation import (
     kernels,
     kv,
     kv_offload,
+    lora,
     models,
     parallel,
     policy,
@@ -43,6 +44,7 @@ ROOMS: dict[str, tuple[Mutant, ...]] = {
     "front": front.MUTANTS,
     "structured": structured.MUTANTS,
     "pooling": pooling.MUTANTS,
+    "lora": lora.MUTANTS,
     "worker": worker.MUTANTS,
     "parallel": parallel.MUTANTS,
 }

@@ -139,8 +139,8 @@ MUTANTS = (
     Mutant(
         "other-models-are-answered",
         SERVER + "serving.py",
-        'if model not in self.names and model.removesuffix(":latest") not in self.names:',
-        "if False:",
+        "        if adapter is None:\n            names",
+        "        if False:\n            names",
         "A request for a model that is not served is answered by the one that is.",
         (TESTS + "test_serving.py", TESTS + "test_operations.py"),
     ),

@@ -1,0 +1,1 @@
+"""Low-rank adapters (LoRA: Hu et al., 2021), one for each request."""

@@ -1,0 +1,246 @@
+"""Adapter: what a folder that PEFT has saved holds, checked, as bytes. No tensor is made here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nanoengine.core.errors import InvalidWeights, ModelNotFound, UnsupportedModel, shown
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+MAX_CONFIG_BYTES = 1 << 20
+MAX_HEADER_BYTES = 100 << 20
+
+TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>A|B)\.weight")
+DTYPES = {"F32": 4, "F16": 2, "BF16": 2}
+"""Of tensors, by safetensors' names, and the bytes of a number."""
+
+READ = frozenset({"r", "lora_alpha", "target_modules", "use_rslora", "rank_pattern", "alpha_pattern"})
+WITHOUT_EFFECT = frozenset(
+    {
+        "alora_invocation_string",
+        "auto_mapping",
+        "base_model_name_or_path",
+        "ensure_weight_tying",
+        "exclude_modules",
+        "inference_mode",
+        "layers_pattern",
+        "layers_to_transform",
+        "lora_dropout",
+        "megatron_config",
+        "megatron_core",
+        "peft_type",
+        "peft_version",
+        "qalora_group_size",
+        "revision",
+        "runtime_config",
+        "task_type",
+    }
+)
+"""Fields that say where an adapter comes from, or which modules have one, which its tensors say as well."""
+
+INITS = (True, False, "gaussian", "eva", "orthogonal")
+"""Initialisations that leave the weights of the model as they were."""
+
+
+class Projection(NamedTuple):
+    """What an adapter adds to a linear layer: scale * B (A x). `a` and `b` are where in `Adapter.content` they begin."""
+
+    rank: int
+    scale: float
+    dtypes: tuple[str, str]  # of A and B, as safetensors has them
+    a: int
+    b: int
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """One adapter. Two of equal digest are the same."""
+
+    name: str
+    path: str
+    digest: str  # of both files
+    content: bytes  # adapter_model.safetensors
+    projections: Mapping[str, Projection]  # by the name of the linear layer in the checkpoint of the model
+
+
+def read_adapter(
+    name: str, path: str, shapes: Mapping[str, tuple[int, int]], *, max_rank: int, max_bytes: int
+) -> Adapter:
+    """Read an adapter and see that it fits.
+
+    Args:
+        name, path: see `LoRARequest`.
+        shapes: (outputs, inputs) of each linear layer that may have an adapter, by its name.
+        max_rank, max_bytes: limits, see `LoRAOptions`.
+
+    Raises:
+        ModelNotFound: a file is missing.
+        UnsupportedModel: the adapter asks for more than a low-rank product, or for more than the limits allow.
+        InvalidWeights: a file is broken, or does not match the model.
+    """
+    folder = Path(path).expanduser()
+    said = _read_file(folder / CONFIG, MAX_CONFIG_BYTES, "of an adapter's config")
+    content = _read_file(folder / WEIGHTS, max_bytes, "max_lora_bytes")
+    config = _config(folder, said)
+    projections = _projections(folder / WEIGHTS, config, content, shapes, max_rank)
+    digest = hashlib.sha256(hashlib.sha256(said).digest() + hashlib.sha256(content).digest()).hexdigest()
+    return Adapter(name, path, digest, content, projections)
+
+
+def _read_file(path: Path, limit: int, knob: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(limit + 1)
+    except (OSError, ValueError) as error:
+        other = path.with_suffix(".bin")
+        hint = f"; {other.name} is not read: save it as safetensors" if path.name == WEIGHTS and other.exists() else ""
+        raise ModelNotFound(
+            f"{path} cannot be read, so {path.parent} is no adapter as PEFT saves it ({error}){hint}"
+        ) from error
+    if len(content) > limit:
+        raise UnsupportedModel(f"{path} has more than {limit} bytes, the limit ({knob})")
+    return content
+
+
+# ---- adapter_config.json
+
+
+def _config(folder: Path, said: bytes) -> dict[str, Any]:
+    """The fields, checked."""
+    where = folder / CONFIG
+    try:
+        config = json.loads(said)
+    except (ValueError, RecursionError) as error:
+        raise InvalidWeights(f"{where} is no JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise InvalidWeights(f"{where} must hold a JSON object")
+    if config.get("peft_type") != "LORA":
+        raise UnsupportedModel(f"{where}: peft_type is {shown(config.get('peft_type'))}, and only LORA is computed")
+    if config.get("bias", "none") != "none":
+        raise UnsupportedModel(f"{where}: bias is {shown(config['bias'])}: adapters with biases are not computed")
+    init = config.get("init_lora_weights", True)
+    if not any(init is own or (isinstance(init, str) and init == own) for own in INITS):
+        raise UnsupportedModel(
+            f"{where}: init_lora_weights is {shown(init)}, which changes the weights of the model itself: save the adapter as "
+            "one of the original model (path_initial_model_for_weight_conversion)"
+        )
+    for name in sorted(config.keys() - READ - WITHOUT_EFFECT - {"bias", "init_lora_weights"}):
+        if config[name]:  # not None, False, or an empty list or table
+            raise UnsupportedModel(f"{where}: {name} is {shown(config[name])}, which is not computed")
+    for name, least in (("r", 1), ("lora_alpha", -math.inf)):
+        _check_number(where, name, config.get(name, 8), least)
+    for name, least in (("rank_pattern", 1), ("alpha_pattern", -math.inf)):
+        table = config.get(name) or {}
+        if not isinstance(table, dict):
+            raise InvalidWeights(f"{where}: {name} is {shown(table)}: it must be a table")
+        for pattern, value in table.items():
+            _check_number(where, f"{name}[{pattern!r}]", value, least)
+            _check_pattern(where, name, pattern)
+    targets = config.get("target_modules")
+    if isinstance(targets, str):
+        _check_pattern(where, "target_modules", targets)
+    elif not (isinstance(targets, list) and all(isinstance(own, str) for own in targets)):
+        raise InvalidWeights(
+            f"{where}: target_modules is {shown(targets)}: it must be an expression or a list of names"
+        )
+    return config
+
+
+def _check_number(where: Path, name: str, value: object, least: float) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or value < least or (least == 1 and not isinstance(value, int)):  # type: ignore[operator]
+        raise InvalidWeights(
+            f"{where}: {name} is {shown(value)}: it must be a number{' above 0' if least == 1 else ''}"
+        )
+
+
+def _check_pattern(where: Path, name: str, pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise InvalidWeights(f"{where}: {name} has {shown(pattern)}, which is no expression: {error}") from error
+
+
+def _is_target(targets: str | list[str], module: str) -> bool:
+    if isinstance(targets, str):
+        return targets == "all-linear" or re.fullmatch(targets, module) is not None
+    return any(module == own or module.endswith(f".{own}") for own in targets)
+
+
+def _matching(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
+    """The value of the first pattern that is the end of a name."""
+    matches = (value for key, value in (patterns or {}).items() if re.match(rf"(.*\.)?({key})$", module))
+    return next(matches, default)
+
+
+# ---- adapter_model.safetensors
+
+
+def _projections(
+    where: Path, config: Mapping[str, Any], content: bytes, shapes: Mapping[str, tuple[int, int]], max_rank: int
+) -> dict[str, Projection]:
+    found: dict[str, dict[str, tuple[str, list[int], int]]] = {}
+    for name, (dtype, shape, start) in _tensors(where, content).items():
+        match = TENSOR.fullmatch(name)
+        module = match["module"] if match else ""
+        if match is None or module not in shapes or not _is_target(config["target_modules"], module):
+            raise UnsupportedModel(
+                f"{where}: {shown(name)} is no adapter of a linear layer that the model has and target_modules names: those of "
+                "embeddings, heads and experts are not computed"
+            )
+        found.setdefault(module, {})[match["part"]] = dtype, shape, start
+    if not found:
+        raise InvalidWeights(f"{where} holds no tensors")
+    projections: dict[str, Projection] = {}
+    for module, parts in found.items():
+        if len(parts) < 2:
+            raise InvalidWeights(
+                f"{where}: of {module} there is lora_{next(iter(parts))}, and the other part is missing"
+            )
+        (a_type, a_shape, a), (b_type, b_shape, b) = parts["A"], parts["B"]
+        rank = _matching(config.get("rank_pattern"), module, config.get("r", 8))
+        outputs, inputs = shapes[module]
+        if rank > max_rank:
+            raise UnsupportedModel(
+                f"{where}: the rank of {module} is {rank}, and at most {max_rank} is allowed (max_lora_rank)"
+            )
+        if a_shape != [rank, inputs] or b_shape != [outputs, rank]:
+            raise InvalidWeights(
+                f"{where}: A and B of {module} are {a_shape} and {b_shape}, not {[rank, inputs]} and {[outputs, rank]}, as its "
+                "rank and the model ask for"
+            )
+        alpha = _matching(config.get("alpha_pattern"), module, config.get("lora_alpha", 8))
+        scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+        projections[module] = Projection(rank, scale, (a_type, b_type), a, b)
+    return projections
+
+
+def _tensors(where: Path, content: bytes) -> dict[str, tuple[str, list[int], int]]:
+    """Name -> dtype, shape and where its numbers begin, of every tensor of a safetensors file."""
+    try:
+        size = int.from_bytes(content[:8], "little")
+        if len(content) < 8 or size > min(len(content) - 8, MAX_HEADER_BYTES):
+            raise ValueError("it ends in its header")
+        table = json.loads(content[8 : 8 + size])
+        table.pop("__metadata__", None)
+        tensors = {}
+        for name, header in table.items():
+            dtype, shape, (start, end) = header["dtype"], header["shape"], header["data_offsets"]
+            if dtype not in DTYPES:
+                raise ValueError(f"{name} is in {dtype}, not in one of {', '.join(DTYPES)}")
+            sizes = (start, end, *shape)
+            if not all(type(own) is int and own >= 0 for own in sizes) or len(shape) != 2:
+                raise ValueError(f"{name} is no matrix")
+            if end - start != math.prod(shape) * DTYPES[dtype] or end > len(content) - 8 - size:
+                raise ValueError(f"the bytes of {name} are not there")
+            tensors[name] = dtype, shape, 8 + size + start
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise InvalidWeights(f"{where} is broken: {error}") from error
+    return tensors

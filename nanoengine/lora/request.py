@@ -1,0 +1,36 @@
+"""LoRARequest: the adapter that a request wants, by vLLM's names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nanoengine.core.errors import InvalidRequest, shown
+
+
+@dataclass(frozen=True, slots=True)
+class LoRARequest:
+    """An adapter in a folder as PEFT saves it.
+
+    Args:
+        lora_name: what it is called.
+        lora_int_id: a positive number. vLLM's callers give one; adapters are told apart by what is in their files.
+        lora_path: its folder. It is read whenever requests are made with it, so a changed file is never overlooked. Empty: the
+            adapter that was loaded under this name.
+
+    Raises:
+        InvalidRequest: a value that cannot be.
+    """
+
+    lora_name: str
+    lora_int_id: int = 1
+    lora_path: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("lora_name", "lora_path"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value.isprintable():
+                raise InvalidRequest(f"{name} is {shown(value)}: it must be a string of printable characters")
+        if not self.lora_name:
+            raise InvalidRequest("lora_name is empty: give the adapter a name")
+        if type(self.lora_int_id) is not int or self.lora_int_id < 1:
+            raise InvalidRequest(f"lora_int_id is {shown(self.lora_int_id)}: it must be a positive integer")
