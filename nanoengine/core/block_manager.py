@@ -218,7 +218,7 @@ class BlockManager:
             if all(
                 run > i - layout.first_seen(end) // self.block_size
                 for run, layout in zip(runs, self.layouts, strict=True)
-            ):
+            ) and all(store.may_end(hash) for store in self.stores):
                 best = i + 1
         return best
 
