@@ -82,3 +82,29 @@ class Experts:
             for i in range(self.facts.num_experts):
                 slots[f"{prefix}.experts.{i}.{name}.weight"] = weights.expert(i)
         return slots
+
+
+class ExpertsAndShared(Experts):
+    """Beside the experts there is an MLP that every token goes through; a gate may weigh it (Qwen2-MoE)."""
+
+    def __init__(self, factory: Factory, hidden_size: int, facts: ExpertsConfig, activation: str = "silu"):
+        super().__init__(factory, hidden_size, facts, activation)
+        self.gate_up_proj = Linear(factory, hidden_size, facts.shared_size, facts.shared_size)
+        self.down_proj = Linear(factory, facts.shared_size, hidden_size)
+        self.shared_gate = Linear(factory, hidden_size, 1) if facts.shared_is_gated else None
+
+    def __call__(self, norm: RMSNorm, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        x, residual = norm.add_and_norm(hidden, residual)
+        chosen, factors = self.route(x)
+        routed = self.kernels.experts(x, (self.gate, self.up, self.down), chosen, factors, self.activation, self.biases)
+        shared = self.down_proj(self.kernels.gated_linear(x, self.gate_up_proj.weight, self.activation))
+        if self.shared_gate is not None:
+            shared = self.kernels.sigmoid_gate(shared, self.shared_gate(x))
+        return routed + shared, residual
+
+    def slots(self, prefix: str, router: str, names: Sequence[str]) -> dict[str, WeightSlot]:
+        slots = super().slots(prefix, router, names) | self.gate_up_proj.slots(
+            f"{prefix}.shared_expert", "gate_proj", "up_proj"
+        )
+        slots |= self.down_proj.slots(f"{prefix}.shared_expert", "down_proj")
+        return slots if self.shared_gate is None else slots | self.shared_gate.slots(prefix, "shared_expert_gate")

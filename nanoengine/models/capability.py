@@ -50,10 +50,11 @@ class Models(Capability):
             said = dataclasses.replace(said, tie_word_embeddings=True)  # it is for embeddings: some head will do
         check_weights(said, self.checkpoint)
         self.model_config = said.within(config.max_model_len or said.max_position_embeddings)
-        layers = map(self.model_config.layer, range(self.model_config.num_layers))
+        layers = map(self.model_config.layer, self.model_config.attention_layers)
         startup.facts["path"] = path
         startup.facts["weights"] = self._weights
         startup.facts["windows"] = [layer.window for layer in layers]
+        startup.facts["states"] = said.states and said.states.shapes
         self.tokenizer, self._advised = found.tokenizer, found.advised_sampling
         return self.model_config, found.tokenizer, found.eos_token_ids
 
@@ -82,6 +83,10 @@ class Models(Capability):
         slots = model.checkpoint_tensors()
         load_weights(slots, self.checkpoint, startup.dtype, quantize=quantize, use_tqdm=startup.use_tqdm)
         return model
+
+    def before_pool(self, startup: Startup) -> None:
+        if self.model_config.states is not None and "state_layers" not in startup.facts:
+            raise InvalidConfig("models with states need the capability kv groups, which is not installed")
 
     def policy(self, startup: Startup) -> None:
         self.default_sampling = default_sampling(self._advised, type(startup.default_params))
