@@ -23,6 +23,7 @@ from nanoengine.core.model_runner import ModelRunner
 from nanoengine.kernels.c_functions import c_functions
 from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.kernels.torch_kernels import DenseRows
+from nanoengine.kv_groups.state_pool import StateKeeper
 from nanoengine.layers.rotary import RotaryEmbedding
 from nanoengine.models.decoder import Decoder
 from nanoengine.models.model_config import LayerConfig, ModelConfig, RopeConfig
@@ -168,7 +169,8 @@ def model_runner(llm: LLM) -> ModelRunner:
 
 
 def backend_of(llm: LLM) -> AttentionBackend:
-    backend = model_runner(llm).model.layers[0].self_attn.attention.backend
+    parts = (layer.self_attn for layer in model_runner(llm).model.layers)
+    backend = next(part for part in parts if hasattr(part, "attention")).attention.backend
     assert isinstance(backend, AttentionBackend)
     return backend
 
@@ -182,6 +184,9 @@ def fill_with_nan(runner: ModelRunner) -> None:
     for place in runner.kv_cache.places:
         for tensor in place:
             tensor.fill_(-1 if tensor.dtype is torch.int8 else float("nan"))
+    for part in runner.parts:
+        if isinstance(part, StateKeeper):
+            part.pool.slots.fill_(float("nan"))
 
 
 @torch.inference_mode()

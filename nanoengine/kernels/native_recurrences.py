@@ -1,4 +1,4 @@
-"""Layers with states by the native kernels; sizes that these do not have are computed by the reference, which is as exact."""
+"""Layers with states by the native kernels."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from nanoengine.kernels import recurrences
 from nanoengine.kernels.addresses import DTYPES, address, address_of_floats
 from nanoengine.kernels.recurrences import Decay, StateRuns
 
-WIDTH = 16
-"""What divides the columns of states and of norms: lanes of the widest registers."""
-
 MAX_TAPS, MAX_DEPTH = 8, 256
+"""As the sources have them."""
 
 
 class NativeRecurrences:
@@ -47,8 +44,7 @@ class NativeRecurrences:
         self, qkv: Tensor, a: Tensor, b: Tensor, decay: Decay, num_k_heads: int, states: Tensor, runs: StateRuns
     ) -> Tensor:
         _, heads, depth, width = states.shape
-        if not _fits(depth, width):
-            return recurrences.delta_rule(qkv, a, b, decay, num_k_heads, states, runs)
+        assert depth <= MAX_DEPTH
         out = torch.empty(len(qkv), heads * width)
         inputs = DTYPES[qkv.dtype], *_part(qkv), *_part(a), *_part(b), *map(address_of_floats, decay)
         where = states.data_ptr(), states.stride(0), *_addresses(runs), out.data_ptr()
@@ -59,8 +55,7 @@ class NativeRecurrences:
         self, xbc: Tensor, dt: Tensor, decay: Decay, skip: Tensor, num_groups: int, states: Tensor, runs: StateRuns
     ) -> Tensor:
         _, heads, depth, width = states.shape
-        if not _fits(depth, width):
-            return recurrences.mamba2(xbc, dt, decay, skip, num_groups, states, runs)
+        assert depth <= MAX_DEPTH
         out = torch.empty(len(xbc), heads * width)
         inputs = DTYPES[xbc.dtype], *_part(xbc), *_part(dt), *map(address_of_floats, (*decay, skip))
         where = states.data_ptr(), states.stride(0), *_addresses(runs), out.data_ptr()
@@ -68,8 +63,7 @@ class NativeRecurrences:
         return out
 
     def gated_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool) -> Tensor:
-        if group % WIDTH or len(weight) % WIDTH:
-            return recurrences.gated_norm(x, gate, weight, eps, group, gate_first=gate_first)
+        assert len(weight) % group == 0
         out = torch.empty(x.shape, dtype=gate.dtype)
         weights = address_of_floats(weight), len(weight), out.data_ptr()
         self.c.gated_norm(
@@ -81,10 +75,6 @@ class NativeRecurrences:
         out = torch.empty(x.shape, dtype=x.dtype)
         self.c.sigmoid_gate(DTYPES[x.dtype], *_part(x), *_part(gate), gate.shape[1], out.data_ptr(), *x.shape)
         return out
-
-
-def _fits(depth: int, width: int) -> bool:
-    return depth % WIDTH == 0 and depth <= MAX_DEPTH and width % WIDTH == 0
 
 
 def _part(columns: Tensor | None) -> tuple[int | None, int]:

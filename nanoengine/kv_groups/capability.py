@@ -60,19 +60,23 @@ class KVGroups(Capability):
         memory = config.of(KVGroupsOptions).snapshot_memory
         if memory is None:
             memory = int(min(SNAPSHOT_CAP, SNAPSHOT_SHARE * available_ram()))
-        self._num_snapshots = memory // self._slot_bytes
+        self._most_snapshots = memory // self._slot_bytes
+
+    def _num_snapshots(self, startup: Startup) -> int:
+        """There is one for every block at most: they end with one."""
+        return min(self._most_snapshots, startup.num_blocks)
 
     def runner(self, startup: Startup) -> None:
         if "state_layers" not in startup.facts:
             return
         from nanoengine.kv_groups.state_pool import StateKeeper, StatePool
 
-        rows, shapes = startup.num_rows, startup.facts["states"]
+        rows, shapes, snapshots = startup.num_rows, startup.facts["states"], self._num_snapshots(startup)
         try:
-            pool = StatePool(rows, self._num_snapshots, startup.facts["state_layers"], shapes)
+            pool = StatePool(rows, snapshots, startup.facts["state_layers"], shapes)
         except OSError as error:
             raise InvalidConfig(
-                f"states of {rows} sequences and {self._num_snapshots} snapshots, {self._slot_bytes} bytes each, do not fit into "
+                f"states of {rows} sequences and {snapshots} snapshots, {self._slot_bytes} bytes each, do not fit into "
                 "memory: lower max_num_seqs or snapshot_memory"
             ) from error
         startup.runner.parts.append(StateKeeper(startup.runner, pool, startup.model.mixers))
@@ -81,7 +85,7 @@ class KVGroups(Capability):
         startup.parts.append(CommonPrefix(startup.blocks))
         if "state_layers" in startup.facts:
             interval = startup.config.of(KVGroupsOptions).snapshot_interval
-            self.snapshots = Snapshots(startup.blocks, self._num_snapshots, interval)
+            self.snapshots = Snapshots(startup.blocks, self._num_snapshots(startup), interval)
             startup.parts.append(self.snapshots)
             startup.stores.append(self.snapshots)
 
@@ -92,5 +96,5 @@ class KVGroups(Capability):
         words = [f"{len(groups)} KV groups: {', '.join(kinds)}"] if groups else []
         if count := startup.facts.get("state_layers"):
             size = f"{self._slot_bytes / 2**20:.1f} MiB a sequence"
-            words.append(f"{count} layers with states: {size}, room for {self._num_snapshots} snapshots")
+            words.append(f"{count} layers with states: {size}, room for {self._num_snapshots(startup)} snapshots")
         return "; ".join(words) or None

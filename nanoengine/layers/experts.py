@@ -17,6 +17,7 @@ from nanoengine.kernels.interface import ExpertBiases
 from nanoengine.layers.dense_slot import DenseSlot
 from nanoengine.layers.factory import Factory
 from nanoengine.layers.interleaved import InterleavedColumns, InterleavedExperts
+from nanoengine.layers.stacked import StackedExperts
 from nanoengine.models.model_config import ExpertsConfig
 
 
@@ -63,15 +64,21 @@ class Experts:
             factors = factors / factors.sum(-1, keepdim=True)
         return chosen, factors
 
-    def slots(self, prefix: str, router: str, names: Sequence[str]) -> dict[str, WeightSlot]:
+    def slots(
+        self, prefix: str, router: str, names: Sequence[str], gate_up: Sequence[str] = ("gate_proj", "up_proj")
+    ) -> dict[str, WeightSlot]:
         """Checkpoint name -> slot: of the router, and of the gate, up and down of each expert, `prefix.experts.i.name`.
 
-        With two names, one tensor has the gates and ups of all experts, in turn, and another what goes down.
+        With two names, one tensor has the gates and ups of all experts, in turn or one behind the other, and another what goes
+        down. `gate_up`: names of those of an MLP beside the experts.
         """
         # A choice between experts is not worth the bytes of so small a matrix: it is never quantized.
         slots: dict[str, WeightSlot] = {
             name: DenseSlot(slot) for name, slot in self.router.slots(prefix, router).items()
         }
+        if self.facts.are_stacked:
+            both, down = (f"{prefix}.experts.{name}" for name in names)
+            return slots | {both: StackedExperts(self.gate, self.up), down: StackedExperts(self.down)}
         if len(names) == 2:
             both, down = (f"{prefix}.experts.{name}" for name in names)
             slots |= {both: InterleavedExperts(self.gate, self.up), down: InterleavedExperts(self.down)}
@@ -102,9 +109,10 @@ class ExpertsAndShared(Experts):
             shared = self.kernels.sigmoid_gate(shared, self.shared_gate(x))
         return routed + shared, residual
 
-    def slots(self, prefix: str, router: str, names: Sequence[str]) -> dict[str, WeightSlot]:
-        slots = super().slots(prefix, router, names) | self.gate_up_proj.slots(
-            f"{prefix}.shared_expert", "gate_proj", "up_proj"
-        )
+    def slots(
+        self, prefix: str, router: str, names: Sequence[str], gate_up: Sequence[str] = ("gate_proj", "up_proj")
+    ) -> dict[str, WeightSlot]:
+        slots = super().slots(prefix, router, names)
+        slots |= self.gate_up_proj.slots(f"{prefix}.shared_expert", *gate_up)
         slots |= self.down_proj.slots(f"{prefix}.shared_expert", "down_proj")
         return slots if self.shared_gate is None else slots | self.shared_gate.slots(prefix, "shared_expert_gate")

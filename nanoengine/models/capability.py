@@ -17,7 +17,7 @@ from nanoengine.models.advice import default_sampling
 from nanoengine.models.checkpoint import Checkpoint
 from nanoengine.models.decoder import build_model
 from nanoengine.models.description import describe
-from nanoengine.models.loader import Quantizer, check_weights, load_weights, open_checkpoint, weight_bytes
+from nanoengine.models.loader import Quantizer, as_stored, check_weights, load_weights, open_checkpoint, weight_bytes
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.models.names import WEIGHT_FILES, find_model
 from nanoengine.models.options import ModelOptions
@@ -48,6 +48,7 @@ class Models(Capability):
         said = found.config
         if isinstance(self.checkpoint, SafetensorsFolder) and self.checkpoint.is_headless:
             said = dataclasses.replace(said, tie_word_embeddings=True)  # it is for embeddings: some head will do
+        said = as_stored(said, self.checkpoint)
         check_weights(said, self.checkpoint)
         self.model_config = said.within(config.max_model_len or said.max_position_embeddings)
         layers = map(self.model_config.layer, self.model_config.attention_layers)

@@ -153,7 +153,8 @@ class SparseMLP(core.MLP):
         return self.experts(norm, hidden, residual)
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
-        return self.experts.slots(f"{prefix}.{self.names.experts}", self.names.router, self.names.expert_gate_up_down)
+        names = self.names
+        return self.experts.slots(f"{prefix}.{names.experts}", names.router, names.expert_gate_up_down, names.gate_up)
 
 
 class DecoderLayer(core.DecoderLayer):

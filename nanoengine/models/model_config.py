@@ -66,6 +66,7 @@ class ExpertsConfig:
     intermediate_size: int  # of each expert
     normalize: bool  # whether the factors of the chosen ones add up to 1
     has_biases: bool = False  # of the router and of each expert's products
+    are_stacked: bool = False  # in a checkpoint, one tensor has all of them, gates before ups
     shared_size: int = 0  # of an MLP that every token goes through beside them
     shared_is_gated: bool = False  # by a number between 0 and 1
 
@@ -151,7 +152,8 @@ class ModelConfig(core.ModelConfig):
     def _mixer_parameters(self) -> int:
         """Of a layer with states, with its two norms."""
         facts, hidden = self.states, self.hidden_size
-        assert facts is not None
+        if facts is None:
+            return 0
         convolution = facts.channels * (facts.taps + facts.conv_bias)
         inner = facts.num_heads * facts.width
         kind = next(layer.mixer for layer in self.layers if layer.mixer is not None)

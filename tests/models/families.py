@@ -61,7 +61,7 @@ def types_of(more: dict[str, Any], *kinds: str) -> dict[str, Any]:
 HYBRID: dict[str, Any] = {"pad_token_id": None}
 DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
 MAMBA: dict[str, Any] = types_of(HYBRID, "linear_attention", "full_attention", "linear_attention")
-MAMBA |= {"mamba_n_heads": 6, "mamba_d_state": 16, "mamba_d_head": 16, "mamba_chunk_size": 16}
+MAMBA |= {"mamba_n_heads": 2, "mamba_d_state": 16, "mamba_chunk_size": 16}
 MAMBA |= {"attention_multiplier": 0.2, "embedding_multiplier": 2.0, "residual_multiplier": 0.5, "logits_scaling": 2.0}
 BIASES = {"attention_bias": True, "mlp_bias": True}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": True}

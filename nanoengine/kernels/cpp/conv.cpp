@@ -1,5 +1,4 @@
 // Causal convolutions of each channel over a few tokens, whose last inputs are kept as the state of a sequence.
-#include <algorithm>
 #include "calls.h"
 #include "panels.h"
 #include "states.h"
@@ -8,20 +7,6 @@
 namespace {
 
 constexpr size_t MAX_TAPS = 8, VECTORS = 4, BLOCK = VECTORS * LANES;
-
-// Some lanes from memory, the rest 0; and to memory.
-template <class T> INLINE Floats load_some(const T* from, size_t count) {
-    if (count >= LANES) return load_floats(from);
-    T all[LANES] = {};
-    std::copy_n(from, count, all);
-    return load_floats(all);
-}
-template <class T> INLINE void store_some(T* to, Floats value, size_t count) {
-    if (count >= LANES) return store_floats(to, value);
-    T all[LANES];
-    store_floats(all, value);
-    std::copy_n(all, count, to);
-}
 
 template <class T> struct Part {  // columns of a projection
     const T* at;

@@ -15,8 +15,9 @@ constexpr size_t MAX_DEPTH_OF_STATE = 256, VECTORS = 4, BLOCK = VECTORS * LANES;
 
 float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
+// Elements as floats, and zeros behind them up to a whole vector.
 template <class T> void as_floats(const T* from, size_t count, float* to) {
-    for (size_t i = 0; i < count; i += LANES) store_floats(to + i, load_floats(from + i));
+    for (size_t i = 0; i < count; i += LANES) store_floats(to + i, load_some(from + i, count - i));
 }
 
 // x / |x| * factor
@@ -68,24 +69,27 @@ INLINE void step(float* state, size_t stride, size_t depth, const float* query, 
     for (int v = 0; v < V; v++) out[v] = even[v] + odd[v];
 }
 
-// A run of tokens in some columns of the state of a head.
+// A run of tokens in some columns of the state of a head. It is computed where it lies, unless it is to be kept elsewhere, or does not
+// fill whole vectors.
 template <class T, int V>
 void columns(const Projected<T>& p, const StateRuns& runs, size_t run, size_t head, size_t column, float* states, size_t slot_stride,
              float* out) {
     alignas(64) float room[MAX_DEPTH_OF_STATE * V * LANES], query[MAX_DEPTH_OF_STATE], key[MAX_DEPTH_OF_STATE];
+    const size_t place = head * p.depth * p.width + column, count = std::min(p.width - column, (size_t)V * LANES);
+    const bool copied = runs.store_starts || count % LANES || p.depth % 2;
+    const size_t stride = copied ? V * LANES : p.width, depth = (p.depth + 1) / 2 * 2;
     float* state = room;
-    size_t stride = V * LANES;
-    const size_t place = head * p.depth * p.width + column;
     const auto copy = [&](const float* from, size_t from_stride, float* to, size_t to_stride) {
-        for (size_t i = 0; i < p.depth; i++) std::memcpy(to + i * to_stride, from + i * from_stride, V * LANES * sizeof(float));
+        for (size_t i = 0; i < p.depth; i++) std::memcpy(to + i * to_stride, from + i * from_stride, count * sizeof(float));
     };
+    if (copied) std::fill_n(room, depth * stride, 0.0f);
     const float rate = -std::exp(p.log_rate[head]);
     runs.walk(
         run,
         [&](size_t slot) {
             float* own = states + slot * slot_stride + place;
-            if (runs.store_starts) copy(own, p.width, room, stride);
-            else state = own, stride = p.width;
+            if (copied) copy(own, p.width, room, stride);
+            else state = own;
         },
         [&](size_t t) {
             as_floats(p.query + t * p.stride + head / p.sharing * p.depth, p.depth, query);
@@ -100,17 +104,17 @@ void columns(const Projected<T>& p, const StateRuns& runs, size_t run, size_t he
             }
             Floats value[V], change[V], sums[V];
             for (int v = 0; v < V; v++) {
-                value[v] = load_floats(p.value + t * p.stride + head * p.width + column + v * LANES);
+                value[v] = load_some(p.value + t * p.stride + head * p.width + column + v * LANES, count - v * LANES);
                 change[v] = p.beta ? value[v] : value[v] * time;
             }
-            step<V>(state, stride, p.depth, query, key, fade, p.beta ? &beta : nullptr, change, sums);
+            step<V>(state, stride, depth, query, key, fade, p.beta ? &beta : nullptr, change, sums);
             for (int v = 0; v < V; v++) {
                 if (p.skip) sums[v] = multiply_add(splat(p.skip[head]), value[v], sums[v]);
-                store(out + (t * p.heads + head) * p.width + column + v * LANES, sums[v]);
+                store_some(out + (t * p.heads + head) * p.width + column + v * LANES, sums[v], count - v * LANES);
             }
         },
         [&](size_t slot) {
-            if (runs.store_starts) copy(room, stride, states + slot * slot_stride + place, p.width);
+            if (copied) copy(room, stride, states + slot * slot_stride + place, p.width);
         });
 }
 
@@ -120,7 +124,7 @@ void recur(const Projected<T>& p, const StateRuns& runs, size_t num_runs, float*
     for_each(num_runs * p.heads * blocks, false, [&](size_t item) {
         const size_t run = item / blocks / p.heads, head = item / blocks % p.heads, column = item % blocks * BLOCK;
         const auto call = [&](auto f) { f(p, runs, run, head, column, states, slot_stride, out); };
-        switch (std::min(p.width - column, BLOCK) / LANES) {
+        switch ((std::min(p.width - column, BLOCK) + LANES - 1) / LANES) {
             case 1: return call(columns<T, 1>);
             case 2: return call(columns<T, 2>);
             case 3: return call(columns<T, 3>);
@@ -139,17 +143,17 @@ void norm(const float* x, const T* gate, size_t gate_stride, const float* weight
         const float* from = x + row * width + first;
         const T* by = gate + row * gate_stride + first;
         const auto input = [&](size_t i) {
-            const Floats value = load<Floats>(from + i), factor = load_floats(by + i);
+            const Floats value = load_some(from + i, group - i), factor = load_some(by + i, group - i);
             return gate_first ? value * times_sigmoid(factor, factor) : value;
         };
         Floats squares{};
         for (size_t i = 0; i < group; i += LANES) squares = multiply_add(input(i), input(i), squares);
         const float scale = 1.0f / std::sqrt(sum(squares) / group + eps);
         for (size_t i = 0; i < group; i += LANES) {
-            Floats value = input(i) * scale * load<Floats>(weight + (first + i) % weights);
-            const Floats factor = load_floats(by + i);
+            Floats value = input(i) * scale * load_some(weight + (first + i) % weights, group - i);
+            const Floats factor = load_some(by + i, group - i);
             if (!gate_first) value *= times_sigmoid(factor, factor);
-            store_floats(out + row * width + first + i, value);
+            store_some(out + row * width + first + i, value, group - i);
         }
     });
 }

@@ -27,6 +27,10 @@ NAMES = TensorNames(
     replaced=(
         (".mlp.input_linear.", ".shared_mlp.input_linear."),
         (".mlp.down_proj.", ".shared_mlp.output_linear."),
+        (".block_sparse_moe.shared_expert.input_linear.", ".shared_mlp.input_linear."),
+        (".block_sparse_moe.shared_expert.down_proj.", ".shared_mlp.output_linear."),
+        (".block_sparse_moe.experts.input_linear", ".block_sparse_moe.input_linear.weight"),
+        (".block_sparse_moe.experts.output_linear", ".block_sparse_moe.output_linear.weight"),
     ),
 )
 
@@ -92,5 +96,6 @@ def _experts(fields: ConfigFields, shared: int) -> ExpertsConfig:
         num_chosen=fields.integer("num_experts_per_tok", 2, count),
         intermediate_size=fields.integer("intermediate_size"),
         normalize=True,
+        are_stacked=True,
         shared_size=shared,
     )

@@ -9,7 +9,7 @@ from nanoengine.models.config_fields import ConfigFields
 from nanoengine.models.families.windows import layer_types_of
 from nanoengine.models.model_config import LayerConfig, RopeConfig, StateConfig
 
-MOST_TAPS, MOST_HEADS, MOST_DEPTH = 8, 2**12, 2**10
+MOST_TAPS, MOST_HEADS, MOST_DEPTH = 8, 2**12, 2**8
 """Beyond what any model has, and within what kernels have room for."""
 
 
