@@ -82,14 +82,17 @@ def tiny_checkpoint(folder: Path, seed: int = 0, *, max_shard_size: str = "5GB",
     return save_random(Qwen3ForCausalLM(config).eval(), folder, max_shard_size)
 
 
+OFFSET_NORMS = ("Gemma", "Qwen3_5", "Qwen3Next")
+"""Families whose norms are 1 + the weight."""
+
+
 def save_random(model: Any, folder: Path, max_shard_size: str = "5GB") -> Path:
     """A model of transformers with weights large enough that every token has its own logits, and a byte-level tokenizer."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
-                parameter.uniform_(0.5, 1.5).sub_(
-                    float(type(model).__name__.startswith("Gemma"))
-                )  # there it is 1 + the weight
+                is_offset = type(model).__name__.startswith(OFFSET_NORMS) and "linear_attn" not in name
+                parameter.uniform_(0.5, 1.5).sub_(float(is_offset))
             elif "bias" in name:
                 parameter.normal_(0, 0.5)
             else:
@@ -217,6 +220,9 @@ def forced_logits(
                 started=begun, decode_rows=np.array([0], np.int32), decode_starts=np.array([start], np.int32)
             )
         inputs = input_batch(runner, plan)
+        for part in runner.parts if start == 0 else ():
+            if isinstance(part, StateKeeper):
+                part.begin(plan)
         hidden = runner.model.forward(inputs.input_ids, inputs.positions, inputs.metadata)
         logits.append(runner.model.compute_logits(hidden[-start % every :: every]))
         start += count

@@ -31,13 +31,15 @@ class NativeRecurrences:
         after: Tensor | None = None,
         silu: bool = False,
     ) -> Tensor:
-        taps, channels = weight.shape
+        taps = len(weight)
         assert taps <= MAX_TAPS
         out = torch.empty(x.shape, dtype=x.dtype)
         filters = address_of_floats(weight), address_of_floats(bias), taps, int(silu)
         where = states.data_ptr(), states.stride(0), *_addresses(runs)
         sizes = len(runs.rows), *x.shape
-        self.c.short_conv(DTYPES[x.dtype], *_part(x), *_part(before), *_part(after), *filters, *where, out.data_ptr(), *sizes)
+        self.c.short_conv(
+            DTYPES[x.dtype], *_part(x), *_part(before), *_part(after), *filters, *where, out.data_ptr(), *sizes
+        )
         return out
 
     def delta_rule(
@@ -62,7 +64,9 @@ class NativeRecurrences:
         self.c.mamba2(*inputs, *where, len(runs.rows), num_groups, heads, depth, width)
         return out
 
-    def gated_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool) -> Tensor:
+    def gated_norm(
+        self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool
+    ) -> Tensor:
         assert len(weight) % group == 0
         out = torch.empty(x.shape, dtype=gate.dtype)
         weights = address_of_floats(weight), len(weight), out.data_ptr()

@@ -120,7 +120,9 @@ def delta_rule(
     return out.flatten(1)
 
 
-def mamba2(xbc: Tensor, dt: Tensor, decay: Decay, skip: Tensor, num_groups: int, states: Tensor, runs: StateRuns) -> Tensor:
+def mamba2(
+    xbc: Tensor, dt: Tensor, decay: Decay, skip: Tensor, num_groups: int, states: Tensor, runs: StateRuns
+) -> Tensor:
     """The scan of Mamba 2 (Dao and Gu, 2024): S <- e S + B (t x)^T; out = S^T C + skip x, where t = softplus(dt + bias).
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from nanoengine.core.capability import Capability
 from nanoengine.core.errors import InvalidConfig
@@ -79,7 +79,7 @@ class KVGroups(Capability):
                 f"states of {rows} sequences and {snapshots} snapshots, {self._slot_bytes} bytes each, do not fit into "
                 "memory: lower max_num_seqs or snapshot_memory"
             ) from error
-        startup.runner.parts.append(StateKeeper(startup.runner, pool, startup.model.mixers))
+        startup.runner.parts.append(StateKeeper(startup.runner, pool, cast(Any, startup.model).mixers))
 
     def policy(self, startup: Startup) -> None:
         startup.parts.append(CommonPrefix(startup.blocks))

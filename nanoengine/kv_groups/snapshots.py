@@ -71,7 +71,9 @@ class Snapshots(KVStore, PolicyPart):
         self.index: OrderedDict[bytes, int] = OrderedDict()  # hash of a prefix -> slot, least recently used first
         self.num_taken = self.num_restored = self.num_evicted = 0
         self._in_flight: deque[tuple[Step, list[Taken]]] = deque()
-        self._branches: dict[Sequence, int] = {}  # where the K/V of a running prompt's prefix was cached, and a state was not
+        self._branches: dict[
+            Sequence, int
+        ] = {}  # where the K/V of a running prompt's prefix was cached, and a state was not
         self._drafted: dict[Sequence, int] = {}  # tokens before a run with drafts, whose next run is not planned yet
         self._passing: dict[Sequence, bytes] = {}  # hash of its last snapshot while it decodes
 

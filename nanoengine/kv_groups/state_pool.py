@@ -24,8 +24,8 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 class StatePool:
-    """A slot holds the states of all layers side by side, so it is copied in one piece: a slot for each row of the runner, one for
-    padding, then those of snapshots. Memory is taken when a slot is first written.
+    """A slot holds the states of all layers side by side, so it is copied in one piece: a slot for each row of the runner, one
+    for padding, then those of snapshots. Memory is taken when a slot is first written.
     """
 
     def __init__(self, num_rows: int, num_snapshots: int, num_layers: int, shapes: Shapes):
@@ -113,7 +113,9 @@ class StateKeeper(RunnerPart):
         count = end - drafted.start
         inside = [order for order in early.get(row, []) if order.position < end]
         early[row] = [order for order in early.get(row, []) if order.position == end]
-        runs = StateRuns(_ints([row]), _ints([0, count]), self._stores([(row, drafted.start, count, False)], {row: inside}))
+        runs = StateRuns(
+            _ints([row]), _ints([0, count]), self._stores([(row, drafted.start, count, False)], {row: inside})
+        )
         for layer, states in zip(self.mixers, self.pool.layers, strict=True):
             projected = drafted.kept[layer][drafted.first : drafted.first + count]
             self.mixers[layer].mix(projected, states, runs)

@@ -7,6 +7,7 @@ both.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,14 +91,18 @@ class SelfAttention(core.SelfAttention):
         is_partial = self.rope is not None and self.rope.rotary_dim != size
         order = rotary_order(size, self.rope.rotary_dim) if self.rope is not None and is_partial else list(range(size))
         own = {
-            name: slot for name, slot in slots.items() if self.gate_size and name.startswith(f"{prefix}.{self.qkv_names[0]}.")
+            name: slot
+            for name, slot in slots.items()
+            if self.gate_size and name.startswith(f"{prefix}.{self.qkv_names[0]}.")
         }
         for name, slot in slots.items():
             if is_partial and name not in own and NAMES_OF_Q_AND_K.search(name):
                 slots[name] = self._reordered(slot, order)
         if own:  # a checkpoint has q and gate of a head, and then those of the next
             heads = range(0, 2 * self.gate_size, 2 * size)
-            gates, queries = ([head + first + i for head in heads for i in dims] for first, dims in ((size, range(size)), (0, order)))
+            gates, queries = (
+                [head + first + i for head in heads for i in dims] for first, dims in ((size, range(size)), (0, order))
+            )
             slots |= {name: Reordered(slot, gates + queries, 1) for name, slot in own.items()}
         return slots
 
@@ -178,7 +183,9 @@ class DecoderLayer(core.DecoderLayer):
 
         mlp = (SparseMLP if config.layer(layer).has_experts else MLP)(config, factory)
         kind = config.layer(layer).mixer
-        self_attn = new_mixer(kind, config, layer, factory) if kind else SelfAttention(config, layer, spec, factory, backend)
+        self_attn: Any = (  # a mixer has the calls of attention, and other weights
+            new_mixer(kind, config, layer, factory) if kind else SelfAttention(config, layer, spec, factory, backend)
+        )
         super().__init__(
             norm(self.names.norm_before_attention), self_attn, norm(self.names.norm_before_mlp), mlp, rotary
         )

@@ -38,7 +38,8 @@ class LayerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateConfig:
-    """What layers with states are made of, the same in each: a convolution of `channels`, and a state [depth, width] of each head.
+    """What layers with states are made of, the same in each: a convolution of `channels`, and a state [depth, width] for each of
+    the heads.
     """
 
     taps: int  # tokens that the convolution sees, the token itself among them
@@ -146,7 +147,9 @@ class ModelConfig(core.ModelConfig):
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         mlps = sum(self._mlp_parameters(self.layer(i).has_experts) for i in range(self.num_layers))
         num_attention = len(self.attention_layers)
-        mixers = num_attention * self._attention_parameters() + (self.num_layers - num_attention) * self._mixer_parameters()
+        mixers = (
+            num_attention * self._attention_parameters() + (self.num_layers - num_attention) * self._mixer_parameters()
+        )
         return embeddings + mixers + mlps + self.hidden_size
 
     def _mixer_parameters(self) -> int:
@@ -160,7 +163,11 @@ class ModelConfig(core.ModelConfig):
         outputs = {"short_conv": 3 * hidden, "delta_net": facts.channels + inner + 2 * facts.num_heads}
         outputs["mamba2"] = facts.channels + inner + facts.num_heads
         inputs = {"short_conv": hidden}.get(kind, inner)
-        others = {"short_conv": 0, "delta_net": 2 * facts.num_heads + facts.width, "mamba2": 3 * facts.num_heads + inner}
+        others = {
+            "short_conv": 0,
+            "delta_net": 2 * facts.num_heads + facts.width,
+            "mamba2": 3 * facts.num_heads + inner,
+        }
         biases = (outputs[kind] + hidden) * facts.proj_bias
         return hidden * (outputs[kind] + inputs + 2) + convolution + others[kind] + biases
 

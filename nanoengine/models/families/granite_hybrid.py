@@ -59,8 +59,8 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
         embedding_scale=fields.number("embedding_multiplier", 1.0),
         residual_scale=fields.number("residual_multiplier", 1.0),
         logits_divisor=fields.number("logits_scaling", 1.0),
+        experts=experts,
         **biases_of(fields),
-        **({} if experts is None else {"experts": experts}),
     )
     return replace(config, intermediate_size=width)
 
@@ -71,7 +71,9 @@ def _states(fields: ConfigFields) -> StateConfig:
     depth, stated = fields.integer("mamba_d_state", 256, MOST_DEPTH), fields.get("mamba_d_head", "auto")
     width = inner // heads if stated == "auto" else fields.integer("mamba_d_head", most=MOST_DEPTH)
     if width * heads != inner:
-        raise fields.wrong("mamba_n_heads", heads, f"of mamba_d_head {width} they must make {inner}, mamba_expand x hidden_size")
+        raise fields.wrong(
+            "mamba_n_heads", heads, f"of mamba_d_head {width} they must make {inner}, mamba_expand x hidden_size"
+        )
     limits = fields.get("time_step_limit", UNLIMITED[0])
     if limits not in UNLIMITED:
         raise fields.wrong("time_step_limit", limits, "steps of time without limits are supported")

@@ -35,7 +35,9 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     }.items():
         fields.default(key, value)
     fields.ignore("block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_swiglu")
-    fields.ignore("block_use_xavier_init", "conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "block_ff_dim")
+    fields.ignore(
+        "block_use_xavier_init", "conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "block_ff_dim"
+    )
     fields.expect("block_use_swiglu", True)
     count = fields.integer("num_hidden_layers", most=MAX_LAYERS)
     attending = fields.get("full_attn_idxs")

@@ -36,9 +36,7 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
         if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
             raise fields.wrong("mlp_only_layers", dense, "it must be a list of layers")
         without = set(dense)
-        layers = [
-            replace(own, has_experts=i not in without and (i + 1) % step == 0) for i, own in enumerate(layers)
-        ]
+        layers = [replace(own, has_experts=i not in without and (i + 1) % step == 0) for i, own in enumerate(layers)]
     fields.ignore("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype", "attn_output_gate")
     fields.expect("attn_output_gate", True)
     fields.expect("output_gate_type", "swish")
@@ -56,7 +54,9 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
 
 
 def _states(fields: ConfigFields, *, is_packed: bool) -> StateConfig:
-    groups, heads = (fields.integer(f"linear_num_{own}_heads", n, MOST_HEADS) for own, n in (("key", 16), ("value", 32)))
+    groups, heads = (
+        fields.integer(f"linear_num_{own}_heads", n, MOST_HEADS) for own, n in (("key", 16), ("value", 32))
+    )
     depth, width = (fields.integer(f"linear_{own}_head_dim", 128, MOST_DEPTH) for own in ("key", "value"))
     states = StateConfig(
         taps=fields.integer("linear_conv_kernel_dim", 4, MOST_TAPS),
