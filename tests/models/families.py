@@ -62,7 +62,12 @@ HYBRID: dict[str, Any] = {"pad_token_id": None}
 # A larger epsilon: the norm of what a recurrence says makes much of its rounding, so that transformers' two ways to compute it differ
 # by 2e-4 where it is small.
 DELTA = {"rms_norm_eps": 1e-2}
-DELTA |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
+DELTA |= {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
 MAMBA: dict[str, Any] = types_of(HYBRID, "linear_attention", "full_attention", "linear_attention")
 MAMBA |= {"mamba_n_heads": 2, "mamba_d_state": 16, "mamba_chunk_size": 16}
 MAMBA |= {"attention_multiplier": 0.2, "embedding_multiplier": 2.0, "residual_multiplier": 0.5, "logits_scaling": 2.0}
