@@ -69,7 +69,8 @@ def recurrence(llm: LLM, prefill: float) -> None:
     runner = getattr(runner, "executor", runner)
     keeper = next(part for part in runner.parts if isinstance(part, StateKeeper))
     runs = StateRuns(torch.tensor([0], dtype=torch.int32), torch.tensor([0, PROMPT], dtype=torch.int32))
-    (layer, mixer), states = next(iter(keeper.mixers.items())), keeper.pool.layers[0]
+    mixer: Any = next(iter(keeper.mixers.values()))
+    states = keeper.pool.layers[0]
     projected = torch.randn(PROMPT, sum(mixer.in_proj.out_features), dtype=torch.bfloat16)
     share = seconds(lambda: mixer.mix(projected, states, runs), 7) * len(keeper.mixers) / prefill
     size = keeper.pool.slots[0].nbytes

@@ -50,7 +50,7 @@ def orders_of_three_prompts() -> None:
         prompt = shared + [1000 * (number + 1) + i for i in range(50)]
         run(scheduler, snapshots, prompt, f"prompt {number + 1}", max_tokens=30 if number == 2 else 1)
     text = prompt + [7] * 30
-    run(scheduler, snapshots, text + [8, 9], "the next turn", max_tokens=1)
+    run(scheduler, snapshots, [*text, 8, 9], "the next turn", max_tokens=1)
 
 
 def run(scheduler: Scheduler, snapshots: Snapshots, prompt: list[int], name: str, max_tokens: int) -> None:
@@ -58,7 +58,7 @@ def run(scheduler: Scheduler, snapshots: Snapshots, prompt: list[int], name: str
     seq = Sequence(scheduler.num_steps, request)
     request.sequences.append(seq)
     scheduler.add(seq)
-    hashes = {}
+    hashes: dict[bytes, int] = {}
     while scheduler.has_unfinished:
         step = scheduler.schedule()
         assert step is not None

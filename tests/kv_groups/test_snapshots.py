@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import pytest
 
-from nanoengine.core.config import POLICIES
 from nanoengine.core.messages import Run
 from nanoengine.core.sampling_params import SamplingParams
 from nanoengine.core.scheduler import Scheduler, Step

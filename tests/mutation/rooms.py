@@ -18,6 +18,7 @@ from tests.mutation import (
     sampling,
     server,
     speculation,
+    states,
     structured,
     worker,
 )
@@ -26,6 +27,7 @@ from tests.mutation.mutant import Mutant
 ROOMS: dict[str, tuple[Mutant, ...]] = {
     "policy": policy.MUTANTS,
     "kv": kv.MUTANTS,
+    "states": states.MUTANTS,
     "kv_offload": kv_offload.MUTANTS,
     "speculation": speculation.MUTANTS,
     "request": request.MUTANTS,
