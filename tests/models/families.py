@@ -59,8 +59,8 @@ def types_of(more: dict[str, Any], *kinds: str) -> dict[str, Any]:
 
 
 HYBRID: dict[str, Any] = {"pad_token_id": None}
-# A larger epsilon than theirs: the norm of what a recurrence says makes much of its rounding where it is small, and transformers' own
-# two ways to compute it then differ by 2e-4.
+# A larger epsilon than theirs: the norm of what a recurrence says makes much of its rounding where it is small. The two ways of
+# transformers to compute it then differ by 2e-4.
 DELTA = {"rms_norm_eps": 1e-2}
 DELTA |= {
     "linear_num_key_heads": 2,
