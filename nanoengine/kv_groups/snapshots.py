@@ -7,8 +7,9 @@ the hash of the block.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,6 +23,9 @@ from nanoengine.core.sequence import Sequence
 
 ORDERS = "states"
 """In `StepPlan.extras`."""
+
+MOST_COMPARED = 32
+"""Waiting sequences whose prompts are compared with each that is computed."""
 
 
 class Snapshot(NamedTuple):
@@ -55,8 +59,8 @@ class Taken(NamedTuple):
 
 
 class Snapshots(KVStore, PolicyPart):
-    """Takes snapshots of a prompt behind its last full block, every `interval` tokens, and where its K/V are cached but no state
-    is: there another prompt has parted, and a third may. A sequence that decodes keeps the one of its last full block, so it can
+    """Takes snapshots of a prompt behind its last full block, every `interval` tokens, and where prompts part: where its K/V are
+    cached but no state is, and where others that wait have other tokens. A sequence that decodes keeps the one of its last full block, so it can
     be resumed, and its text go on in the next turn. They are forgotten in the order of their last use.
 
     Args:
@@ -71,6 +75,7 @@ class Snapshots(KVStore, PolicyPart):
         self.index: OrderedDict[bytes, int] = OrderedDict()  # hash of a prefix -> slot, least recently used first
         self.num_taken = self.num_restored = self.num_evicted = 0
         self._in_flight: deque[tuple[Step, list[Taken]]] = deque()
+        self._waiting: list[Sequence] = []
         self._branches: dict[
             Sequence, int
         ] = {}  # where the K/V of a running prompt's prefix was cached, and a state was not
@@ -105,6 +110,11 @@ class Snapshots(KVStore, PolicyPart):
             self.free.append(slot)
 
     # ---- while a step is made
+
+    def candidates(self, waiting: Iterable[Sequence]) -> Iterable[Sequence]:
+        if isinstance(waiting, list):
+            self._waiting = waiting
+        return waiting
 
     def complete(self, step: Step) -> None:
         orders, taken = StateOrders(), list[Taken]()
@@ -154,7 +164,8 @@ class Snapshots(KVStore, PolicyPart):
         size, end = self.blocks.block_size, run.start + run.num_new
         last = (len(seq.token_ids) - 1) // size * size
         every = range(run.start // self.interval * self.interval, end + 1, self.interval)
-        wanted = {last, self._branches.get(seq, 0), *every}
+        others = (self._common(seq, other) for other in self._waiting[:MOST_COMPARED])
+        wanted = {last, self._branches.get(seq, 0), *every, *others}
         return sorted(position for position in wanted if run.start < position <= end)
 
     def _cached(self, seq: Sequence) -> int:
@@ -165,6 +176,13 @@ class Snapshots(KVStore, PolicyPart):
         while count < len(hashes) and all(self.blocks.has(group, *hashes[count]) for group in groups):
             count += 1
         return count * size
+
+    def _common(self, seq: Sequence, other: Sequence) -> int:
+        """Tokens of the blocks that two sequences begin with."""
+        own, theirs = seq.block_hashes, self.blocks.hit_hashes(other)
+        count = min(len(own), len(theirs))
+        # Hashes are chained: behind the first that differs, all do.
+        return bisect_left(range(count), True, key=lambda i: own[i][0] != theirs[i][0]) * self.blocks.block_size
 
     def _is_known(self, seq: Sequence, position: int) -> bool:
         return self._hash(seq, position) in self.index

@@ -109,6 +109,17 @@ def test_requests_that_share_a_prefix_find_it_wherever_it_ends(shared: int, own:
     assert snapshots.num_evicted > 0, "each prompt leaves some that nobody asks for"
 
 
+@pytest.mark.parametrize(("shared", "own"), [(1600, 600), (1500, 700)])
+def test_prompts_that_arrive_together_find_a_state_where_they_part(shared: int, own: int) -> None:
+    rng = random.Random(0)
+    prefix = [rng.randrange(VOCAB) for _ in range(shared)]
+    engine, _ = make_hybrid(num_blocks=4000, block_size=16, interval=10_000, max_model_len=4096)
+    prompts = [prefix + [rng.randrange(VOCAB) for _ in range(own)] for _ in range(65)]
+    requests = [engine.make_request(prompt, SamplingParams(max_tokens=1)) for prompt in prompts]
+    run(engine, requests)
+    assert [request.output().num_cached_tokens for request in requests] == [0, *[shared // 16 * 16] * 64]
+
+
 def test_a_conversation_goes_on_behind_its_last_full_block() -> None:
     engine, snapshots = make_hybrid(interval=1000, max_model_len=400)
     text = [1, 2, 3, 4, 5, 6]

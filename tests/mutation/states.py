@@ -21,9 +21,17 @@ MUTANTS = (
     Mutant(
         "no-snapshot-where-prompts-part",
         SNAPSHOTS,
-        "{last, self._branches.get(seq, 0), *every}",
-        "{last, *every}",
+        "{last, self._branches.get(seq, 0), *every, *others}",
+        "{last, *every, *others}",
         "Where K/V were cached and no state was, none is kept, so the next prompt does not find one either.",
+        (TEST_SNAPSHOTS,),
+    ),
+    Mutant(
+        "prompts-that-wait-are-not-looked-at",
+        SNAPSHOTS,
+        "*every, *others}",
+        "*every}",
+        "Of prompts that arrive together, the second finds no state where it parts from the first.",
         (TEST_SNAPSHOTS,),
     ),
     Mutant(
