@@ -60,8 +60,10 @@ class Taken(NamedTuple):
 
 class Snapshots(KVStore, PolicyPart):
     """Takes snapshots of a prompt behind its last full block, every `interval` tokens, and where prompts part: where its K/V are
-    cached but no state is, and where others that wait have other tokens. A sequence that decodes keeps the one of its last full block, so it can
-    be resumed, and its text go on in the next turn. They are forgotten in the order of their last use.
+    cached but no state is, and where others that wait have other tokens.
+
+    A sequence that decodes keeps the one of its last full block, so it can be resumed, and its text go on in the next turn.
+    Snapshots are forgotten in the order of their last use.
 
     Args:
         num_slots: snapshots that there is room for.
@@ -129,10 +131,9 @@ class Snapshots(KVStore, PolicyPart):
             self._branches[seq] = self._cached(seq)
         for seq, position, is_passing in self._wanted(step):
             slot = self._slot()
-            if slot is None:
-                break
-            taken.append(Taken(seq, position, slot, is_passing))
-            orders.snapshots.append(Snapshot(seq.row, position, slot))
+            if slot is not None:
+                taken.append(Taken(seq, position, slot, is_passing))
+                orders.snapshots.append(Snapshot(seq.row, position, slot))
         if orders.restores or orders.snapshots:
             step.plan.extras[ORDERS] = orders
         self._in_flight.append((step, taken))

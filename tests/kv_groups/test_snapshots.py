@@ -74,6 +74,8 @@ def test_every_way_of_scheduling_begins_every_run_with_the_right_state(seed: int
         for _ in range(2):
             requests = draw_requests(engine, seed)
             run(engine, requests)
+            errors = [request.error for request in requests if request.error]
+            assert all(isinstance(error, RuntimeError) for error in errors), errors
             for want, got in zip(expected, answers(requests), strict=True):
                 assert got == want or (failing and got[1] == "error" and got[0] == want[0][: len(got[0])]), way
                 seen["failed"] += got[1] == "error"
