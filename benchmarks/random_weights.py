@@ -55,6 +55,31 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 14,
         "tie_word_embeddings": True,
     },
+    "lfm2-1.2b": {
+        "vocab_size": 65536,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "block_auto_adjust_ff_dim": False,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+        "architectures": ["Lfm2ForCausalLM"],
+    },
+    "qwen3.5-0.8b": {
+        "vocab_size": 248320,
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+        "tie_word_embeddings": True,
+        "architectures": ["Qwen3_5ForCausalLM"],
+    },
     "tiny": _QWEN3
     | {
         "vocab_size": 4096,
@@ -76,7 +101,7 @@ def write_checkpoint(shape: str, folder: str) -> None:
 
     torch.manual_seed(SEED)
     (architecture,) = SHAPES[shape]["architectures"]
-    config = getattr(transformers, architecture.replace("ForCausalLM", "Config"))(**SHAPES[shape])
+    config = getattr(transformers, architecture).config_class(**SHAPES[shape])
     transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
 
 

@@ -54,7 +54,7 @@ CAPABILITIES = {
     "worker": Entry("Worker", "WorkerOptions", ("worker_process", "worker_step_seconds")),
     "models": Entry("Models", "ModelOptions", ("tokenizer", "quantization"), LAYERS),
     "kernels": Entry("NativeAndTriton", "KernelOptions", ("kernels", "activation_dtype", "kv_cache_dtype"), LAYERS),
-    "kv_groups": Entry("KVGroups"),
+    "kv_groups": Entry("KVGroups", "KVGroupsOptions", ("snapshot_memory", "snapshot_interval")),
     "speculation": Entry("SpeculativeDecoding", "SpeculationOptions", ("speculation", "num_drafts")),
     "kv_offload": Entry(
         "KVOffload", "KVOffloadOptions", ("preemption_mode", "kv_host_memory", "kv_disk_path", "kv_disk_bytes")

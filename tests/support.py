@@ -23,6 +23,7 @@ from nanoengine.core.model_runner import ModelRunner
 from nanoengine.kernels.c_functions import c_functions
 from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.kernels.torch_kernels import DenseRows
+from nanoengine.kv_groups.state_pool import StateKeeper
 from nanoengine.layers.rotary import RotaryEmbedding
 from nanoengine.models.decoder import Decoder
 from nanoengine.models.model_config import LayerConfig, ModelConfig, RopeConfig
@@ -81,14 +82,17 @@ def tiny_checkpoint(folder: Path, seed: int = 0, *, max_shard_size: str = "5GB",
     return save_random(Qwen3ForCausalLM(config).eval(), folder, max_shard_size)
 
 
+OFFSET_NORMS = ("Gemma", "Qwen3_5", "Qwen3Next")
+"""Families whose norms are 1 + the weight."""
+
+
 def save_random(model: Any, folder: Path, max_shard_size: str = "5GB") -> Path:
     """A model of transformers with weights large enough that every token has its own logits, and a byte-level tokenizer."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
-                parameter.uniform_(0.5, 1.5).sub_(
-                    float(type(model).__name__.startswith("Gemma"))
-                )  # there it is 1 + the weight
+                is_offset = type(model).__name__.startswith(OFFSET_NORMS) and "linear_attn" not in name
+                parameter.uniform_(0.5, 1.5).sub_(float(is_offset))
             elif "bias" in name:
                 parameter.normal_(0, 0.5)
             else:
@@ -168,7 +172,8 @@ def model_runner(llm: LLM) -> ModelRunner:
 
 
 def backend_of(llm: LLM) -> AttentionBackend:
-    backend = model_runner(llm).model.layers[0].self_attn.attention.backend
+    parts = (layer.self_attn for layer in model_runner(llm).model.layers)
+    backend = next(part for part in parts if hasattr(part, "attention")).attention.backend
     assert isinstance(backend, AttentionBackend)
     return backend
 
@@ -182,6 +187,9 @@ def fill_with_nan(runner: ModelRunner) -> None:
     for place in runner.kv_cache.places:
         for tensor in place:
             tensor.fill_(-1 if tensor.dtype is torch.int8 else float("nan"))
+    for part in runner.parts:
+        if isinstance(part, StateKeeper):
+            part.pool.slots.fill_(float("nan"))
 
 
 @torch.inference_mode()
@@ -212,6 +220,9 @@ def forced_logits(
                 started=begun, decode_rows=np.array([0], np.int32), decode_starts=np.array([start], np.int32)
             )
         inputs = input_batch(runner, plan)
+        for part in runner.parts if start == 0 else ():
+            if isinstance(part, StateKeeper):
+                part.begin(plan)
         hidden = runner.model.forward(inputs.input_ids, inputs.positions, inputs.metadata)
         logits.append(runner.model.compute_logits(hidden[-start % every :: every]))
         start += count

@@ -55,6 +55,7 @@ class AttentionMetadata(Runs):
     kv_cache: list[KVLayer]
     slot_mapping: Tensor  # [num_tokens] int64: block id * block_size + offset of each new token; -1 is not written
     num_decodes: int
+    rows: Tensor | None = None  # [num_seqs] int32: where the runner keeps each sequence
 
     @cached_property
     def decodes(self) -> Runs | None:

@@ -153,6 +153,7 @@ def unpack(
     of_groups = [
         AttentionMetadata(
             num_decodes=packed.num_decodes,
+            rows=row,
             kv_cache=kv_cache.layers,
             query_start_loc=starts,
             seq_lens=placed.seq_lens,

@@ -41,6 +41,10 @@ class KVStore:
     def has(self, group: int, hash: bytes, tokens: bytes) -> bool:
         return False
 
+    def may_end(self, hash: bytes) -> bool:
+        """Whether a sequence may start behind a cached prefix that ends with this block: with states, there must be one."""
+        return True
+
     def hold(self, group: int, hash: bytes, tokens: bytes) -> None:
         """It is loaded soon: keep it until then."""
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from nanoengine.core import kernels as core
 from nanoengine.core.kernels import Weight, WeightSlot
 from nanoengine.errors import InvalidConfig
+from nanoengine.kernels import recurrences
 from nanoengine.quantization.tensor import QuantizedExperts, QuantizedTensor
 
 
@@ -104,6 +105,12 @@ class Kernels(core.Kernels, ABC):
 
     quantized_products: str
     """How quantized weights are multiplied, for the start-up line."""
+
+    short_conv = staticmethod(recurrences.short_conv)
+    delta_rule = staticmethod(recurrences.delta_rule)
+    mamba2 = staticmethod(recurrences.mamba2)
+    gated_norm = staticmethod(recurrences.gated_norm)
+    sigmoid_gate = staticmethod(recurrences.sigmoid_gate)
 
     @abstractmethod
     def new_weight(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> QuantizableWeight:

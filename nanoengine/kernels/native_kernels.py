@@ -17,10 +17,11 @@ from nanoengine.kernels.gates import ACTIVATIONS
 from nanoengine.kernels.interface import ExpertBiases, ExpertWeights, Kernels
 from nanoengine.kernels.libraries import load_library
 from nanoengine.kernels.memory import keep_freed_memory
+from nanoengine.kernels.native_recurrences import NativeRecurrences
 from nanoengine.kernels.native_weights import NativeExperts, NativeWeight, Packer
 
 
-class NativeKernels(Kernels):
+class NativeKernels(NativeRecurrences, Kernels):
     """The native kernels as functions of tensors. Results are new tensors, except that a residual is overwritten.
 
     Args:

@@ -17,6 +17,7 @@ from nanoengine.kernels.interface import ExpertBiases
 from nanoengine.layers.dense_slot import DenseSlot
 from nanoengine.layers.factory import Factory
 from nanoengine.layers.interleaved import InterleavedColumns, InterleavedExperts
+from nanoengine.layers.stacked import StackedExperts
 from nanoengine.models.model_config import ExpertsConfig
 
 
@@ -63,15 +64,21 @@ class Experts:
             factors = factors / factors.sum(-1, keepdim=True)
         return chosen, factors
 
-    def slots(self, prefix: str, router: str, names: Sequence[str]) -> dict[str, WeightSlot]:
+    def slots(
+        self, prefix: str, router: str, names: Sequence[str], gate_up: Sequence[str] = ("gate_proj", "up_proj")
+    ) -> dict[str, WeightSlot]:
         """Checkpoint name -> slot: of the router, and of the gate, up and down of each expert, `prefix.experts.i.name`.
 
-        With two names, one tensor has the gates and ups of all experts, in turn, and another what goes down.
+        With two names, one tensor has the gates and ups of all experts, in turn or one behind the other, and another what goes
+        down. `gate_up`: names of those of an MLP beside the experts.
         """
         # A choice between experts is not worth the bytes of so small a matrix: it is never quantized.
         slots: dict[str, WeightSlot] = {
             name: DenseSlot(slot) for name, slot in self.router.slots(prefix, router).items()
         }
+        if self.facts.are_stacked:
+            both, down = (f"{prefix}.experts.{name}" for name in names)
+            return slots | {both: StackedExperts(self.gate, self.up), down: StackedExperts(self.down)}
         if len(names) == 2:
             both, down = (f"{prefix}.experts.{name}" for name in names)
             slots |= {both: InterleavedExperts(self.gate, self.up), down: InterleavedExperts(self.down)}
@@ -82,3 +89,30 @@ class Experts:
             for i in range(self.facts.num_experts):
                 slots[f"{prefix}.experts.{i}.{name}.weight"] = weights.expert(i)
         return slots
+
+
+class ExpertsAndShared(Experts):
+    """Beside the experts there is an MLP that every token goes through; a gate may weigh it (Qwen2-MoE)."""
+
+    def __init__(self, factory: Factory, hidden_size: int, facts: ExpertsConfig, activation: str = "silu"):
+        super().__init__(factory, hidden_size, facts, activation)
+        self.gate_up_proj = Linear(factory, hidden_size, facts.shared_size, facts.shared_size)
+        self.down_proj = Linear(factory, facts.shared_size, hidden_size)
+        self.shared_gate = Linear(factory, hidden_size, 1) if facts.shared_is_gated else None
+
+    def __call__(self, norm: RMSNorm, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        x, residual = norm.add_and_norm(hidden, residual)
+        chosen, factors = self.route(x)
+        routed = self.kernels.experts(x, (self.gate, self.up, self.down), chosen, factors, self.activation, self.biases)
+        shared = self.down_proj(self.kernels.gated_linear(x, self.gate_up_proj.weight, self.activation))
+        if self.shared_gate is not None:
+            shared = self.kernels.sigmoid_gate(shared, self.shared_gate(x))
+        return routed + shared, residual
+
+    def slots(
+        self, prefix: str, router: str, names: Sequence[str], gate_up: Sequence[str] = ("gate_proj", "up_proj")
+    ) -> dict[str, WeightSlot]:
+        slots = super().slots(prefix, router, names)
+        slots |= self.gate_up_proj.slots(f"{prefix}.shared_expert", *gate_up)
+        slots |= self.down_proj.slots(f"{prefix}.shared_expert", "down_proj")
+        return slots if self.shared_gate is None else slots | self.shared_gate.slots(prefix, "shared_expert_gate")

@@ -8,12 +8,25 @@ from typing import Any
 
 from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.models.config_fields import ConfigFields
-from nanoengine.models.families import gemma, gpt_oss, granite, llama, mistral, olmo, phi3, qwen, smollm3
+from nanoengine.models.families import (
+    gemma,
+    gpt_oss,
+    granite,
+    granite_hybrid,
+    lfm2,
+    llama,
+    mistral,
+    olmo,
+    phi3,
+    qwen,
+    qwen3_next,
+    smollm3,
+)
 from nanoengine.models.families.windows import layer_types_of
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.quantization.scheme import QUANTIZATION, read_scheme
 
-FAMILIES = (llama, mistral, qwen, smollm3, phi3, granite, olmo, gemma, gpt_oss)
+FAMILIES = (llama, mistral, qwen, smollm3, phi3, granite, olmo, gemma, gpt_oss, lfm2, qwen3_next, granite_hybrid)
 ARCHITECTURES = {name: family for family in FAMILIES for name in family.ARCHITECTURES}
 
 
@@ -32,9 +45,10 @@ def read_model_config(table: Mapping[str, Any]) -> ModelConfig:
         raise UnsupportedModel(
             f"architectures is {shown(stated)}: {what}; supported are {', '.join(sorted(ARCHITECTURES))}"
         )
-    fields = ConfigFields(table)
+    fields = ConfigFields(text_table(table))
     config = ARCHITECTURES[architecture].read_config(fields, architecture)
-    layer_types_of(fields)
+    if config.states is None:
+        layer_types_of(fields)
     scheme = read_scheme(table)
     if scheme is not None and (scheme.layout == "mxfp4") is not (ARCHITECTURES[architecture] is gpt_oss):
         raise fields.wrong(
@@ -45,3 +59,12 @@ def read_model_config(table: Mapping[str, Any]) -> ModelConfig:
     fields.ignore("sliding_window", "max_window_layers", QUANTIZATION)
     fields.refuse_others()
     return config
+
+
+def text_table(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the config.json of a model that sees pictures, too, says of its part for text."""
+    text = table.get("text_config")
+    if not isinstance(text, Mapping) or not text:
+        return table
+    others = {key: value for key, value in table.items() if key not in ("text_config", "vision_config")}
+    return {**others, **text, "architectures": table.get("architectures")}

@@ -17,7 +17,7 @@ from nanoengine.models.advice import default_sampling
 from nanoengine.models.checkpoint import Checkpoint
 from nanoengine.models.decoder import Decoder
 from nanoengine.models.description import describe
-from nanoengine.models.loader import Quantizer, check_weights, load_weights, open_checkpoint, weight_bytes
+from nanoengine.models.loader import Quantizer, as_stored, check_weights, load_weights, open_checkpoint, weight_bytes
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.models.names import WEIGHT_FILES, find_model
 from nanoengine.models.options import ModelOptions
@@ -48,13 +48,15 @@ class Models(Capability):
         said = found.config
         if isinstance(self.checkpoint, SafetensorsFolder) and self.checkpoint.is_headless:
             said = dataclasses.replace(said, tie_word_embeddings=True)  # it is for embeddings: some head will do
+        said = as_stored(said, self.checkpoint)
         check_weights(said, self.checkpoint)
         self.model_config = said.within(config.max_model_len or said.max_position_embeddings)
-        layers = map(self.model_config.layer, range(self.model_config.num_layers))
+        layers = map(self.model_config.layer, self.model_config.attention_layers)
         startup.facts["path"] = path
         startup.facts["metadata"] = {} if found.gguf is None else found.gguf.metadata
         startup.facts["weights"] = self._weights
         startup.facts["windows"] = [layer.window for layer in layers]
+        startup.facts["states"] = said.states and said.states.shapes
         self.tokenizer, self._advised = found.tokenizer, found.advised_sampling
         return self.model_config, found.tokenizer, found.eos_token_ids
 
@@ -84,6 +86,10 @@ class Models(Capability):
         slots = model.checkpoint_tensors()
         load_weights(slots, self.checkpoint, startup.dtype, quantize=quantize, use_tqdm=startup.use_tqdm)
         return model
+
+    def before_pool(self, startup: Startup) -> None:
+        if self.model_config.states is not None and "state_layers" not in startup.facts:
+            raise InvalidConfig("models with states need the capability kv groups, which is not installed")
 
     def policy(self, startup: Startup) -> None:
         self.default_sampling = default_sampling(self._advised, type(startup.default_params))

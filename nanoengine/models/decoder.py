@@ -7,6 +7,7 @@ both.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,14 +16,18 @@ from nanoengine.attention.backend import AttentionBackend
 from nanoengine.core import qwen3 as core
 from nanoengine.core.attention import AttentionMetadata, AttentionSpec
 from nanoengine.core.kernels import WeightSlot
-from nanoengine.core.layers import Angles, RMSNorm
+from nanoengine.core.layers import Angles, Linear, RMSNorm
 from nanoengine.kernels.interface import Kernels
 from nanoengine.layers.attention import Attention, WideNormAttention
-from nanoengine.layers.experts import Experts
+from nanoengine.layers.delta_net import DeltaNet
+from nanoengine.layers.experts import Experts, ExpertsAndShared
 from nanoengine.layers.factory import Factory
+from nanoengine.layers.mamba2 import Mamba2
+from nanoengine.layers.mixer import Mixer
 from nanoengine.layers.norm import NoNorm, OffsetNorm
 from nanoengine.layers.reordered import Reordered
 from nanoengine.layers.rotary import RotaryEmbedding, rotary_order
+from nanoengine.layers.short_conv import ShortConv
 from nanoengine.models.model_config import ModelConfig
 
 NAMES_OF_Q_AND_K = re.compile(r"\.(q_proj|k_proj|qkv_proj|q_norm|k_norm)\.")
@@ -46,7 +51,7 @@ def attention_specs(config: ModelConfig) -> list[AttentionSpec]:
 
 
 class SelfAttention(core.SelfAttention):
-    """With sinks, norms over all heads together, fused tensors, and heads of which a part is rotated."""
+    """With sinks, norms over all heads together, fused tensors, heads of which a part is rotated, and gates of what it says."""
 
     def __init__(
         self, config: ModelConfig, layer: int, spec: AttentionSpec, factory: Factory, backend: AttentionBackend
@@ -60,8 +65,13 @@ class SelfAttention(core.SelfAttention):
             OffsetNorm(factory, size, config.rms_norm_eps, config.norm_offset) for size in sizes[config.qk_norm]
         )
         kind = WideNormAttention if config.qk_norm == "full" else Attention
-        super().__init__(config, factory, kind(layer, config, spec, backend, *norms))
         self.config, self.rope, self.qkv_names, self.norms = config, config.layer(layer).rope, config.names.qkv, norms
+        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self.gate_size = q_size * config.has_output_gate  # the gates of all heads, before q
+        widths = self.gate_size + q_size, kv_size, kv_size
+        self.qkv_proj = Linear(factory, config.hidden_size, *widths, bias=config.qkv_bias)
+        self.o_proj = Linear(factory, q_size, config.hidden_size, bias=config.o_bias)
+        self.attention, self.kernels = kind(layer, config, spec, backend, *norms), factory.kernels
         self.attention.sinks = factory.floats(config.num_heads) if config.has_sinks else None
 
     def __call__(
@@ -69,24 +79,46 @@ class SelfAttention(core.SelfAttention):
     ) -> tuple[Tensor, Tensor]:
         assert isinstance(norm, OffsetNorm)
         qkv, residual = norm.then_linear(hidden, residual, self.qkv_proj)
-        return self.o_proj(self.attention(qkv, angles, metadata).flatten(-2)), residual
+        gate, qkv = (qkv[:, : self.gate_size], qkv[:, self.gate_size :]) if self.gate_size else (None, qkv)
+        seen = self.attention(qkv, angles, metadata).flatten(-2)
+        return self.o_proj(seen if gate is None else self.kernels.sigmoid_gate(seen, gate)), residual
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         slots = super().slots(prefix)
         if self.attention.sinks is not None:
             slots[f"{prefix}.sinks"] = self.attention.sinks
-        if self.rope is None or self.rope.rotary_dim == self.config.head_dim:
-            return slots
-        order = rotary_order(self.config.head_dim, self.rope.rotary_dim)
-        return {
-            name: self._reordered(slot, order) if NAMES_OF_Q_AND_K.search(name) else slot
+        size = self.config.head_dim
+        is_partial = self.rope is not None and self.rope.rotary_dim != size
+        order = rotary_order(size, self.rope.rotary_dim) if self.rope is not None and is_partial else list(range(size))
+        own = {
+            name: slot
             for name, slot in slots.items()
+            if self.gate_size and name.startswith(f"{prefix}.{self.qkv_names[0]}.")
         }
+        for name, slot in slots.items():
+            if is_partial and name not in own and NAMES_OF_Q_AND_K.search(name):
+                slots[name] = self._reordered(slot, order)
+        if own:  # a checkpoint has q and gate of a head, and then those of the next
+            heads = range(0, 2 * self.gate_size, 2 * size)
+            gates, queries = (
+                [head + first + i for head in heads for i in dims] for first, dims in ((size, range(size)), (0, order))
+            )
+            slots |= {name: Reordered(slot, gates + queries, 1) for name, slot in own.items()}
+        return slots
 
     def _reordered(self, slot: WeightSlot, order: list[int]) -> WeightSlot:
         """The heads of q and k in another order; those of v, behind them if all are one tensor, stay."""
         heads = self.config.num_heads + self.config.num_kv_heads
         return Reordered(slot, order, min(slot.shape[0] // self.config.head_dim, heads))
+
+
+def new_mixer(kind: str, config: ModelConfig, layer: int, factory: Factory) -> Mixer:
+    """What stands in place of attention in a layer with states."""
+    facts = config.states
+    assert facts is not None
+    if kind == "short_conv":
+        return ShortConv(layer, config.hidden_size, facts, factory)
+    return (DeltaNet if kind == "delta_net" else Mamba2)(layer, config.hidden_size, facts, factory, config.rms_norm_eps)
 
 
 class MLP(core.MLP):
@@ -118,14 +150,16 @@ class SparseMLP(core.MLP):
     def __init__(self, config: ModelConfig, factory: Factory):
         assert config.experts is not None
         self.names = config.names
-        self.experts = Experts(factory, config.hidden_size, config.experts, config.activation)
+        kind = ExpertsAndShared if config.experts.shared_size else Experts
+        self.experts = kind(factory, config.hidden_size, config.experts, config.activation)
 
     def __call__(self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         assert residual is not None
         return self.experts(norm, hidden, residual)
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
-        return self.experts.slots(f"{prefix}.{self.names.experts}", self.names.router, self.names.expert_gate_up_down)
+        names = self.names
+        return self.experts.slots(f"{prefix}.{names.experts}", names.router, names.expert_gate_up_down, names.gate_up)
 
 
 class DecoderLayer(core.DecoderLayer):
@@ -148,7 +182,10 @@ class DecoderLayer(core.DecoderLayer):
             return OffsetNorm(factory, config.hidden_size, config.rms_norm_eps, config.norm_offset)
 
         mlp = (SparseMLP if config.layer(layer).has_experts else MLP)(config, factory)
-        self_attn = SelfAttention(config, layer, spec, factory, backend)
+        kind = config.layer(layer).mixer
+        self_attn: Any = (  # a mixer has the calls of attention, and other weights
+            new_mixer(kind, config, layer, factory) if kind else SelfAttention(config, layer, spec, factory, backend)
+        )
         super().__init__(
             norm(self.names.norm_before_attention), self_attn, norm(self.names.norm_before_mlp), mlp, rotary
         )
@@ -163,6 +200,12 @@ class DecoderLayer(core.DecoderLayer):
 
     def _scaled(self, hidden: Tensor) -> Tensor:
         return hidden if self.residual_scale == 1.0 else hidden * self.residual_scale
+
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
+        if not isinstance(self.self_attn, Mixer):
+            return super().slots(prefix)
+        norms = {f"{prefix}.{name}.weight": norm.slot() for name, norm in self.norms().items()}
+        return norms | self.self_attn.slots(f"{prefix}.{self.self_attn.prefix}") | self.mlp.slots(prefix)
 
     def norms(self) -> dict[str, RMSNorm]:
         names = self.names
@@ -196,6 +239,18 @@ class Decoder(core.Decoder):
         self.embedding_scale = config.embedding_scale
         if config.embedding_scale_is_rounded:
             self.embedding_scale = torch.tensor(config.embedding_scale, dtype=factory.dtype, device="cpu").item()
+
+    @property
+    def mixers(self) -> dict[int, Mixer]:
+        """Layers with states, by their numbers."""
+        parts = (layer.self_attn for layer in self.layers)
+        return {number: part for number, part in enumerate(parts) if isinstance(part, Mixer)}
+
+    def checkpoint_tensors(self) -> dict[str, WeightSlot]:
+        slots = super().checkpoint_tensors()
+        for ours, theirs in self.config.names.replaced:
+            slots = {name.replace(ours, theirs): slot for name, slot in slots.items()}
+        return slots
 
     def embed(self, input_ids: Tensor) -> Tensor:
         hidden = super().embed(input_ids)

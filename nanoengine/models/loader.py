@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -28,6 +29,7 @@ from nanoengine.quantization.packed_folder import PackedFolder
 from nanoengine.quantization.scheme import read_scheme
 from nanoengine.quantization.tensor import QuantizedExperts, QuantizedTensor
 
+STACKED = "gate_up_proj", "down_proj"
 Quantizer = Callable[[Tensor], QuantizedTensor]
 
 
@@ -43,6 +45,18 @@ def open_checkpoint(path: Path, gguf: GGUFFile | None = None) -> Checkpoint:
     if scheme is None:
         return SafetensorsFolder(path)
     return Mxfp4Folder(path) if scheme.layout == "mxfp4" else PackedFolder(path, scheme)
+
+
+def as_stored(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
+    """The same model, with its experts one by one or in one tensor, as the files have them: of Qwen3.5 there are both."""
+    experts, names = config.experts, config.names
+    if config.states is None or experts is None or experts.are_stacked:
+        return config
+    both = f".{names.experts}.experts.{STACKED[0]}"
+    if not any(header.name.endswith(both) for header in checkpoint.headers()):
+        return config
+    names = replace(names, expert_gate_up_down=STACKED)
+    return replace(config, experts=replace(experts, are_stacked=True), names=names)
 
 
 def check_weights(config: ModelConfig, checkpoint: Checkpoint) -> None:

@@ -33,6 +33,29 @@ class LayerConfig:
     rope: RopeConfig | None  # None: no rotation
     window: int | None = None  # tokens that a query sees, its own included; None: all
     has_experts: bool = False
+    mixer: str | None = None  # what is there in place of attention: "short_conv", "delta_net" or "mamba2"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateConfig:
+    """What layers with states are made of, the same in each: a convolution of `channels`, and a state [depth, width] for each of
+    the heads.
+    """
+
+    taps: int  # tokens that the convolution sees, the token itself among them
+    channels: int
+    num_heads: int = 0
+    num_groups: int = 0  # of heads that share queries and keys
+    depth: int = 0
+    width: int = 0
+    conv_bias: bool = False
+    proj_bias: bool = False
+    is_packed: bool = False  # projections stand as in Qwen3-Next
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of the states of a layer: the inputs of its convolution that are kept, and its heads."""
+        return (self.taps - 1, self.channels), (self.num_heads, self.depth, self.width)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +67,9 @@ class ExpertsConfig:
     intermediate_size: int  # of each expert
     normalize: bool  # whether the factors of the chosen ones add up to 1
     has_biases: bool = False  # of the router and of each expert's products
+    are_stacked: bool = False  # in a checkpoint, one tensor has all of them, gates before ups
+    shared_size: int = 0  # of an MLP that every token goes through beside them
+    shared_is_gated: bool = False  # by a number between 0 and 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +86,8 @@ class TensorNames:
     router: str = "gate"
     # Of each expert; with two names, one tensor has all gates and ups in turn, the other what goes down.
     expert_gate_up_down: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
+    # Of all names: what stands for what. The others are as in Llama, Qwen3 and Qwen2-MoE.
+    replaced: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +96,8 @@ class ModelConfig(core.ModelConfig):
 
     layers: tuple[LayerConfig, ...]  # of the first layers; they repeat
     experts: ExpertsConfig | None = None
+    states: StateConfig | None = None  # of layers that have no attention
+    has_output_gate: bool = False  # q_proj makes a gate of what attention says, too
     mlp_bias: bool = False
     activation: str = "silu"  # of MLPs and experts: one of `kernels/gates.py`
     norm_offset: float = 0.0  # of all norms: their weights are this much more than a checkpoint says
@@ -103,19 +133,47 @@ class ModelConfig(core.ModelConfig):
         layers = (replace(layer, window=None) if (layer.window or 0) >= max_len else layer for layer in self.layers)
         return replace(self, layers=tuple(layers))
 
+    @property
+    def attention_layers(self) -> list[int]:
+        """The others have states."""
+        return [number for number in range(self.num_layers) if self.layer(number).mixer is None]
+
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         """K and V of one token in all layers."""
-        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * dtype_bytes
+        return len(self.attention_layers) * 2 * self.num_kv_heads * self.head_dim * dtype_bytes
 
     def num_parameters(self) -> int:
         """Number of weights, from the shapes alone."""
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         mlps = sum(self._mlp_parameters(self.layer(i).has_experts) for i in range(self.num_layers))
-        return embeddings + self.num_layers * self._attention_parameters() + mlps + self.hidden_size
+        num_attention = len(self.attention_layers)
+        mixers = (
+            num_attention * self._attention_parameters() + (self.num_layers - num_attention) * self._mixer_parameters()
+        )
+        return embeddings + mixers + mlps + self.hidden_size
+
+    def _mixer_parameters(self) -> int:
+        """Of a layer with states, with its two norms."""
+        facts, hidden = self.states, self.hidden_size
+        if facts is None:
+            return 0
+        convolution = facts.channels * (facts.taps + facts.conv_bias)
+        inner = facts.num_heads * facts.width
+        kind = next(layer.mixer for layer in self.layers if layer.mixer is not None)
+        outputs = {"short_conv": 3 * hidden, "delta_net": facts.channels + inner + 2 * facts.num_heads}
+        outputs["mamba2"] = facts.channels + inner + facts.num_heads
+        inputs = {"short_conv": hidden}.get(kind, inner)
+        others = {
+            "short_conv": 0,
+            "delta_net": 2 * facts.num_heads + facts.width,
+            "mamba2": 3 * facts.num_heads + inner,
+        }
+        biases = (outputs[kind] + hidden) * facts.proj_bias
+        return hidden * (outputs[kind] + inputs + 2) + convolution + others[kind] + biases
 
     def _attention_parameters(self) -> int:
         """Of a layer, with all of its norms."""
-        heads = self.num_heads + 2 * self.num_kv_heads
+        heads = self.num_heads * (1 + self.has_output_gate) + 2 * self.num_kv_heads
         weights = (heads + self.num_heads) * self.head_dim * self.hidden_size
         biases = heads * self.head_dim * self.qkv_bias + self.hidden_size * self.o_bias
         qk_norms = {None: 0, "head": 2, "full": self.num_heads + self.num_kv_heads}[self.qk_norm] * self.head_dim
@@ -129,6 +187,7 @@ class ModelConfig(core.ModelConfig):
             assert self.experts is not None
             size = self.experts.intermediate_size
             biases = (2 * size + self.hidden_size + 1) * self.experts.has_biases
-            return self.experts.num_experts * (3 * self.hidden_size * size + self.hidden_size + biases)
+            shared = self.hidden_size * (3 * self.experts.shared_size + self.experts.shared_is_gated)
+            return self.experts.num_experts * (3 * self.hidden_size * size + self.hidden_size + biases) + shared
         biases = (2 * self.intermediate_size + self.hidden_size) * self.mlp_bias
         return 3 * self.hidden_size * self.intermediate_size + biases

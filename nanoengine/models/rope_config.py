@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nanoengine.errors import UnsupportedModel, shown
@@ -19,7 +19,12 @@ THETAS, STRETCHES, SCALES = (1.001, 1e15), (1.0, 1e6), (1e-3, 1e6)
 
 
 def read_rope(
-    fields: ConfigFields, head_dim: int, theta: float = 10_000.0, *, may_be_partial: bool = False
+    fields: ConfigFields,
+    head_dim: int,
+    theta: float = 10_000.0,
+    *,
+    may_be_partial: bool = False,
+    ignored: Sequence[str] = (),
 ) -> RopeConfig:
     """How all layers rotate.
 
@@ -28,6 +33,7 @@ def read_rope(
         head_dim: dimensions of a head.
         theta: base of the frequencies, if the file has none.
         may_be_partial: whether the family rotates only a part of each head where the file says so.
+        ignored: fields that say nothing of text.
 
     Raises:
         UnsupportedModel: a kind or a field of it that is not computed, or a value that cannot be.
@@ -35,6 +41,7 @@ def read_rope(
     key, table = _rope_table(fields)
     if any(isinstance(value, Mapping) for value in table.values()):
         raise UnsupportedModel(f"{key} has a table for each of {shown(list(table))}: one for all layers is supported")
+    table = {name: value for name, value in table.items() if name not in ignored}
     return _read_one(fields, key, table, head_dim, fields.number("rope_theta", theta, *THETAS), may_be_partial)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import mmap
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,8 +21,16 @@ from torch import Tensor
 from nanoengine.core.weights import open_file, weight_files
 from nanoengine.models.checkpoint import TensorHeader
 
+logger = logging.getLogger("nanoengine")
+
 BASE = "model."
 """What names of tensors begin with, but for the head's."""
+
+TEXT = "model.language_model."
+"""What they begin with where a model sees pictures, too."""
+
+DROPPED = re.compile(r"(model\.)?visual\.|mtp\.")
+"""Beginnings of tensors that are not computed: what sees pictures, and what guesses several tokens ahead (Qwen3.5)."""
 
 
 class SafetensorsFolder:
@@ -36,23 +46,33 @@ class SafetensorsFolder:
             return any(name.startswith("layers.") for name in file.keys())  # noqa: SIM118 - no mapping, it has keys() only
 
     def _named(self, name: str) -> str:
-        return BASE + name if self.is_headless else name
+        name = BASE + name if self.is_headless else name
+        return BASE + name.removeprefix(TEXT) if name.startswith(TEXT) else name
+
+    def _names(self, file: Any) -> dict[str, str]:
+        """What is computed with in a file: our names of its tensors -> its own."""
+        return {self._named(name): name for name in file.keys() if not DROPPED.match(name)}  # noqa: SIM118
 
     def headers(self) -> Iterator[TensorHeader]:
         for path in weight_files(self.folder):
             with open_file(path) as file:
-                for name in file.keys():  # noqa: SIM118
-                    header = file.get_slice(name)
-                    yield TensorHeader(self._named(name), header.get_dtype(), header.get_shape(), path.name)
+                for name, theirs in self._names(file).items():
+                    header = file.get_slice(theirs)
+                    yield TensorHeader(name, header.get_dtype(), header.get_shape(), path.name)
 
     def tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """What was yielded is unmapped when the next is asked for, so that weights are in memory once, in their slots."""
+        dropped: list[str] = []
         for path in weight_files(self.folder):
             with open_file(path) as file:
-                for name in file.keys():  # noqa: SIM118
-                    tensor = file.get_tensor(name)
-                    yield self._named(name), tensor
+                dropped += filter(DROPPED.match, file.keys())
+                for name, theirs in self._names(file).items():
+                    tensor = file.get_tensor(theirs)
+                    yield name, tensor
                     release_mapped(tensor)
+        if dropped:
+            what = "of vision and of multi-token prediction are left out: this engine computes text, a token at a time"
+            logger.warning("%s: %d tensors (such as %s) %s", self.place, len(dropped), dropped[0], what)
 
     @contextmanager
     def reader(self) -> Iterator[Callable[[TensorHeader], Tensor]]:
@@ -63,9 +83,8 @@ class SafetensorsFolder:
             def read(header: TensorHeader) -> Tensor:
                 if header.file not in files:
                     files[header.file] = stack.enter_context(open_file(self.folder / header.file))
-                tensor: Tensor = files[header.file].get_tensor(
-                    header.name.removeprefix(BASE if self.is_headless else "")
-                )
+                file = files[header.file]
+                tensor: Tensor = file.get_tensor(self._names(file)[header.name])
                 return tensor
 
             yield read

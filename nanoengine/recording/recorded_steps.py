@@ -64,11 +64,8 @@ class RecordedSteps:
     @torch.inference_mode()
     def record(self, bucket: Bucket) -> None:
         """Record a bucket on numbers that are all padding."""
-        self._runner.send(pad(pack(StepPlan(), self._runner.rows), bucket.shape(self._max_len), self._runner.rows))
-        self._record(bucket)
-
-    def _record(self, bucket: Bucket) -> None:
         shape, runner = bucket.shape(self._max_len), self._runner
+        runner.send(pad(pack(StepPlan(), runner.rows), shape, runner.rows))
 
         def work() -> Tensor:
             batch = runner.batch(shape)
@@ -87,17 +84,20 @@ class RecordedSteps:
             return None  # it is to see the operations, which a replay goes without
         size = size_of(plan)
         bucket = None if size is None else next((own for own in self.buckets if own.holds(size)), None)
-        if bucket is None or (self._recorder.records_ahead and (bucket, self.variant()) not in self._replays):
+        if bucket is None:
             return None
+        key = bucket, self.variant()
+        if key not in self._replays:
+            if self._recorder.records_ahead:
+                return None
+            try:
+                self.record(bucket)  # not with the numbers of the step: they would be computed twice, and states go on
+            except CannotRecord:
+                self.buckets = []  # nor can others
+                return None
         packed, runner = pack(plan, self._runner.rows), self._runner
         shape = bucket.shape(self._max_len)
         if (len(packed.query_lens), packed.num_tokens) != (len(shape.query_lens), shape.num_tokens):
             packed = pad(packed, shape, runner.rows)
         runner.send(packed)
-        if (bucket, self.variant()) not in self._replays:
-            try:
-                self._record(bucket)
-            except CannotRecord:
-                self.buckets = []  # nor can others
-                return None
-        return self._replays[bucket, self.variant()](), packed
+        return self._replays[key](), packed

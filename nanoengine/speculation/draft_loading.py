@@ -30,6 +30,10 @@ def load_draft_model(name: str, startup: Startup) -> Startup:
         raise InvalidConfig(
             f"speculation is 'model:{name}', whose tokenizer has other tokens than the model's: choose a model of the same family"
         )
+    if draft.facts.get("states") is not None:
+        raise InvalidConfig(
+            f"speculation is 'model:{name}', whose layers have states: a draft model's must all attend; choose another"
+        )
     # The rotations of some families stretch beyond the positions that their files name.
     longest = getattr(draft.model_config, "longest", draft.model_config.max_position_embeddings)
     if max_len > longest:

@@ -14,6 +14,7 @@ from tests.attention.every_backend import NATIVE
 from tests.kernels.builds import Build
 from tests.kernels.contract import OF_THE_LIBRARY, Kind, check_operation, experts, gated_linear, linear
 from tests.kernels.quantized_matrices import DIFFERENT
+from tests.kernels.recurrences import check_recurrences
 
 SIZES = (40, 300, 40)
 SMALL = replace(NATIVE, longest=300, work=30_000)
@@ -23,6 +24,8 @@ def main(vectors: Path, tiles: Path) -> None:
     build, in_tiles = Build(vectors), Build(tiles)
     for make in OF_THE_LIBRARY:
         check_operation(make, Kind(build.in_all_ways(), SIZES, formats=DIFFERENT), range(10))
+    for seed in range(10):
+        check_recurrences(build, seed)
     for make in (linear, gated_linear, experts):
         check_operation(make, Kind([in_tiles], SIZES, (torch.bfloat16,), formats=()), range(8))
         check_operation(make, Kind(in_tiles.in_all_ways()[:2], (70, 300, 40), formats=DIFFERENT), range(8))

@@ -29,6 +29,7 @@ from tests.kernels.contract import (
     linear,
 )
 from tests.kernels.machine_code import Loop, inner_loops
+from tests.kernels.recurrences import check_recurrences
 
 Make = Callable[[Case], Operation]
 
@@ -165,6 +166,11 @@ def test_operations_of_a_portable_build(portable: Build, make: Make) -> None:
 
 def test_attention_of_a_portable_build(portable: Build) -> None:
     check_attention(portable, range(100, 150))
+
+
+def test_recurrences_of_a_portable_build(portable: Build) -> None:
+    for seed in range(100, 110):
+        check_recurrences(portable, seed)
 
 
 # ---- memory

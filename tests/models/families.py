@@ -54,6 +54,23 @@ def types(*kinds: str) -> dict[str, Any]:
     return {"layer_types": [f"{kind}_attention" for kind in kinds]}
 
 
+def types_of(more: dict[str, Any], *kinds: str) -> dict[str, Any]:
+    return more | {"layer_types": list(kinds), "num_hidden_layers": len(kinds)}
+
+
+HYBRID: dict[str, Any] = {"pad_token_id": None}
+# A larger epsilon than theirs: the norm of what a recurrence says makes much of its rounding where it is small. The two ways of
+# transformers to compute it then differ by 2e-4.
+DELTA = {"rms_norm_eps": 1e-2}
+DELTA |= {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+MAMBA: dict[str, Any] = types_of(HYBRID, "linear_attention", "full_attention", "linear_attention")
+MAMBA |= {"mamba_n_heads": 2, "mamba_d_state": 16, "mamba_chunk_size": 16}
+MAMBA |= {"attention_multiplier": 0.2, "embedding_multiplier": 2.0, "residual_multiplier": 0.5, "logits_scaling": 2.0}
 BIASES = {"attention_bias": True, "mlp_bias": True}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": True}
 UNTIED = {"tie_word_embeddings": False}
@@ -141,6 +158,39 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss": of("GptOss", experts(5, 2), num_hidden_layers=3, head_dim=16, sliding_window=18, intermediate_size=36),
     "gpt-oss, full layers, no biases": of(
         "GptOss", UNTIED, experts(4, 4), types("full", "full"), head_dim=16, attention_bias=False, swiglu_limit=7.0
+    ),
+    # Hybrids: layers with states in place of attention.
+    "LFM2": of("Lfm2", types_of(HYBRID, "conv", "conv", "full_attention", "conv"), block_auto_adjust_ff_dim=False),
+    "LFM2, biases, four taps, adjusted": of(
+        *(
+            "Lfm2",
+            UNTIED,
+            heads(3, 1),
+            types_of(HYBRID, "full_attention", "conv"),
+            {"conv_bias": True, "conv_L_cache": 4},
+        ),
+        block_multiple_of=16,
+        block_ffn_dim_multiplier=1.3,
+    ),
+    "Qwen3.5": of("Qwen3_5", DELTA, num_hidden_layers=4, head_dim=32),
+    "Qwen3.5, odd sizes": of(
+        *("Qwen3_5", DELTA, UNTIED, heads(3, 1), {"linear_value_head_dim": 10, "linear_key_head_dim": 6}),
+        num_hidden_layers=3,
+        head_dim=16,
+        layer_types=["full_attention", "linear_attention", "linear_attention"],
+        linear_conv_kernel_dim=2,
+        linear_num_value_heads=2,
+    ),
+    "Qwen3-Next": of("Qwen3Next", DELTA, EXPERTS, num_hidden_layers=4, head_dim=16, shared_expert_intermediate_size=40),
+    "Qwen3.5-MoE": of(
+        "Qwen3_5Moe", DELTA, EXPERTS, num_hidden_layers=4, head_dim=32, shared_expert_intermediate_size=24
+    ),
+    "Granite 4": of("GraniteMoeHybrid", MAMBA, experts(5, 2), head_dim=12),
+    "Granite 4, dense, rotated": of(
+        "GraniteMoeHybrid",
+        MAMBA,
+        {"num_local_experts": 0, "mamba_n_groups": 2, "mamba_proj_bias": True},
+        position_embedding_type="rope",
     ),
     "OLMo3, yarn where all is seen": of("Olmo3", num_hidden_layers=5, sliding_window=600, rope_parameters=BY_TYPE),
 }

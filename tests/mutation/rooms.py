@@ -21,6 +21,7 @@ from tests.mutation import (
     sampling,
     server,
     speculation,
+    states,
     structured,
     worker,
 )
@@ -29,6 +30,7 @@ from tests.mutation.mutant import Mutant
 ROOMS: dict[str, tuple[Mutant, ...]] = {
     "policy": policy.MUTANTS,
     "kv": kv.MUTANTS,
+    "states": states.MUTANTS,
     "kv_offload": kv_offload.MUTANTS,
     "speculation": speculation.MUTANTS,
     "request": request.MUTANTS,

@@ -17,13 +17,13 @@ def window_of(fields: ConfigFields, default: int | None = None) -> int | None:
     return fields.integer("sliding_window") if fields.get("sliding_window") is not None else None
 
 
-def layer_types_of(fields: ConfigFields) -> list[str] | None:
-    """What the file says of each layer: one of `LAYER_TYPES`; None if nothing."""
+def layer_types_of(fields: ConfigFields, kinds: Sequence[str] = LAYER_TYPES) -> list[str] | None:
+    """What the file says of each layer: one of `kinds`; None if nothing."""
     types, count = fields.get("layer_types"), fields.integer("num_hidden_layers", most=MAX_LAYERS)
     if types is None:
         return None
-    if not isinstance(types, list) or len(types) != count or not all(kind in LAYER_TYPES for kind in types):
-        raise fields.wrong("layer_types", types, f"it must be a list of {count} of {', '.join(LAYER_TYPES)}")
+    if not isinstance(types, list) or len(types) != count or not all(kind in kinds for kind in types):
+        raise fields.wrong("layer_types", types, f"it must be a list of {count} of {', '.join(kinds)}")
     return types
 
 

@@ -1,0 +1,99 @@
+// Causal convolutions of each channel over a few tokens, whose last inputs are kept as the state of a sequence.
+#include "calls.h"
+#include "panels.h"
+#include "states.h"
+#include "team.h"
+
+namespace {
+
+constexpr size_t MAX_TAPS = 8, VECTORS = 4, BLOCK = VECTORS * LANES;
+
+template <class T> struct Part {  // columns of a projection
+    const T* at;
+    size_t stride;
+};
+
+template <class T>
+void conv(Part<T> x, Part<T> before, Part<T> after, const float* weight, const float* bias, size_t taps, bool silu, float* states,
+          size_t slot_stride, StateRuns runs, size_t num_runs, T* out, size_t channels, bool few) {
+    const size_t blocks = (channels + BLOCK - 1) / BLOCK;
+    for_each(num_runs * blocks, few, [&](size_t item) {
+        const size_t first = item % blocks * BLOCK;
+        Floats past[MAX_TAPS][VECTORS];
+        const auto each = [&](auto f) {
+            for (size_t v = 0; v < VECTORS && first + v * LANES < channels; v++)
+                f(v, first + v * LANES, channels - first - v * LANES);
+        };
+        runs.walk(
+            item / blocks,
+            [&](size_t slot) {
+                for (size_t tap = 0; tap + 1 < taps; tap++)
+                    each([&](size_t v, size_t c, size_t count) {
+                        past[tap][v] = load_some(states + slot * slot_stride + tap * channels + c, count);
+                    });
+            },
+            [&](size_t t) {
+                each([&](size_t v, size_t c, size_t count) {
+                    Floats value = load_some(x.at + t * x.stride + c, count);
+                    if (before.at) value *= load_some(before.at + t * before.stride + c, count);
+                    Floats total = bias ? load_some(bias + c, count) : Floats{};
+                    for (size_t tap = 0; tap + 1 < taps; tap++) {
+                        total = multiply_add(load_some(weight + tap * channels + c, count), past[tap][v], total);
+                        past[tap][v] = tap + 2 < taps ? past[tap + 1][v] : value;
+                    }
+                    total = multiply_add(load_some(weight + (taps - 1) * channels + c, count), value, total);
+                    if (silu) total = times_sigmoid(total, total);
+                    if (after.at) total *= load_some(after.at + t * after.stride + c, count);
+                    store_some(out + t * channels + c, total, count);
+                });
+            },
+            [&](size_t slot) {
+                for (size_t tap = 0; tap + 1 < taps; tap++)
+                    each([&](size_t v, size_t c, size_t count) {
+                        store_some(states + slot * slot_stride + tap * channels + c, past[tap][v], count);
+                    });
+            });
+    });
+}
+
+// out = x * sigmoid(gate); a gate of one column is for all.
+template <class T> void gate_rows(Part<T> x, Part<T> gate, T* out, size_t rows, size_t width, bool one) {
+    for_each(rows, rows * width < 16384, [&](size_t row) {
+        for (size_t c = 0; c < width; c += LANES) {
+            const Floats by = one ? splat(to_float(gate.at[row * gate.stride])) : load_some(gate.at + row * gate.stride + c, width - c);
+            store_some(out + row * width + c, times_sigmoid(load_some(x.at + row * x.stride + c, width - c), by), width - c);
+        }
+    });
+}
+
+}  // namespace
+
+extern "C" {
+
+// x, before and after (or null) have strides between tokens; weight [taps][channels], states [slots][taps - 1][channels] with a
+// stride between slots; out [tokens][channels].
+void short_conv(int dtype, const void* x, size_t x_stride, const void* before, size_t before_stride, const void* after,
+                size_t after_stride, const float* weight, const float* bias, size_t taps, int silu, float* states,
+                size_t slot_stride, const int32_t* rows, const int32_t* starts, const int32_t* store_starts,
+                const int32_t* store_tokens, const int32_t* store_slots, void* out, size_t runs, size_t tokens,
+                size_t channels) {
+    const StateRuns own{rows, starts, store_starts, store_tokens, store_slots};
+    const bool few = tokens * channels < 8192;
+    if (dtype == FLOAT32)
+        conv<f32>({(const f32*)x, x_stride}, {(const f32*)before, before_stride}, {(const f32*)after, after_stride}, weight, bias, taps,
+                  silu, states, slot_stride, own, runs, (f32*)out, channels, few);
+    else
+        conv<bf16>({(const bf16*)x, x_stride}, {(const bf16*)before, before_stride}, {(const bf16*)after, after_stride}, weight, bias,
+                   taps, silu, states, slot_stride, own, runs, (bf16*)out, channels, few);
+}
+
+// x and gate have strides between tokens, gate one column if gate_width is 1; out [rows][width].
+void sigmoid_gate(int dtype, const void* x, size_t x_stride, const void* gate, size_t gate_stride, size_t gate_width, void* out,
+                  size_t rows, size_t width) {
+    const bool one = gate_width == 1;
+    if (dtype == FLOAT32) gate_rows<f32>({(const f32*)x, x_stride}, {(const f32*)gate, gate_stride}, (f32*)out, rows, width, one);
+    else gate_rows<bf16>({(const bf16*)x, x_stride}, {(const bf16*)gate, gate_stride}, (bf16*)out, rows, width, one);
+}
+}
+RECORDABLE(short_conv)
+RECORDABLE(sigmoid_gate)

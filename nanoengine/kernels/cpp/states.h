@@ -1,0 +1,37 @@
+// The runs of a step as layers with states see them: where a state lies, and when it is kept.
+#pragma once
+#include <algorithm>
+#include "simd.h"
+
+// Some lanes from memory, the rest 0; and to memory.
+template <class T> INLINE Floats load_some(const T* from, size_t count) {
+    if (count >= LANES) return load_floats(from);
+    T all[LANES] = {};
+    std::copy_n(from, count, all);
+    return load_floats(all);
+}
+template <class T> INLINE void store_some(T* to, Floats value, size_t count) {
+    if (count >= LANES) return store_floats(to, value);
+    T all[LANES];
+    store_floats(all, value);
+    std::copy_n(all, count, to);
+}
+
+struct StateRuns {
+    const int32_t *rows, *starts;                              // [runs] slot of each; [runs + 1] its first token
+    const int32_t *store_starts, *store_tokens, *store_slots;  // null: a state goes back to its slot behind the last token
+
+    // begin(slot), then token(t) for each token of a run; keep(slot) where the state behind it is kept.
+    template <class Begin, class Token, class Keep> void walk(size_t run, Begin begin, Token token, Keep keep) const {
+        const int32_t last = starts[run + 1];
+        if (starts[run] == last) return;
+        begin(rows[run]);
+        int32_t next = store_starts ? store_starts[run] : 0;
+        const int32_t end = store_starts ? store_starts[run + 1] : 0;
+        for (int32_t t = starts[run]; t < last; t++) {
+            token((size_t)t);
+            for (; next < end && store_tokens[next] == t; next++) keep(store_slots[next]);
+        }
+        if (!store_starts) keep(rows[run]);
+    }
+};

@@ -1,0 +1,157 @@
+"""StatePool: the states of all sequences that run, and their snapshots. StateKeeper: carries out what a plan orders of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from nanoengine.core.attention import KVLayer
+from nanoengine.core.inputs import InputBatch
+from nanoengine.core.messages import StepPlan
+from nanoengine.core.model_runner import ModelRunner, RunnerPart
+from nanoengine.kernels.memory import zeros_in_huge_pages
+from nanoengine.kernels.recurrences import StateRuns, Stores
+from nanoengine.kv_groups.snapshots import ORDERS, Snapshot, StateOrders
+from nanoengine.layers.mixer import StateMetadata
+
+Shapes = tuple[tuple[int, ...], ...]
+"""Of the parts of a layer's state."""
+
+
+class StatePool:
+    """A slot holds the states of all layers side by side, so it is copied in one piece: a slot for each row of the runner, one
+    for padding, then those of snapshots. Memory is taken when a slot is first written.
+    """
+
+    def __init__(self, num_rows: int, num_snapshots: int, num_layers: int, shapes: Shapes):
+        self.first_snapshot = num_rows + 1
+        size = numbers_of(num_layers, shapes)
+        self.slots = zeros_in_huge_pages((num_rows + 1 + num_snapshots, size), torch.float32)
+        self.layers: list[KVLayer] = []
+        at = 0
+        for _ in range(num_layers):
+            parts = []
+            for shape in shapes:
+                count = math.prod(shape)
+                parts.append(self.slots[:, at : at + count].unflatten(1, shape) if count else self.slots[:, :0])
+                at += count
+            self.layers.append((parts[0], parts[1]))
+
+    def copy(self, source: int, target: int) -> None:
+        self.slots[target].copy_(self.slots[source])
+
+
+def numbers_of(num_layers: int, shapes: Shapes) -> int:
+    """Of a slot."""
+    return num_layers * sum(map(math.prod, shapes))
+
+
+class Mixes(Protocol):
+    def mix(self, projected: Tensor, states: KVLayer, runs: StateRuns) -> Tensor: ...
+
+
+class Drafted(NamedTuple):
+    """A run with drafts: the states of its row are still those before it."""
+
+    start: int
+    first: int  # its tokens in what the layers have kept
+    kept: dict[int, Tensor]
+
+
+class StateKeeper(RunnerPart):
+    """Zeros or restores the states of rows that start, takes snapshots, and applies accepted drafts.
+
+    A run with drafts leaves the states as they were, and what the layers projected of it is kept. The row's next run says by
+    where it starts how many were accepted: these are applied first, token by token, as they would have been without drafts.
+    """
+
+    def __init__(self, runner: ModelRunner, pool: StatePool, mixers: Mapping[int, Mixes]):
+        self.pool, self.mixers, self.num_rows = pool, mixers, pool.first_snapshot - 1
+        self._drafted: dict[int, Drafted] = {}
+        self._inside: dict[int, list[Snapshot]] = {}  # of each row, what is taken in this step
+        cache = runner.kv_cache
+        attending, states = iter(zip(cache.groups, cache.layers, strict=True)), iter(pool.layers)
+        layers = [
+            (0, next(states)) if layer in mixers else next(attending) for layer in range(len(runner.model.layers))
+        ]
+        cache.groups, cache.layers = [group for group, _ in layers], [layer for _, layer in layers]
+
+    def begin(self, plan: StepPlan) -> None:
+        for row in plan.ended:
+            self._drafted.pop(row, None)
+        orders: StateOrders = plan.extras.get(ORDERS) or StateOrders()
+        restored = dict(orders.restores)
+        for started in plan.started:
+            self._drafted.pop(started.row, None)
+            if started.row in restored:
+                self.pool.copy(self.pool.first_snapshot + restored[started.row], started.row)
+            else:
+                self.pool.slots[started.row].zero_()
+        self._inside = {}
+        if not self._drafted and not orders.snapshots:
+            return
+        starts = dict(zip(plan.decode_rows.tolist(), plan.decode_starts.tolist(), strict=True))
+        starts |= {run.row: run.start for run in plan.runs}
+        early: dict[int, list[Snapshot]] = {}
+        for order in orders.snapshots:
+            (self._inside if order.position > starts[order.row] else early).setdefault(order.row, []).append(order)
+        for row in [row for row in self._drafted if row in starts]:
+            self._apply(row, starts[row], early)
+        for row, snapshots in early.items():
+            for order in snapshots:
+                assert order.position == starts[row]
+                self.pool.copy(row, self.pool.first_snapshot + order.slot)
+
+    def _apply(self, row: int, end: int, early: dict[int, list[Snapshot]]) -> None:
+        """The tokens of a run with drafts that stand before `end`."""
+        drafted = self._drafted.pop(row)
+        count = end - drafted.start
+        inside = [order for order in early.get(row, []) if order.position < end]
+        early[row] = [order for order in early.get(row, []) if order.position == end]
+        runs = StateRuns(
+            _ints([row]), _ints([0, count]), self._stores([(row, drafted.start, count, False)], {row: inside})
+        )
+        for layer, states in zip(self.mixers, self.pool.layers, strict=True):
+            projected = drafted.kept[layer][drafted.first : drafted.first + count]
+            self.mixers[layer].mix(projected, states, runs)
+
+    def before_forward(self, plan: StepPlan, batch: InputBatch) -> None:
+        if not self._inside and not plan.num_drafted:
+            return
+        decodes = zip(plan.decode_rows.tolist(), plan.decode_starts.tolist(), strict=True)
+        runs = [(row, start, 1, False) for row, start in decodes]
+        runs += [(run.row, run.start, run.num_new, bool(run.drafts)) for run in plan.runs]
+        kept: dict[int, Tensor] = {}
+        first = accumulate((count for _, _, count, _ in runs), initial=0)
+        for at, (row, start, _, is_drafted) in zip(first, runs, strict=False):
+            if is_drafted:
+                self._drafted[row] = Drafted(start, at, kept)
+        stores = self._stores(runs, self._inside)
+        keeps = plan.num_drafted > 0
+        for layer in self.mixers:
+            own = batch.metadata[layer]
+            fields = {name: getattr(own, name) for name in own.__dataclass_fields__}
+            batch.metadata[layer] = StateMetadata(**fields, stores=stores, kept=kept, keeps=keeps)
+
+    def _stores(self, runs: list[tuple[int, int, int, bool]], inside: Mapping[int, list[Snapshot]]) -> Stores:
+        """Where the states of runs (row, start, tokens, whether it has drafts) are kept."""
+        starts, tokens, slots, first = [0], list[int](), list[int](), 0
+        for row, start, count, is_drafted in runs:
+            for order in inside.get(row, []):
+                tokens.append(first + order.position - start - 1)
+                slots.append(self.pool.first_snapshot + order.slot)
+            first += count
+            if not is_drafted:
+                tokens.append(first - 1)
+                slots.append(row)
+            starts.append(len(tokens))
+        return Stores(_ints(starts), _ints(tokens), _ints(slots))
+
+
+def _ints(values: list[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)

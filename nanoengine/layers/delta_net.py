@@ -1,0 +1,67 @@
+"""DeltaNet: linear attention by the gated delta rule (Yang et al., 2024), as in Qwen3-Next and Qwen3.5."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nanoengine.core.attention import KVLayer
+from nanoengine.core.kernels import WeightSlot
+from nanoengine.core.layers import Linear
+from nanoengine.kernels.recurrences import Decay, StateRuns
+from nanoengine.layers.factory import Factory
+from nanoengine.layers.mixer import Mixer
+from nanoengine.layers.reordered import Reordered
+from nanoengine.models.model_config import StateConfig
+
+
+class DeltaNet(Mixer):
+    """q, k and v go through a convolution and the recurrence; a norm of each head, gated by z, is behind it.
+
+    Args:
+        eps: of that norm.
+    """
+
+    prefix = "linear_attn"
+
+    def __init__(self, layer: int, hidden_size: int, facts: StateConfig, factory: Factory, eps: float):
+        super().__init__(layer, facts, factory)
+        self.eps, heads, value_dim = eps, facts.num_heads, facts.num_heads * facts.width
+        self.widths = facts.channels, value_dim, heads, heads
+        self.in_proj = Linear(factory, hidden_size, *self.widths)
+        self.out_proj = Linear(factory, value_dim, hidden_size)
+        self.decay = Decay(factory.floats(heads), factory.floats(heads))
+        self.norm = factory.floats(facts.width)
+
+    def mix(self, projected: Tensor, states: KVLayer, runs: StateRuns) -> Tensor:
+        qkv, z, b, a = projected.split(self.widths, dim=-1)
+        qkv = self.kernels.short_conv(qkv, self.weight, self.bias, states[0], runs, silu=True)
+        out = self.kernels.delta_rule(qkv, a, b, self.decay, self.facts.num_groups, states[1], runs)
+        return self.kernels.gated_norm(out, z, self.norm, self.eps, self.facts.width, gate_first=False)
+
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
+        slots = self._packed(prefix) if self.facts.is_packed else self._plain(prefix)
+        slots |= self.out_proj.slots(prefix, "out_proj") | self.conv_slots(f"{prefix}.conv1d")
+        decay = {f"{prefix}.A_log": self.decay.log_rate, f"{prefix}.dt_bias": self.decay.bias}
+        return slots | decay | {f"{prefix}.norm.weight": self.norm}
+
+    def _plain(self, prefix: str) -> dict[str, WeightSlot]:
+        return self.in_proj.slots(prefix, "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+
+    def _packed(self, prefix: str) -> dict[str, WeightSlot]:
+        """Qwen3-Next has q, k, v and z of one key head after those of another, and so b and a."""
+        facts, first = self.facts, sum(self.widths[:2])
+        groups, own = facts.num_groups, facts.num_heads // facts.num_groups  # value heads of a key head
+        qkvz = _unpacked(groups, facts.depth, facts.depth, own * facts.width, own * facts.width)
+        ba = _unpacked(groups, own, own)
+        rows = self.in_proj.weight.rows
+        return {
+            f"{prefix}.in_proj_qkvz.weight": Reordered(rows(0, first), qkvz, 1),
+            f"{prefix}.in_proj_ba.weight": Reordered(rows(first, 2 * facts.num_heads), ba, 1),
+        }
+
+
+def _unpacked(groups: int, *sizes: int) -> list[int]:
+    """Rows that stand group by group, in each one part after the other, in the order of the parts."""
+    rows = torch.arange(groups * sum(sizes)).view(groups, -1)
+    return torch.cat([part.flatten() for part in rows.split(sizes, dim=1)]).tolist()

@@ -1,0 +1,66 @@
+"""LFM2 (Liquid AI, 2025): short convolutions in most layers, attention in the others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nanoengine.models.config_fields import MAX_LAYERS, ConfigFields
+from nanoengine.models.families.common import head_dim_of, read_decoder
+from nanoengine.models.families.states import MOST_TAPS, hybrid_layers
+from nanoengine.models.model_config import ModelConfig, StateConfig, TensorNames
+from nanoengine.models.rope_config import read_rope
+
+ARCHITECTURES = ("Lfm2ForCausalLM",)
+
+NAMES = TensorNames(
+    norm_before_attention="operator_norm",
+    norm_before_mlp="ffn_norm",
+    replaced=(
+        (".self_attn.o_proj.", ".self_attn.out_proj."),
+        (".q_norm.", ".q_layernorm."),
+        (".k_norm.", ".k_layernorm."),
+        (".mlp.gate_proj.", ".feed_forward.w1."),
+        (".mlp.up_proj.", ".feed_forward.w3."),
+        (".mlp.down_proj.", ".feed_forward.w2."),
+        ("model.norm.", "model.embedding_norm."),
+    ),
+)
+
+
+def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
+    for key, value in {
+        "intermediate_size": fields.get("block_ff_dim"),
+        "tie_word_embeddings": fields.get("tie_embedding", True),
+        "rms_norm_eps": fields.get("norm_eps", 1e-5),
+    }.items():
+        fields.default(key, value)
+    fields.ignore("block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_swiglu")
+    fields.ignore(
+        "block_use_xavier_init", "conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "block_ff_dim"
+    )
+    fields.expect("block_use_swiglu", True)
+    count = fields.integer("num_hidden_layers", most=MAX_LAYERS)
+    attending = fields.get("full_attn_idxs")
+    types = None
+    if attending is not None:
+        if not isinstance(attending, list) or not all(isinstance(number, int) for number in attending):
+            raise fields.wrong("full_attn_idxs", attending, "it must be a list of layers")
+        types = ["full_attention" if number in attending else "conv" for number in range(count)]
+    rope = read_rope(fields, head_dim_of(fields), 1e6)
+    bias, hidden = fields.flag("conv_bias"), fields.integer("hidden_size")
+    states = StateConfig(
+        taps=fields.integer("conv_L_cache", 3, MOST_TAPS), channels=hidden, conv_bias=bias, proj_bias=bias
+    )
+    layers = tuple(hybrid_layers(fields, "short_conv", ("full_attention", "conv"), rope, types))
+    config = read_decoder(
+        fields, architecture, eps=1e-5, tied=True, layers=layers, states=states, qk_norm="head", names=NAMES
+    )
+    return replace(config, intermediate_size=_mlp_width(fields, config.intermediate_size))
+
+
+def _mlp_width(fields: ConfigFields, stated: int) -> int:
+    """Two thirds of what is stated, times a factor, up to a multiple; or what is stated."""
+    multiple, factor = fields.integer("block_multiple_of", 256), fields.number("block_ffn_dim_multiplier", 1.0)
+    if not fields.flag("block_auto_adjust_ff_dim", True):
+        return stated
+    return -(-int(factor * int(2 * stated / 3)) // multiple) * multiple

@@ -1,0 +1,82 @@
+"""Qwen3-Next and Qwen3.5 (Qwen team, 2025 and 2026), their part for text: the gated delta rule in three of four layers, attention
+with gates in the fourth; experts beside one that all tokens share in some.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nanoengine.models.config_fields import MAX_LAYERS, ConfigFields
+from nanoengine.models.families.common import biases_of, head_dim_of, read_decoder
+from nanoengine.models.families.states import MOST_DEPTH, MOST_HEADS, MOST_TAPS, check_groups, hybrid_layers
+from nanoengine.models.model_config import ExpertsConfig, ModelConfig, StateConfig
+from nanoengine.models.rope_config import read_rope
+
+NEXT = "Qwen3NextForCausalLM"
+PLAIN = ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration")
+ARCHITECTURES = (NEXT, *PLAIN, "Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration")
+KINDS = ("full_attention", "linear_attention")
+
+
+def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
+    fields.default("partial_rotary_factor", 0.25)
+    rope = read_rope(
+        fields, head_dim_of(fields, 256), may_be_partial=True, ignored=("mrope_section", "mrope_interleaved")
+    )
+    count, period = fields.integer("num_hidden_layers", most=MAX_LAYERS), fields.integer("full_attention_interval", 4)
+    types = [KINDS[(i + 1) % period > 0] for i in range(count)]
+    layers = hybrid_layers(fields, "delta_net", KINDS, rope, types)
+    facts = biases_of(fields)
+    if architecture in PLAIN:
+        fields.ignore("mlp_only_layers")
+    else:
+        facts["experts"] = _experts(fields)
+        fields.default("intermediate_size", 1)  # where no layer is without experts
+        step, dense = fields.integer("decoder_sparse_step", 1), fields.get("mlp_only_layers", [])
+        if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
+            raise fields.wrong("mlp_only_layers", dense, "it must be a list of layers")
+        without = set(dense)
+        layers = [replace(own, has_experts=i not in without and (i + 1) % step == 0) for i, own in enumerate(layers)]
+    fields.ignore("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype", "attn_output_gate")
+    fields.expect("attn_output_gate", True)
+    fields.expect("output_gate_type", "swish")
+    return read_decoder(
+        fields,
+        architecture,
+        head_dim=256,
+        layers=tuple(layers),
+        states=_states(fields, is_packed=architecture == NEXT),
+        qk_norm="head",
+        norm_offset=1.0,
+        has_output_gate=True,
+        **facts,
+    )
+
+
+def _states(fields: ConfigFields, *, is_packed: bool) -> StateConfig:
+    groups, heads = (
+        fields.integer(f"linear_num_{own}_heads", n, MOST_HEADS) for own, n in (("key", 16), ("value", 32))
+    )
+    depth, width = (fields.integer(f"linear_{own}_head_dim", 128, MOST_DEPTH) for own in ("key", "value"))
+    states = StateConfig(
+        taps=fields.integer("linear_conv_kernel_dim", 4, MOST_TAPS),
+        channels=2 * groups * depth + heads * width,
+        num_heads=heads,
+        num_groups=groups,
+        depth=depth,
+        width=width,
+        is_packed=is_packed,
+    )
+    return check_groups(fields, "linear_num_value_heads", states)
+
+
+def _experts(fields: ConfigFields) -> ExpertsConfig:
+    count = fields.integer("num_experts", fields.get("num_local_experts"))
+    return ExpertsConfig(
+        num_experts=count,
+        num_chosen=fields.integer("num_experts_per_tok", most=count),
+        intermediate_size=fields.integer("moe_intermediate_size"),
+        normalize=fields.flag("norm_topk_prob", True),
+        shared_size=fields.integer("shared_expert_intermediate_size"),
+        shared_is_gated=True,
+    )

@@ -1,0 +1,151 @@
+"""What layers with states ask of kernels: right to the reference, and the same bits however runs are cut."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanoengine.kernels import recurrences as reference
+from nanoengine.kernels.interface import Kernels
+from nanoengine.kernels.recurrences import Decay, StateRuns, Stores
+
+NUM_SLOTS = 9
+
+Mix = Callable[[Any, Tensor, Tensor, StateRuns], Tensor]
+"""(kernels or the reference, inputs of tokens, states, runs) -> what comes out."""
+
+
+def check_recurrences(kernels: Kernels, seed: int) -> None:
+    """Draw sizes and runs; slots that no run has are NaN, and stay so."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    dtype = rng.choice([torch.float32, torch.bfloat16])
+    for mix, width, shape in (conv(rng), delta_rule(rng), mamba2(rng)):
+        lens = [rng.choice([1, 1, 2, 5, 9]) for _ in range(rng.randint(1, 4))]
+        x = torch.randn(sum(lens), width + 3).to(dtype)[:, :width]  # rows lie apart
+        slots = rng.sample(range(NUM_SLOTS), len(lens) + 2)
+        whole = runs_of(slots[: len(lens)], lens)
+        begun = torch.full((NUM_SLOTS, *shape), float("nan"))
+        begun[slots[: len(lens)]] = torch.randn(len(lens), *shape)
+        right_states, states = begun.clone(), apart(begun)
+        right, out = mix(reference, x, right_states, whole), mix(kernels, x, states, whole)
+        close = (
+            {"rtol": 2e-4, "atol": 2e-4}
+            if dtype is torch.float32 or out.dtype is torch.float32
+            else {"rtol": 2e-2, "atol": 2e-2}
+        )
+        torch.testing.assert_close(out, right, **close)
+        torch.testing.assert_close(states, right_states, rtol=2e-4, atol=2e-4, equal_nan=True)
+        check_cut(kernels, mix, x, begun, slots, lens, out, states, rng)
+    check_gates(kernels, rng, dtype)
+
+
+def check_cut(
+    kernels: Kernels,
+    mix: Mix,
+    x: Tensor,
+    begun: Tensor,
+    slots: list[int],
+    lens: list[int],
+    out: Tensor,
+    right: Tensor,
+    rng: random.Random,
+) -> None:
+    """Token by token in turns; and with a state that is kept inside of the first run, which itself is left as it was."""
+    states, found = apart(begun), torch.empty_like(out)
+    first = [sum(lens[:i]) for i in range(len(lens))]
+    for step in range(max(lens)):
+        own = [i for i in rng.sample(range(len(lens)), len(lens)) if step < lens[i]]
+        tokens = [first[i] + step for i in own]
+        found[tokens] = mix(kernels, x[tokens], states, runs_of([slots[i] for i in own], [1] * len(own)))
+    assert torch.equal(found, out)
+    assert torch.equal(states.nan_to_num(), right.nan_to_num())
+    states, cut = apart(begun), rng.randrange(lens[0])
+    ints = lambda *values: torch.tensor(values, dtype=torch.int32)  # noqa: E731
+    others = range(1, len(lens))
+    ends = [first[i] + lens[i] - 1 for i in others]
+    stores = Stores(
+        ints(0, *(1 + i for i in range(len(lens)))), ints(cut, *ends), ints(slots[-1], *(slots[i] for i in others))
+    )
+    assert torch.equal(mix(kernels, x, states, runs_of(slots[: len(lens)], lens)._replace(stores=stores)), out)
+    assert torch.equal(states[slots[0]], begun[slots[0]])
+    rest = list(range(cut + 1, lens[0]))
+    if rest:
+        assert torch.equal(mix(kernels, x[rest], states, runs_of([slots[-1]], [len(rest)])), out[rest])
+    assert torch.equal(states[slots[-1]], right[slots[0]])
+
+
+def runs_of(slots: list[int], lens: list[int]) -> StateRuns:
+    starts = [sum(lens[:i]) for i in range(len(lens) + 1)]
+    return StateRuns(torch.tensor(slots, dtype=torch.int32), torch.tensor(starts, dtype=torch.int32))
+
+
+def apart(states: Tensor) -> Tensor:
+    """The same numbers, with something between two slots."""
+    room = torch.full((len(states), states[0].numel() + 5), 7.0)
+    view = room[:, :-5].unflatten(1, states.shape[1:])
+    return view.copy_(states)
+
+
+def conv(rng: random.Random) -> tuple[Mix, int, tuple[int, ...]]:
+    taps, channels, is_gated, silu = (
+        rng.choice([2, 3, 4, 8]),
+        rng.choice([1, 16, 37, 64, 200]),
+        rng.random() < 0.5,
+        rng.random() < 0.5,
+    )
+    weight, bias = torch.randn(taps, channels), torch.randn(channels) if rng.random() < 0.5 else None
+
+    def mix(kernels: Any, x: Tensor, states: Tensor, runs: StateRuns) -> Tensor:
+        before, after, own = x.chunk(3, dim=1)
+        gates = {"before": before, "after": after} if is_gated else {}
+        return kernels.short_conv(own, weight, bias, states, runs, silu=silu, **gates)
+
+    return mix, 3 * channels, (taps - 1, channels)
+
+
+def heads(rng: random.Random) -> tuple[int, int, int, int, Decay]:
+    groups, sharing = rng.choice([(1, 1), (2, 1), (1, 3), (2, 2)])
+    depth, width = rng.choice([1, 6, 16, 33, 64, 256]), rng.choice([1, 10, 16, 64, 100])
+    count = groups * sharing
+    return groups, count, depth, width, Decay(torch.randn(count), torch.randn(count))
+
+
+def delta_rule(rng: random.Random) -> tuple[Mix, int, tuple[int, ...]]:
+    groups, count, depth, width, decay = heads(rng)
+    channels = 2 * groups * depth + count * width
+
+    def mix(kernels: Any, x: Tensor, states: Tensor, runs: StateRuns) -> Tensor:
+        qkv, a, b = x.split([channels, count, count], dim=1)
+        return kernels.delta_rule(qkv, a, b, decay, groups, states, runs)
+
+    return mix, channels + 2 * count, (count, depth, width)
+
+
+def mamba2(rng: random.Random) -> tuple[Mix, int, tuple[int, ...]]:
+    groups, count, depth, width, decay = heads(rng)
+    channels, skip = 2 * groups * depth + count * width, torch.randn(count)
+
+    def mix(kernels: Any, x: Tensor, states: Tensor, runs: StateRuns) -> Tensor:
+        xbc, dt = x.split([channels, count], dim=1)
+        return kernels.mamba2(xbc / depth**0.5, dt, decay, skip, groups, states, runs)
+
+    return mix, channels + count, (count, depth, width)
+
+
+def check_gates(kernels: Kernels, rng: random.Random, dtype: torch.dtype) -> None:
+    rows, groups, group = rng.randint(1, 5), rng.choice([1, 3]), rng.choice([1, 16, 37, 128])
+    x, gate = torch.randn(rows, groups * group), torch.randn(rows, groups * group + 2).to(dtype)[:, 2:]
+    weight, first = torch.randn(rng.choice([group, groups * group])), rng.random() < 0.5
+    close = {"rtol": 1e-5, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 1e-2, "atol": 1e-2}
+    found = kernels.gated_norm(x, gate, weight, 1e-5, group, gate_first=first)
+    torch.testing.assert_close(found, reference.gated_norm(x, gate, weight, 1e-5, group, gate_first=first), **close)
+    for by in (gate, gate[:, :1]):
+        torch.testing.assert_close(
+            kernels.sigmoid_gate(x.to(dtype), by), reference.sigmoid_gate(x.to(dtype), by), **close
+        )
+    assert torch.equal(kernels.gated_norm(x[-1:], gate[-1:], weight, 1e-5, group, gate_first=first), found[-1:])

@@ -1,0 +1,167 @@
+"""Snapshots of states: which are taken, where prefixes are found, and that a run always begins with the right state."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from nanoengine.core.messages import Run
+from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.scheduler import Scheduler, Step
+from nanoengine.core.seams import PolicyPart
+from nanoengine.core.sequence import Phase
+from tests.core.test_policy_every_way import answers, draw_requests, draw_way
+from tests.core.toys import VOCAB, make_engine, run
+
+from .remembering import RememberingModel, check_slots, make_hybrid
+
+
+class Guesses(PolicyPart):
+    """Drafts at random, of which some are right: it has the answers."""
+
+    def __init__(self, rng: random.Random, texts: list[list[int]]):
+        self.rng, self.texts, self.num_accepted = rng, texts, 0
+
+    def draft(self, scheduler: Scheduler, step: Step) -> None:
+        budget = scheduler.max_num_batched_tokens - step.plan.num_tokens - len(step.decodes)
+        for seq in step.decodes.copy():
+            known = next((text for text in self.texts if text[: len(seq.token_ids)] == seq.token_ids), [])
+            right = known[len(seq.token_ids) : len(seq.token_ids) + self.rng.randint(0, 6)]
+            drafts = [token if self.rng.random() < 0.8 else self.rng.randrange(VOCAB) for token in right][
+                : max(budget, 0)
+            ]
+            room = min(seq.num_slots - seq.num_computed, seq.max_num_tokens - seq.num_tokens)
+            drafts = drafts[: max(room, 0)]
+            if not drafts or seq.num_tokens - 1 != len(seq.token_ids):  # a token of it is in flight
+                continue
+            budget -= len(drafts)
+            step.decodes.remove(seq)
+            step.runs.insert(step.plan.num_drafted, seq)
+            step.plan.runs.insert(
+                step.plan.num_drafted, Run(seq.row, seq.num_computed - 1, 1 + len(drafts), True, tuple(drafts))
+            )
+            seq.num_computed += len(drafts)
+            seq.num_tokens += len(drafts)
+            seq.phase = Phase.VERIFYING
+
+    def settle(self, seq: object, num_drafts: int, num_accepted: int) -> None:
+        self.num_accepted += num_accepted
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_way_of_scheduling_begins_every_run_with_the_right_state(seed: int) -> None:
+    engine = make_engine()
+    requests = draw_requests(engine, seed)
+    run(engine, requests)
+    expected = answers(requests)
+    texts = [seq.token_ids for request in requests for seq in request.sequences]
+    rng, seen = (
+        random.Random(seed),
+        dict.fromkeys(("preemptions", "cached", "accepted", "evicted", "resumed", "failed"), 0),
+    )
+    for _ in range(30):
+        way, failing = draw_way(rng), [rng.randint(2, 12)] if rng.random() < 0.3 else []
+        guesses = Guesses(random.Random(seed), texts if rng.random() < 0.6 else [])
+        engine, snapshots = make_hybrid(
+            model=RememberingModel(4, failing=failing),
+            num_snapshots=rng.choice([0, 1, 3, 50]),
+            interval=rng.choice([1, 8, 999]),
+            parts=[guesses],
+            **way,
+        )
+        for _ in range(2):
+            requests = draw_requests(engine, seed)
+            run(engine, requests)
+            errors = [request.error for request in requests if request.error]
+            assert all(isinstance(error, RuntimeError) for error in errors), errors
+            for want, got in zip(expected, answers(requests), strict=True):
+                assert got == want or (failing and got[1] == "error" and got[0] == want[0][: len(got[0])]), way
+                seen["failed"] += got[1] == "error"
+            check_slots(snapshots)
+        seen["preemptions"] += engine.scheduler.num_preemptions
+        seen["cached"] += sum(request.output().num_cached_tokens for request in requests)
+        seen["resumed"] += snapshots.num_restored
+        seen["evicted"] += snapshots.num_evicted
+        seen["accepted"] += guesses.num_accepted
+        assert engine.reset_prefix_cache()
+        assert not snapshots.index
+        check_slots(snapshots)
+    assert all(seen.values()), f"the rare paths were met: {seen}"
+
+
+@pytest.mark.parametrize(("shared", "own"), [(1600, 600), (1500, 700)])
+def test_requests_that_share_a_prefix_find_it_wherever_it_ends(shared: int, own: int) -> None:
+    """The two workloads of vLLM's issue 45238, one request after the other: 52 and 0 of 64 were hits there."""
+    rng = random.Random(0)
+    prefix = [rng.randrange(VOCAB) for _ in range(shared)]
+    engine, snapshots = make_hybrid(num_blocks=4000, block_size=16, interval=512, max_model_len=4096)
+    cached = []
+    for _ in range(65):
+        prompt = prefix + [rng.randrange(VOCAB) for _ in range(own)]
+        request = engine.make_request(prompt, SamplingParams(max_tokens=1))
+        run(engine, [request])
+        cached.append(request.output().num_cached_tokens)
+    border = shared // 16 * 16
+    assert cached[0] == 0
+    assert sum(count > 0 for count in cached[1:]) == 64
+    assert cached[1] == shared // 512 * 512, "every so many tokens"
+    assert set(cached[2:]) == {border}, "where the second has parted from the first"
+    assert snapshots.num_evicted > 0, "each prompt leaves some that nobody asks for"
+
+
+@pytest.mark.parametrize(("shared", "own"), [(1600, 600), (1500, 700)])
+def test_prompts_that_arrive_together_find_a_state_where_they_part(shared: int, own: int) -> None:
+    rng = random.Random(0)
+    prefix = [rng.randrange(VOCAB) for _ in range(shared)]
+    engine, _ = make_hybrid(num_blocks=4000, block_size=16, interval=10_000, max_model_len=4096)
+    prompts = [prefix + [rng.randrange(VOCAB) for _ in range(own)] for _ in range(65)]
+    requests = [engine.make_request(prompt, SamplingParams(max_tokens=1)) for prompt in prompts]
+    run(engine, requests)
+    assert [request.output().num_cached_tokens for request in requests] == [0, *[shared // 16 * 16] * 64]
+
+
+def test_a_conversation_goes_on_behind_its_last_full_block() -> None:
+    engine, snapshots = make_hybrid(interval=1000, max_model_len=400)
+    text = [1, 2, 3, 4, 5, 6]
+    lengths, cached = [], []
+    for _ in range(5):
+        request = engine.make_request(text, SamplingParams(max_tokens=23, ignore_eos=True))
+        run(engine, [request])
+        output = request.output()
+        lengths.append(len(text))
+        cached.append(output.num_cached_tokens)
+        text = text + output.outputs[0].token_ids + [7, 8, 9]
+    for (before, _), count in zip(pairwise(lengths), cached[1:], strict=True):
+        assert count == (before + 21) // 4 * 4, "as far as its last step has begun"
+    assert len(snapshots.index) <= 2 * len(lengths), "of each text one in its prompt, and one in its answer"
+
+
+def test_completions_of_one_prompt_share_its_state() -> None:
+    engine, snapshots = make_hybrid()
+    request = engine.make_request(list(range(21)), SamplingParams(n=5, max_tokens=3, temperature=1.0))
+    run(engine, [request])
+    assert snapshots.num_restored == 4
+    assert isinstance(engine.executor, RememberingModel)
+    assert engine.executor.num_computed < 21 + 4 * 1 + 5 * 3
+
+
+def test_without_room_for_snapshots_nothing_is_found() -> None:
+    engine, snapshots = make_hybrid(num_snapshots=0)
+    for _ in range(2):
+        request = engine.make_request(list(range(21)), SamplingParams(max_tokens=3))
+        run(engine, [request])
+        assert request.output().num_cached_tokens == 0
+    assert snapshots.snapshot() == {"slots": 0, "kept": 0, "taken": 0, "restored": 0, "evicted": 0}
+
+
+def test_a_snapshot_of_what_may_be_wrong_is_forgotten() -> None:
+    """A token whose K/V are no numbers: neither its blocks nor its states are found again."""
+    model = RememberingModel(4, broken=[(13, 13)])
+    engine, snapshots = make_hybrid(model=model)
+    request = engine.make_request(list(range(21)), SamplingParams(max_tokens=3))
+    run(engine, [request])
+    assert request.output().outputs[0].finish_reason == "error"
+    assert not snapshots.index
+    check_slots(snapshots)

@@ -1,0 +1,100 @@
+"""States in a real engine: what a request gets does not depend on how it is run, to the bit, from slots full of NaN."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nanoengine import LLM, SamplingParams
+from nanoengine.errors import InvalidConfig
+from nanoengine.kernels.native_operations import unsupported_reason
+from nanoengine.kv_groups.snapshots import Snapshots
+from tests.models.families import engine, family_checkpoint
+from tests.speculation.scripted import Say, Scripted, erring
+from tests.speculation.test_every_way import Free
+
+REASON = unsupported_reason(torch.device("cpu"), torch.float32)
+SHAPES = ("LFM2", "Qwen3.5", "Granite 4")
+
+
+def snapshots_of(llm: LLM) -> Snapshots:
+    found = llm.built.capabilities["kv_groups"].snapshots
+    assert isinstance(found, Snapshots)
+    return found
+
+
+def saying(prompts: list[list[int]], answers: list[tuple[list[int], list[float]]]) -> Say:
+    """Who knows the answers."""
+    texts = [prompt + tokens for prompt, (tokens, _) in zip(prompts, answers, strict=True)]
+
+    def say(tokens: Seq[int], most: int) -> Seq[int]:
+        known = next((text for text in texts if text[: len(tokens)] == list(tokens)), [])
+        return known[len(tokens) :][:most]
+
+    return say
+
+
+def ask(llm: LLM, prompts: list[list[int]]) -> list[tuple[list[int], list[float]]]:
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=30, ignore_eos=True, logprobs=0)
+    outputs = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
+    return [
+        (own.token_ids, [entry[token].logprob for token, entry in zip(own.token_ids, own.logprobs or [], strict=True)])
+        for own in outputs
+    ]
+
+
+@pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_a_request_gets_does_not_depend_on_the_way(tmp_path: Path, shape: str) -> None:
+    folder = family_checkpoint(tmp_path, shape, head_dim=32)
+    rng = random.Random(0)
+    shared = [rng.randrange(250) for _ in range(70)]
+    prompts = [
+        shared[: rng.choice([0, 40, 70])] + [rng.randrange(250) for _ in range(rng.randint(1, 60))] for _ in range(8)
+    ]
+    with engine(folder, max_num_seqs=1, enable_prefix_caching=False, enforce_eager=True) as llm:
+        right = [ask(llm, [prompt])[0] for prompt in prompts]
+    ways: list[dict[str, Any]] = [
+        {},
+        {"max_num_batched_tokens": 7, "max_num_seqs": 3, "scheduling_policy": "mixed"},
+        {"num_kv_blocks": 33, "snapshot_interval": 16, "async_scheduling": True},
+        {"snapshot_memory": 0, "long_prefill_token_threshold": 5},
+        {"num_kv_blocks": 40, "speculation": "ngram", "num_drafts": 5, "snapshot_interval": 16},
+    ]
+    accepted = rejected = preempted = restored = 0
+    for way in ways:
+        with engine(folder, **{"max_model_len": 400} | way) as llm:
+            if "speculation" in way:
+                speculation = llm.built.capabilities["speculation"].speculation
+                speculation.costs = Free()
+                speculation.proposer = Scripted(erring(0.3)(saying(prompts, right)))
+            for _ in range(2):
+                assert ask(llm, prompts) == right, way
+            preempted += llm.metrics.num_preemptions
+            restored += snapshots_of(llm).num_restored
+            if (stats := llm.metrics.speculation) is not None:
+                accepted, rejected = stats.num_accepted, stats.num_drafts - stats.num_accepted
+    assert preempted
+    assert restored
+    assert accepted
+    assert rejected
+
+
+def test_snapshots_take_no_more_than_their_memory(tmp_path: Path) -> None:
+    folder = family_checkpoint(tmp_path, "LFM2")
+    size = 4 * 3 * 2 * 48  # of a state: 3 layers, 2 inputs of 48 channels
+    for memory, count in ((10 * size, 10), (10 * size - 1, 9), (2**30, 100)):  # no more than blocks
+        with engine(folder, snapshot_memory=memory) as llm:
+            assert snapshots_of(llm).num_slots == count
+
+
+def test_options_have_bounds(tmp_path: Path) -> None:
+    folder = family_checkpoint(tmp_path, "LFM2")
+    for options in ({"snapshot_memory": -1}, {"snapshot_interval": 0}):
+        with pytest.raises(InvalidConfig, match=next(iter(options))):
+            engine(folder, **options)

@@ -1,0 +1,85 @@
+"""Mutants of states: snapshots, accepted drafts, recordings."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import Mutant
+
+SNAPSHOTS = "nanoengine/kv_groups/snapshots.py"
+POOL = "nanoengine/kv_groups/state_pool.py"
+TEST_SNAPSHOTS = "tests/kv_groups/test_snapshots.py"
+TEST_STATES = "tests/kv_groups/test_states_every_way.py"
+
+MUTANTS = (
+    Mutant(
+        "a-prefix-ends-without-a-snapshot",
+        SNAPSHOTS,
+        "        return hash in self.index\n",
+        "        return True\n",
+        "A sequence starts behind a cached prefix although there is no state of it.",
+        (TEST_SNAPSHOTS,),
+    ),
+    Mutant(
+        "no-snapshot-where-prompts-part",
+        SNAPSHOTS,
+        "{last, self._branches.get(seq, 0), *every, *others}",
+        "{last, *every, *others}",
+        "Where K/V were cached and no state was, none is kept, so the next prompt does not find one either.",
+        (TEST_SNAPSHOTS,),
+    ),
+    Mutant(
+        "prompts-that-wait-are-not-looked-at",
+        SNAPSHOTS,
+        "*every, *others}",
+        "*every}",
+        "Of prompts that arrive together, the second finds no state where it parts from the first.",
+        (TEST_SNAPSHOTS,),
+    ),
+    Mutant(
+        "passing-snapshots-stay",
+        SNAPSHOTS,
+        "self._forget(before)",
+        "pass",
+        "Every block of an answer leaves a snapshot, and prompts lose theirs.",
+        (TEST_SNAPSHOTS,),
+    ),
+    Mutant(
+        "snapshots-of-failed-steps-count",
+        SNAPSHOTS,
+        "own is step and not step.is_dropped and not isinstance(result, BaseException)",
+        "own is step",
+        "A snapshot that a failed step has not taken is found.",
+        (TEST_SNAPSHOTS,),
+    ),
+    Mutant(
+        "slots-of-lost-snapshots-are-lost",
+        SNAPSHOTS,
+        "                    self.free.append(slot)\n                    continue",
+        "                    continue",
+        "The slot of a snapshot that nobody needs is never used again.",
+        (TEST_SNAPSHOTS,),
+    ),
+    Mutant(
+        "rejected-drafts-stay-in-the-state",
+        POOL,
+        "count = end - drafted.start\n",
+        "count = len(drafted.kept[next(iter(self.mixers))]) - drafted.first\n",
+        "All drafts of a run are applied to the state, rejected ones too.",
+        (TEST_STATES,),
+    ),
+    Mutant(
+        "states-go-on-with-drafts",
+        POOL,
+        "            if not is_drafted:\n                tokens.append(first - 1)",
+        "            if True:\n                tokens.append(first - 1)",
+        "A run with drafts leaves its state behind the last of them.",
+        (TEST_STATES,),
+    ),
+    Mutant(
+        "states-begin-with-what-was-there",
+        POOL,
+        "self.pool.slots[started.row].zero_()",
+        "pass",
+        "A sequence begins with the state that its row had before.",
+        (TEST_STATES,),
+    ),
+)
