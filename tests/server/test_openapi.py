@@ -11,7 +11,11 @@ from nanoengine.server.protocol import ChatRequest, CompletionRequest
 
 def test_every_path_that_is_described_exists_with_its_method() -> None:
     described = {(path, method.upper()) for path, item in document()["paths"].items() for method in item}
-    served = {(route.path, method) for route in [*ROUTES, *pooling_routes(), *adapter_routes()] for method in route.methods or ()}
+    served = {
+        (route.path, method)
+        for route in [*ROUTES, *pooling_routes(), *adapter_routes()]
+        for method in route.methods or ()
+    }
     assert described <= served
     posts = {path for path, method in served if method == "POST"} - {"/ping"}
     assert {path for path, method in described if method == "POST"} == posts
