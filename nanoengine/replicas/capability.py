@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from nanoengine.core.capability import Capability
 from nanoengine.core.config import EngineConfig
 from nanoengine.core.llm_engine import LLMEngine
-from nanoengine.replicas.carrier import LocalCarrier
+from nanoengine.replicas.carrier import Carrier, LocalCarrier
 from nanoengine.replicas.engine import ReplicatedEngine
 from nanoengine.replicas.options import ReplicaOptions
 from nanoengine.worker.capability import WithoutRunner
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from nanoengine.core.model_runner import ModelRunner
     from nanoengine.core.qwen3 import Decoder
     from nanoengine.core.startup import Startup
+
+CARRIER = "carrier"
+"""In `Startup.facts`: makes another carrier than that of this machine, of the seed of all hashes."""
 
 OF_REPLICAS = ("WorkerOptions", "KVOffloadOptions", "SpeculationOptions")
 """Options that mean nothing here, where nothing is computed."""
@@ -46,8 +49,12 @@ class Replicas(Capability):
         make_engine = startup._new_engine
 
         def new_engine() -> LLMEngine:
-            each = config_of_each(config, startup.num_blocks)
-            carrier = LocalCarrier(each, secrets.randbits(64), use_tqdm=startup.use_tqdm)
+            hash_seed = secrets.randbits(64)
+            if (new_carrier := startup.facts.get(CARRIER)) is not None:
+                carrier: Carrier = new_carrier(hash_seed)
+            else:
+                each = config_of_each(config, startup.num_blocks)
+                carrier = LocalCarrier(each, hash_seed, use_tqdm=startup.use_tqdm)
             return ReplicatedEngine(make_engine(), carrier, config.of(ReplicaOptions), seed=config.seed)
 
         startup._new_engine = new_engine  # type: ignore[method-assign]
@@ -76,7 +83,7 @@ def config_of_each(config: EngineConfig, num_blocks: int) -> EngineConfig:
     own = dataclasses.replace(config, options=options)
     if config.device.startswith("cuda"):
         return own
-    count = config.of(ReplicaOptions).replicas
+    count = config.of(ReplicaOptions).most
     if config.num_threads is None:
         own = dataclasses.replace(own, num_threads=max(1, len(os.sched_getaffinity(0)) // count))
     if config.num_kv_blocks is None and config.kv_cache_memory is None:

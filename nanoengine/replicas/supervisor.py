@@ -23,6 +23,7 @@ from nanoengine.replicas.fleet import Fleet
 from nanoengine.replicas.link import Link
 from nanoengine.replicas.messages import End, Failed, News, Ping, Pong, Ready
 from nanoengine.replicas.options import ReplicaOptions
+from nanoengine.replicas.scaling import Scaling
 
 logger = logging.getLogger("nanoengine")
 
@@ -87,6 +88,8 @@ class Supervisor:
         self._num_processes = 0
         self._next_ping = 0.0
         self._is_closed = False
+        self._scaling = Scaling(options.replicas, options.most, options.waiting_tokens_per_replica)
+        self._num_slots = options.replicas  # that there have been
         self.selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
         for end in (self._wake, self._woken):
@@ -130,6 +133,7 @@ class Supervisor:
     def close(self, seconds: float = END_SECONDS) -> None:
         """End all replicas, and wait for them; those that take longer are killed."""
         self._is_closed = True
+        self.carrier.close()
         for slot in self.slots:
             slot.start_at = None
             for process in filter(None, (slot.current, slot.next)):
@@ -189,6 +193,33 @@ class Supervisor:
                 process.link.send(Ping(wants_metrics=True))
         for process in [process for process, end in self._leaving.items() if end < now]:
             self._reap(process)
+        if not self._is_closed:
+            self._scale(now)
+
+    def _scale(self, now: float) -> None:
+        """Add a slot, or take one away, if that is due; never while one is empty that may help."""
+        change = self._scaling.change(now, len(self.slots), *self.fleet.num_tokens())
+        if change > 0 and self.num_ready == len(self.slots):
+            logger.info("replica %d is added: too many tokens wait", self._num_slots)
+            self.slots.append(Slot(self._num_slots, now))
+            self._num_slots += 1
+        elif change < 0:
+            self._remove(min(self.slots, key=self._num_running))
+
+    def _num_running(self, slot: Slot) -> int:
+        return -1 if slot.current is None else self.fleet.num_running(slot.current.key)
+
+    def _remove(self, slot: Slot) -> None:
+        """Take a slot away; what runs there moves."""
+        logger.info("replica %d is taken away: there is little to do", slot.number)
+        self.slots.remove(slot)
+        self._to_restart = [own for own in self._to_restart if own is not slot]
+        if slot.current is not None:
+            self.fleet.drain(slot.current.key)
+            self._dismiss(slot.current, END_SECONDS)
+        if slot.next is not None:
+            self._reap(slot.next)
+        slot.current = slot.next = None
 
     def _empty_wakes(self) -> None:
         try:
@@ -213,7 +244,7 @@ class Supervisor:
         link = Link(started.socket, self.selector)
         process = slot.next = Process(self._num_processes, slot, started, link, time.monotonic())
         link.register(process)
-        if self._is_closed:
+        if self._is_closed or slot not in self.slots:
             slot.next = None
             self._reap(process)
 
@@ -271,6 +302,8 @@ class Supervisor:
 
     def _retry(self, slot: Slot) -> None:
         """Start another one, at once or later."""
+        if slot not in self.slots:
+            return
         if not (slot.next or slot.is_starting or slot.start_at is not None or self._is_closed):
             slot.start_at = time.monotonic() + RETRY_SECONDS[min(slot.num_useless, len(RETRY_SECONDS) - 1)]
         slot.num_useless += 1
