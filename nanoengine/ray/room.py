@@ -54,5 +54,4 @@ def config_of_each(config: EngineConfig, room: Room) -> EngineConfig:
 
 def ranks_of(config: EngineConfig) -> int:
     """Ranks of a replica."""
-    found = (getattr(own, "tensor_parallel_size", None) for own in (config, *config.options.values()))
-    return next(filter(None, found), 1)
+    return max(getattr(own, "tensor_parallel_size", 1) for own in (config, *config.options.values()))
