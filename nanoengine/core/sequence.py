@@ -25,9 +25,7 @@ class Request:
     priority: int = 0  # a smaller one comes first
     client: str = ""
     arrival_time: float | None = None  # seconds of time.perf_counter, if somebody measures it
-    completions: dict[int, list[int]] = field(
-        default_factory=dict
-    )  # begun elsewhere, the only ones to go on: tokens so far
+    completions: dict[int, list[int]] = field(default_factory=dict)  # those that begin with tokens; {}: all, with none
     sequences: list[Sequence] = field(default_factory=list)  # set when it is submitted
     num_finished: int = 0  # of them
     error: Exception | None = None

@@ -211,6 +211,10 @@ class Observer(PolicyPart):
             **{name: deepcopy(self.sources[name]()) for name in ("speculation", "offload") if name in self.sources},
         )
 
+    def snapshots(self, engine: LLMEngine, *, summed: bool = False) -> dict[str, EngineMetrics]:
+        """The same by engine: here is one. `summed`: all of them together."""
+        return {"all" if summed else "0": self.snapshot(engine)}
+
     def fetching(self) -> Collection[Sequence]:
         """Waiting sequences whose K/V are read from files."""
         found: Collection[Sequence] = self.sources.get("fetching", tuple)()

@@ -12,6 +12,7 @@ from nanoengine.core.config import EngineConfig
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.replicas.carrier import Carrier, LocalCarrier
 from nanoengine.replicas.engine import ReplicatedEngine
+from nanoengine.replicas.observer import ReplicaObserver
 from nanoengine.replicas.options import ReplicaOptions
 from nanoengine.worker.capability import WithoutRunner
 
@@ -55,7 +56,10 @@ class Replicas(Capability):
             else:
                 each = config_of_each(config, startup.num_blocks)
                 carrier = LocalCarrier(each, hash_seed, use_tqdm=startup.use_tqdm)
-            return ReplicatedEngine(make_engine(), carrier, config.of(ReplicaOptions), seed=config.seed)
+            engine = ReplicatedEngine(make_engine(), carrier, config.of(ReplicaOptions), seed=config.seed)
+            observer = next(own for own in others if hasattr(own, "metrics"))  # the last capability is there
+            observer.metrics = ReplicaObserver(observer.metrics, engine.supervisor)
+            return engine
 
         startup._new_engine = new_engine  # type: ignore[method-assign]
 

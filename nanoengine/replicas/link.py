@@ -1,6 +1,6 @@
 """Link: messages to and from a replica on a socket, for one that serves many: nothing here waits.
 
-The framing is that of `multiprocessing.connection.Connection`, which the replica uses.
+The framing is that of `multiprocessing.connection.Connection`, which the replica uses, for messages below 2 GiB.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections import deque
 from typing import Any
 
 HEADER = struct.Struct("!i")
-LONG_HEADER = struct.Struct("!Q")
 READ_BYTES = 1 << 18
 
 
@@ -31,6 +30,7 @@ class Link:
         self._owner: Any = None
         self._unsent: deque[memoryview] = deque()
         self._received = bytearray()
+        self._is_full = False  # the socket, which takes no more now
         self.is_closed = False
 
     def register(self, owner: Any) -> None:
@@ -43,13 +43,9 @@ class Link:
         if self.is_closed:
             return
         body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        size = len(body)
-        header = HEADER.pack(size) if size < 1 << 31 else HEADER.pack(-1) + LONG_HEADER.pack(size)
-        had_none = not self._unsent
-        self._unsent.append(memoryview(header + body))
-        self.flush()
-        if had_none and self._unsent:
-            self._selector.modify(self.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, self._owner)
+        self._unsent.append(memoryview(HEADER.pack(len(body)) + body))
+        if not self._is_full:
+            self.flush()
 
     def flush(self) -> None:
         """Send what may be sent without waiting."""
@@ -61,11 +57,13 @@ class Link:
                 else:
                     self._unsent.popleft()
         except BlockingIOError:
-            return
+            pass  # the rest is sent when there is room
         except OSError:  # it is gone, which reading will tell
             self._unsent.clear()
-        if not self.is_closed:
-            self._selector.modify(self.socket, selectors.EVENT_READ, self._owner)
+        if bool(self._unsent) is not self._is_full:
+            self._is_full = not self._is_full
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._is_full else 0)
+            self._selector.modify(self.socket, events, self._owner)
 
     def receive(self) -> list[Any]:
         """Messages that have come whole.
@@ -88,11 +86,6 @@ class Link:
         while len(received) - start >= HEADER.size:
             (size,) = HEADER.unpack_from(received, start)
             first = start + HEADER.size
-            if size < 0:
-                if len(received) - first < LONG_HEADER.size:
-                    break
-                (size,) = LONG_HEADER.unpack_from(received, first)
-                first += LONG_HEADER.size
             if len(received) - first < size:
                 break
             messages.append(pickle.loads(memoryview(received)[first : first + size]))

@@ -18,6 +18,7 @@ from typing import Any
 
 import nanoengine
 from nanoengine.builder import Built, build_engine
+from nanoengine.observability.view import take_view
 from nanoengine.replicas.messages import End, Failed, Ping, Pong, Ready, Submit
 from nanoengine.replicas.replica import Replica, portable
 
@@ -34,15 +35,16 @@ def serve(connection: Connection, build: Callable[[], Built], hash_seed: int) ->
     try:
         built = build()
     except Exception as error:
-        connection.send(Failed(portable(error)))
+        process.finish(Failed(portable(error)))
         return
     engine = built.engine
     if "offload" not in built.metrics.sources:
         engine.scheduler.blocks.seed = hash_seed
-    process.replica = Replica(engine, built.metrics.events, lambda: built.metrics.snapshot(engine))
+    count = lambda: (built.metrics.snapshot(engine), take_view(engine, built.metrics))  # noqa: E731
+    process.replica = Replica(engine, built.metrics.events, count)
     computes = built.capabilities["replicas"].computes
     identity = f"nanoengine {nanoengine.__version__}, {computes}"
-    connection.send(Ready(engine.max_model_len, engine.scheduler.blocks.seed, identity))
+    process.say(Ready(engine.max_model_len, engine.scheduler.blocks.seed, identity))
     process.run()
 
 
@@ -51,24 +53,29 @@ class _Process:
 
     def __init__(self, connection: Connection):
         self.connection = connection
-        self.replica: Replica
-        self._is_made = threading.Event()
+        self.replica: Replica  # set before anything is said to it
         self._inbox: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
         self._outbox: SimpleQueue[Any] = SimpleQueue()
         self._step_began: float | None = None
+        self._reader, self._writer = (threading.Thread(target=own, daemon=True) for own in (self._read, self._write))
+        self._reader.start()
+        self._writer.start()
+        self.say = self._outbox.put
+
+    def finish(self, message: Any = None) -> None:
+        """Say a last thing, or nothing, and see that all was sent."""
+        for last in (message, None):
+            self._outbox.put(last)
+        self._writer.join()
 
     def run(self) -> None:
-        threads = [threading.Thread(target=target, daemon=True) for target in (self._read, self._write)]
-        for thread in threads:
-            thread.start()
         replica, engine = self.replica, self.replica.engine
         while True:
             while not engine.has_unfinished or not self._inbox.empty():
                 message, request = self._inbox.get()
                 if isinstance(message, End):
                     engine.close()
-                    self._outbox.put(None)
-                    threads[1].join()
+                    self.finish()
                     return
                 replica.receive(message, request)
                 if self._inbox.empty() and not engine.has_unfinished:
@@ -79,7 +86,7 @@ class _Process:
 
     def _tell(self) -> None:
         if (news := self.replica.step()) is not None:
-            self._outbox.put(news)
+            self.say(news)
 
     def _read(self) -> None:
         try:

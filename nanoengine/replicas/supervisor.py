@@ -19,6 +19,7 @@ from typing import Any
 from nanoengine.core.sequence import Request
 from nanoengine.errors import EngineDead
 from nanoengine.replicas.carrier import Carrier, Started
+from nanoengine.replicas.counts import Counts
 from nanoengine.replicas.fleet import Fleet
 from nanoengine.replicas.link import Link
 from nanoengine.replicas.messages import End, Failed, News, Ping, Pong, Ready
@@ -50,7 +51,7 @@ class Process:
     link: Link
     last_heard: float
     ready: Ready | None = None
-    metrics: Any = None  # the last that were told
+    num_counts: int = 0  # how often it told what it counts
 
 
 @dataclass(eq=False)
@@ -81,7 +82,7 @@ class Supervisor:
         self.failure: Exception | None = None  # why the last one that could not start did not
         self.touched: dict[Request, None] = {}  # requests that got something since they were taken out
         self.num_lost = 0  # replicas
-        self.past_metrics: dict[int, list[Any]] = {}  # of replicas that are gone: the last that each told, by slots
+        self.counts = Counts()
         self._leaving: dict[Process, float] = {}  # that were told to end, and until when they may take
         self._to_restart: list[Slot] = []
         self._calls: SimpleQueue[Callable[[], object]] = SimpleQueue()  # of threads that start replicas
@@ -130,6 +131,15 @@ class Supervisor:
             if slot.current is not None:
                 slot.current.link.send(message)
 
+    def ask_for_metrics(self, seconds: float = 5.0) -> None:
+        """Have all replicas tell what they count, and wait for that; those that take longer are not waited for."""
+        asked = [(slot.current, slot.current.num_counts) for slot in self.slots if slot.current is not None]
+        self._next_ping, end = 0.0, time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.watch()
+            if all(own.num_counts > count or own is not own.slot.current for own, count in asked):
+                return
+
     def close(self, seconds: float = END_SECONDS) -> None:
         """End all replicas, and wait for them; those that take longer are killed."""
         self._is_closed = True
@@ -164,7 +174,9 @@ class Supervisor:
     def _receive(self, process: Process, message: Any) -> None:
         process.last_heard = time.monotonic()
         if isinstance(message, News):
-            process.metrics = message.metrics or process.metrics
+            if message.metrics is not None and process is process.slot.current:
+                process.num_counts += 1
+                self.counts.take(process.slot.number, message.metrics)
             if message.deltas:
                 process.slot.num_useless = 0
             self.touched.update(dict.fromkeys(self.fleet.receive(process.key, message)))
@@ -260,7 +272,9 @@ class Supervisor:
             logger.warning("replica %d is %s, the first was %s: tokens may differ", slot.number, ready, facts)
         slot.current, slot.next = process, None
         self.fleet.join(process.key, process.link)
+        process.link.send(Ping(wants_metrics=True))
         if old is not None:
+            self.counts.leave(slot.number)
             self.fleet.drain(old.key)
             self._dismiss(old, END_SECONDS)
         self._restart_next()
@@ -274,7 +288,6 @@ class Supervisor:
 
     def _dismiss(self, process: Process, seconds: float) -> None:
         """Tell a replica to end, in so many seconds."""
-        self._keep_metrics(process)
         process.link.send(End())
         self._leaving[process] = time.monotonic() + seconds
 
@@ -291,10 +304,10 @@ class Supervisor:
         num_running = self.fleet.num_running(process.key)
         logger.warning("replica %d %s: %d requests of it go on", slot.number, why, num_running)
         self.num_lost += 1
-        self._keep_metrics(process)
         self._reap(process)
         if slot.current is process:
             slot.current = None
+            self.counts.leave(slot.number)
         else:
             slot.next = None
         self.touched.update(dict.fromkeys(self.fleet.lose(process.key)))
@@ -310,7 +323,3 @@ class Supervisor:
         if not self.num_ready and all(slot.num_useless > HOPELESS for slot in self.slots):
             reason = f"no replica lives long enough to compute anything; the last error was: {self.failure}"
             self.touched.update(dict.fromkeys(self.fleet.fail(EngineDead(reason))))
-
-    def _keep_metrics(self, process: Process) -> None:
-        if process.metrics is not None:
-            self.past_metrics.setdefault(process.slot.number, []).append(process.metrics)

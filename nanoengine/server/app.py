@@ -95,7 +95,9 @@ OPEN_PATHS = ("/health", "/ping", "/version", "/metrics", "/openapi.json")
 def make_app(serving: Serving) -> Starlette:
     """The application that serves a model."""
     config = serving.config
-    look = partial(take_view, observer=serving.metrics)
+    look = getattr(
+        serving.metrics, "view", partial(take_view, observer=serving.metrics)
+    )  # of replicas, as they told it
     routes = [
         *ROUTES,
         *pooling_routes(),

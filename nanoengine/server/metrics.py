@@ -19,9 +19,7 @@ from nanoengine.observability.metrics import EngineMetrics
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
-ENGINE = "0"
-"""The label of the one engine that there is."""
-
+REJECTED = "vllm:admission_rejections"
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 """Those of vLLM. Every series is there from the start, since rates cannot be seen in one that begins with its first event."""
 
@@ -30,26 +28,47 @@ REJECTIONS = ("max_num_queued_reqs", "max_num_queued_tokens")
 
 
 def render_metrics(
-    metrics: EngineMetrics, *, model_name: str, cache_config: Mapping[str, str], num_rejected: Mapping[str, int]
+    engines: Mapping[str, EngineMetrics],
+    *,
+    model_name: str,
+    cache_config: Mapping[str, str],
+    num_rejected: Mapping[str, int],
 ) -> bytes:
     """The answer to `GET /metrics`, of the type CONTENT_TYPE.
 
     Args:
-        metrics: the snapshot.
+        engines: the snapshot of each, by its label.
         model_name: the first name that the model is served under.
         cache_config: options of the KV cache, as labels of vllm:cache_config_info beside those that the snapshot knows.
         num_rejected: by reason, how many requests were turned away before they came to the engine.
     """
     registry = CollectorRegistry()
-    registry.register(_Snapshot(metrics, model_name, cache_config, num_rejected))
+    registry.register(_Snapshots([_Snapshot(*own, model_name, cache_config, num_rejected) for own in engines.items()]))
     ProcessCollector(registry=registry)
     return generate_latest(registry)
 
 
-@dataclass(frozen=True, eq=False)
-class _Snapshot(Collector):
-    """`render_metrics`, family by family."""
+class _Snapshots(Collector):
+    """Those of all engines, family by family."""
 
+    def __init__(self, snapshots: list[_Snapshot]):
+        self._snapshots = snapshots
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for snapshot in self._snapshots:
+            for family in snapshot.collect():
+                known = families.setdefault(family.name, family)
+                if known is not family and family.name != REJECTED:  # which is the server's
+                    known.samples += family.samples
+        return iter(families.values())
+
+
+@dataclass(frozen=True, eq=False)
+class _Snapshot:
+    """`render_metrics` of one engine, family by family."""
+
+    engine: str  # its label
     metrics: EngineMetrics
     model_name: str
     cache_config: Mapping[str, str]
@@ -66,7 +85,7 @@ class _Snapshot(Collector):
             family = HistogramMetricFamily(name, text, labels=("model_name", "engine"))
             bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
             buckets = list(zip(bounds, histogram.cumulative(), strict=True))
-            family.add_metric((self.model_name, ENGINE), buckets, histogram.sum)
+            family.add_metric((self.model_name, self.engine), buckets, histogram.sum)
             yield family
         yield from self._others()
 
@@ -81,7 +100,7 @@ class _Snapshot(Collector):
         """A series for each value of a label; without a label, a single one."""
         family = kind(name, text, labels=("model_name", "engine", *([label] if label else [])))
         for key, value in values.items():
-            family.add_metric((self.model_name, ENGINE, *([key] if label else [])), value)
+            family.add_metric((self.model_name, self.engine, *([key] if label else [])), value)
         return family
 
     def _gauges(self) -> Iterator[tuple[str, str, float]]:
@@ -158,8 +177,7 @@ class _Snapshot(Collector):
         text = "Sequences that wait to run: for room, or deferred until their K/V were read from files."
         reasons = {"capacity": own.num_waiting, "deferred": own.num_fetching}
         yield self._family(GaugeMetricFamily, "vllm:num_requests_waiting_by_reason", text, "reason", reasons)
-        name, text = "vllm:admission_rejections", "Requests turned away at the door."
-        rejected = CounterMetricFamily(name, text, labels=("model_name", "reason"))
+        rejected = CounterMetricFamily(REJECTED, "Requests turned away at the door.", labels=("model_name", "reason"))
         for reason, count in (dict.fromkeys(REJECTIONS, 0) | dict(self.num_rejected)).items():
             rejected.add_metric((self.model_name, reason), count)
         yield rejected
@@ -169,7 +187,7 @@ class _Snapshot(Collector):
             "num_gpu_blocks": str(own.num_blocks),
             "kv_cache_size_tokens": str(int(own.max_concurrency * own.max_model_len)),
             "kv_cache_max_concurrency": str(own.max_concurrency),
-            "engine": ENGINE,
+            "engine": self.engine,
         }
         info = GaugeMetricFamily("vllm:cache_config_info", "Options of the KV cache; always 1.", labels=tuple(options))
         info.add_metric(tuple(options.values()), 1)

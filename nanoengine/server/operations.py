@@ -73,9 +73,12 @@ def _model(serving: Serving, name: str) -> dict[str, object]:
 
 
 async def metrics(http: HTTPRequest) -> Response:
-    """All counters between two steps, for Prometheus; everybody who asks within a second is told the same."""
+    """All counters between two steps, for Prometheus; everybody who asks within a second is told the same. Replicas have a label
+    each; with `?engine=all` they are added up.
+    """
     serving: Serving = http.app.state.serving
-    return Response(await serving.metrics_text.get(), media_type=CONTENT_TYPE)
+    text = serving.summed_metrics_text if http.query_params.get("engine") == "all" else serving.metrics_text
+    return Response(await text.get(), media_type=CONTENT_TYPE)
 
 
 async def abort_requests(http: HTTPRequest) -> Response:

@@ -98,6 +98,7 @@ class Serving:
         hint = "ask for fewer tokens, log probabilities or completions"
         self.answers = Budget("this answer", config.max_answer_bytes, "max_answer_bytes", hint)
         self.metrics_text = Fresh(self._render_metrics, METRICS_SECONDS)
+        self.summed_metrics_text = Fresh(partial(self._render_metrics, summed=True), METRICS_SECONDS)
         self.num_rejected: Counter[str] = Counter()  # by reason
         self.has_tenants = len(set(config.api_key or ())) + (config.admin_key is not None) > 1  # they share no cache
         self.is_draining = False  # the server will end when the jobs have
@@ -105,12 +106,12 @@ class Serving:
         self._longest_token = max(map(len, built.tokenizer.token_ids()), default=1)
         self._preparing: Counter[str] = Counter()  # sequences whose text is being encoded, by client
 
-    async def _render_metrics(self) -> bytes:
+    async def _render_metrics(self, *, summed: bool = False) -> bytes:
         """All counters between two steps, for Prometheus; in a thread that no text of a client waits for."""
-        snapshot = await self.engine.call(self.metrics.snapshot)
+        snapshots = await self.engine.call(partial(self.metrics.snapshots, summed=summed))
         return await asyncio.to_thread(
             render_metrics,
-            snapshot,
+            snapshots,
             model_name=self.name,
             cache_config=self.cache_config,
             num_rejected=dict(self.num_rejected),

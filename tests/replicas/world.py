@@ -122,6 +122,7 @@ def draw_requests(engine: LLMEngine, seed: int, count: int = 10) -> list[Request
         params = SamplingParams(
             n=rng.choice([1, 1, 3]),
             seed=number,
+            logprobs=0,
             max_tokens=rng.randint(1, 20),
             ignore_eos=bool(number % 2),
             stop=rng.choice([(), ("k",), ("ab", "q")]),

@@ -55,7 +55,7 @@ LABELLED = {
 def text_of(observed: Observed | None = None, num_rejected: Mapping[str, int] | None = None, **options: Any) -> str:
     metrics = (observed or Observed(max_model_len=64)).snapshot()
     options = {"model_name": "demo", "cache_config": {"cache_dtype": "auto"}} | options
-    return render_metrics(metrics, num_rejected=num_rejected or {}, **options).decode()
+    return render_metrics({"0": metrics}, num_rejected=num_rejected or {}, **options).decode()
 
 
 def families(text: str) -> dict[str, Metric]:
