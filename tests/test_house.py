@@ -41,6 +41,18 @@ POLICY = {
     "beam_search": ("search",),
     "tools": ("chats", "grammar", "parser"),
     "aio": ("async_llm_engine",),
+    "replicas": (
+        "messages",
+        "replica",
+        "router",
+        "fleet",
+        "link",
+        "carrier",
+        "counts",
+        "supervisor",
+        "engine",
+        "process",
+    ),
 }
 """Modules that decide, and leave tensors to others."""
 

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Protocol
 
 from nanoengine.core.sequence import Phase, Request, Sequence
@@ -207,13 +208,12 @@ class Fleet:
         if not member.is_known:
             return
         member.next_change += len(news.changes)
-        for hash, is_stored in news.changes:
-            if hash is None:
+        for (is_stored, is_all), changes in groupby(news.changes, lambda change: (change[1], change[0] is None)):
+            if is_all:
                 router.cleared(number)
-            elif is_stored:
-                router.stored(number, hash)
             else:
-                router.removed(number, hash)
+                hashes = [hash for hash, _ in changes if hash is not None]
+                (router.stored if is_stored else router.removed)(number, hashes)
 
     def _move(self, own: Running) -> None:
         assert own.member is not None

@@ -87,16 +87,20 @@ class Router:
 
     # ---- what is cached
 
-    def stored(self, replica: int, hash: bytes) -> None:
-        """A block can be hit there."""
-        self.index[hash] = self.index.get(hash, 0) | (1 << self._states[replica].bit)
+    def stored(self, replica: int, hashes: Iterable[bytes]) -> None:
+        """Blocks can be hit there."""
+        index, own = self.index, 1 << self._states[replica].bit
+        for hash in hashes:
+            index[hash] = index.get(hash, 0) | own
 
-    def removed(self, replica: int, hash: bytes) -> None:
-        """A block is lost there."""
-        if hash in self.index:
-            self.index[hash] &= ~(1 << self._states[replica].bit)
-            if not self.index[hash]:
-                del self.index[hash]
+    def removed(self, replica: int, hashes: Iterable[bytes]) -> None:
+        """Blocks are lost there."""
+        index, others = self.index, ~(1 << self._states[replica].bit)
+        for hash in hashes:
+            if mask := index.get(hash, 0) & others:
+                index[hash] = mask
+            else:
+                index.pop(hash, None)
 
     def cleared(self, replica: int) -> None:
         """Nothing is cached there any more."""

@@ -68,6 +68,7 @@ ROUTES = [
     Route("/tokenizer_info", tokenizer_info),
     Route("/abort_requests", operations.abort_requests, methods=["POST"]),
     Route("/reset_prefix_cache", operations.reset_prefix_cache, methods=["POST"]),
+    Route("/restart_replicas", operations.restart_replicas, methods=["POST"]),
     Route("/openapi.json", openapi),
 ]
 

@@ -27,7 +27,7 @@ QUIET_PATHS = ("/view", "/health", "/ping", "/metrics")
 """Asked for every second, or more often: a line for each would hide all others, as long as they are answered."""
 
 
-ADMIN_PATHS = ("/view", "/reset_prefix_cache")
+ADMIN_PATHS = ("/view", "/reset_prefix_cache", "/restart_replicas")
 """For the admin alone, if there is one: they show, or take from, all clients."""
 MAX_REASON_CHARS = 300
 """Of why a request was refused, as the log has it: messages hold what clients sent."""

@@ -103,6 +103,7 @@ def document() -> dict[str, Any]:
                 "responses": _responses(streams=path in STREAMS),
             }
         }
+    paths["/restart_replicas"] = {"post": {"summary": "Start all replicas anew", "responses": _responses()}}
     paths["/reset_prefix_cache"] = {"post": {"summary": "Forget all cached prefixes", "responses": _responses()}}
     return {
         "openapi": "3.1.0",

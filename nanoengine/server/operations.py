@@ -94,3 +94,16 @@ async def reset_prefix_cache(http: HTTPRequest) -> Response:
     serving: Serving = http.app.state.serving
     done = await serving.engine.call(LLMEngine.reset_prefix_cache)
     return json_response({"success": done})
+
+
+async def restart_replicas(http: HTTPRequest) -> Response:
+    """Start all replicas anew, one after the other; requests go on."""
+    serving: Serving = http.app.state.serving
+
+    def restart(engine: LLMEngine) -> bool:
+        own = getattr(engine, "restart", None)  # of an engine that has replicas
+        if own is not None:
+            own()
+        return own is not None
+
+    return json_response({"success": await serving.engine.call(restart)})

@@ -84,12 +84,12 @@ def test_it_chooses_as_one_that_looks_at_every_replica(seed: int, most: int) -> 
                     plain.loads[own.replica] -= own.num_prompt + own.num_new
         elif act < 0.85 and known:
             replica, chain = rng.choice(known), rng.choice(chains)
-            for hash in chain[: rng.randint(1, len(chain))]:
-                router.stored(replica, hash)
-                plain.cached[replica].add(hash)
+            hashes = chain[: rng.randint(1, len(chain))]
+            router.stored(replica, hashes)
+            plain.cached[replica].update(hashes)
         elif act < 0.93 and known:
             replica, hash = rng.choice(known), rng.choice(rng.choice(chains))
-            router.removed(replica, hash)
+            router.removed(replica, [hash])
             plain.cached[replica].discard(hash)
         elif act < 0.95 and known:
             replica = rng.choice(known)
@@ -119,15 +119,13 @@ def test_blocks_that_nobody_has_are_not_kept() -> None:
     router = Router(SIZE)
     for replica in range(3):
         router.add(replica)
-        router.stored(replica, b"a")
-        router.stored(replica, bytes([replica]))
+        router.stored(replica, [b"a", bytes([replica])])
     for replica in range(3):
-        router.removed(replica, b"a")
-        router.removed(replica, b"never there")
+        router.removed(replica, [b"a", b"never there"])
     assert b"a" not in router.index
     for number in range(3, 400):  # each new one comes for one that is gone
         router.remove(number - 3)
         router.add(number)
-        router.stored(number, number.to_bytes(2, "big"))
+        router.stored(number, [number.to_bytes(2, "big")])
     assert len(router.index) < 100
     assert len(router._owners) < 100

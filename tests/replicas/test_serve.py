@@ -78,7 +78,13 @@ def test_a_client_sees_the_undisturbed_stream(server: Server) -> None:
     assert len(want[1]) == 60
     assert server.stream() == want
     assert server.stream(kill_at=(7,)) == want, "all replicas are killed"
-    assert len(server.replicas()) == 2
+    old = set(server.replicas())
+    assert len(old) == 2
+    post = urllib.request.Request(f"{server.url}/restart_replicas", b"", method="POST")
+    with urllib.request.urlopen(post) as answer:
+        assert json.load(answer) == {"success": True}
+    while old & set(server.replicas()):
+        assert server.stream() == want, "in the middle of a rolling restart"
 
 
 def test_metrics_by_replica_and_summed(server: Server) -> None:

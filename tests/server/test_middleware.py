@@ -16,7 +16,13 @@ from tests.server.running import Server, read_all, until
 KEYS = ("first-key", "zweiter-schlüssel")
 GUARDED = [
     *(("POST", f"/{path}") for path in ("v1/completions", "v1/chat/completions", "tokenize", "detokenize")),
-    *(("POST", "/abort_requests"), ("POST", "/reset_prefix_cache"), ("GET", "/tokenizer_info"), ("GET", "/load")),
+    *(
+        ("POST", "/abort_requests"),
+        ("POST", "/reset_prefix_cache"),
+        ("POST", "/restart_replicas"),
+        ("GET", "/tokenizer_info"),
+        ("GET", "/load"),
+    ),
     *(("GET", path) for path in ("/v1/models", "/v1/models/parrot", "/no/such/path")),
     *(("GET", path) for path in ("/health/", "//health", "/v1/../health")),
 ]

@@ -1,0 +1,89 @@
+"""Mutants of replicas."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import Mutant
+
+FLEET = "nanoengine/replicas/fleet.py"
+ROUTER = "nanoengine/replicas/router.py"
+REPLICA = "nanoengine/replicas/replica.py"
+PROCESS = "nanoengine/replicas/process.py"
+SUPERVISOR = "nanoengine/replicas/supervisor.py"
+OF_FLEET = "tests/replicas/test_fleet.py"
+OF_ROUTER = "tests/replicas/test_router.py"
+OF_PROCESSES = "tests/replicas/test_processes.py"
+
+MUTANTS = (
+    Mutant(
+        "a-gap-in-a-stream-is-overlooked",
+        FLEET,
+        "        if delta.first_token != have:",
+        "        if delta.first_token < have:",
+        "Tokens that were lost on the way are missing in the stream.",
+        (OF_FLEET,),
+    ),
+    Mutant(
+        "a-completion-that-moves-begins-anew",
+        FLEET,
+        "        {seq.index: seq.output_token_ids for seq in open_seqs},\n",
+        "        {seq.index: [] for seq in open_seqs},\n",
+        "A request that moves computes all its tokens again.",
+        (OF_FLEET,),
+    ),
+    Mutant(
+        "completions-that-ended-are-computed-again",
+        FLEET,
+        "    open_seqs = [seq for seq in request.sequences if not seq.finished]\n    age",
+        "    open_seqs = request.sequences\n    age",
+        "A request that moves computes completions that had ended.",
+        (OF_FLEET,),
+    ),
+    Mutant(
+        "a-gap-in-the-news-of-a-cache-is-overlooked",
+        FLEET,
+        "news.first_change != member.next_change and member.is_known",
+        "news.first_change < member.next_change and member.is_known",
+        "The router believes in blocks that are gone.",
+        (OF_FLEET,),
+    ),
+    Mutant(
+        "nothing-is-reserved",
+        ROUTER,
+        "        self._reserve(route.replica, route.num_prompt + num_new, self._num_turns)\n",
+        "        self._reserve(route.replica, 0, self._num_turns)\n",
+        "A burst of requests with one prefix goes to one replica.",
+        (OF_ROUTER,),
+    ),
+    Mutant(
+        "a-cleared-replica-is-still-believed-to-have-blocks",
+        ROUTER,
+        "        state.bit = self._new_bit(replica)\n        if was_open:",
+        "        if was_open:",
+        "A replica that has forgotten its cache is chosen for what it had.",
+        (OF_ROUTER,),
+    ),
+    Mutant(
+        "the-text-of-a-moved-completion-comes-twice",
+        REPLICA,
+        "Held(message.key, request, num_tokens, dict(own.num_chars), wants)",
+        "Held(message.key, request, num_tokens, {}, wants)",
+        "The first text after a move repeats all text before it.",
+        (OF_FLEET,),
+    ),
+    Mutant(
+        "a-replica-that-is-stopped-is-waited-for",
+        SUPERVISOR,
+        "            if now - process.last_heard > limit:\n",
+        "            if now - process.last_heard > 1000 * limit:\n",
+        "The requests of a process that is stopped hang.",
+        (OF_PROCESSES,),
+    ),
+    Mutant(
+        "a-replica-outlives-the-front",
+        PROCESS,
+        "        except (EOFError, OSError):\n            os._exit(0)",
+        "        except (EOFError, OSError):\n            return",
+        "A replica whose front was killed stays.",
+        (OF_PROCESSES,),
+    ),
+)
