@@ -48,8 +48,9 @@ def batch(
         seed_column: has a seed for each row. None: where the params have no seed, a row's comes from `seed` and its prompt, so
             that rows with equal prompts get equal completions.
         seed: see there.
-        options: those of `LLM`, and of the room that an engine takes: ray_address, ray_cpus, ray_gpus. `replicas` says how many
-            engines there are (1), `max_replicas` up to how many Ray Data may add.
+        options: those of `LLM`. `replicas` says how many engines there are (1), `max_replicas` up to how many Ray Data may add,
+            and ray_cpus and ray_gpus what each takes of a node. Where ray_cpus is not given, a CPU of each share is left for
+            those who read the dataset: if the engines had all, nobody could.
 
     Raises:
         MissingPackage: Ray Data is not installed.
@@ -75,6 +76,8 @@ def batch(
     own = config.of(ReplicaOptions)
     connect(config.of(RayOptions).ray_address)
     room = room_of_each(config, nodes())
+    if config.of(RayOptions).ray_cpus is None and not room.num_gpus:
+        room = room._replace(num_cpus=max(1, room.num_cpus - 1))
     mapped = dataset.map_batches(
         Completer,
         fn_constructor_args=[config_of_each(config, room), sampling_params, prompt_column, seed_column, seed],

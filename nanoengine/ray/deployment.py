@@ -32,7 +32,8 @@ def deployment(
         model: see `LLM`; every node must have it.
         replicas: engines, each on a node that has room for it.
         server: options of the server (`ServerConfig`), such as {"api_key": ("secret",)}; host and port are Serve's.
-        front: options of Serve's deployment, such as {"ray_actor_options": {"num_cpus": 4}}.
+        front: options of Serve's deployment, such as {"ray_actor_options": {"num_cpus": 2}}: without, it takes none
+            that the engines could have.
         options: of the engines, as for `LLM`; ray_cpus and ray_gpus are the room of each.
 
     Raises:
@@ -40,7 +41,7 @@ def deployment(
     """
     serve = package("ray.serve")
     kind = serve.deployment(serve.ingress()(Front), name="nanoengine", num_replicas=1, max_ongoing_requests=4096)
-    kind = kind.options(**{"ray_actor_options": {"num_cpus": 1}, **front})
+    kind = kind.options(**{"ray_actor_options": {"num_cpus": 0}, **front})
     return kind.bind(model, {"ray": True, "replicas": replicas, **options}, {**SERVER_OPTIONS, **server})
 
 
