@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib import import_module
@@ -140,6 +141,7 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True) -> Built:
             for folder, own in CAPABILITIES.items()
             if is_installed(folder)
         }
+    gc.freeze()  # what torch has made stays: the garbage collector takes 100 ms to look through it, in start-up and later
     startup = Startup(config, list(parts.values()), use_tqdm=use_tqdm)
     engine = startup.build()
     return Built(config, engine, startup.tokenizer, parts)

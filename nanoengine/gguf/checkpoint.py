@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 import xxhash
@@ -27,12 +26,12 @@ class GGUFCheckpoint:
     """A `Checkpoint` of the tensors in a GGUF file.
 
     Raises:
-        ModelNotFound, InvalidWeights, UnsupportedModel: as `GGUFFile.open` and `hf_config`.
+        UnsupportedModel, InvalidWeights: as `hf_config`.
     """
 
-    def __init__(self, path: Path):
-        self._file, self.place = GGUFFile.open(path), str(path)
-        self.config = hf_config(self._file)
+    def __init__(self, file: GGUFFile):
+        self._file, self.place = file, str(file.path)
+        self.config = hf_config(file)
 
     def headers(self) -> Iterator[TensorHeader]:
         """The dtype is F32, F16 or BF16: numbers of quantized tensors are float32."""
@@ -83,7 +82,8 @@ class GGUFCheckpoint:
         rows = record.shape[0]
         if rows % (2 * heads):
             raise InvalidWeights(f"{self.place} has {rows} rows in {record.name}, no even number for {heads} heads")
-        return data.view(heads, rows // heads // 2, 2, -1).transpose(1, 2).flatten()
+        order = torch.arange(rows).view(heads, rows // heads // 2, 2).transpose(1, 2).flatten()
+        return data.view(rows, -1).index_select(0, order).flatten()
 
 
 def _shape(record: TensorRecord, tensor: HFTensor) -> list[int]:

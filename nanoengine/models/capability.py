@@ -44,7 +44,7 @@ class Models(Capability):
         other = None if own.tokenizer is None else find_model(str(own.tokenizer))
         found = describe(find_model(config.model), other)
         path = find_model(config.model, WEIGHT_FILES)  # the description is sound: now the weights are worth fetching
-        self.checkpoint, self.quantization = open_checkpoint(path), own.quantization
+        self.checkpoint, self.quantization = open_checkpoint(path, found.gguf), own.quantization
         said = found.config
         if isinstance(self.checkpoint, SafetensorsFolder) and self.checkpoint.is_headless:
             said = dataclasses.replace(said, tie_word_embeddings=True)  # it is for embeddings: some head will do
@@ -52,6 +52,7 @@ class Models(Capability):
         self.model_config = said.within(config.max_model_len or said.max_position_embeddings)
         layers = map(self.model_config.layer, range(self.model_config.num_layers))
         startup.facts["path"] = path
+        startup.facts["metadata"] = {} if found.gguf is None else found.gguf.metadata
         startup.facts["weights"] = self._weights
         startup.facts["windows"] = [layer.window for layer in layers]
         self.tokenizer, self._advised = found.tokenizer, found.advised_sampling

@@ -26,12 +26,14 @@ class Description:
     """A model's shape, its tokenizer, and all tokens that any of its files calls an end: they may differ, and each means it.
 
     `advised_sampling`: what generation_config.json says of sampling, unchecked, by the names of `SamplingParams`.
+    `gguf`: the model's file, if it is a GGUF file: its vocabulary takes long to read.
     """
 
     config: ModelConfig
     tokenizer: ModelTokenizer
     eos_token_ids: list[int]
     advised_sampling: Mapping[str, Any]
+    gguf: GGUFFile | None = None
 
 
 def describe(path: Path, tokenizer: Path | None = None) -> Description:
@@ -55,7 +57,8 @@ def describe(path: Path, tokenizer: Path | None = None) -> Description:
         read = GGUFTokenizer(file.metadata)
     ends = end_token_ids(config.vocab_size, *stated, read.eos_token_ids)
     values = {name: generation.get(theirs) for name, theirs in SAMPLING.items()}
-    return Description(config, read, ends, {name: value for name, value in values.items() if value is not None})
+    advised = {name: value for name, value in values.items() if value is not None}
+    return Description(config, read, ends, advised, file)
 
 
 def config_table(path: Path) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from nanoengine.core.model_config import read_json
 from nanoengine.core.weights import EMBEDDING, HEAD
 from nanoengine.errors import InvalidWeights
 from nanoengine.gguf.checkpoint import GGUFCheckpoint
+from nanoengine.gguf.file import GGUFFile
 from nanoengine.kernels.interface import QuantizedSlot, SlotInParts, WeightSlot
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.models.checkpoint import FLOATS, Checkpoint
@@ -30,14 +31,14 @@ from nanoengine.quantization.tensor import QuantizedExperts, QuantizedTensor
 Quantizer = Callable[[Tensor], QuantizedTensor]
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
-    """The weights of the model at a path that `find_model` gave.
+def open_checkpoint(path: Path, gguf: GGUFFile | None = None) -> Checkpoint:
+    """The weights of the model at a path that `find_model` gave; `gguf` is the file there, if somebody has opened it.
 
     Raises:
         ModelNotFound, UnsupportedModel: of a folder, a config.json that is missing, or says what cannot be read of quantization.
     """
     if not path.is_dir():
-        return GGUFCheckpoint(path)
+        return GGUFCheckpoint(gguf or GGUFFile.open(path))
     scheme = read_scheme(read_json(path, "config.json"))
     if scheme is None:
         return SafetensorsFolder(path)

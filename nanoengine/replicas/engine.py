@@ -110,6 +110,7 @@ class ReplicatedEngine(LLMEngine):
         self._check_open()
         if not self.supervisor.touched:
             self.executor.launch(StepPlan()).result()
+            self.supervisor.watch()
         touched, self.supervisor.touched = self.supervisor.touched, {}
         for request in touched:
             if request.finished:
@@ -136,7 +137,9 @@ class ReplicatedEngine(LLMEngine):
 
 
 class Watching:
-    """The executor: a plan is carried out when something has come. `LLM` lets Ctrl-C through while it waits for that."""
+    """The executor: a plan is carried out when something has come. `LLM` lets Ctrl-C through while it waits for that, and no
+    longer.
+    """
 
     def __init__(self, supervisor: Supervisor):
         self.supervisor = supervisor
@@ -145,7 +148,7 @@ class Watching:
         return self
 
     def result(self) -> StepResult:
-        self.supervisor.watch()
+        self.supervisor.wait()
         return StepResult([])
 
     def close(self) -> None: ...

@@ -141,8 +141,9 @@ class Fleet:
         self._place(own)
 
     def abort(self, request: Request, finish: Finish) -> None:
-        """End a request wherever it is; what still comes of it is dropped."""
-        own = self.running[request]
+        """End a request wherever it is; what still comes of it is dropped. Nothing happens if it has ended."""
+        if (own := self.running.get(request)) is None:
+            return
         for seq in request.sequences:
             self._finish(seq, finish)
         if own.member is not None:

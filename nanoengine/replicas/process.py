@@ -115,7 +115,8 @@ class _Process:
 
 
 def main(handle: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that has the clients
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # they are for the process that has the clients
+        signal.signal(number, signal.SIG_IGN)
     connection = Connection(handle)
     config, use_tqdm, hash_seed = connection.recv()
     serve(connection, lambda: build_engine(config, use_tqdm), hash_seed)

@@ -109,10 +109,17 @@ class Supervisor:
         except OSError:  # it was woken before, or is closed
             return
 
-    def watch(self) -> None:
-        """Wait until a message has come, or it is time for something, or somebody wakes it; and do what follows."""
+    def wait(self) -> None:
+        """Wait until there is something to do: a message has come, or it is time for something, or somebody wakes it."""
+        self.selector.select(self._seconds_to_wait())
+
+    def _seconds_to_wait(self) -> float:
         times = [self._next_ping, *(slot.start_at for slot in self.slots if slot.start_at is not None)]
-        for key, events in self.selector.select(max(0.0, min(times) - time.monotonic())):
+        return max(0.0, min(times) - time.monotonic())
+
+    def watch(self) -> None:
+        """Wait as `wait` does, and do what is to be done."""
+        for key, events in self.selector.select(self._seconds_to_wait()):
             if key.data is None:
                 self._empty_wakes()
             elif not key.data.link.is_closed:

@@ -49,7 +49,7 @@ def test_transformers_reads_the_same_tensors(model_type: str, tmp_path: Path) ->
     model, tensors = tiny_model(model_type, tmp_path)
     path = write_gguf(model, tensors, tmp_path / "model.gguf", GGMLQuantizationType.Q8_0)
     theirs = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)["tensors"]
-    ours = dict(GGUFCheckpoint(path).tensors(torch.float32))
+    ours = dict(GGUFCheckpoint(GGUFFile.open(path)).tensors(torch.float32))
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(numbers(ours[name]), theirs[name]) for name in ours)
 
@@ -60,7 +60,7 @@ def test_rows_and_experts_are_found_in_every_format(
     model_type: str, kind: GGMLQuantizationType, tmp_path: Path
 ) -> None:
     model, tensors = tiny_model(model_type, tmp_path)
-    checkpoint = GGUFCheckpoint(write_gguf(model, tensors, tmp_path / "model.gguf", kind))
+    checkpoint = GGUFCheckpoint(GGUFFile.open(write_gguf(model, tensors, tmp_path / "model.gguf", kind)))
     for name, source in checkpoint.tensors(torch.bfloat16):
         found = numbers(source, torch.bfloat16)
         stored = kind if tensors[name].ndim > 1 else F32
@@ -82,7 +82,7 @@ def test_flipped_bytes_of_a_header_raise_named_errors_or_none(
         content[at] ^= data.draw(st.integers(1, 255))
     (tmp_path / "model.gguf").write_bytes(content)
     with suppress(InvalidWeights, UnsupportedModel):
-        checkpoint = GGUFCheckpoint(tmp_path / "model.gguf")
+        checkpoint = GGUFCheckpoint(GGUFFile.open(tmp_path / "model.gguf"))
         shapes = {header.name: header.shape for header in checkpoint.headers()}
         assert shapes == {name: list(tensor.shape) for name, tensor in checkpoint.tensors(torch.float32)}
 
@@ -97,11 +97,13 @@ def llama(tmp_path: Path) -> Callable[..., Path]:
 
 
 def test_rows_that_are_not_those_of_the_heads_are_an_error(llama: Callable[..., Path]) -> None:
-    checkpoint = GGUFCheckpoint(llama(attention__head_count=3, attention__key_length=16, attention__value_length=16))
+    checkpoint = GGUFCheckpoint(
+        GGUFFile.open(llama(attention__head_count=3, attention__key_length=16, attention__value_length=16))
+    )
     with pytest.raises(InvalidWeights, match=r"64 rows in blk\.0\.attn_q\.weight, no even number for 3 heads"):
         dict(checkpoint.tensors(torch.float32))
 
 
 def test_the_fingerprint_is_of_all_bytes(llama: Callable[..., Path]) -> None:
     path = llama()
-    assert GGUFCheckpoint(path).fingerprint() == xxhash.xxh3_128_hexdigest(path.read_bytes())
+    assert GGUFCheckpoint(GGUFFile.open(path)).fingerprint() == xxhash.xxh3_128_hexdigest(path.read_bytes())

@@ -25,6 +25,7 @@ def main(vectors: Path, tiles: Path) -> None:
         check_operation(make, Kind(build.in_all_ways(), SIZES, formats=DIFFERENT), range(10))
     for make in (linear, gated_linear, experts):
         check_operation(make, Kind([in_tiles], SIZES, (torch.bfloat16,), formats=()), range(8))
+        check_operation(make, Kind(in_tiles.in_all_ways()[:2], (70, 300, 40), formats=DIFFERENT), range(8))
     for each in (build, in_tiles):
         for seed in range(15):
             check_step(SMALL, each.attention, seed)

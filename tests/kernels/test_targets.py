@@ -23,6 +23,7 @@ from tests.kernels.contract import (
     Operation,
     check_operation,
     experts,
+    extremes,
     gated_linear,
     id_of,
     linear,
@@ -66,6 +67,9 @@ MULTIPLYING = (
 )
 """Parts of the names of functions whose inner loops multiply, one for each source that has such."""
 
+ALSO_MULTIPLYING = {"sapphirerapids": ("add_half_sums<",)}
+"""The same, of single targets."""
+
 LIMITS = {"multiply_cells<": (1 / 16, 1 / 10), "::gate_pairs<": (0, 1 / 4)}
 """Parts of names of functions -> how many of an inner loop's instructions may store to the stack, and load from it.
 
@@ -80,7 +84,7 @@ def test_no_inner_loop_keeps_a_vector_on_the_stack(target: str) -> None:
         pytest.skip("there is no objdump")
     register = REGISTERS[target]
     loops = [loop for loop in inner_loops(compiled_for(target)) if loop.multiplies(register)]
-    for name in MULTIPLYING:
+    for name in (*MULTIPLYING, *ALSO_MULTIPLYING.get(target, ())):
         assert any(name in loop.function for loop in loops), f"{name} does not multiply in {register} registers"
     for loop in loops:
         if any(re.search(r"<mem(cpy|set)@plt>", line) for line in loop.code):
@@ -122,6 +126,13 @@ def test_operations_in_tiles(emulated: Build, make: Make) -> None:
     kind = Kind([emulated], (130, 256, 100), (torch.bfloat16,), formats=())
     check_operation(make, kind, range(60))
     check_operation(make, replace(kind, edges=(32, 64, 96, 192, 256)), range(60, 90))
+
+
+@pytest.mark.parametrize("make", [linear, gated_linear, experts, extremes], ids=id_of)
+def test_quantized_operations_in_tiles(emulated: Build, make: Make) -> None:
+    """Rows that are many enough for tiles have the numbers that they have alone, in vectors."""
+    kind = Kind(emulated.in_all_ways()[:2], (230, 600, 100), edges=(31, 32, 33, 48, 49, 64, 65, 96, 97, 129))
+    check_operation(make, kind, range(40))
 
 
 def test_attention_in_tiles(emulated: Build) -> None:

@@ -117,6 +117,22 @@ MUTANTS = (
         ("tests/kernels/test_native_weights.py", "tests/kernels/test_contract.py"),
     ),
     Mutant(
+        "tiles-forget-the-zero",
+        CPP + "quantized_rows.h",
+        "if (in_tiles && format.zero()) unpack<",
+        "if (false) unpack<",
+        "Many rows meet numbers from which their zero is not subtracted.",
+        ("tests/kernels/test_targets.py::test_quantized_operations_in_tiles",),
+    ),
+    Mutant(
+        "tiles-keep-the-shape-of-another-product",
+        CPP + "amx.h",
+        "if (tile_state.shape == shape) return;",
+        "if (tile_state.shape) return;",
+        "The rest of some rows is multiplied in tiles that are shaped for more of them.",
+        ("tests/kernels/test_targets.py::test_quantized_operations_in_tiles",),
+    ),
+    Mutant(
         "library-is-not-verified",
         COMPILER,
         "_checksum(content[:-CHECKSUM_BYTES]) == content[-CHECKSUM_BYTES:]",

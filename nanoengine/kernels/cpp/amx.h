@@ -1,4 +1,5 @@
-// The product of product.h in AMX tiles of bfloat16: 16 rows of A, 16 dwords of the summed dimension, 16 columns of B.
+// The product of product.h in AMX tiles of bfloat16: 16 rows of A, 16 dwords of the summed dimension, 16 columns of B. Tiles of bytes, for
+// quantized weights, are in quantized_tiles.h.
 //
 // With EMULATE_AMX the tile instructions are plain loops, so that the order of tiles can be tested on any CPU.
 #pragma once
@@ -42,31 +43,63 @@ static bool amx_allowed() {
 // GCC 12's intrinsics do not say that they read memory: what was stored before must be there.
 #define MEMORY_BARRIER asm volatile("" ::: "memory")
 
-static void amx_product(int rows, const uint32_t* a, size_t a_stride, const uint32_t* b0, const uint32_t* b1, size_t b_stride,
-                        size_t depth, float* out, size_t out_stride, bool add) {
+// Rows of A, and dwords in a row of A, that this thread's tiles are shaped for; 0: they have no shape.
+struct TileState {
+    int shape = 0, regions = 0;
+};
+static thread_local TileState tile_state;
+
+// While it lives, the tiles of its thread keep their shape from product to product: to give them one empties them all, and is slow. At the
+// end they are released, for other libraries of the process shape the same registers. Regions may be nested.
+struct TileRegion {
+    TileRegion() { tile_state.regions++; }
+    TileRegion(const TileRegion&) = delete;
+    ~TileRegion() {
+        if (--tile_state.regions || !tile_state.shape) return;
+        _tile_release();
+        tile_state.shape = 0;
+    }
+};
+
+// In a region: tiles for `rows` rows of A, at most AMX_ROWS, of `depth` dwords each, which are as many rows of B.
+static void shape_tiles(int rows, int depth) {
+    const int shape = rows * 32 + depth;
+    if (tile_state.shape == shape) return;
     const int top = rows < 16 ? rows : 16, low = rows - top;
     TileShapes shapes;
-    for (int tile : {TOP_LEFT, TOP_RIGHT, A_TOP}) shapes.rows[tile] = top, shapes.row_bytes[tile] = 64;
-    for (int tile : {B_LEFT, B_RIGHT}) shapes.rows[tile] = 16, shapes.row_bytes[tile] = 64;
-    if (low)
-        for (int tile : {LOW_LEFT, LOW_RIGHT, A_LOW}) shapes.rows[tile] = low, shapes.row_bytes[tile] = 64;
+    auto set = [&](int tile, int rows, int dwords) {
+        if (rows) shapes.rows[tile] = rows, shapes.row_bytes[tile] = 4 * dwords;
+    };
+    for (int tile : {TOP_LEFT, TOP_RIGHT}) set(tile, top, 16);
+    for (int tile : {LOW_LEFT, LOW_RIGHT}) set(tile, low, 16);
+    set(A_TOP, top, depth);
+    set(A_LOW, low, depth);
+    for (int tile : {B_LEFT, B_RIGHT}) set(tile, depth, 16);
     MEMORY_BARRIER;
-    _tile_loadconfig(&shapes);  // each time: other libraries of the process shape the same registers
+    _tile_loadconfig(&shapes);
+    tile_state.shape = shape;
+}
 
+static void amx_product(int rows, const uint32_t* a, size_t a_stride, const uint32_t* b0, const uint32_t* b1, size_t b_stride,
+                        size_t depth, float* out, size_t out_stride, bool add) {
+    const TileRegion region;
+    const int low = rows - 16;
+    shape_tiles(rows, AMX_DEPTH);
+    MEMORY_BARRIER;
     const size_t a_bytes = a_stride * 4, b_bytes = b_stride * 4, out_bytes = out_stride * 4;
     const uint32_t* a_low = a + 16 * a_stride;
     float* out_low = out + 16 * out_stride;
     if (add) {
         _tile_loadd(TOP_LEFT, out, out_bytes);
         _tile_loadd(TOP_RIGHT, out + 16, out_bytes);
-        if (low) {
+        if (low > 0) {
             _tile_loadd(LOW_LEFT, out_low, out_bytes);
             _tile_loadd(LOW_RIGHT, out_low + 16, out_bytes);
         }
     } else {
         _tile_zero(TOP_LEFT);
         _tile_zero(TOP_RIGHT);
-        if (low) {
+        if (low > 0) {
             _tile_zero(LOW_LEFT);
             _tile_zero(LOW_RIGHT);
         }
@@ -83,7 +116,7 @@ static void amx_product(int rows, const uint32_t* a, size_t a_stride, const uint
         _tile_loadd(A_TOP, a + d, a_bytes);
         _tile_dpbf16ps(TOP_LEFT, A_TOP, B_LEFT);
         _tile_dpbf16ps(TOP_RIGHT, A_TOP, B_RIGHT);
-        if (low) {
+        if (low > 0) {
             _tile_loadd(A_LOW, a_low + d, a_bytes);
             _tile_dpbf16ps(LOW_LEFT, A_LOW, B_LEFT);
             _tile_dpbf16ps(LOW_RIGHT, A_LOW, B_RIGHT);
@@ -91,10 +124,9 @@ static void amx_product(int rows, const uint32_t* a, size_t a_stride, const uint
     }
     _tile_stored(TOP_LEFT, out, out_bytes);
     _tile_stored(TOP_RIGHT, out + 16, out_bytes);
-    if (low) {
+    if (low > 0) {
         _tile_stored(LOW_LEFT, out_low, out_bytes);
         _tile_stored(LOW_RIGHT, out_low + 16, out_bytes);
     }
-    _tile_release();
     MEMORY_BARRIER;
 }

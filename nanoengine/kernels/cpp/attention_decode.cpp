@@ -291,6 +291,7 @@ template <class T, class S> struct Decode {
         const size_t run = parts.size() < 8 ? 1 : 2;  // parts that follow one another, for a thread, if there are enough for all
         std::atomic<size_t> next{0};
         together([&](Member member) {
+            const TileRegion region;
             Scratch<S> scratch(dim);
             std::vector<Shares> shares(most_parts);
             member.take(next, parts.size(), run, [&](size_t i) {

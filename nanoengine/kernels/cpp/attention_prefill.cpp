@@ -138,6 +138,7 @@ void prefill(const T* q, const S* k_cache, const S* v_cache, const int32_t* bloc
     std::stable_sort(works.begin(), works.end(), [&](const Work& a, const Work& b) { return sees(a) > sees(b); });
     std::atomic<size_t> next{0};
     together([&](Member member) {
+        const TileRegion region;
         Scratch<S> scratch(queries * group, kv.head_dim);
         member.take(next, works.size(), 1, [&](size_t i) {
             const size_t sequence = works[i].sequence, start = query_start[sequence] * q_heads * kv.head_dim;

@@ -70,6 +70,7 @@ static void for_waves(const Sorted& sorted, int64_t kinds, const T* x, size_t in
     Rows<T> blocks[] = {{kinds, inputs, most}, {kinds, inputs, sorted.waves.size() > 1 ? most : 0}};  // one is filled, the other read
     std::vector<std::atomic<size_t>> next(sorted.waves.size());
     together([&](Member member) {
+        const TileRegion region;
         for (size_t i = 0; i < sorted.waves.size(); i++) {
             const std::span<const Run> runs = sorted.waves[i];
             const size_t first = runs.front().first, count = runs.back().first + runs.back().count - first;

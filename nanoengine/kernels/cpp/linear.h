@@ -8,11 +8,12 @@ template <class T, class Use> static void for_panels(const Input<T>& input, int6
     const size_t block_count = round_up(input.rows, ROW_BLOCK) / ROW_BLOCK, most = std::min(input.rows, ROW_BLOCK);
     Rows<T> blocks[] = {{kinds, input.inputs, most}, {kinds, input.inputs, block_count > 1 ? most : 0}};  // one is filled, the other read
     if (input.rows == 1) blocks[0].take(input, 0, 0);  // sooner done than shared out
+    const auto start = [&](size_t i) { return std::min(round_up(input.rows * i / block_count, AMX_ROWS), input.rows); };
     together([&](Member member) {
+        const TileRegion region;
         for (size_t i = 0; i < block_count; i++) {
             Rows<T>& block = blocks[i % 2];
-            const size_t first = input.rows * i / block_count;  // blocks of about as many rows each
-            const size_t count = input.rows * (i + 1) / block_count - first;
+            const size_t first = start(i), count = start(i + 1) - first;  // blocks of about as many rows each
             if (input.rows > 1) {
                 member.share(count, [&](size_t row) { block.take(input, first + row, row); });
                 member.meet();

@@ -5,8 +5,8 @@
 // whatever the number of rows, so a token computes the same alone and in a batch.
 #pragma once
 #include <memory>
-#include "simd.h"
-#if defined(__AMX_BF16__) || defined(EMULATE_AMX)
+#include "neon_blocks.h"
+#if (defined(__AMX_BF16__) && defined(__AMX_INT8__)) || defined(EMULATE_AMX)
 #define TILES_OF_AMX
 #include "amx.h"
 #endif
@@ -15,7 +15,8 @@
 #if defined(TILES_OF_AMX)
 template <class T> constexpr bool IN_TILES = Dot<T>::PER_DWORD == 2 && Dot<T>::STEPS == 1;  // pairs of bfloat16, as tiles read them
 #else
-constexpr int AMX_DEPTH = 0;
+constexpr int AMX_DEPTH = 0, AMX_ROWS = 1;
+struct TileRegion {};  // amx.h
 template <class T> constexpr bool IN_TILES = false;
 #endif
 
@@ -26,7 +27,7 @@ constexpr int COLUMNS = 2 * GROUP;
 constexpr int COLUMNS = GROUP;
 #endif
 constexpr int WIDE = COLUMNS / LANES;                    // vectors in a row of sums
-constexpr int ROWS = LANES == 16 ? 12 : LANES == 8 ? 6 : REGISTERS == 32 ? 5 : 2;  // their sums leave registers for a row of B
+constexpr int ROWS = LANES == 16 ? 12 : LANES == 8 || IN_BLOCKS<bf16> ? 6 : REGISTERS == 32 ? 5 : 2;  // their sums leave registers for a row of B
 
 constexpr size_t MAX_DEPTH = 256;            // words in a row of A
 constexpr size_t A_STRIDE = MAX_DEPTH + 16;  // between two rows: no power of two, or all would compete for one set of the cache
@@ -79,18 +80,24 @@ static void multiply(const uint32_t* a, Columns b, size_t b_stride, size_t depth
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
         for (int v = 0; v < WIDE; v++) sums[m][v] = add ? load<Floats>(out + m * out_stride + v * LANES) : Floats{};
-    for (size_t d = 0; d < depth; d++) {
-        add_products<T>(sums, a + d * Dot<T>::STEPS, A_STRIDE, [&](int v) {
-            const char* line = ahead.at + d * ahead.step + v * sizeof(Dwords);
-            if constexpr (CALLS == MANY) {
-                if (v == 0) __builtin_prefetch(line);
-            } else if (CALLS != CACHED && v * LANES % GROUP == 0) {
-                __builtin_prefetch(line, 0, CALLS == TWO ? 2 : 3);
-                if constexpr (CALLS == ONE && M >= ROWS * 2 / 3) __builtin_prefetch(line + FAR - NEAR, 0, 2);
-            }
-            return load<Dwords>(b.vector(v) + d * b_stride);
-        });
+    const auto row = [&](size_t d, int v) {
+        const char* line = ahead.at + d * ahead.step + v * sizeof(Dwords);
+        if constexpr (CALLS == MANY) {
+            if (v == 0) __builtin_prefetch(line);
+        } else if (CALLS != CACHED && v * LANES % GROUP == 0) {
+            __builtin_prefetch(line, 0, CALLS == TWO ? 2 : 3);
+            if constexpr (CALLS == ONE && M >= ROWS * 2 / 3) __builtin_prefetch(line + FAR - NEAR, 0, 2);
+        }
+        return load<Dwords>(b.vector(v) + d * b_stride);
+    };
+    size_t d = 0;
+    if constexpr (IN_BLOCKS<T> && M > 1) {
+        Blocks<T, M, WIDE> blocks(sums);
+        for (; d + 2 <= depth; d += 2)
+            blocks.add([&](int m) { return a + m * A_STRIDE + d; }, [&](int v, int i) { return row(d + i, v); });
+        blocks.store_rows(sums);
     }
+    for (; d < depth; d++) add_products<T>(sums, a + d * Dot<T>::STEPS, A_STRIDE, [&](int v) { return row(d, v); });
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 4

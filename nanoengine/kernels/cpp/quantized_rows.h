@@ -9,8 +9,7 @@
 // Sums over halves are float32, added in the order of the inputs whatever the number of rows, so a token computes the same alone and in
 // a batch.
 #pragma once
-#include "bytes.h"
-#include "quantized_format.h"
+#include "quantized_tiles.h"
 
 // A sum of products of numbers of so many bits with bytes of x, of half a cell.
 #if defined(HAS_DOT_OF_BYTES)
@@ -108,13 +107,52 @@ template <int KIND, bool PACKED, int PARTS> struct Task {
     bool add;
 };
 
+// sums = the products of half a cell and M rows of x.
+template <int KIND, bool PACKED, int PARTS, int M>
+static INLINE void multiply_half(const Cells<KIND, PACKED>& cells, const RowChunk<PARTS>* x, size_t cell, int half,
+                                 Ints (&sums)[PARTS][M][WIDE]) {
+    constexpr int DEPTH = CELL_DWORDS / 2;  // dwords
+    const size_t at = cell * CELL_DWORDS + half * DEPTH;
+    if constexpr (IN_BLOCKS<int8_t> && M > 1) {
+#pragma GCC unroll 2
+        for (int part = 0; part < PARTS; part++) {
+            for (auto& row : sums[part]) std::fill_n(row, WIDE, Ints{});
+            Blocks<int8_t, M, WIDE> blocks(sums[part]);
+#pragma GCC unroll 8
+            for (int d = 0; d < DEPTH; d += 2)
+                blocks.add([&](int m) { return x[m].bytes[part] + at + d; },
+                           [&](int v, int i) { return cells.load_numbers(cell, half * DEPTH + d + i, v); });
+            blocks.store_rows(sums[part]);
+        }
+        return;
+    }
+    Products<are_bytes(KIND) ? 8 : bits_of(KIND)> products[PARTS][M][WIDE];
+#pragma GCC unroll 8
+    for (int d = 0; d < DEPTH; d++) {
+        Dwords numbers[WIDE];
+#pragma GCC unroll 4
+        for (int v = 0; v < WIDE; v++) numbers[v] = cells.load_numbers(cell, half * DEPTH + d, v);
+#pragma GCC unroll 4
+        for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+            for (int v = 0; v < WIDE; v++)
+#pragma GCC unroll 2
+                for (int part = 0; part < PARTS; part++) products[part][m][v].add(d, numbers[v], x[m].bytes[part][at + d]);
+    }
+#pragma GCC unroll 2
+    for (int part = 0; part < PARTS; part++)
+#pragma GCC unroll 4
+        for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+            for (int v = 0; v < WIDE; v++) sums[part][m][v] = products[part][m][v].total;
+}
+
 template <int KIND, bool PACKED, int PARTS, int M> static NOINLINE void multiply_cells(const Task<KIND, PACKED, PARTS>& task) {
     const RowChunk<PARTS>* x = task.x;
     const Cells<KIND, PACKED> cells = task.cells;
     const size_t count = task.count;
     const Scales& scales = task.scales;
     float* out = task.out;
-    constexpr int DEPTH = CELL_DWORDS / 2;                     // dwords in a half of a cell
     constexpr bool HELD = (2 + PARTS) * M * WIDE + 4 <= REGISTERS;       // the sums find registers, too
     Floats held[HELD ? M : 1][WIDE];
     auto row = [&](int m, int v) { return out + m * COLUMNS + v * LANES; };
@@ -130,26 +168,14 @@ template <int KIND, bool PACKED, int PARTS, int M> static NOINLINE void multiply
         Floats both[M][WIDE];
 #pragma GCC unroll 2
         for (int half = 0; half < 2; half++) {
-            Products<are_bytes(KIND) ? 8 : bits_of(KIND)> products[PARTS][M][WIDE];
-#pragma GCC unroll 8
-            for (int d = 0; d < DEPTH; d++) {
-                Dwords numbers[WIDE];
-#pragma GCC unroll 4
-                for (int v = 0; v < WIDE; v++) numbers[v] = cells.load_numbers(cell, half * DEPTH + d, v);
-#pragma GCC unroll 4
-                for (int m = 0; m < M; m++)
-#pragma GCC unroll 4
-                    for (int v = 0; v < WIDE; v++)
-#pragma GCC unroll 2
-                        for (int part = 0; part < PARTS; part++)
-                            products[part][m][v].add(d, numbers[v], x[m].bytes[part][cell * CELL_DWORDS + half * DEPTH + d]);
-            }
+            Ints sums[PARTS][M][WIDE];
+            multiply_half<KIND>(cells, x, cell, half, sums);
 #pragma GCC unroll 4
             for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
                 for (int v = 0; v < WIDE; v++) {
-                    Ints numbers = products[0][m][v].total;
-                    if (PARTS == 2) numbers = numbers * LOW + products[PARTS - 1][m][v].total;
+                    Ints numbers = sums[0][m][v];
+                    if (PARTS == 2) numbers = numbers * LOW + sums[PARTS - 1][m][v];
                     Floats total = __builtin_convertvector(numbers - task.zero * x[m].totals[2 * cell + half], Floats);
                     if (has_own_scales(KIND)) total *= load<Floats>(scales.scales[2 * cell + half] + v * LANES);
                     const Floats scale = splat(x[m].scales[2 * cell + half]);
@@ -184,15 +210,16 @@ static void multiply_rows(int rows, const Task<KIND, PACKED, PARTS>& task) {
     else if constexpr (M > 1) multiply_rows<KIND, PACKED, PARTS, M - 1>(rows, task);
 }
 
-// The numbers of some cells of a panel, as Cells<KIND, false> has them.
-template <int KIND> static NOINLINE void unpack(Cells<KIND, true> cells, size_t count, uint8_t* to) {
+// The numbers of some cells of a panel, as Cells<KIND, false> has them, less a zero.
+template <int KIND, int ZERO = 0> static NOINLINE void unpack(Cells<KIND, true> cells, size_t count, uint8_t* to) {
+    typedef uint8_t Numbers __attribute__((vector_size(sizeof(Dwords))));
     for (size_t cell = 0; cell < count; cell++) {
         cells.ask_for(cell);
 #pragma GCC unroll 8
         for (int d = 0; d < CELL_DWORDS; d++)
 #pragma GCC unroll 4
             for (int v = 0; v < WIDE; v++)
-                store(to + ((cell * CELL_DWORDS + d) * WIDE + v) * sizeof(Dwords), cells.load_numbers(cell, d, v));
+                store(to + ((cell * CELL_DWORDS + d) * WIDE + v) * sizeof(Dwords), (Numbers)cells.load_numbers(cell, d, v) - (uint8_t)ZERO);
     }
 }
 
@@ -241,14 +268,24 @@ private:
                 continue;
             }
             alignas(64) uint8_t numbers[CHUNK * COLUMNS];
-            unpack<KIND>(packed, cells, numbers);
-            const size_t calls = round_up(count, MOST_ROWS<PARTS>) / MOST_ROWS<PARTS>;  // of about as many rows each: few rows are slow ones
+            const bool in_tiles = fill_tiles(count);
+            if (in_tiles && format.zero()) unpack<KIND, are_bytes(KIND) ? 128 : 1 << (bits_of(KIND) - 1)>(packed, cells, numbers);
+            else unpack<KIND>(packed, cells, numbers);
+            const size_t most = in_tiles ? AMX_ROWS : MOST_ROWS<PARTS>, calls = round_up(count, most) / most;
             // Memory is busy meanwhile: each call asks for its share of the next chunk.
             const size_t share = round_up(STRIPS * format.bits, calls) / calls * LINE_BYTES;
             const uint8_t* next = packed.at + cells * STRIPS * format.cell_bytes();
             for (size_t i = 0; i < calls; i++) {
-                const size_t row = count * i / calls, end = count * (i + 1) / calls;
-                multiply_rows((int)(end - row), task(Cells<KIND, false>{numbers, nullptr, next + i * cells * share, share}, row));
+                const auto part = [&](size_t row) { return task(Cells<KIND, false>{numbers, nullptr, next + i * cells * share, share}, row); };
+                if (in_tiles) {
+                    const size_t row = i * AMX_ROWS;
+                    const int rows = (int)std::min<size_t>(count - row, AMX_ROWS);
+                    if (format.zero() || SIGN) multiply_tiles<true, KIND, PARTS>(rows, part(row));
+                    else multiply_tiles<false, KIND, PARTS>(rows, part(row));
+                } else {
+                    const size_t row = count * i / calls, end = count * (i + 1) / calls;  // of about as many rows each: few rows are slow ones
+                    multiply_rows((int)(end - row), part(row));
+                }
             }
         }
     }
