@@ -236,6 +236,7 @@ class Supervisor:
         if slot.current is not None:
             self.fleet.drain(slot.current.key)
             self._dismiss(slot.current, END_SECONDS)
+            self.counts.leave(slot.number)
         if slot.next is not None:
             self._reap(slot.next)
         slot.current = slot.next = None

@@ -33,8 +33,8 @@ MUTANTS = (
     Mutant(
         "a-slot-that-is-taken-away-keeps-its-requests",
         SUPERVISOR,
-        "            self.fleet.drain(slot.current.key)\n            self._dismiss(slot.current, END_SECONDS)\n        if",
-        "            self._dismiss(slot.current, END_SECONDS)\n        if",
+        "drain(slot.current.key)\n            self._dismiss(slot.current",
+        "num_running(slot.current.key)\n            self._dismiss(slot.current",
         "The replica ends, and is still sent requests.",
         (TEST_SCALING,),
     ),

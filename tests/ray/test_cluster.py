@@ -8,14 +8,19 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from nanoengine import LLM, AsyncLLMEngine, SamplingParams
 from nanoengine.builder import build_engine, read_config
-from nanoengine.errors import InvalidConfig
+from nanoengine.errors import EngineClosed
+from nanoengine.ray import carrier
+from nanoengine.ray.carrier import RayCarrier
+from nanoengine.ray.room import Room
 from nanoengine.replicas import scaling
 from nanoengine.replicas.engine import ReplicatedEngine
 
@@ -139,7 +144,10 @@ def test_actors_that_are_killed_are_started_anew_and_as_many_as_there_is_work_fo
     wait_for(lambda: not pids_of("RayReplica"))
 
 
-def test_what_a_replica_cannot_do_is_an_error_of_the_start() -> None:
-    with pytest.raises(InvalidConfig, match="attention_backend"):
-        LLM("demo", ray=True, replicas=1, use_tqdm=False, **OPTIONS, attention_backend="flash_attn")
+def test_one_that_waits_for_room_is_given_up_when_the_engine_closes(caplog: pytest.LogCaptureFixture) -> None:
+    own = RayCarrier(read_config("demo", OPTIONS), Room(64, 0), 1)
+    threading.Timer(3.0, own.close).start()
+    with patch.object(carrier, "TELL_SECONDS", 1.0), pytest.raises(EngineClosed, match="replica 3 waited for a node"):
+        own.start(3)
+    assert "replica 3 waits for a node of the Ray cluster with room for 64 CPUs" in caplog.text
     wait_for(lambda: not pids_of("RayReplica"))
