@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 CARRIER = "carrier"
 """In `Startup.facts`: makes another carrier than that of this machine, of the seed of all hashes."""
 
-OF_REPLICAS = ("WorkerOptions", "KVOffloadOptions", "SpeculationOptions")
+OF_REPLICAS = ("ParallelOptions", "WorkerOptions", "KVOffloadOptions", "SpeculationOptions")
 """Options that mean nothing here, where nothing is computed."""
 
 
@@ -43,7 +43,7 @@ class Replicas(Capability):
         if not config.of(ReplicaOptions).replicas:
             return
         options = {kind: kind() if kind.__name__ in OF_REPLICAS else own for kind, own in config.options.items()}
-        startup.config = dataclasses.replace(config, device="cpu", tensor_parallel_size=1, options=options)
+        startup.config = dataclasses.replace(config, device="cpu", options=options)
         others = [own for own in startup.capabilities if own is not self]
         startup.capabilities = [self, *(cast(Capability, WithoutRunner(own)) for own in others)]
         startup.new_runner = lambda *_: cast("ModelRunner", NoRunner())  # type: ignore[method-assign]
