@@ -16,7 +16,7 @@ from unittest.mock import patch
 import pytest
 
 from nanoengine import LLM, AsyncLLMEngine, SamplingParams
-from nanoengine.builder import build_engine, read_config
+from nanoengine.builder import build_engine, is_installed, read_config
 from nanoengine.errors import EngineClosed
 from nanoengine.ray import carrier
 from nanoengine.ray.carrier import RayCarrier
@@ -150,4 +150,14 @@ def test_one_that_waits_for_room_is_given_up_when_the_engine_closes(caplog: pyte
     with patch.object(carrier, "TELL_SECONDS", 1.0), pytest.raises(EngineClosed, match="replica 3 waited for a node"):
         own.start(3)
     assert "replica 3 waits for a node of the Ray cluster with room for 64 CPUs" in caplog.text
+    wait_for(lambda: not pids_of("RayReplica"))
+
+
+@pytest.mark.skipif(not is_installed("parallel"), reason="tensor parallelism (nanoengine/parallel) is not installed")
+def test_a_replica_of_two_ranks(offline: list[list[Any]]) -> None:
+    options = {"ray": True, "replicas": 1, "tensor_parallel_size": 2, "ray_cpus": 1, **OPTIONS}
+    with LLM("demo", use_tqdm=False, **options) as llm:
+        outputs = llm.generate(PROMPTS[:40], PARAMS[:40], use_tqdm=False)
+    found = [[(own.token_ids, own.text, own.logprobs, own.finish_reason) for own in o.outputs] for o in outputs]
+    assert found == offline[:40]
     wait_for(lambda: not pids_of("RayReplica"))
