@@ -41,6 +41,14 @@ def cluster(num_nodes: int = 2) -> Iterator[Any]:
         own.shutdown()
 
 
+def another_node(own: Any) -> Any:
+    """A node that this process is not connected to, with room for a replica."""
+    import ray
+
+    connected = ray._private.worker.global_worker.node._raylet_socket_name  # type: ignore[attr-defined]
+    return next(node for node in own.worker_nodes if node._raylet_socket_name != connected)
+
+
 def pids_of(name: str) -> list[int]:
     """Processes of actors, by the name that Ray gives them."""
     found = []

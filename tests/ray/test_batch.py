@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -61,10 +62,10 @@ def test_an_error_is_its_row_s_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = own.engine.tokenizer
     real = tokenizer.decode
 
-    def break_one(token_ids: list[int]) -> str:
+    def break_one(token_ids: list[int], **rest: Any) -> str:
         if token_ids[-1:] == want[0]["token_ids"][2:3]:
             raise ValueError("no text for it")
-        return real(token_ids)
+        return real(token_ids, **rest)
 
     monkeypatch.setattr(tokenizer, "decode", break_one)
     broken = own.complete([PROMPTS[0]], [None])[0]

@@ -24,7 +24,7 @@ from nanoengine.ray.room import Room
 from nanoengine.replicas import scaling
 from nanoengine.replicas.engine import ReplicatedEngine
 
-from .cluster import OPTIONS, cluster, needs_ray, pids_of, wait_for
+from .cluster import OPTIONS, another_node, cluster, needs_ray, pids_of, wait_for
 
 needs_ray()
 
@@ -90,7 +90,7 @@ def test_a_node_is_killed_while_200_requests_run(nodes: Any, offline: list[list[
         while got[0] < num_expected // 5:
             await asyncio.sleep(0.001)
         assert not all(task.done() for task in tasks)
-        await asyncio.to_thread(nodes.remove_node, nodes.worker_nodes[0], allow_graceful=False)
+        await asyncio.to_thread(nodes.remove_node, another_node(nodes), allow_graceful=False)
         found = await asyncio.gather(*tasks)
         assert got[0] == num_expected, "no token comes twice"
         return found

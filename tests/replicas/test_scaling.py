@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 
 from nanoengine.core.errors import InvalidConfig
+from nanoengine.core.sequence import Request
 from nanoengine.replicas import scaling, supervisor
 from nanoengine.replicas.options import ReplicaOptions
 from nanoengine.replicas.scaling import DOWN_SECONDS, UP_SECONDS, Scaling
 from nanoengine.sampling.params import SamplingParams
 
-from .test_processes import plain, replicas, run, wait_for
+from .test_processes import PATIENCE, plain, replicas, run, wait_for
 from .world import World, answers, draw_requests, expected
 
 
@@ -76,21 +78,23 @@ def test_replicas_come_and_go_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(supervisor, "PING_SECONDS", 0.05)
     want = expected(4)
     with replicas(1, max_replicas=3, waiting_tokens_per_replica=10) as engine:
-        slots, num_most = engine.supervisor.slots, 1
-        [alone] = run(engine, [plain(engine)])[:1]
-        for _ in range(40):
-            requests = [request for _ in range(5) for request in draw_requests(engine, 4)]
-            assert run(engine, requests) == want * 5
-            num_most = max(num_most, engine.supervisor.num_ready)
-            if num_most == 3:
-                break
-        assert num_most == 3
+        slots = engine.supervisor.slots
+        alone = run(engine, [plain(engine)])
+        requests: list[Request] = []
+        end = time.monotonic() + PATIENCE
+        while engine.supervisor.num_ready < 3:
+            while len(engine.requests) < 100:
+                requests += draw_requests(engine, 4)
+                for request in requests[-10:]:
+                    engine.submit(request)
+            engine.step()
+            assert time.monotonic() < end, "no replica is added"
+        run(engine, [])
+        assert answers(requests) == want * (len(requests) // 10)
         wait_for(engine, lambda: len(slots) == 1 and engine.supervisor.num_ready == 1)
         wait_for(engine, lambda: not engine.supervisor._leaving)
         assert engine.supervisor.num_lost == 0
-        again = plain(engine)
-        run(engine, [again])
-        assert answers([again])[0] == alone
+        assert run(engine, [plain(engine)]) == alone
 
 
 @pytest.mark.parametrize(
