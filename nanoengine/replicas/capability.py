@@ -7,8 +7,11 @@ import os
 import secrets
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+
 from nanoengine.core.capability import Capability
 from nanoengine.core.config import EngineConfig
+from nanoengine.core.errors import InvalidConfig
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.replicas.carrier import Carrier, LocalCarrier
 from nanoengine.replicas.engine import ReplicatedEngine
@@ -42,6 +45,9 @@ class Replicas(Capability):
         config = startup.config
         if not config.of(ReplicaOptions).replicas:
             return
+        new_carrier = startup.facts.get(CARRIER)
+        is_on_gpus = new_carrier is None and config.device != "cpu"
+        has_gpus = check_gpus(config, torch.cuda.device_count() if is_on_gpus else 0)
         options = {kind: kind() if kind.__name__ in OF_REPLICAS else own for kind, own in config.options.items()}
         startup.config = dataclasses.replace(config, device="cpu", options=options)
         others = [own for own in startup.capabilities if own is not self]
@@ -51,11 +57,11 @@ class Replicas(Capability):
 
         def new_engine() -> LLMEngine:
             hash_seed = secrets.randbits(64)
-            if (new_carrier := startup.facts.get(CARRIER)) is not None:
+            if new_carrier is not None:
                 carrier: Carrier = new_carrier(hash_seed)
             else:
-                each = config_of_each(config, startup.num_blocks)
-                carrier = LocalCarrier(each, hash_seed, use_tqdm=startup.use_tqdm)
+                each = config_of_each(config, startup.num_blocks, has_gpus=has_gpus)
+                carrier = LocalCarrier(each, hash_seed, has_gpus=has_gpus, use_tqdm=startup.use_tqdm)
             engine = ReplicatedEngine(make_engine(), carrier, config.of(ReplicaOptions), seed=config.seed)
             observer = next(own for own in others if hasattr(own, "metrics"))  # the last capability is there
             observer.metrics = ReplicaObserver(observer.metrics, engine.supervisor)
@@ -77,16 +83,28 @@ class NoRunner:
     recorder = None
 
 
-def config_of_each(config: EngineConfig, num_blocks: int) -> EngineConfig:
+def check_gpus(config: EngineConfig, num_gpus: int) -> bool:
+    """Whether replicas compute on GPUs; raises InvalidConfig if there are not enough of them."""
+    own = config.of(ReplicaOptions)
+    count, name = own.most, "replicas" if own.max_replicas is None else "max_replicas"
+    if 0 < num_gpus < count:
+        raise InvalidConfig(
+            f"{name} is {count}, and torch sees {num_gpus} GPUs, of which each takes one: lower it, or set device to cpu"
+        )
+    return num_gpus > 0
+
+
+def config_of_each(config: EngineConfig, num_blocks: int, *, has_gpus: bool) -> EngineConfig:
     """The options of each replica: on a CPU they share its cores, and the memory that one engine would take for K/V.
 
     Args:
         num_blocks: of the KV pool of one engine here.
+        has_gpus: each has a GPU, and sees no other.
     """
     options: dict[type, Any] = {**config.options, ReplicaOptions: ReplicaOptions()}
     own = dataclasses.replace(config, options=options)
-    if config.device.startswith("cuda"):
-        return own
+    if has_gpus:
+        return dataclasses.replace(own, device="cuda")
     count = config.of(ReplicaOptions).most
     if config.num_threads is None:
         own = dataclasses.replace(own, num_threads=max(1, len(os.sched_getaffinity(0)) // count))

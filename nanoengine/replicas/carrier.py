@@ -59,11 +59,12 @@ class LocalCarrier:
     Args:
         config: of each replica's engine.
         hash_seed: of the prefix caches of all.
+        has_gpus: each sees one GPU, that of its number.
         use_tqdm: the first one shows what its start-up is doing.
     """
 
-    def __init__(self, config: EngineConfig, hash_seed: int, *, use_tqdm: bool = False):
-        self.config, self.hash_seed, self.use_tqdm = config, hash_seed, use_tqdm
+    def __init__(self, config: EngineConfig, hash_seed: int, *, has_gpus: bool = False, use_tqdm: bool = False):
+        self.config, self.hash_seed, self.has_gpus, self.use_tqdm = config, hash_seed, has_gpus, use_tqdm
 
     def start(self, number: int) -> LocalReplica:
         own, other = socket.socketpair()
@@ -73,7 +74,7 @@ class LocalCarrier:
             [sys.executable, "-m", "nanoengine.replicas.process", str(other.fileno())],
             pass_fds=[other.fileno()],
             stdin=subprocess.DEVNULL,
-            env=os.environ | {"PYTHONPATH": paths},
+            env=os.environ | {"PYTHONPATH": paths} | ({"CUDA_VISIBLE_DEVICES": f"{number}"} if self.has_gpus else {}),
         )
         other.close()
         body = pickle.dumps((self.config, self.use_tqdm and number == 0, self.hash_seed))

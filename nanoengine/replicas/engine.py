@@ -16,6 +16,7 @@ from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import StepPlan, StepResult
 from nanoengine.core.outputs import FinishReason
 from nanoengine.core.sequence import Request, Sequence
+from nanoengine.errors import EngineDead
 from nanoengine.replicas.carrier import Carrier
 from nanoengine.replicas.fleet import Fleet
 from nanoengine.replicas.messages import Finish, Forget
@@ -35,6 +36,7 @@ class ReplicatedEngine(LLMEngine):
 
     Raises:
         NanoEngineError: what the start-up of a replica raised.
+        EngineDead: a replica ended without a word.
     """
 
     def __init__(self, own: LLMEngine, carrier: Carrier, options: ReplicaOptions, *, seed: int = 0):
@@ -56,8 +58,8 @@ class ReplicatedEngine(LLMEngine):
         try:
             while self.supervisor.num_ready < options.replicas:
                 self.supervisor.watch()
-                if (failure := self.supervisor.failure) is not None:
-                    raise failure
+                if self.supervisor.num_lost or self.supervisor.failure is not None:
+                    raise self.supervisor.failure or EngineDead("a replica ended while it started")
         except BaseException:
             self.supervisor.close(0.0)
             raise

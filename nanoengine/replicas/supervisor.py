@@ -49,7 +49,7 @@ class Process:
     slot: Slot
     started: Started
     link: Link
-    last_heard: float
+    asked: float | None = None  # when it was asked whether it lives, and has said nothing since
     ready: Ready | None = None
     num_counts: int = 0  # how often it told what it counts
 
@@ -90,7 +90,6 @@ class Supervisor:
         self._next_ping = 0.0
         self._is_closed = False
         self._scaling = Scaling(options.replicas, options.most, options.waiting_tokens_per_replica)
-        self._num_slots = options.replicas  # that there have been
         self.selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
         for end in (self._wake, self._woken):
@@ -179,7 +178,7 @@ class Supervisor:
                 self._lose(process, "died")
 
     def _receive(self, process: Process, message: Any) -> None:
-        process.last_heard = time.monotonic()
+        process.asked = None
         if isinstance(message, News):
             if message.metrics is not None and process is process.slot.current:
                 process.num_counts += 1
@@ -206,10 +205,11 @@ class Supervisor:
         limit = self.options.replica_silence_seconds
         self._next_ping = now + min(PING_SECONDS, limit / 4)
         for process in [slot.current for slot in self.slots if slot.current is not None]:
-            if now - process.last_heard > limit:
+            if process.asked is not None and now - process.asked > limit:
                 self._lose(process, f"has said nothing for replica_silence_seconds={limit:g}")
-            else:
-                process.link.send(Ping(wants_metrics=True))
+                continue
+            process.asked = now if process.asked is None else process.asked
+            process.link.send(Ping(wants_metrics=True))
         for process in [process for process, end in self._leaving.items() if end < now]:
             self._reap(process)
         if not self._is_closed:
@@ -219,9 +219,10 @@ class Supervisor:
         """Add a slot, or take one away, if that is due; never while one is empty that may help."""
         change = self._scaling.change(now, len(self.slots), *self.fleet.num_tokens())
         if change > 0 and self.num_ready == len(self.slots):
-            logger.info("replica %d is added: too many tokens wait", self._num_slots)
-            self.slots.append(Slot(self._num_slots, now))
-            self._num_slots += 1
+            used = {slot.number for slot in (*self.slots, *(process.slot for process in self._leaving))}
+            number = min(set(range(len(used) + 1)) - used)
+            logger.info("replica %d is added: too many tokens wait", number)
+            self.slots.append(Slot(number, now))
         elif change < 0:
             self._remove(min(self.slots, key=self._num_running))
 
@@ -262,7 +263,7 @@ class Supervisor:
         slot.is_starting = False
         self._num_processes += 1
         link = Link(started.socket, self.selector)
-        process = slot.next = Process(self._num_processes, slot, started, link, time.monotonic())
+        process = slot.next = Process(self._num_processes, slot, started, link)
         link.register(process)
         if self._is_closed or slot not in self.slots:
             slot.next = None

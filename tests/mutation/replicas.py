@@ -73,8 +73,8 @@ MUTANTS = (
     Mutant(
         "a-replica-that-is-stopped-is-waited-for",
         SUPERVISOR,
-        "            if now - process.last_heard > limit:\n",
-        "            if now - process.last_heard > 1000 * limit:\n",
+        "now - process.asked > limit:",
+        "now - process.asked > 1000 * limit:",
         "The requests of a process that is stopped hang.",
         (OF_PROCESSES,),
     ),

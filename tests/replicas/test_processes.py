@@ -23,7 +23,7 @@ from nanoengine.replicas.observer import ReplicaObserver
 from nanoengine.replicas.supervisor import Process
 from nanoengine.sampling.params import SamplingParams
 
-from .toy_process import DEADLY, ENDLESS, ToyCarrier, toy_replicas
+from .toy_process import DEADLY, DIES_AT_START, ENDLESS, ToyCarrier, toy_replicas
 from .world import answers, draw_requests, expected
 
 PATIENCE = 30.0
@@ -151,6 +151,10 @@ def test_a_rolling_restart_loses_nothing_and_leaves_no_gap() -> None:
 def test_what_cannot_start_is_an_error_at_first_and_tried_again_later() -> None:
     with pytest.raises(RuntimeError, match="no room for it"):
         toy_replicas(2, ToyCarrier(failing={1}))
+    with pytest.raises(ValueError, match="non-negative"):  # of the first sleep
+        toy_replicas(1, ToyCarrier(seconds=-2.0))
+    with pytest.raises(EngineDead, match="while it started"):
+        toy_replicas(1, ToyCarrier(seconds=DIES_AT_START))
     carrier = ToyCarrier(failing={1, 2})
     with replicas(1, carrier) as engine:
         want = run(engine, [plain(engine)])

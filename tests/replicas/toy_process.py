@@ -30,6 +30,8 @@ from .world import BLOCK_SIZE, HASH_SEED
 DEADLY = [48] * 3
 """A prompt that begins so kills the process that computes it."""
 
+DIES_AT_START = -1.0
+
 ENDLESS = [47] * 3
 """And the step of one that begins so never ends."""
 
@@ -52,6 +54,9 @@ class SlowModel(ToyModel):
 
 
 def build(seconds: float) -> Built:
+    if seconds == DIES_AT_START:
+        os._exit(3)
+    time.sleep(min(seconds, 0.0))
     events = KVEventPublisher()
     blocks = BlockManager(400, BLOCK_SIZE, stores=[events])
     engine = make_engine(blocks=blocks, model=SlowModel(seconds), parts=[LogprobListener()], policy="mixed")

@@ -1,0 +1,51 @@
+"""What each replica is started with."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from nanoengine.builder import read_config
+from nanoengine.errors import InvalidConfig
+from nanoengine.replicas.capability import check_gpus, config_of_each
+from nanoengine.replicas.options import ReplicaOptions
+
+
+def test_replicas_share_the_cores_and_the_memory_of_a_machine() -> None:
+    config = read_config("demo", {"replicas": 2, "max_num_seqs": 9})
+    each = config_of_each(config, 101, has_gpus=False)
+    assert each.num_kv_blocks == 50
+    assert each.num_threads == max(1, len(os.sched_getaffinity(0)) // 2)
+    assert each.max_num_seqs == 9
+    assert each.of(ReplicaOptions).replicas == 0
+    given = {"replicas": 2, "num_kv_blocks": 30, "num_threads": 3}
+    each = config_of_each(read_config("demo", given), 101, has_gpus=False)
+    assert (each.num_kv_blocks, each.num_threads) == (30, 3)
+    memory = config_of_each(read_config("demo", {"replicas": 2, "kv_cache_memory": "1MiB"}), 101, has_gpus=False)
+    assert (memory.num_kv_blocks, memory.kv_cache_memory) == (None, 1 << 20)
+
+
+def test_each_has_a_gpu_of_its_own() -> None:
+    config = read_config("demo", {"replicas": 2, "device": "cuda:1"})
+    each = config_of_each(config, 101, has_gpus=True)
+    assert (each.device, each.num_kv_blocks, each.num_threads) == ("cuda", None, None)
+    assert check_gpus(config, 2)
+    assert not check_gpus(config, 0)
+    with pytest.raises(InvalidConfig, match="replicas is 2, and torch sees 1 GPUs"):
+        check_gpus(config, 1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"replicas": 1.5},
+        {"replicas": True},
+        {"replicas": 10**6},
+        {"replica_silence_seconds": 0},
+        {"replica_step_seconds": "x"},
+    ],
+)
+def test_options_are_checked(options: dict[str, object]) -> None:
+    with pytest.raises(InvalidConfig, match=next(iter(options))):
+        read_config("demo", options)
