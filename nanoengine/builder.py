@@ -42,10 +42,13 @@ LAYERS = ("models", "kernels", "attention", "layers", "quantization", "gguf")
 
 
 CAPABILITIES = {
+    "ray": Entry(
+        "Ray", "RayOptions", ("ray", "ray_address", "ray_cpus", "ray_gpus"), ("replicas", "worker", "observability")
+    ),
     "replicas": Entry(
         "Replicas",
         "ReplicaOptions",
-        ("replicas", "replica_silence_seconds", "replica_step_seconds"),
+        ("replicas", "max_replicas", "waiting_tokens_per_replica", "replica_silence_seconds", "replica_step_seconds"),
         ("worker", "observability"),
     ),
     "parallel": Entry(

@@ -16,6 +16,8 @@ ROOT = Path(__file__).parent.parent
 @pytest.mark.parametrize("example", sorted(path.name for path in (ROOT / "examples").glob("*.py")))
 def test_example_runs(example: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """As a script without arguments, but in this process: it has imported torch already."""
+    if example.startswith("ray_"):
+        pytest.importorskip("ray", reason="Ray is not installed: pip install 'nanoengine[ray]'")
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", [example])
     runpy.run_path(str(ROOT / "examples" / example), run_name="__main__")

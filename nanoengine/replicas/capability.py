@@ -13,7 +13,7 @@ from nanoengine.core.capability import Capability
 from nanoengine.core.config import EngineConfig
 from nanoengine.core.errors import InvalidConfig
 from nanoengine.core.llm_engine import LLMEngine
-from nanoengine.replicas.carrier import LocalCarrier
+from nanoengine.replicas.carrier import Carrier, LocalCarrier
 from nanoengine.replicas.engine import ReplicatedEngine
 from nanoengine.replicas.observer import ReplicaObserver
 from nanoengine.replicas.options import ReplicaOptions
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from nanoengine.core.qwen3 import Decoder
     from nanoengine.core.startup import Startup
 
-OF_REPLICAS = ("WorkerOptions", "KVOffloadOptions", "SpeculationOptions")
+CARRIER = "carrier"
+"""In `Startup.facts`: makes another carrier than that of this machine, of the seed of all hashes."""
+
+OF_REPLICAS = ("ParallelOptions", "WorkerOptions", "KVOffloadOptions", "SpeculationOptions")
 """Options that mean nothing here, where nothing is computed."""
 
 
@@ -42,17 +45,23 @@ class Replicas(Capability):
         config = startup.config
         if not config.of(ReplicaOptions).replicas:
             return
-        has_gpus = check_gpus(config, 0 if config.device == "cpu" else torch.cuda.device_count())
+        new_carrier = startup.facts.get(CARRIER)
+        is_on_gpus = new_carrier is None and config.device != "cpu"
+        has_gpus = check_gpus(config, torch.cuda.device_count() if is_on_gpus else 0)
         options = {kind: kind() if kind.__name__ in OF_REPLICAS else own for kind, own in config.options.items()}
-        startup.config = dataclasses.replace(config, device="cpu", tensor_parallel_size=1, options=options)
+        startup.config = dataclasses.replace(config, device="cpu", options=options)
         others = [own for own in startup.capabilities if own is not self]
         startup.capabilities = [self, *(cast(Capability, WithoutRunner(own)) for own in others)]
         startup.new_runner = lambda *_: cast("ModelRunner", NoRunner())  # type: ignore[method-assign]
         make_engine = startup._new_engine
 
         def new_engine() -> LLMEngine:
-            each = config_of_each(config, startup.num_blocks, has_gpus=has_gpus)
-            carrier = LocalCarrier(each, secrets.randbits(64), has_gpus=has_gpus, use_tqdm=startup.use_tqdm)
+            hash_seed = secrets.randbits(64)
+            if new_carrier is not None:
+                carrier: Carrier = new_carrier(hash_seed)
+            else:
+                each = config_of_each(config, startup.num_blocks, has_gpus=has_gpus)
+                carrier = LocalCarrier(each, hash_seed, has_gpus=has_gpus, use_tqdm=startup.use_tqdm)
             engine = ReplicatedEngine(make_engine(), carrier, config.of(ReplicaOptions), seed=config.seed)
             observer = next(own for own in others if hasattr(own, "metrics"))  # the last capability is there
             observer.metrics = ReplicaObserver(observer.metrics, engine.supervisor)
@@ -76,10 +85,11 @@ class NoRunner:
 
 def check_gpus(config: EngineConfig, num_gpus: int) -> bool:
     """Whether replicas compute on GPUs; raises InvalidConfig if there are not enough of them."""
-    count = config.of(ReplicaOptions).replicas
+    own = config.of(ReplicaOptions)
+    count, name = own.most, "replicas" if own.max_replicas is None else "max_replicas"
     if 0 < num_gpus < count:
         raise InvalidConfig(
-            f"replicas is {count}, and torch sees {num_gpus} GPUs, of which each takes one: lower it, or set device to cpu"
+            f"{name} is {count}, and torch sees {num_gpus} GPUs, of which each takes one: lower it, or set device to cpu"
         )
     return num_gpus > 0
 
@@ -95,7 +105,7 @@ def config_of_each(config: EngineConfig, num_blocks: int, *, has_gpus: bool) -> 
     own = dataclasses.replace(config, options=options)
     if has_gpus:
         return dataclasses.replace(own, device="cuda")
-    count = config.of(ReplicaOptions).replicas
+    count = config.of(ReplicaOptions).most
     if config.num_threads is None:
         own = dataclasses.replace(own, num_threads=max(1, len(os.sched_getaffinity(0)) // count))
     if config.num_kv_blocks is None and config.kv_cache_memory is None:

@@ -37,6 +37,10 @@ class Carrier(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """No more are wanted: a `start` that waits for something else may raise. From any thread."""
+        ...
+
 
 class LocalReplica:
     """A process on this machine."""
@@ -77,3 +81,5 @@ class LocalCarrier:
         own.sendall(HEADER.pack(len(body)) + body)
         self.use_tqdm = False
         return LocalReplica(process, own)
+
+    def close(self) -> None: ...

@@ -114,6 +114,13 @@ class Fleet:
             self._fail(own, error)
         return ended
 
+    def num_tokens(self) -> tuple[int, int]:
+        """Tokens that wait, and all that are to be computed: see `Scaling.change`."""
+        homeless = sum(sum(_num_expected(request)) for request in self.homeless)
+        routes = [own.route for own in self.running.values() if own.route is not None and own.route.num_prompt]
+        waiting = sum(route.num_prompt + route.num_new for route in routes)
+        return waiting + homeless, sum(self.router.load(number) for number in self.members) + homeless
+
     def num_running(self, number: int) -> int:
         """Requests that a member has."""
         return len(self.members[number].running) if number in self.members else 0
@@ -224,11 +231,8 @@ class Fleet:
         self.num_moves += own.key > 0
         self._num_keys += 1
         own.key = self._num_keys
-        open_seqs = [seq for seq in request.sequences if not seq.finished]
-        limit = request.params.max_tokens or TYPICAL_NEW
-        num_new = sum(min(TYPICAL_NEW, max(limit - len(seq.output_token_ids), 1)) for seq in open_seqs)
-        hashes = self.hashes(open_seqs[0])
-        own.route = self.router.route(hashes, open_seqs[0].num_tokens, num_new)
+        first = next(seq for seq in request.sequences if not seq.finished)
+        own.route = self.router.route(self.hashes(first), *_num_expected(request))
         own.member = self.members[own.route.replica]
         own.member.running[own.key] = own
         own.member.link.send(Submit(own.key, resumable(request)))
@@ -265,6 +269,14 @@ class Fleet:
         self._leave(own)
         self.homeless.pop(own.request, None)
         del self.running[own.request]
+
+
+def _num_expected(request: Request) -> tuple[int, int]:
+    """Tokens that are to be computed of a request where nothing is cached: those that are there, and those that it may bring."""
+    open_seqs = [seq for seq in request.sequences if not seq.finished]
+    limit = request.params.max_tokens or TYPICAL_NEW
+    num_new = sum(min(TYPICAL_NEW, max(limit - len(seq.output_token_ids), 1)) for seq in open_seqs)
+    return open_seqs[0].num_tokens, num_new
 
 
 def resumable(request: Request) -> Resumable:

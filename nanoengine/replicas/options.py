@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from nanoengine.core.config import check_count
 from nanoengine.core.errors import InvalidConfig, shown
 
 MOST_REPLICAS = 4096
@@ -18,6 +19,10 @@ class ReplicaOptions:
         replicas: engines, each in a process of its own, that share the requests. A request goes where most of its prompt is
             cached and least is to do; if its replica dies, it goes on in another, with the same tokens. 0: one engine, in this
             process.
+        max_replicas: more are started, up to so many, while too many tokens wait, and ended when there is little to do. None: as
+            many as `replicas`.
+        waiting_tokens_per_replica: tokens that may wait for each, before one more is started: those of prompts that are not
+            computed, and up to 128 that are expected behind each. 1 or more.
         replica_silence_seconds: a replica that says nothing for so long hangs, and is killed. Above 0.
         replica_step_seconds: so does one whose step takes longer. Above 0.
 
@@ -26,6 +31,8 @@ class ReplicaOptions:
     """
 
     replicas: int = 0
+    max_replicas: int | None = None
+    waiting_tokens_per_replica: int = 16384
     replica_silence_seconds: float = 20.0
     replica_step_seconds: float = 300.0
 
@@ -33,7 +40,20 @@ class ReplicaOptions:
         count = self.replicas
         if type(count) is not int or not 0 <= count <= MOST_REPLICAS:
             raise InvalidConfig(f"replicas is {shown(count)}: it must be an integer from 0 to {MOST_REPLICAS}")
+        if self.max_replicas is not None and not (
+            count and type(self.max_replicas) is int and count <= self.max_replicas <= MOST_REPLICAS
+        ):
+            raise InvalidConfig(
+                f"max_replicas is {shown(self.max_replicas)}: it must be an integer from replicas, which is {count} and must be "
+                f"above 0, to {MOST_REPLICAS}"
+            )
+        check_count("waiting_tokens_per_replica", self.waiting_tokens_per_replica, 2**40)
         for name in ("replica_silence_seconds", "replica_step_seconds"):
             seconds = getattr(self, name)
             if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
                 raise InvalidConfig(f"{name} is {shown(seconds)}: it must be above 0, in seconds")
+
+    @property
+    def most(self) -> int:
+        """Replicas that there may be."""
+        return self.max_replicas or self.replicas

@@ -24,6 +24,7 @@ from nanoengine.replicas.fleet import Fleet
 from nanoengine.replicas.link import Link
 from nanoengine.replicas.messages import End, Failed, News, Ping, Pong, Ready
 from nanoengine.replicas.options import ReplicaOptions
+from nanoengine.replicas.scaling import Scaling
 
 logger = logging.getLogger("nanoengine")
 
@@ -88,6 +89,7 @@ class Supervisor:
         self._num_processes = 0
         self._next_ping = 0.0
         self._is_closed = False
+        self._scaling = Scaling(options.replicas, options.most, options.waiting_tokens_per_replica)
         self.selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
         for end in (self._wake, self._woken):
@@ -147,6 +149,7 @@ class Supervisor:
     def close(self, seconds: float = END_SECONDS) -> None:
         """End all replicas, and wait for them; those that take longer are killed."""
         self._is_closed = True
+        self.carrier.close()
         for slot in self.slots:
             slot.start_at = None
             for process in filter(None, (slot.current, slot.next)):
@@ -209,6 +212,35 @@ class Supervisor:
             process.link.send(Ping(wants_metrics=True))
         for process in [process for process, end in self._leaving.items() if end < now]:
             self._reap(process)
+        if not self._is_closed:
+            self._scale(now)
+
+    def _scale(self, now: float) -> None:
+        """Add a slot, or take one away, if that is due; never while one is empty that may help."""
+        change = self._scaling.change(now, len(self.slots), *self.fleet.num_tokens())
+        if change > 0 and self.num_ready == len(self.slots):
+            used = {slot.number for slot in (*self.slots, *(process.slot for process in self._leaving))}
+            number = min(set(range(len(used) + 1)) - used)
+            logger.info("replica %d is added: too many tokens wait", number)
+            self.slots.append(Slot(number, now))
+        elif change < 0:
+            self._remove(min(self.slots, key=self._num_running))
+
+    def _num_running(self, slot: Slot) -> int:
+        return -1 if slot.current is None else self.fleet.num_running(slot.current.key)
+
+    def _remove(self, slot: Slot) -> None:
+        """Take a slot away; what runs there moves."""
+        logger.info("replica %d is taken away: there is little to do", slot.number)
+        self.slots.remove(slot)
+        self._to_restart = [own for own in self._to_restart if own is not slot]
+        if slot.current is not None:
+            self.fleet.drain(slot.current.key)
+            self._dismiss(slot.current, END_SECONDS)
+            self.counts.leave(slot.number)
+        if slot.next is not None:
+            self._reap(slot.next)
+        slot.current = slot.next = None
 
     def _empty_wakes(self) -> None:
         try:
@@ -233,7 +265,7 @@ class Supervisor:
         link = Link(started.socket, self.selector)
         process = slot.next = Process(self._num_processes, slot, started, link)
         link.register(process)
-        if self._is_closed:
+        if self._is_closed or slot not in self.slots:
             slot.next = None
             self._reap(process)
 
@@ -292,6 +324,8 @@ class Supervisor:
 
     def _retry(self, slot: Slot) -> None:
         """Start another one, at once or later."""
+        if slot not in self.slots:
+            return
         if not (slot.next or slot.is_starting or slot.start_at is not None or self._is_closed):
             slot.start_at = time.monotonic() + RETRY_SECONDS[min(slot.num_useless, len(RETRY_SECONDS) - 1)]
         slot.num_useless += 1

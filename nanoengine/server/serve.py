@@ -61,19 +61,25 @@ def serve(model: str, options: Mapping[str, Any], config: ServerConfig) -> None:
         own = stack.enter_context(_socket(config))
         if config.uds is not None:
             stack.callback(Path(config.uds).unlink, missing_ok=True)
-        engine_config = read_config(model, {**_defaults(options), **options})
-        serving = Serving(lambda: build_engine(engine_config), config, model)
+        serving = open_serving(model, options, config)
         stack.callback(serving.close)
-        serving.cache_config = {
-            "cache_dtype": engine_config.of(KernelOptions).kv_cache_dtype,
-            "enable_prefix_caching": str(engine_config.enable_prefix_caching),
-            "gpu_memory_utilization": str(engine_config.gpu_memory_utilization),
-        }
         sys.setswitchinterval(SWITCH_SECONDS)
         gc.collect()
         gc.freeze()  # what is here now stays: to look through all of it again takes 100 ms, in which no other thread runs
         _allow_descriptors(2 * config.max_connections + OTHER_DESCRIPTORS)
         _Server(http_settings(serving), serving, own, over).run(sockets=[own])
+
+
+def open_serving(model: str, options: Mapping[str, Any], config: ServerConfig) -> Serving:
+    """The model, loaded, and what endpoints share; see `serve`."""
+    engine_config = read_config(model, {**_defaults(options), **options})
+    serving = Serving(lambda: build_engine(engine_config), config, model)
+    serving.cache_config = {
+        "cache_dtype": engine_config.of(KernelOptions).kv_cache_dtype,
+        "enable_prefix_caching": str(engine_config.enable_prefix_caching),
+        "gpu_memory_utilization": str(engine_config.gpu_memory_utilization),
+    }
+    return serving
 
 
 def _allow_descriptors(count: int) -> None:

@@ -91,6 +91,8 @@ class ToyCarrier:
         self.started.append(LocalReplica(process, own))
         return self.started[-1]
 
+    def close(self) -> None: ...
+
 
 def toy_replicas(count: int, carrier: ToyCarrier | None = None, **options: Any) -> ReplicatedEngine:
     front: LLMEngine = make_engine(parts=[])

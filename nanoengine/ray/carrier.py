@@ -1,0 +1,135 @@
+"""RayCarrier: replicas as actors of a Ray cluster.
+
+Ray finds a node with room for a replica, starts a process there, and tells where it listens. What follows passes a socket between
+this process and that one: no token passes Ray. Ray restarts nothing and tries nothing again (`max_restarts=0`,
+`max_task_retries=0`). It would run a lost stream anew and leave out as many items as were delivered, and items are not the same
+again: how many tokens one holds depends on time. The supervisor has another replica started, and requests go on from their
+tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import time
+from multiprocessing.connection import Client, Connection, Listener
+from typing import Any, cast
+
+from nanoengine.core.config import EngineConfig
+from nanoengine.errors import EngineClosed
+from nanoengine.ray.cluster import package
+from nanoengine.ray.room import Room
+
+logger = logging.getLogger("nanoengine")
+
+LOOK_SECONDS = 0.5
+"""How often one who waits for room looks whether it is still wanted."""
+
+TELL_SECONDS = 30.0
+"""And says so."""
+
+
+class RayReplica:
+    """The actor: a process on a node, which listens for the one that had it started."""
+
+    def listen(self, key: bytes) -> tuple[str, int]:
+        """Listen for one who has the key; returns the address."""
+        import ray
+
+        self._listener = Listener((ray.util.get_node_ip_address(), 0), authkey=key)
+        return cast(tuple[str, int], self._listener.address)
+
+    def run(self, config: EngineConfig, hash_seed: int) -> None:
+        """Serve an engine to who connects, as long as it wants; then the process ends."""
+        import ray
+
+        from nanoengine.builder import build_engine
+        from nanoengine.replicas.process import serve
+
+        with self._listener:
+            connection = self._listener.accept()
+        send_at_once(connection)
+        serve(connection, lambda: build_engine(config, False), hash_seed)
+        ray.actor.exit_actor()
+
+
+class StartedActor:
+    """An actor that runs."""
+
+    def __init__(self, actor: Any, running: Any, own: socket.socket):
+        self.actor, self.socket = actor, own
+        self._running = running  # while somebody has it, Ray keeps it
+
+    def kill(self) -> None:
+        package().kill(self.actor)
+
+
+class RayCarrier:
+    """See `Carrier`.
+
+    Args:
+        config: of each replica's engine.
+        room: that each takes.
+        hash_seed: of the prefix caches of all.
+    """
+
+    def __init__(self, config: EngineConfig, room: Room, hash_seed: int):
+        self.config, self.room, self.hash_seed = config, room, hash_seed
+        self._key = secrets.token_bytes(32)  # messages are pickled: nobody else may send any
+        self._is_closed = False
+        self._actor_class = (
+            package()
+            .remote(RayReplica)
+            .options(
+                num_cpus=room.num_cpus,
+                num_gpus=room.num_gpus,
+                max_restarts=0,
+                max_task_retries=0,
+                scheduling_strategy="SPREAD",
+            )
+        )
+
+    def start(self, number: int) -> StartedActor:
+        actor = self._actor_class.remote()
+        try:
+            host, port = self._wait(number, actor.listen.remote(self._key))
+            running = actor.run.remote(self.config, self.hash_seed)
+            connection = Client((host, port), authkey=self._key)
+        except BaseException:
+            package().kill(actor)
+            raise
+        with connection:
+            send_at_once(connection)
+            return StartedActor(actor, running, socket.socket(fileno=os.dup(connection.fileno())))
+
+    def _wait(self, number: int, told: Any) -> tuple[str, int]:
+        """Where a replica listens. It may take long: until a node has room, which perhaps has to be started first."""
+        ray, tell_at = package(), time.monotonic() + TELL_SECONDS
+        while not ray.wait([told], timeout=LOOK_SECONDS)[0]:
+            if self._is_closed:
+                raise EngineClosed(f"the engine was closed while replica {number} waited for a node of the Ray cluster")
+            if time.monotonic() > tell_at:
+                tell_at += TELL_SECONDS
+                cpus, gpus = self.room
+                logger.warning(
+                    "replica %d waits for a node of the Ray cluster with room for %d CPUs (ray_cpus) and %d GPUs "
+                    "(ray_gpus); free are %s",
+                    number,
+                    cpus,
+                    gpus,
+                    ray.available_resources(),
+                )
+        host, port = ray.get(told)
+        return host, port
+
+    def close(self) -> None:
+        """Nothing is waited for any more."""
+        self._is_closed = True
+
+
+def send_at_once(connection: Connection[Any, Any]) -> None:
+    """A short message does not wait for the next one."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as own:
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

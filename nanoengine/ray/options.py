@@ -1,0 +1,42 @@
+"""Options of replicas on a Ray cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nanoengine.core.config import check_bool
+from nanoengine.core.errors import InvalidConfig, shown
+
+MOST_UNITS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayOptions:
+    """Options of replicas on a Ray cluster; all are keyword arguments of `LLM`.
+
+    Args:
+        ray: the replicas run as actors of a Ray cluster, each on a node that has room for it. `replicas` says how many.
+        ray_address: of the cluster, as `ray.init` takes it: "auto", or "HOST:6379". None: that in the environment variable
+            RAY_ADDRESS, or the cluster that runs on this machine, or one that is started here and ends with this process.
+        ray_cpus: CPUs of a node that a replica takes. None: its num_threads, or its share of the smallest node; with GPUs, one
+            for each.
+        ray_gpus: GPUs that a replica takes, all of one node. None: tensor_parallel_size, where the cluster has GPUs and the
+            device is not "cpu".
+
+    Raises:
+        InvalidConfig: a value that cannot work.
+    """
+
+    ray: bool = False
+    ray_address: str | None = None
+    ray_cpus: int | None = None
+    ray_gpus: int | None = None
+
+    def __post_init__(self) -> None:
+        check_bool("ray", self.ray)
+        if self.ray_address is not None and (not isinstance(self.ray_address, str) or not self.ray_address):
+            raise InvalidConfig(f'ray_address is {shown(self.ray_address)}: it must be "auto", "HOST:PORT" or None')
+        for name in ("ray_cpus", "ray_gpus"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or not 0 <= value <= MOST_UNITS):
+                raise InvalidConfig(f"{name} is {shown(value)}: it must be an integer from 0 to {MOST_UNITS}, or None")
