@@ -33,9 +33,7 @@ class Runs:
     block_tables: Tensor  # [num_seqs, max_blocks] int32; the entries of blocks that no query sees may be anything
     query_lens_list: list[int]
     seq_lens_list: list[int]
-    num_shared: int = (
-        0  # leading tokens, in whole blocks, that all sequences (all decodes) have in the very same blocks
-    )
+    num_shared: int = 0  # leading tokens, in whole blocks, that all sequences (decodes) have in the same blocks
     plan: Any = None  # what a backend works out in the first layer and needs again in every other
 
     @cached_property

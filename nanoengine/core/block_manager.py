@@ -201,10 +201,6 @@ class BlockManager:
         """(hash, tokens) of the blocks that a sequence could find."""
         return self._hashes(seq, seq.num_tokens - 1) if seq.reads_cache else []
 
-    def hash_of(self, seq: Sequence, num_tokens: int) -> bytes:
-        """Of the full block behind which a sequence has so many tokens, all known."""
-        return self._hashes(seq, num_tokens)[num_tokens // self.block_size - 1][0]
-
     def longest_hit(self, hashes: list[tuple[bytes, bytes]], has: Callable[[int, bytes, bytes], bool]) -> int:
         """The most first blocks behind which every group has what the next token sees.
 

@@ -191,7 +191,7 @@ class Snapshots(KVStore, PolicyPart):
         return self._hash(seq, position) in self.index
 
     def _hash(self, seq: Sequence, position: int) -> bytes:
-        return self.blocks.hash_of(seq, position)
+        return seq.block_hashes[position // self.blocks.block_size - 1][0]
 
     def _slot(self) -> int | None:
         if not self.free and self.index:
@@ -206,8 +206,9 @@ class Snapshots(KVStore, PolicyPart):
             own, taken = self._in_flight.popleft()
             is_sound = own is step and not step.is_dropped and not isinstance(result, BaseException)
             for seq, position, slot, is_passing in taken:
-                is_known = is_sound and seq.finish_reason != "error" and len(seq.token_ids) >= position
-                hash = self._hash(seq, position) if is_known else None
+                # A sequence that was preempted while its tokens were in flight has not hashed them yet.
+                is_hashed = position <= len(seq.block_hashes) * self.blocks.block_size
+                hash = self._hash(seq, position) if is_sound and is_hashed and seq.finish_reason != "error" else None
                 if hash is None or hash in self.index:
                     self.free.append(slot)
                     continue

@@ -1,22 +1,52 @@
-"""Kernels of layers with states, as this CPU has them. Other targets: test_targets.py."""
+"""The reference of recurrences against the functions of transformers."""
 
 from __future__ import annotations
 
-import pytest
 import torch
+import torch.nn.functional as F
+from transformers.models.qwen3_5.modeling_qwen3_5 import torch_chunk_gated_delta_rule, torch_recurrent_gated_delta_rule
 
-from nanoengine.kernels.native_kernels import NativeKernels
-from nanoengine.kernels.native_operations import unsupported_reason
-from tests.kernels.recurrences import check_recurrences
+from nanoengine.kernels.recurrences import Decay, StateRuns, Stores, delta_rule, short_conv
 
-REASON = unsupported_reason(torch.device("cpu"), torch.float32)
+TOKENS, HEADS, GROUPS, DEPTH, WIDTH = 70, 4, 2, 8, 12
 
 
-@pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
-def test_kernels_agree_with_the_reference_and_with_themselves_under_every_cut() -> None:
-    kernels = NativeKernels()
-    for seed in range(20):
-        try:
-            check_recurrences(kernels, seed)
-        except Exception as error:
-            raise AssertionError(f"seed {seed}: {error}") from error
+def test_the_delta_rule_is_that_of_transformers_in_both_of_its_forms() -> None:
+    torch.manual_seed(0)
+    q, k = torch.randn(2, TOKENS, GROUPS, DEPTH)
+    v, a, b = torch.randn(TOKENS, HEADS, WIDTH), torch.randn(TOKENS, HEADS), torch.randn(TOKENS, HEADS)
+    decay, begun = Decay(torch.randn(HEADS), torch.randn(HEADS)), torch.randn(HEADS, DEPTH, WIDTH)
+    states = begun[None].clone()
+    runs = StateRuns(torch.tensor([0]), torch.tensor([0, TOKENS]))
+    out = delta_rule(torch.cat([x.flatten(1) for x in (q, k, v)], 1), a, b, decay, GROUPS, states, runs)
+    more = {"g": (-decay.log_rate.exp() * F.softplus(a + decay.bias))[None], "beta": b.sigmoid()[None]}
+    query, key = (x.repeat_interleave(HEADS // GROUPS, 1)[None] for x in (q, k))
+    for function in (torch_chunk_gated_delta_rule, torch_recurrent_gated_delta_rule):
+        right, state = function(
+            query,
+            key,
+            v[None],
+            **more,
+            initial_state=begun[None],
+            output_final_state=True,
+            use_qk_l2norm_in_kernel=True,
+        )
+        torch.testing.assert_close(out, right[0].flatten(1), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(states, state, rtol=1e-4, atol=1e-5)
+
+
+def test_a_convolution_is_that_of_torch() -> None:
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(9, 5), torch.randn(3, 5), torch.randn(5)
+    states = torch.zeros(1, 2, 5)
+    out = short_conv(x, weight, bias, states, StateRuns(torch.tensor([0]), torch.tensor([0, 9])), silu=True)
+    right = F.silu(F.conv1d(x.T, weight.T[:, None], bias, padding=2, groups=5)[:, :9]).T
+    torch.testing.assert_close(out, right)
+    assert torch.equal(states[0], x[-2:])
+
+
+def test_runs_say_where_their_states_are_kept() -> None:
+    rows, starts = torch.tensor([4, 2]), torch.tensor([0, 2, 3])
+    assert list(StateRuns(rows, starts).walk()) == [(4, [(0, []), (1, [4])]), (2, [(2, [2])])]
+    stores = Stores(torch.tensor([0, 2, 2]), torch.tensor([0, 1]), torch.tensor([7, 4]))
+    assert list(StateRuns(rows, starts, stores).walk()) == [(4, [(0, [7]), (1, [4])]), (2, [(2, [])])]

@@ -7,7 +7,7 @@ from tests.mutation.mutant import Mutant
 SNAPSHOTS = "nanoengine/kv_groups/snapshots.py"
 POOL = "nanoengine/kv_groups/state_pool.py"
 TEST_SNAPSHOTS = "tests/kv_groups/test_snapshots.py"
-TEST_STATES = "tests/kv_groups/test_states_every_way.py"
+TEST_STATES = "tests/kv_groups/test_state_pool.py"
 
 MUTANTS = (
     Mutant(
