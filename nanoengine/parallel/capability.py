@@ -29,10 +29,14 @@ from nanoengine.parallel.group import Group, GroupFactory
 from nanoengine.parallel.kernels import GroupKernels
 from nanoengine.parallel.options import ParallelOptions
 from nanoengine.parallel.shares import Shares
+from nanoengine.worker.capability import refuse
 from nanoengine.worker.member import Member
 
 SHARED = (SelfAttention, MLP, SparseMLP)
 """Parts of layers that `GroupFactory` knows the weights of."""
+
+REFUSED = ("enable_lora",)
+"""Options of what looks at whole matrices."""
 
 
 class Parallel(Capability):
@@ -45,6 +49,7 @@ class Parallel(Capability):
         self.asked = startup.config.of(ParallelOptions)
         size = self.asked.tensor_parallel_size
         if size > 1:
+            refuse(startup.config, REFUSED, "is not shared by ranks: leave it out, or tensor_parallel_size")
             startup.facts["num_ranks"] = size
 
     def model(self, startup: Startup) -> None:

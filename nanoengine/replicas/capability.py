@@ -17,7 +17,7 @@ from nanoengine.replicas.carrier import Carrier, LocalCarrier
 from nanoengine.replicas.engine import ReplicatedEngine
 from nanoengine.replicas.observer import ReplicaObserver
 from nanoengine.replicas.options import ReplicaOptions
-from nanoengine.worker.capability import WithoutRunner
+from nanoengine.worker.capability import WithoutRunner, refuse
 
 if TYPE_CHECKING:
     from nanoengine.core.model_runner import ModelRunner
@@ -29,6 +29,9 @@ CARRIER = "carrier"
 
 OF_REPLICAS = ("ParallelOptions", "WorkerOptions", "KVOffloadOptions", "SpeculationOptions")
 """Options that mean nothing here, where nothing is computed."""
+
+REFUSED = ("enable_lora",)
+"""Options of what a request would have to tell its replica, and does not."""
 
 
 class Replicas(Capability):
@@ -45,6 +48,7 @@ class Replicas(Capability):
         config = startup.config
         if not config.of(ReplicaOptions).replicas:
             return
+        refuse(config, REFUSED, "is not known to replicas: leave it out, or replicas")
         new_carrier = startup.facts.get(CARRIER)
         is_on_gpus = new_carrier is None and config.device != "cpu"
         has_gpus = check_gpus(config, torch.cuda.device_count() if is_on_gpus else 0)

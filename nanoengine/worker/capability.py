@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from nanoengine.core.capability import Capability
+from nanoengine.core.config import EngineConfig
 from nanoengine.core.errors import InvalidConfig
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.sequence import Request
@@ -44,7 +45,11 @@ class Worker(Capability):
         self.is_used = is_wanted and Member not in config.options  # a worker has none of its own
         if not self.is_used:
             return
-        self._check(startup)
+        refuse(
+            config,
+            REFUSED,
+            "is not computed by a worker process: leave it out, or worker_process and tensor_parallel_size",
+        )
         others = [own for own in startup.capabilities if own is not self]
         startup.capabilities = [self, *(cast(Capability, WithoutRunner(own)) for own in others)]
         startup.new_runner = partial(_new_runner, startup)  # type: ignore[method-assign]
@@ -59,15 +64,6 @@ class Worker(Capability):
                 "worker processes on GPUs need num_kv_blocks or kv_cache_memory: only they could measure it"
             )
         return cast("Decoder", self)  # nobody here looks at it
-
-    def _check(self, startup: Startup) -> None:
-        for kind in startup.config.options.values():
-            for own in dataclasses.fields(kind):
-                if own.name in REFUSED and getattr(kind, own.name) not in (None, own.default):
-                    raise InvalidConfig(
-                        f"{own.name} is not computed by a worker process: leave it out, or worker_process and "
-                        "tensor_parallel_size"
-                    )
 
 
 class WithoutRunner:
@@ -115,3 +111,11 @@ def _new_engine(startup: Startup, new_engine: Callable[[], LLMEngine]) -> LLMEng
 
     engine.step = step_or_resume  # type: ignore[method-assign]
     return engine
+
+
+def refuse(config: EngineConfig, names: Collection[str], why: str) -> None:
+    """InvalidConfig if one of these options has another value than its default."""
+    for kind in config.options.values():
+        for own in dataclasses.fields(kind):
+            if own.name in names and getattr(kind, own.name) not in (None, own.default):
+                raise InvalidConfig(f"{own.name} {why}")

@@ -24,7 +24,11 @@ from nanoengine.worker.member import Member
 
 
 def main(handle: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that has the requests
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # they are for the process that has the requests, which ends this one
+        signal.signal(number, signal.SIG_IGN)
     connection = Connection(handle)
     messages: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_receive, args=(connection, messages), daemon=True).start()
