@@ -232,3 +232,22 @@ def test_news_of_those_who_are_gone_are_dropped() -> None:
     member = world.join()
     world.kill(member.number)
     assert world.fleet.receive(member.number, News()) == []
+
+
+def test_what_moves_goes_on_where_it_was_and_what_has_ended_is_not_computed_again() -> None:
+    world = World(random.Random(0))
+    first, second = world.join(), world.join()
+    request = world.front.make_request([1, 2, 3], SamplingParams(n=3, max_tokens=12, seed=4, stop=["k", "m", "a"]))
+    world.submit(request)
+    while {seq.finished for seq in request.sequences} != {True, False} or first.inbox:
+        first.read()
+        first.step()
+        world.deliver(first)
+        assert not request.finished, "another seed has completions that end one after the other"
+    world.drain(first.number)
+    [submitted] = [message.resumable for message in second.inbox]
+    going_on = [seq for seq in request.sequences if not seq.finished]
+    assert submitted.completions == {seq.index: seq.output_token_ids for seq in going_on}
+    assert all(submitted.completions.values())
+    world.run()
+    assert second.replica.engine.requests == {}

@@ -183,9 +183,13 @@ def test_nobody_is_left_behind() -> None:
     assert all(process.returncode is not None for process in pids)
     with pytest.raises(EngineClosed):
         engine.submit(plain(engine))
-    started = carrier.start(0)  # whose front dies
-    started.socket.close()
-    assert started.process.wait(PATIENCE) == 0
+    for is_ready in (False, True):
+        started = carrier.start(0)  # whose front dies
+        if is_ready:
+            assert started.socket.recv(1)
+            time.sleep(0.2)  # all of that message is sent: nothing but an end can tell it
+        started.socket.close()
+        assert started.process.wait(PATIENCE) == 0
 
 
 def test_what_is_counted_goes_on_when_a_replica_is_lost() -> None:
