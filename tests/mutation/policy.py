@@ -311,8 +311,8 @@ MUTANTS = (
     Mutant(
         "max-tokens-passes-the-model-length",
         SEQUENCE,
-        "self.max_num_tokens = min(max_model_len, self.num_tokens + (params.max_tokens or max_model_len))",
-        "self.max_num_tokens = self.num_tokens + (params.max_tokens or max_model_len)",
+        "self.max_num_tokens = min(max_model_len, self.num_prompt_tokens + (params.max_tokens or max_model_len))",
+        "self.max_num_tokens = self.num_prompt_tokens + (params.max_tokens or max_model_len)",
         "A request with a large max_tokens goes on beyond max_model_len.",
         ("tests/kv_groups/test_layouts.py",),
     ),
