@@ -85,7 +85,7 @@ class Snapshots(KVStore, PolicyPart):
         self._passing: dict[Sequence, bytes] = {}  # hash of its last snapshot while it decodes
 
     def snapshot(self) -> Mapping[str, int]:
-        """For metrics."""
+        """Counts over the life of the engine."""
         return {
             "slots": self.num_slots,
             "kept": len(self.index),
