@@ -56,7 +56,9 @@ class Recording(Capability):
 
     def _buckets(self, startup: Startup, *, on_cpu: bool) -> list[Bucket]:
         if on_cpu:
-            return [Bucket(False, size, 1) for size in range(1, min(startup.num_rows, MOST_ON_CPU) + 1)]
+            plain = [Bucket(False, size, 1) for size in range(1, min(startup.num_rows, MOST_ON_CPU) + 1)]
+            most = min(startup.most_drafts + 1, startup.config.max_num_batched_tokens)
+            return plain + [Bucket(False, 1, tokens) for tokens in range(2, most + 1)]
         config, found = startup.config, decode_buckets(startup.num_rows)
         if getattr(startup.backend, "captures_prompts", False):
             if num_drafts := startup.most_drafts:

@@ -62,7 +62,7 @@ class CpuRecorder:
         program = Program()
         with recorded_calls(program.add_native), _TorchCalls(program.add, self._memory):
             result = work()
-        return partial(_replay, program.parts(), self._memory.later(result))
+        return partial(_replay, program.parts(), self._memory.place_of(result))
 
 
 class Program:
@@ -90,17 +90,17 @@ class Program:
 
 def _native(words: list[int]) -> Callable[[], object]:
     memory = np.array(words, dtype=np.uint64)
-    return partial(_run_native, c_functions().run_calls, memory)
+    return partial(_run_native, c_functions().run_calls, memory.ctypes.data, memory)
 
 
-def _run_native(run_calls: Callable[[int, int], object], words: np.ndarray[Any, Any]) -> None:
-    run_calls(words.ctypes.data, len(words))
+def _run_native(run_calls: Callable[[int, int], object], address: int, words: np.ndarray[Any, Any]) -> None:
+    run_calls(address, len(words))
 
 
-def _replay(parts: list[Callable[[], object]], result: Callable[[], Tensor]) -> Tensor:
+def _replay(parts: list[Callable[[], object]], result: Tensor) -> Tensor:
     for call in parts:
         call()
-    return result()
+    return result
 
 
 class _TorchCalls(TorchFunctionMode):
@@ -111,6 +111,8 @@ class _TorchCalls(TorchFunctionMode):
         self._report, self._memory = report, memory
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.index_select and not kwargs and (rows := _select_rows(self._memory, *args)) is not None:
+            return rows
         result = func(*args, **(kwargs or {}))
         name, made = getattr(func, "__name__", str(func)), list(_tensors(result))
         again = partial(func, *args, **(kwargs or {}))
@@ -127,6 +129,19 @@ class _TorchCalls(TorchFunctionMode):
             if any(_memory(tensor) not in given for tensor in made):  # not views of what is given
                 self._report(partial(_do_again, again, made))
         return result
+
+
+def _select_rows(memory: StepMemory, x: Tensor, dim: int, index: Tensor) -> Tensor | None:
+    """`x.index_select(dim, index)` by a native call, which stands among others; None where x does not lie as that wants it."""
+    tables = x if dim == 1 else x.unsqueeze(0)
+    if dim not in (0, 1) or not x.numel() or not tables[0, 0].is_contiguous() or not index.is_contiguous():
+        return None
+    out = memory.take(x.new_empty(*x.shape[:dim], len(index), *x.shape[dim + 1 :]))
+    size = x.element_size()
+    strides = tables.stride(0) * size, tables.stride(1) * size, tables[0, 0].nbytes
+    given = index.data_ptr(), index.element_size(), len(index)
+    c_functions().select_rows(tables.data_ptr(), len(tables), *strides, *given, out.data_ptr())
+    return out
 
 
 def _do_again(call: Callable[[], Any], places: list[Tensor]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -42,13 +40,13 @@ class StepMemory:
         pieces.sort(key=lambda own: own.start)
         return tensor
 
-    def later(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """How to get at this tensor when a step has made it anew; until then others may lie there."""
+    def place_of(self, tensor: Tensor) -> Tensor:
+        """The same memory, and not counted as taken: what a step makes anew there is good until others may lie there."""
         for chunk, _ in self._chunks:
             start = tensor.data_ptr() - chunk.ctypes.data
             if 0 <= start < chunk.nbytes and tensor.is_contiguous():
-                return partial(_tensor, chunk[start : start + tensor.nbytes], tensor.dtype, tensor.shape)
-        return lambda: tensor
+                return _tensor(chunk[start : start + tensor.nbytes], tensor.dtype, tensor.shape)
+        return tensor
 
     def _room(self, size: int) -> tuple[Chunk, list[Piece], int]:
         for chunk, pieces in self._chunks:

@@ -129,6 +129,22 @@ MUTANTS = (
         (TEST_BUCKETS,),
     ),
     Mutant(
+        "cpu-steps-with-drafts-are-not-recorded",
+        "nanoengine/recording/capability.py",
+        "for tokens in range(2, most + 1)",
+        "for tokens in range(2, 2)",
+        "A step with drafts is never replayed on a CPU.",
+        (TEST_RECORDED,),
+    ),
+    Mutant(
+        "rows-are-looked-up-without-gaps",
+        "nanoengine/recording/cpu_recorder.py",
+        "tables.stride(1) * size",
+        "tables[0, 0].nbytes",
+        "A recorded step takes its block tables from a table that is wider than they are as if it were not.",
+        ("tests/recording/test_cpu_recorder.py",),
+    ),
+    Mutant(
         "step-that-is-read-inside-is-replayed",
         RUNNER,
         "None if self.recorder is None or plan.needs_hidden else",

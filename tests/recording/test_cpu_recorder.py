@@ -40,6 +40,31 @@ def test_a_replay_does_what_the_work_would_do_with_the_numbers_that_are_there_no
     assert replay().data_ptr() == replay().data_ptr()
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_rows_that_are_looked_up_are_native_calls(dtype: torch.dtype) -> None:
+    """Of angles, and of block tables, of which a step reads the first columns."""
+    angles, index = torch.rand(9, 2, 4), torch.zeros(3, dtype=dtype)
+    wide = torch.arange(2 * 9 * 7, dtype=torch.int32).view(2, 9, 7)
+
+    def lookups() -> Tensor:
+        blocks = wide[:, :, :5].index_select(1, index)
+        return torch.cat((angles.index_select(0, index).flatten(), blocks.flatten()))
+
+    replay = CpuRecorder().record(lookups)
+    assert isinstance(replay, partial)
+    assert [call.func.__name__ for call in replay.args[0]] == ["_run_native", "_do_again"]
+    for rows in ([0, 0, 0], [8, 3, 1], [2, 2, 7]):
+        index.copy_(torch.tensor(rows))
+        assert torch.equal(replay(), lookups())
+
+
+def test_rows_that_do_not_lie_in_one_piece_are_looked_up_by_torch() -> None:
+    columns, index = torch.rand(4, 9).T, torch.tensor([2, 0])
+    replay = CpuRecorder().record(lambda: columns.index_select(0, index))
+    index.copy_(torch.tensor([8, 5]))
+    assert torch.equal(replay(), columns[[8, 5]])
+
+
 @pytest.mark.parametrize("read", [Tensor.item, Tensor.tolist, bool, int, Tensor.numpy], ids=repr)
 def test_a_number_that_is_read_cannot_be_recorded(read: Callable[[Tensor], object]) -> None:
     def work() -> Tensor:

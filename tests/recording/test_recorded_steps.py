@@ -89,6 +89,33 @@ def test_a_step_that_reads_numbers_from_a_tensor_is_not_recorded() -> None:
     engine.close()
 
 
+def test_a_sequence_with_drafts_is_replayed_in_a_recording_of_just_its_tokens() -> None:
+    prompt, params = [5, 6, 7, 8] * 8, SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    found, sizes = [], set()
+    for eager in (False, True):
+        engine = build(speculation="ngram", enforce_eager=eager)
+        if (recorder := engine.executor.recorder) is not None:
+            logits = recorder.logits
+
+            def noted(plan: Any, logits: Any = logits) -> Any:
+                replayed = logits(plan)
+                if plan.num_drafted and replayed is not None:
+                    sizes.add((plan.num_tokens, len(replayed[0])))
+                return replayed
+
+            recorder.logits = noted
+        requests = [engine.make_request(prompt, params) for _ in range(2)]
+        for request in requests:  # one after the other: the second replays what the first has recorded
+            engine.submit(request)
+            while engine.has_unfinished:
+                engine.step()
+        found.append([request.output().outputs[0].token_ids for request in requests])
+        engine.close()
+    assert found[0] == found[1]
+    assert sizes
+    assert all(tokens == rows > 1 for tokens, rows in sizes)
+
+
 @pytest.mark.parametrize("speculation", ["ngram", "suffix"])
 def test_steps_are_recorded_beside_speculation(speculation: str) -> None:
     engine = build(speculation=speculation)
