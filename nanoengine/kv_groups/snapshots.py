@@ -134,6 +134,8 @@ class Snapshots(KVStore, PolicyPart):
             if slot is not None:
                 taken.append(Taken(seq, position, slot, is_passing))
                 orders.snapshots.append(Snapshot(seq.row, position, slot))
+        if step.plan.num_drafted or (step.plan.runs and orders.snapshots):
+            step.plan.needs_hidden = True  # not replayed: states are not simply kept behind the last token of each run
         if orders.restores or orders.snapshots:
             step.plan.extras[ORDERS] = orders
         if step.plan.num_drafted:
