@@ -138,8 +138,6 @@ class Snapshots(KVStore, PolicyPart):
             step.plan.needs_hidden = True  # not replayed: states are not simply kept behind the last token of each run
         if orders.restores or orders.snapshots:
             step.plan.extras[ORDERS] = orders
-        if step.plan.num_drafted:
-            step.plan.needs_hidden = True  # what layers make of drafts is kept, which no recording does
         self._in_flight.append((step, taken))
 
     def _wanted(self, step: Step) -> Iterator[tuple[Sequence, int, bool]]:

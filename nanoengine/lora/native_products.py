@@ -126,7 +126,7 @@ class NativeProducts(Products):
         x = x.contiguous()
         sums = self.kernels._product(x, residual, norm, eps, weight, None, torch.float32)
         out = torch.empty(len(x), weight.shape[0] // 2, dtype=x.dtype)
-        kinds = DTYPES[x.dtype], ACTIVATIONS.index(activation), not weight.halves_match
+        kinds = DTYPES[x.dtype], ACTIVATIONS.index(activation)
         given = x.data_ptr(), address(residual), address_of_floats(norm), eps, sums.data_ptr()
         self.kernels.c.adapted_gated_linear(*kinds, *given, out.data_ptr(), *self._shape_and_step(x, weight))
         return out

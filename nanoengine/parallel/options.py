@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nanoengine.core.config import check_count
-from nanoengine.core.errors import InvalidConfig, shown
+from nanoengine.core.errors import InvalidConfig
 
 MOST_RANKS = 64
 
@@ -30,9 +30,10 @@ class ParallelOptions:
 
     def __post_init__(self) -> None:
         check_count("tensor_parallel_size", self.tensor_parallel_size, MOST_RANKS)
+        check_count("decode_context_parallel_size", self.decode_context_parallel_size, MOST_RANKS)
         if self.decode_context_parallel_size not in (1, self.tensor_parallel_size):
             raise InvalidConfig(
-                f"decode_context_parallel_size is {shown(self.decode_context_parallel_size)}: it must be 1, or as much as "
+                f"decode_context_parallel_size is {self.decode_context_parallel_size}: it must be 1, or as much as "
                 f"tensor_parallel_size, {self.tensor_parallel_size}"
             )
 

@@ -71,10 +71,12 @@ MULTIPLYING = (
 ALSO_MULTIPLYING = {"sapphirerapids": ("add_half_sums<",)}
 """The same, of single targets."""
 
-LIMITS = {"multiply_cells<": (1 / 16, 1 / 10), "::gate_pairs<": (0, 1 / 4)}
+LIMITS = {"multiply_cells<": (1 / 16, 1 / 10), "::gate_pairs<": (0, 1 / 4), "::columns<": (1 / 25, 1 / 10)}
+LIMITS |= dict.fromkeys(("::conv<", "::norm<", "4normI", "gated_norm", "sigmoid_gate"), (1 / 16, 1 / 10))
 """Parts of names of functions -> how many of an inner loop's instructions may store to the stack, and load from it.
 
 Quantized numbers are put together in registers that some of the sums then lack. AVX2 has too few for the constants of gates.
+In layers with states, ends of rows that fill no vector go through the stack, and so do the taps of a convolution.
 """
 
 

@@ -314,7 +314,7 @@ def test_a_worker_process_has_adapters_too(model: Path, adapters: list[LoRAReque
         for _ in range(2):
             found = tokens(llm.generate([SHARED] * 2, GREEDY, lora_request=[None, adapters[0]], use_tqdm=False))
             assert found == expected
-            llm.engine.executor.executor.process.kill()  # type: ignore[attr-defined] # the next one knows no adapter
+            llm.engine.executor.executor.processes[0].kill()  # type: ignore[attr-defined] # the next one knows no adapter
 
 
 # ---- limits

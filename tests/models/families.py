@@ -196,6 +196,14 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+WITH_STATES = [
+    shape
+    for shape, (family, _) in SHAPES.items()
+    if family in ("Lfm2", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "GraniteMoeHybrid")
+]
+"""Shapes with layers that have states in place of attention."""
+
+
 def engine(folder: Path, **options: Any) -> LLM:
     """An engine whose KV pool is full of NaN."""
     llm = LLM(str(folder), use_tqdm=False, **{"num_kv_blocks": 100, "device": "cpu", "dtype": "float32"} | options)

@@ -14,7 +14,7 @@ from nanoengine import LLM
 from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.models import capability as models
 from tests.e2e.drawn_models import WITHOUT, in_q4_k
-from tests.models.families import SHAPES, family_checkpoint
+from tests.models.families import SHAPES, WITH_STATES, family_checkpoint
 from tests.parallel.groups import by_all, open_group
 from tests.quantization.packed_models import awq_form, mxfp4_folder, pack_folder
 from tests.support import backend_of, fill_kv_with_nan, forced_logits, model_runner, threads
@@ -31,8 +31,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "AWQ": {"dtype": "float32"},
 }
 DIFFERENT = [
-    own for own in SHAPES if own not in WITHOUT and not own.startswith("Llama, rope")
-]  # every rank has all angles
+    own for own in SHAPES if own not in (*WITHOUT, *WITH_STATES) and not own.startswith("Llama, rope")
+]  # every rank has all angles; ranks do not share states
 CASES = [(shape, 2 + i % 3, list(WAYS)[i % 4]) for i, shape in enumerate(DIFFERENT)]
 CASES += [("SmolLM2's shape", size, way) for size in (2, 3, 4) for way in WAYS]
 CASES = list(dict.fromkeys(CASES))

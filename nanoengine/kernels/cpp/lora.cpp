@@ -270,12 +270,6 @@ template <class T> void add_bias_and_round(const float* sums, const T* bias, T* 
     for (size_t i = whole; i < size; i++) from_float(out + i, sums[i] + (bias ? to_float(bias[i]) : 0.0f));
 }
 
-// Values become what T has of them; `out` is room for them.
-template <class T> void round_to(float* values, T* out, size_t size) {
-    copy_elements(values, size, out);
-    copy_elements(out, size, values);
-}
-
 template <Activation ACTIVATION, class T> void gate_pairs(const float* gates, const float* ups, T* out, size_t size) {
     const size_t whole = size / LANES * LANES;
     for (size_t i = 0; i < whole; i += LANES) store_floats(out + i, gated<ACTIVATION>(load<Floats>(gates + i), load<Floats>(ups + i)));
@@ -311,8 +305,8 @@ void adapted_linear(int dtype, const void* x, const void* residual, const float*
     });
 }
 
-// The same with a gate in place of the bias: out [rows][outputs / 2]. rounds: gates and values are rounded before they meet.
-void adapted_gated_linear(int dtype, int activation, int rounds, const void* x, const void* residual, const float* norm, float eps,
+// The same with a gate in place of the bias: out [rows][outputs / 2].
+void adapted_gated_linear(int dtype, int activation, const void* x, const void* residual, const float* norm, float eps,
                           void* sums, void* out, size_t rows, size_t inputs, size_t outputs, const Step* step, const int64_t* step_rows,
                           const Adapter* const* adapters) {
     with_type(dtype, [&]<class T>(T*) {
@@ -325,10 +319,8 @@ void adapted_gated_linear(int dtype, int activation, int rounds, const void* x, 
             layer.add(block, first, block.last);
             layer.add(block, half + first, half + block.last);
             for (size_t row = block.row; row < block.last_row; row++) {
-                float *gates = given.sums + row * outputs + first, *ups = gates + half;
-                T* to = (T*)out + row * half + first;
-                if (rounds && sizeof(T) < sizeof(float)) round_to(gates, to, size), round_to(ups, to, size);
-                function(gates, ups, to, size);
+                const float* gates = given.sums + row * outputs + first;
+                function(gates, gates + half, (T*)out + row * half + first, size);
             }
         });
     });

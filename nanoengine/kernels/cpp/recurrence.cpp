@@ -11,7 +11,8 @@
 
 namespace {
 
-constexpr size_t MAX_DEPTH_OF_STATE = 256, VECTORS = 4, BLOCK = VECTORS * LANES;  // columns that are computed together
+constexpr size_t MAX_DEPTH_OF_STATE = 256;
+constexpr size_t VECTORS = REGISTERS == 32 ? 4 : 2, BLOCK = VECTORS * LANES;  // columns that are computed together
 
 float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
@@ -127,8 +128,8 @@ void recur(const Projected<T>& p, const StateRuns& runs, size_t num_runs, float*
         switch ((std::min(p.width - column, BLOCK) + LANES - 1) / LANES) {
             case 1: return call(columns<T, 1>);
             case 2: return call(columns<T, 2>);
-            case 3: return call(columns<T, 3>);
-            default: return call(columns<T, 4>);
+            case 3: return call(columns<T, std::min<int>(3, VECTORS)>);
+            default: return call(columns<T, VECTORS>);
         }
     });
 }
