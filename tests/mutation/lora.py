@@ -73,14 +73,6 @@ MUTANTS = (
         (TEST_ENGINES,),
     ),
     Mutant(
-        "gates-are-never-rounded",
-        NATIVE,
-        "not weight.halves_match",
-        "False",
-        "Where panels of gates and values do not match, rows without adapters get other bits than by themselves.",
-        (TEST_PRODUCTS,),
-    ),
-    Mutant(
         "rows-of-b-stand-in-the-order-of-the-file",
         PRODUCTS,
         "b.view(place.count, own.rank)[place.order].to(dtype)",
