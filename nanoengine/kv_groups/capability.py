@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import TYPE_CHECKING, Any, cast
 
@@ -61,6 +62,9 @@ class KVGroups(Capability):
         if memory is None:
             memory = int(min(SNAPSHOT_CAP, SNAPSHOT_SHARE * available_ram()))
         self._most_snapshots = memory // self._slot_bytes
+        # A worker process must have as many slots as are given out here, and it would find another amount of free memory.
+        told = dataclasses.replace(config.of(KVGroupsOptions), snapshot_memory=memory)
+        startup.config = dataclasses.replace(config, options={**config.options, KVGroupsOptions: told})
 
     def _num_snapshots(self, startup: Startup) -> int:
         """There is one for every block at most: they end with one."""

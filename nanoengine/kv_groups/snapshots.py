@@ -216,7 +216,7 @@ class Snapshots(KVStore, PolicyPart):
                 self.num_taken += 1
                 if (before := self._passing.pop(seq, None)) is not None:
                     self._forget(before)
-                if is_passing:
+                if is_passing and not seq.finished:
                     self._passing[seq] = hash
         if isinstance(result, BaseException):
             self._drafted.clear()

@@ -7,6 +7,7 @@ import pickle
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -53,6 +54,12 @@ class LocalReplica:
         self.process.wait()
 
 
+def gpu_of(number: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """What lets a replica see one GPU: of those that this process sees, the one with its number."""
+    seen = environment.get("CUDA_VISIBLE_DEVICES")
+    return {"CUDA_VISIBLE_DEVICES": seen.split(",")[number] if seen else f"{number}"}
+
+
 class LocalCarrier:
     """Processes on this machine.
 
@@ -74,7 +81,7 @@ class LocalCarrier:
             [sys.executable, "-m", "nanoengine.replicas.process", str(other.fileno())],
             pass_fds=[other.fileno()],
             stdin=subprocess.DEVNULL,
-            env=os.environ | {"PYTHONPATH": paths} | ({"CUDA_VISIBLE_DEVICES": f"{number}"} if self.has_gpus else {}),
+            env=os.environ | {"PYTHONPATH": paths} | (gpu_of(number, os.environ) if self.has_gpus else {}),
         )
         other.close()
         body = pickle.dumps((self.config, self.use_tqdm and number == 0, self.hash_seed))

@@ -96,26 +96,29 @@ def _new_runner(startup: Startup, num_blocks: int, _: int) -> ModelRunner:
 def _new_engine(startup: Startup, new_engine: Callable[[], LLMEngine]) -> LLMEngine:
     """An engine that starts a lost worker anew; its K/V is lost, and recomputed."""
     engine, remote = new_engine(), cast(RemoteRunner, startup.runner)
-    step = engine.step
 
-    def step_or_resume() -> list[Request]:
-        advanced: list[Request] = []
-        try:
-            advanced = step()
-        except WorkerLost as lost:
-            logger.warning("%s: it is started anew, and %d requests go on", lost, len(engine.requests))
-        if not remote.is_alive:
-            remote.start()
-            engine.scheduler.blocks.reset()
-        return advanced
+    def resuming(call: Callable[[], Any]) -> Callable[[], Any]:
+        def call_or_resume() -> Any:
+            advanced: list[Request] = []
+            try:
+                advanced = call()
+            except WorkerLost as lost:
+                logger.warning("%s: it is started anew, and %d requests go on", lost, len(engine.requests))
+            if not remote.is_alive:
+                remote.start()
+                engine.scheduler.blocks.reset()
+            return advanced
 
-    engine.step = step_or_resume  # type: ignore[method-assign]
+        return call_or_resume
+
+    # Both wait for steps in flight.
+    engine.step, engine._settle_if_idle = resuming(engine.step), resuming(engine._settle_if_idle)  # type: ignore[method-assign]
     return engine
 
 
 def refuse(config: EngineConfig, names: Collection[str], why: str) -> None:
     """InvalidConfig if one of these options has another value than its default."""
-    for kind in config.options.values():
-        for own in dataclasses.fields(kind):
-            if own.name in names and getattr(kind, own.name) not in (None, own.default):
-                raise InvalidConfig(f"{own.name} {why}")
+    for own in config.options.values():
+        for name in names:
+            if hasattr(own, name) and getattr(own, name) not in (None, getattr(type(own)(), name)):
+                raise InvalidConfig(f"{name} {why}")

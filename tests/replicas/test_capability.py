@@ -9,6 +9,7 @@ import pytest
 from nanoengine.builder import read_config
 from nanoengine.errors import InvalidConfig
 from nanoengine.replicas.capability import check_gpus, config_of_each
+from nanoengine.replicas.carrier import gpu_of
 from nanoengine.replicas.options import ReplicaOptions
 
 
@@ -34,6 +35,8 @@ def test_each_has_a_gpu_of_its_own() -> None:
     assert not check_gpus(config, 0)
     with pytest.raises(InvalidConfig, match="replicas is 2, and torch sees 1 GPUs"):
         check_gpus(config, 1)
+    assert gpu_of(1, {}) == {"CUDA_VISIBLE_DEVICES": "1"}
+    assert gpu_of(1, {"CUDA_VISIBLE_DEVICES": "4,5"}) == {"CUDA_VISIBLE_DEVICES": "5"}
 
 
 @pytest.mark.parametrize(

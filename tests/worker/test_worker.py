@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +19,10 @@ from nanoengine.builder import build_engine, read_config
 from nanoengine.core.messages import StepPlan
 from nanoengine.core.outputs import RequestOutput
 from nanoengine.errors import EngineDead, InvalidConfig, StepFailed
+from nanoengine.kv_groups.options import KVGroupsOptions
 from nanoengine.worker.process import _portable
 from nanoengine.worker.remote_runner import RemoteRunner
+from tests.models.families import family_checkpoint
 
 OPTIONS: dict[str, Any] = {"num_kv_blocks": 40, "max_num_batched_tokens": 48, "max_model_len": 256, "use_tqdm": False}
 PROMPTS = ["Once upon a time", "The king said to the queen that", [5, 6, 7, 8] * 12]
@@ -134,6 +137,28 @@ def test_a_stream_goes_on_where_it_was(expected: list[Any]) -> None:
     assert (text, tokens) == expected[-1][1:3]
 
 
+def test_it_may_die_while_the_last_request_is_aborted(expected: list[Any]) -> None:
+    """Its step is in flight, and `abort` waits for it."""
+    with LLM("demo", worker_process=True, async_scheduling=True, **OPTIONS) as llm:
+        [request] = llm.make_requests([PROMPTS[0]], PARAMS[0])
+        llm.engine.submit(request)
+        for _ in range(4):
+            llm.engine.step()
+        remote(llm).processes[0].kill()
+        assert llm.engine.abort(request.request_id)
+        assert told(llm.generate(PROMPTS, PARAMS, use_tqdm=False)) == expected
+        assert remote(llm).num_starts == 2
+
+
+def test_it_has_as_many_snapshots_of_states_as_are_given_out(tmp_path: Path) -> None:
+    """Though it would find another amount of free memory."""
+    with LLM(str(family_checkpoint(tmp_path, "LFM2")), worker_process=True, **OPTIONS) as llm:
+        slots = llm.built.capabilities["kv_groups"].snapshots.num_slots  # type: ignore[attr-defined]
+        own = remote(llm).config.of(KVGroupsOptions).snapshot_memory
+        assert own is not None
+        assert slots == OPTIONS["num_kv_blocks"], "as many as there are blocks"
+
+
 def is_running(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat") as file:
@@ -174,6 +199,7 @@ def test_what_its_start_up_raises_arrives_by_name() -> None:
         ({"worker_step_seconds": 0}, "worker_step_seconds is 0: it must be above 0"),
         ({"worker_process": True, "preemption_mode": "swap"}, "preemption_mode is not computed by a worker process"),
         ({"worker_process": True, "kv_disk_path": "x"}, "kv_disk_path is not computed by a worker process"),
+        ({"worker_process": True, "speculation": "model:demo"}, "draft_model is not computed by a worker process"),
     ],
 )
 def test_what_cannot_work_is_refused(options: dict[str, Any], message: str) -> None:
