@@ -55,20 +55,24 @@ class SharedFiles:
         """
         ended = {}
         for key, own in list(self._writing.items()):
-            names = self._order(own)
-            if own.request.finished and self.disk.writing.isdisjoint(names):
+            is_ordered = self._order(own)
+            names = self._names(own.request) if own.request.finished and is_ordered else None
+            if names is not None and self.disk.writing.isdisjoint(names):
                 ended[key] = [name for name in names if name in self.disk.files]
                 del self._writing[key]
         self.disk.awaits_writes = any(own.request.finished for own in self._writing.values())
         return ended
 
-    def _order(self, own: _Writing) -> list[str]:
-        """Returns the names of its files once it has ended."""
-        hashes, groups = own.request.sequences[0].block_hashes, range(self.num_groups)
-        for hash, tokens in hashes[own.num_ordered :]:
-            if not self.offload.write([(group, hash) for group in groups], tokens):
+    def _order(self, own: _Writing) -> bool:
+        """Whether all that is computed is ordered: no more at once than may wait in memory to be written."""
+        for hash, tokens in own.request.sequences[0].block_hashes[own.num_ordered :]:
+            if len(self.disk.writing) >= self.disk.max_staged:
+                return False
+            if not self.offload.write([(group, hash) for group in range(self.num_groups)], tokens):
                 break
             own.num_ordered += 1
-        if not own.request.finished:
-            return []
-        return [self.disk.name((group, hash)) for hash, _ in hashes for group in groups]
+        return True
+
+    def _names(self, request: Request) -> list[str]:
+        hashes = request.sequences[0].block_hashes
+        return [self.disk.name((group, hash)) for hash, _ in hashes for group in range(self.num_groups)]

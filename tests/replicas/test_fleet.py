@@ -11,7 +11,6 @@ from nanoengine.errors import EngineDead
 from nanoengine.replicas.fleet import MOST_LOSSES
 from nanoengine.replicas.messages import News, Submit
 from nanoengine.sampling.params import SamplingParams
-
 from tests.kv_offload.toys import Files
 
 from .world import World, answers, draw_requests, expected
@@ -43,7 +42,9 @@ def test_nothing_is_lost_and_nothing_comes_twice_whatever_dies_when(seed: int, h
 
     def draw_member() -> dict[str, Any]:
         way = draw_way(rng)
-        return way | {"prefills": rng.random() < 0.5, "bad": rng.choice([0.0, 0.2])} if has_files else way
+        if has_files:
+            way |= {"prefills": rng.random() < 0.5, "bad": rng.choice([0.0, 0.2]), "max_staged": rng.choice([1, 3, 40])}
+        return way
 
     for _ in range(NUM_LIVES):
         world = World(rng, files)

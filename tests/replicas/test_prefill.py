@@ -16,9 +16,9 @@ FULL = 24 // BLOCK_SIZE
 """Its full blocks before its last token."""
 
 
-def world(*, num_prefill: int = 1, num_decode: int = 1, bad: float = 0.0) -> tuple[World, list[ToyMember]]:
+def world(*, num_prefill: int = 1, num_decode: int = 1, **way: Any) -> tuple[World, list[ToyMember]]:
     own = World(random.Random(0), {})
-    return own, [own.join(prefills=number < num_prefill, bad=bad) for number in range(num_prefill + num_decode)]
+    return own, [own.join(prefills=number < num_prefill, **way) for number in range(num_prefill + num_decode)]
 
 
 def request_of(world: World, prompt: list[int] = PROMPT, **params: Any) -> Request:
@@ -136,6 +136,20 @@ def test_files_that_are_gone_or_cannot_be_written_are_computed_again() -> None:
     own.run()
     assert answers([request]) == right()
     assert num_loaded(decode) == own.fleet.num_prefilled == 0
+
+
+def test_no_more_blocks_wait_to_be_written_than_there_is_memory_for() -> None:
+    own, (prefill, _) = world(max_staged=2)
+    own.submit(request := request_of(own))
+    disk = prefill.offload.disk
+    assert disk is not None
+    while where(own, request) == prefill.number:
+        go_on(own, prefill)
+        assert len(disk.writing) <= 2
+    assert own.files is not None
+    assert len(own.files) == FULL, "and all are written in the end"
+    own.run()
+    assert answers([request]) == right()
 
 
 def test_a_replica_without_a_folder_refuses_and_an_abort_leaves_nothing() -> None:

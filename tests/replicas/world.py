@@ -43,9 +43,10 @@ class ToyMember:
             self.replica = Replica(engine, events)
         else:
             assert (SIZE, SEED) == (BLOCK_SIZE, HASH_SEED)
+            max_staged = way.pop("max_staged", 40)
             model, parts = OffloadToy(files, rng, bad=way.pop("bad", 0.0)), [LogprobListener()]
             engine, self.offload = offload_engine(
-                model, num_blocks=num_blocks, max_staged=40, parts=parts, stores=[events], **way
+                model, num_blocks=num_blocks, max_staged=max_staged, parts=parts, stores=[events], **way
             )
             assert self.offload.disk is not None
             self.replica = Replica(engine, events, files=SharedFiles(self.offload, self.offload.disk, 1))
