@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 from nanoengine.core.sequence import Request
@@ -46,6 +47,16 @@ def go_on(world: World, member: ToyMember) -> None:
     world.deliver(member)
 
 
+def while_at(world: World, request: Request, member: ToyMember) -> Iterator[None]:
+    """Go on there until the request moves."""
+    for _ in range(500):
+        if where(world, request) != member.number:
+            return
+        go_on(world, member)
+        yield
+    raise AssertionError("the request stays there")
+
+
 def num_loaded(member: ToyMember) -> int:
     return member.offload.stats.num_loaded_files
 
@@ -58,8 +69,7 @@ def test_a_prompt_is_computed_by_the_one_and_read_by_the_other() -> None:
     assert submitted.resumable.prompt_token_ids == PROMPT[: FULL * BLOCK_SIZE]
     assert submitted.resumable.params.max_tokens == 1
     assert not decode.inbox
-    while where(own, request) == prefill.number:
-        go_on(own, prefill)
+    for _ in while_at(own, request, prefill):
         assert not any(seq.output_token_ids for seq in request.sequences)
     [submitted] = decode.inbox
     assert own.files is not None
@@ -123,8 +133,8 @@ def test_when_the_one_that_decodes_is_lost_the_next_one_reads_the_files_too() ->
 def test_files_that_are_gone_or_cannot_be_written_are_computed_again() -> None:
     own, (prefill, decode) = world()
     own.submit(request := request_of(own))
-    while where(own, request) == prefill.number:
-        go_on(own, prefill)
+    for _ in while_at(own, request, prefill):
+        assert request in own.fleet.running
     assert own.files
     own.files.clear()
     own.run()
@@ -143,8 +153,7 @@ def test_no_more_blocks_wait_to_be_written_than_there_is_memory_for() -> None:
     own.submit(request := request_of(own))
     disk = prefill.offload.disk
     assert disk is not None
-    while where(own, request) == prefill.number:
-        go_on(own, prefill)
+    for _ in while_at(own, request, prefill):
         assert len(disk.writing) <= 2
     assert own.files is not None
     assert len(own.files) == FULL, "and all are written in the end"

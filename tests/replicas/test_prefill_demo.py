@@ -13,6 +13,7 @@ import pytest
 from nanoengine import LLM, SamplingParams
 from nanoengine.errors import InvalidConfig
 from nanoengine.replicas.engine import ReplicatedEngine
+from tests.models.families import family_checkpoint
 
 from .test_demo import told
 
@@ -90,6 +91,13 @@ def test_the_other_replica_goes_on_from_files_and_tokens_are_those_of_one_engine
     shutil.rmtree(tmp_path)
 
 
+def test_states_are_in_no_file(tmp_path: Path) -> None:
+    folder = family_checkpoint(tmp_path, "LFM2")
+    options: dict[str, Any] = {"replicas": 2, "prefill_replicas": 1, "kv_disk_path": str(tmp_path / "kv")}
+    with pytest.raises(InvalidConfig, match=r"prefill_replicas is not 0, and .* has layers with states"):
+        LLM(str(folder), device="cpu", use_tqdm=False, num_kv_blocks=50, **options)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -97,6 +105,10 @@ def test_the_other_replica_goes_on_from_files_and_tokens_are_those_of_one_engine
         ({"replicas": 2, "prefill_replicas": 2, "kv_disk_path": "/tmp"}, "prefill_replicas is 2"),
         ({"prefill_replicas": 1}, "prefill_replicas is 1"),
         ({"replicas": 2, "prefill_replicas": True}, "prefill_replicas is True"),
+        (
+            {"replicas": 2, "prefill_replicas": 1, "kv_disk_path": "/tmp", "ray": True},
+            "prefill_replicas is not 0: on a Ray",
+        ),
         ({"replicas": 2, "min_prefill_tokens": 0}, "min_prefill_tokens is 0"),
     ],
 )
