@@ -48,7 +48,15 @@ CAPABILITIES = {
     "replicas": Entry(
         "Replicas",
         "ReplicaOptions",
-        ("replicas", "max_replicas", "waiting_tokens_per_replica", "replica_silence_seconds", "replica_step_seconds"),
+        (
+            "replicas",
+            "max_replicas",
+            "waiting_tokens_per_replica",
+            "prefill_replicas",
+            "min_prefill_tokens",
+            "replica_silence_seconds",
+            "replica_step_seconds",
+        ),
         ("worker", "observability"),
     ),
     "parallel": Entry(

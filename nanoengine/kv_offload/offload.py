@@ -121,6 +121,20 @@ class Offload(KVStore, PolicyPart):
         for _, key, tokens, source in sorted(found, reverse=True):
             self.disk.save(self.orders, key, tokens, source)
 
+    def write(self, keys: list[Key], tokens: bytes) -> bool:
+        """Order the K/V of a block in some groups to be written now, as far as it is in memory. Returns whether it is, in the
+        first of them.
+        """
+        assert self.disk is not None
+        for key in keys:
+            if (own := self.in_pool.get(key)) is not None:
+                self.disk.save(self.orders, key, tokens, Place(Tier.POOL, own.block))
+            elif (entry := self.host.entries.get(key)) is not None and entry.is_copied:
+                self.disk.save(self.orders, key, tokens, Place(Tier.HOST, entry.slot))
+            elif key is keys[0]:
+                return False
+        return True
+
     def _depth(self, key: Key) -> int:
         entry = self.in_pool.get(key) or self.host.entries.get(key)
         return 0 if entry is None else entry.depth
@@ -138,9 +152,10 @@ class Offload(KVStore, PolicyPart):
     # ---- PolicyPart
 
     def wants_step(self) -> bool:
-        """To carry out orders, or to hear of files that are being read. Steps in flight do that, too."""
-        is_reading = self.disk is not None and bool(self.disk.reading)
-        return not self._in_flight and (bool(self.orders) or is_reading)
+        """To carry out orders, or to hear of files that somebody waits for. Steps in flight do that, too."""
+        disk = self.disk
+        awaits = disk is not None and bool(disk.reading or (disk.awaits_writes and disk.writing))
+        return not self._in_flight and (bool(self.orders) or awaits)
 
     def complete(self, step: Step) -> None:
         orders, self.orders = self.orders, Orders()

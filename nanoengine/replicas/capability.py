@@ -49,6 +49,7 @@ class Replicas(Capability):
         if not config.of(ReplicaOptions).replicas:
             return
         refuse(config, REFUSED, "is not known to replicas: leave it out, or replicas")
+        check_prefill_replicas(config)
         new_carrier = startup.facts.get(CARRIER)
         is_on_gpus = new_carrier is None and config.device != "cpu"
         has_gpus = check_gpus(config, torch.cuda.device_count() if is_on_gpus else 0)
@@ -78,6 +79,11 @@ class Replicas(Capability):
         return cast("Decoder", self) if is_used else None  # nobody here looks at it
 
     def policy(self, startup: Startup) -> None:
+        if startup.config.of(ReplicaOptions).prefill_replicas and startup.facts.get("states") is not None:
+            raise InvalidConfig(
+                f"prefill_replicas is not 0, and {startup.model_config.architecture} has layers with states, which are in no "
+                "file: leave prefill_replicas out"
+            )
         self.computes = f"{startup.kernels.name} {startup.kernels.fingerprint}, {startup.dtype}"
 
 
@@ -85,6 +91,16 @@ class NoRunner:
     """Stands where a runner would: nothing is computed here."""
 
     recorder = None
+
+
+def check_prefill_replicas(config: EngineConfig) -> None:
+    """InvalidConfig if prompts are to be computed for others, and there is no folder for them."""
+    paths = [path for own in config.options.values() if (path := getattr(own, "kv_disk_path", None)) is not None]
+    if (count := config.of(ReplicaOptions).prefill_replicas) and not paths:
+        raise InvalidConfig(
+            f"prefill_replicas is {count}, and kv_disk_path is None: set it to a folder that all replicas have, in which "
+            "prompts go from one to another"
+        )
 
 
 def check_gpus(config: EngineConfig, num_gpus: int) -> bool:

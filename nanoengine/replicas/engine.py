@@ -42,7 +42,9 @@ class ReplicatedEngine(LLMEngine):
     def __init__(self, own: LLMEngine, carrier: Carrier, options: ReplicaOptions, *, seed: int = 0):
         blocks = own.scheduler.blocks
         router, begin = Router(blocks.block_size), own.scheduler._unqueue
-        fleet = Fleet(router, lambda seq: [hash for hash, _ in blocks.hit_hashes(seq)], begin)
+        fleet = Fleet(
+            router, lambda seq: [hash for hash, _ in blocks.hit_hashes(seq)], begin, options.min_prefill_tokens
+        )
         self.supervisor = Supervisor(fleet, carrier, options)
         super().__init__(
             own.scheduler,

@@ -5,6 +5,7 @@ The front says Submit, Abort, Ping, TellCached, Forget and End; a replica says R
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -38,6 +39,8 @@ class Resumable:
 class Submit(NamedTuple):
     key: int  # of this attempt: what comes of it has the same
     resumable: Resumable
+    files: Sequence[str] = ()  # of K/V, that another replica has written
+    writes: bool = False  # wanted are files of its blocks, and no tokens: `News.written` tells of them
 
 
 class Abort(NamedTuple):
@@ -109,6 +112,7 @@ class News:
         first_change: number of the first of `changes` in the life of the replica.
         is_all: the changes begin with nothing cached.
         prompt_logprobs: by key, once all are known.
+        written: by key, the files of requests that wanted these, now that nothing more is written.
         metrics: what the engine counts, if that was asked for.
     """
 
@@ -117,6 +121,7 @@ class News:
     first_change: int = 0
     is_all: bool = False
     prompt_logprobs: dict[int, list[Any]] = field(default_factory=dict)
+    written: dict[int, list[str]] = field(default_factory=dict)
     metrics: Any = None
 
 

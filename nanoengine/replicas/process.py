@@ -41,7 +41,8 @@ def serve(connection: Connection, build: Callable[[], Built], hash_seed: int) ->
     if "offload" not in built.metrics.sources:
         engine.scheduler.blocks.seed = hash_seed
     count = lambda: (built.metrics.snapshot(engine), take_view(engine, built.metrics))  # noqa: E731
-    process.replica = Replica(engine, built.metrics.events, count)
+    files = getattr(built.capabilities.get("kv_offload"), "shared", None)
+    process.replica = Replica(engine, built.metrics.events, count, files)
     computes = built.capabilities["replicas"].computes
     identity = f"nanoengine {nanoengine.__version__}, {computes}"
     process.say(Ready(engine.max_model_len, engine.scheduler.blocks.seed, identity))
@@ -71,14 +72,14 @@ class _Process:
     def run(self) -> None:
         replica, engine = self.replica, self.replica.engine
         while True:
-            while not engine.has_unfinished or not self._inbox.empty():
+            while not replica.has_unfinished or not self._inbox.empty():
                 message, request = self._inbox.get()
                 if isinstance(message, End):
                     engine.close()
                     self.finish()
                     return
                 replica.receive(message, request)
-                if self._inbox.empty() and not engine.has_unfinished:
+                if self._inbox.empty() and not replica.has_unfinished:
                     self._tell()
             self._step_began = time.monotonic()
             self._tell()

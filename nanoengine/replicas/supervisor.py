@@ -224,7 +224,8 @@ class Supervisor:
             logger.info("replica %d is added: too many tokens wait", number)
             self.slots.append(Slot(number, now))
         elif change < 0:
-            self._remove(min(self.slots, key=self._num_running))
+            decoding = [slot for slot in self.slots if slot.number >= self.options.prefill_replicas]
+            self._remove(min(decoding, key=self._num_running))
 
     def _num_running(self, slot: Slot) -> int:
         return -1 if slot.current is None else self.fleet.num_running(slot.current.key)
@@ -280,7 +281,7 @@ class Supervisor:
         if ready != facts:
             logger.warning("replica %d is %s, the first was %s: tokens may differ", slot.number, ready, facts)
         slot.current, slot.next = process, None
-        self.fleet.join(process.key, process.link)
+        self.fleet.join(process.key, process.link, prefills=slot.number < self.options.prefill_replicas)
         process.link.send(Ping(wants_metrics=True))
         if old is not None:
             self.counts.leave(slot.number)

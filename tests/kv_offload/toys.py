@@ -135,12 +135,13 @@ def offload_engine(
     max_staged: int | None = None,
     layouts: Seq[KVLayout] = (FullLayout(),),
     parts: Iterable[Any] = (),
+    stores: Iterable[Any] = (),
     **options: Any,
 ) -> tuple[LLMEngine, Offload]:
     """An engine with a host tier of `num_slots`, and with files if `max_staged` is given."""
     disk = None if max_staged is None else DiskTier(model.files, "model", max_staged)
     offload = Offload(HostTier(num_slots), disk)
-    blocks = BlockManager(num_blocks, SIZE, layouts, [offload], seed=SEED)
+    blocks = BlockManager(num_blocks, SIZE, layouts, [offload, *stores], seed=SEED)
     gates = [] if disk is None else [FileGate(offload, disk, blocks)]
     engine = make_engine(blocks=blocks, model=model, parts=[*parts, offload, *gates], **options)
     return engine, offload

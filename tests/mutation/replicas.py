@@ -10,6 +10,8 @@ REPLICA = "nanoengine/replicas/replica.py"
 PROCESS = "nanoengine/replicas/process.py"
 SUPERVISOR = "nanoengine/replicas/supervisor.py"
 OF_FLEET = "tests/replicas/test_fleet.py"
+OF_PREFILL = "tests/replicas/test_prefill.py"
+SHARED = "nanoengine/kv_offload/shared_files.py"
 OF_ROUTER = "tests/replicas/test_router.py"
 OF_PROCESSES = "tests/replicas/test_processes.py"
 
@@ -85,5 +87,45 @@ MUTANTS = (
         "        except (EOFError, OSError):\n            return",
         "A replica whose front was killed stays.",
         (OF_PROCESSES,),
+    ),
+    Mutant(
+        "files-that-another-has-written-are-not-known",
+        REPLICA,
+        "            self.files.learn(message.files)",
+        "            self.files.learn(())",
+        "A prompt that a prefill replica has computed is computed again.",
+        (OF_PREFILL,),
+    ),
+    Mutant(
+        "a-prompt-is-prefilled-elsewhere-again-and-again",
+        FLEET,
+        "        if own.prefill or not (",
+        "        if not (",
+        "A prompt whose files cannot be written goes to prefill replicas for ever.",
+        (OF_PREFILL,),
+    ),
+    Mutant(
+        "files-are-told-before-they-are-written",
+        SHARED,
+        "            if names is not None and self.disk.writing.isdisjoint(names):",
+        "            if names is not None:",
+        "Who decodes hears of none, and computes the prompt again.",
+        (OF_PREFILL,),
+    ),
+    Mutant(
+        "nobody-waits-for-files-to-be-written",
+        SHARED,
+        "        self.disk.awaits_writes = any(own.request.finished for own in self._writing.values())",
+        "        self.disk.awaits_writes = False",
+        "Without other requests, the end of a prompt's files is never heard of.",
+        (OF_PREFILL,),
+    ),
+    Mutant(
+        "a-request-that-was-refused-where-prompts-are-computed-ends",
+        FLEET,
+        "            if own.is_prefilling:  # it was refused there",
+        "            if False:",
+        "A prefill replica that cannot take a request ends it.",
+        (OF_PREFILL,),
     ),
 )

@@ -10,6 +10,7 @@ from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.detokenizer import Detokenizer
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.sequence import Request, Sequence
+from nanoengine.kv_offload.shared_files import SharedFiles
 from nanoengine.observability.kv_events import KVEventPublisher
 from nanoengine.replicas.fleet import Fleet
 from nanoengine.replicas.messages import Finish, News
@@ -18,6 +19,7 @@ from nanoengine.replicas.router import Router
 from nanoengine.sampling.params import SamplingParams
 from tests.aio.toys import LogprobListener
 from tests.core.toys import VOCAB, ToyModel, make_engine
+from tests.kv_offload.toys import SEED, SIZE, Files, OffloadToy, offload_engine
 
 HASH_SEED = 5
 BLOCK_SIZE = 4
@@ -25,15 +27,29 @@ MAX_MODEL_LEN = 60
 
 
 class ToyMember:
-    """A replica, and the messages on their way to it and from it."""
+    """A replica, and the messages on their way to it and from it.
 
-    def __init__(self, number: int, rng: random.Random, **way: Any):
+    Args:
+        files: of all members, where they have some.
+    """
+
+    def __init__(self, number: int, rng: random.Random, files: Files | None = None, **way: Any):
         self.number = number
         events = KVEventPublisher()
         num_blocks = way.pop("num_blocks", 400)
-        blocks = BlockManager(num_blocks, BLOCK_SIZE, stores=[events], seed=HASH_SEED)
-        engine = make_engine(blocks=blocks, model=ToyModel(BLOCK_SIZE), parts=[LogprobListener()], **way)
-        self.replica = Replica(engine, events)
+        if files is None:
+            blocks = BlockManager(num_blocks, BLOCK_SIZE, stores=[events], seed=HASH_SEED)
+            engine = make_engine(blocks=blocks, model=ToyModel(BLOCK_SIZE), parts=[LogprobListener()], **way)
+            self.replica = Replica(engine, events)
+        else:
+            assert (SIZE, SEED) == (BLOCK_SIZE, HASH_SEED)
+            max_staged = way.pop("max_staged", 40)
+            model, parts = OffloadToy(files, rng, bad=way.pop("bad", 0.0)), [LogprobListener()]
+            engine, self.offload = offload_engine(
+                model, num_blocks=num_blocks, max_staged=max_staged, parts=parts, stores=[events], **way
+            )
+            assert self.offload.disk is not None
+            self.replica = Replica(engine, events, files=SharedFiles(self.offload, self.offload.disk, 1))
         self.inbox: deque[Any] = deque()
         self.outbox: deque[News] = deque()
 
@@ -51,10 +67,14 @@ class ToyMember:
 
 
 class World:
-    """A fleet of them, and how its requests are made."""
+    """A fleet of them, and how its requests are made.
 
-    def __init__(self, rng: random.Random):
-        self.rng = rng
+    Args:
+        files: that all have.
+    """
+
+    def __init__(self, rng: random.Random, files: Files | None = None):
+        self.rng, self.files = rng, files
         self.front = make_engine(blocks=BlockManager(400, BLOCK_SIZE, seed=HASH_SEED))
         blocks = self.front.scheduler.blocks
         router = Router(BLOCK_SIZE)
@@ -65,10 +85,10 @@ class World:
     def _begin(self, seq: Sequence) -> None:
         self.num_begun += 1
 
-    def join(self, **way: Any) -> ToyMember:
+    def join(self, *, prefills: bool = False, **way: Any) -> ToyMember:
         self.num_members += 1
-        member = self.members[self.num_members] = ToyMember(self.num_members, self.rng, **way)
-        self.fleet.join(member.number, member)
+        member = self.members[self.num_members] = ToyMember(self.num_members, self.rng, self.files, **way)
+        self.fleet.join(member.number, member, prefills=prefills)
         return member
 
     def kill(self, number: int) -> list[Request]:
