@@ -67,8 +67,8 @@ MUTANTS = (
     Mutant(
         "the-text-of-a-moved-completion-comes-twice",
         REPLICA,
-        "Held(message.key, request, num_tokens, dict(own.num_chars), wants)",
-        "Held(message.key, request, num_tokens, {}, wants)",
+        "Held(message.key, request, num_tokens, dict(own.num_chars), wants, message.writes)",
+        "Held(message.key, request, num_tokens, {}, wants, message.writes)",
         "The first text after a move repeats all text before it.",
         (OF_FLEET,),
     ),
