@@ -61,9 +61,9 @@ MUTANTS = (
     Mutant(
         "rejected-drafts-stay-in-the-state",
         POOL,
-        "count = end - drafted.start\n",
-        "count = len(drafted.kept[next(iter(self.mixers))]) - drafted.first\n",
-        "All drafts of a run are applied to the state, rejected ones too.",
+        "runs.append((row, start, end - start, False))\n            places += range(first, first + end - start)",
+        "runs.append((row, start, end - start + 1, False))\n            places += range(first, first + end - start + 1)",
+        "A draft that was rejected is applied to the state, too.",
         (TEST_STATES,),
     ),
     Mutant(
