@@ -63,13 +63,25 @@ class KVGroups(Capability):
 
     def before_pool(self, startup: Startup) -> None:
         """On a GPU the state pool is there while the largest steps are measured. On a CPU its memory is taken as it is used."""
-        if "state_layers" in startup.facts and not startup.device.is_cuda:
-            startup.later_bytes += (startup.num_rows + 1 + self._most_snapshots) * self._slot_bytes
+        if "state_layers" not in startup.facts or startup.device.is_cuda:
+            return
+        startup.later_bytes += (startup.num_rows + 1 + self._most_snapshots) * self._slot_bytes
+        if self._is_sized(startup) and startup.later_bytes >= startup.device.available():
+            raise self._no_room(startup, self._most_snapshots)
+
+    def _is_sized(self, startup: Startup) -> bool:
+        """Whether it follows from the free memory how many blocks there are."""
+        return startup.config.num_kv_blocks is None and startup.config.kv_cache_memory is None
+
+    def _no_room(self, startup: Startup, snapshots: int) -> InvalidConfig:
+        return InvalidConfig(
+            f"states of {startup.num_rows} sequences and {snapshots} snapshots, {self._slot_bytes} bytes each, do not fit into "
+            "memory: lower max_num_seqs or snapshot_memory"
+        )
 
     def _num_snapshots(self, startup: Startup) -> int:
         """There is one for every block at most: they end with one. While a GPU is measured, it is not known how many blocks."""
-        config = startup.config
-        is_measured = startup.device.is_cuda and config.num_kv_blocks is None and config.kv_cache_memory is None
+        is_measured = startup.device.is_cuda and self._is_sized(startup)
         return self._most_snapshots if is_measured else min(self._most_snapshots, startup.num_blocks)
 
     def runner(self, startup: Startup) -> None:
@@ -81,10 +93,7 @@ class KVGroups(Capability):
         try:
             pool = StatePool(rows, snapshots, startup.facts["state_layers"], shapes, startup.device.torch_device)
         except (RuntimeError, OSError) as error:  # torch's allocator raises a subclass of the first, mmap the second
-            raise InvalidConfig(
-                f"states of {rows} sequences and {snapshots} snapshots, {self._slot_bytes} bytes each, do not fit into "
-                "memory: lower max_num_seqs or snapshot_memory"
-            ) from error
+            raise self._no_room(startup, snapshots) from error
         startup.runner.parts.append(StateKeeper(startup.runner, pool, cast(Any, startup.model).mixers))
 
     def policy(self, startup: Startup) -> None:
