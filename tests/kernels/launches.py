@@ -201,7 +201,11 @@ def launch_states(dtype: torch.dtype) -> None:
     stored = runs._replace(stores=Stores(whole(4), whole(5), whole(5)))
     for tokens, own in ((3, runs), (100, stored)):
         for channels, taps, gated in ((2048, 3, True), (8192, 4, False), (3328, 4, False)):
-            projected, weight, state = some(tokens, 3 * channels, dtype=dtype), some(taps, channels), (9, taps - 1, channels)
+            projected, weight, state = (
+                some(tokens, 3 * channels, dtype=dtype),
+                some(taps, channels),
+                (9, taps - 1, channels),
+            )
             x, before, after = projected.chunk(3, dim=1)
             around = {"before": before, "after": after} if gated else {"silu": True}
             short_conv(x, weight, None if gated else some(channels), some(*state), own, **around)

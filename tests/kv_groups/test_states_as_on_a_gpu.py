@@ -14,7 +14,7 @@ from nanoengine.core.device import Device
 from nanoengine.core.errors import InvalidConfig
 from tests.e2e.late import late_device
 from tests.e2e.small_engine import assert_idle
-from tests.kv_groups.test_state_pool import saying, snapshots_of
+from tests.kv_groups.states import saying, snapshots_of
 from tests.models.families import engine, family_checkpoint
 from tests.speculation.scripted import Scripted, erring
 from tests.speculation.test_every_way import Free

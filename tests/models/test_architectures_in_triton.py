@@ -28,7 +28,11 @@ SHAPES: dict[str, dict[str, Any]] = {  # the kernels want heads of a power of tw
     "Gemma2": {"num_hidden_layers": 2, "sliding_window": 4},
     "gpt-oss": {"num_hidden_layers": 2, "sliding_window": 5},
     "LFM2": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"], "head_dim": 16},
-    "Qwen3.5": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"], "linear_num_value_heads": 2}
+    "Qwen3.5": {
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_value_heads": 2,
+    }
     | {"head_dim": 16},
     "Granite 4, dense, rotated": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
     | {"head_dim": 16},

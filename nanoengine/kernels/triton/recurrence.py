@@ -4,8 +4,8 @@ Both have a state S of depth x width numbers for each head, in which columns do 
     S = fade S + key change^T,  out = S^T query,
 where the change of Mamba 2 is its input, and that of the delta rule what the input differs from what S says of the key.
 
-Decodes, chunks, drafts and snapshots are computed by one compiled kernel, whose multiplications and additions the compiler may not
-fuse: sums over the depth have one order, and a state is equal to the bit however its tokens come.
+Decodes, chunks, drafts and snapshots are computed by one compiled kernel, whose multiplications and additions the compiler may
+not fuse: sums over the depth have one order, and a state is equal to the bit however its tokens come.
 """
 
 from __future__ import annotations

@@ -23,7 +23,9 @@ def test_chunks_longer_than_a_tile_of_the_convolution() -> None:
     kernels = TritonKernels()
     with DEVICE:
         x, weight, begun = torch.randn(70, 40), torch.randn(4, 40), torch.randn(9, 3, 40)
-        keeps = Stores(*(torch.tensor(own, dtype=torch.int32) for own in ([0, 5], [0, 31, 32, 69, 69], [5, 6, 7, 8, 2])))
+        keeps = Stores(
+            *(torch.tensor(own, dtype=torch.int32) for own in ([0, 5], [0, 31, 32, 69, 69], [5, 6, 7, 8, 2]))
+        )
     states, runs = begun.clone(), runs_of([2], [70])
     runs = type(runs)(*(part.to(DEVICE) for part in runs[:2]))
     whole = kernels.short_conv(x, weight, None, states, runs)
