@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from nanoengine.kernels.recurrences import Decay, Stores, mamba2
+from nanoengine.kernels.triton import recurrence
 from nanoengine.kernels.triton_kernels import TritonKernels
 from tests.kernels.formulas import DEVICE
+from tests.kernels.noting import noting
 from tests.kernels.recurrences import check_recurrences, runs_of
 
 INTERPRETED = DEVICE.type == "cpu"
@@ -47,3 +49,19 @@ def test_steps_that_are_lost_beside_one() -> None:
         TritonKernels().mamba2(*given, found, runs)
         mamba2(*given, right, runs)
     torch.testing.assert_close(found, right, rtol=1e-6, atol=0)
+
+
+def test_a_layer_has_one_compiled_kernel_for_all_its_steps() -> None:
+    """Whatever is aligned, and wherever states are kept; and nothing is fused in it."""
+    states, decay, skip = torch.zeros(9, 2, 16, 8), Decay(torch.ones(2), torch.ones(2)), torch.ones(2)
+    stores = Stores(*(torch.zeros(own, dtype=torch.int32) for own in (2, 17, 17)))
+    with noting() as launches:
+        for width in (82, 96):
+            memory = torch.zeros(33, width)
+            for first, count, own in ((0, 1, None), (1, 1, None), (0, 32, None), (3, 16, stores), (5, 1, stores)):
+                x, a, b = memory[first : first + count, :82].split((80, 1, 1), dim=1)
+                runs = runs_of([1], [count])._replace(stores=own)
+                recurrence.delta_rule(x, a, b, decay, 2, states, runs)
+                recurrence.mamba2(x, a, decay, skip, 2, states, runs)
+    assert len({launch.key() for launch in launches}) == 2
+    assert not any(launch.options["enable_fp_fusion"] for launch in launches)
