@@ -63,8 +63,8 @@ class Experts:
         return self.kernels.experts(x, weights, chosen, factors, self.activation, self.biases)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[num_tokens, hidden_size] -> [num_tokens, num_chosen] experts, the likeliest first, and as many factors; where these weigh
-        inputs, their logits.
+        """[num_tokens, hidden_size] -> [num_tokens, num_chosen] experts, the likeliest first, and as many factors, or the logits
+        of those that weigh inputs.
         """
         logits = self.router(x)
         if self.facts.weighs_inputs:

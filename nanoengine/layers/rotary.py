@@ -34,8 +34,8 @@ def rotary_order(head_dim: int, rotary_dim: int, *, interleaved: bool = False) -
     """In which order a head's dimensions must stand, so that whole heads can be rotated though only the first `rotary_dim` are.
 
     The partner of dimension i is i + rotary_dim / 2 in a checkpoint, or stands beside it if `interleaved`, and i + head_dim / 2
-    here. Those that do not rotate are partners of each other, with an angle of zero. Scores do not depend on the order, if q and k
-    agree on it.
+    here. Those that do not rotate are partners of each other, with an angle of zero. Scores do not depend on the order, if q and
+    k agree on it.
     """
     rotated, still = range(rotary_dim), range(rotary_dim, head_dim)
     half, middle = rotary_dim // 2, len(still) // 2

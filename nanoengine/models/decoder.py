@@ -50,8 +50,8 @@ def attention_specs(config: ModelConfig) -> list[AttentionSpec]:
 
 
 class SelfAttention(core.SelfAttention):
-    """With sinks, norms over all heads together or without weights, fused tensors, heads that rotate in part or in other pairs, and
-    gates of what it says.
+    """With sinks, norms over all heads together or without weights, fused tensors, heads that rotate in part or in other pairs,
+    and gates of what it says.
     """
 
     def __init__(

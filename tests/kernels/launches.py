@@ -172,8 +172,8 @@ def attend(
 
 
 def launch_attention(dtype: torch.dtype) -> None:
-    """Heads of the usual sizes, and what Gemma 2, gpt-oss and Llama 4 ask for; several tokens of each sequence fill 16 rows, 32 or
-    more. For bfloat16 also groups of other sizes, every candidate, and the launch that does not wait for the one before.
+    """Heads of the usual sizes, and what Gemma 2, gpt-oss and Llama 4 ask for; several tokens of each sequence fill 16 rows, 32
+    or more. For bfloat16 also groups of other sizes, every candidate, and the launch that does not wait for the one before.
     """
     for head_dim, queries, int8 in product((64, 128, 256), (None, 1, 4, 16), (False, True)):
         attend(dtype, head_dim, 2, queries, int8=int8)
