@@ -176,13 +176,14 @@ def attend(
 
 
 def launch_attention(dtype: torch.dtype) -> None:
-    """Heads of the usual sizes, and what Gemma 2 and gpt-oss ask for; several tokens of each sequence fill 16 rows, 32 or more.
-    For bfloat16 also groups of other sizes, every candidate, and the launch that does not wait for the one before.
+    """Heads of the usual sizes, and what Gemma 2, gpt-oss and Llama 4 ask for; several tokens of each sequence fill 16 rows, 32
+    or more. For bfloat16 also groups of other sizes, every candidate, and the launch that does not wait for the one before.
     """
     for head_dim, queries, int8 in product((64, 128, 256), (None, 1, 4, 16), (False, True)):
         attend(dtype, head_dim, 2, queries, int8=int8)
     for queries in (None, 1, 16):
         attend(dtype, 256, 2, queries, window=4096, soft_cap=50.0)
+        attend(dtype, 128, 5, queries, window=-8192)
         for int8 in (False, True):
             attend(dtype, 64, 8, queries, window=128, sinks=True, int8=int8)
     if dtype is not torch.bfloat16:
