@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,13 +37,12 @@ def states(bench: Bench) -> None:
             bench.add({"kernel": name, "rows": batch, "tokens": tokens}, work, num_bytes)
 
 
-def _work(bench: Bench, name: str, parts: Any, slots: Tensor, runs: StateRuns) -> Callable[[], Tensor]:
-    first, *others = parts
-    numbers = torch.rand(slots.shape[1], device=bench.device)
+def _work(bench: Bench, name: str, parts: Sequence[Tensor], slots: Tensor, runs: StateRuns) -> Callable[[], Tensor]:
+    first, kernels, numbers = parts[0], bench.kernels, torch.rand(slots.shape[1], device=bench.device)
     decay = Decay(numbers, numbers)
     if name.startswith("short_conv"):
         filters = torch.randn(4, first.shape[1], device=bench.device)
-        return partial(bench.kernels.short_conv, first, filters, None, slots, runs, silu=True)
+        return partial(kernels.short_conv, first, filters, None, slots, runs, silu=True)
     if name.startswith("delta_rule"):
-        return partial(bench.kernels.delta_rule, first, *others, decay, 16, slots, runs)
-    return partial(bench.kernels.mamba2, first, *others, decay, numbers, 1, slots, runs)
+        return partial(kernels.delta_rule, first, parts[1], parts[2], decay, 16, slots, runs)
+    return partial(kernels.mamba2, first, parts[1], decay, numbers, 1, slots, runs)
