@@ -75,7 +75,8 @@ class KVGroups(Capability):
             return
         from nanoengine.kv_groups.state_pool import StateKeeper, StatePool
 
-        rows, shapes, snapshots = startup.num_rows, startup.facts["states"], self._num_snapshots(startup)
+        rows, snapshots, mixers = startup.num_rows, self._num_snapshots(startup), cast(Any, startup.model).mixers
+        shapes = next(iter(mixers.values())).shapes  # of what is computed in this process
         try:
             pool = StatePool(rows, snapshots, startup.facts["state_layers"], shapes)
         except OSError as error:
@@ -83,7 +84,7 @@ class KVGroups(Capability):
                 f"states of {rows} sequences and {snapshots} snapshots, {self._slot_bytes} bytes each, do not fit into "
                 "memory: lower max_num_seqs or snapshot_memory"
             ) from error
-        startup.runner.parts.append(StateKeeper(startup.runner, pool, cast(Any, startup.model).mixers))
+        startup.runner.parts.append(StateKeeper(startup.runner, pool, mixers))
 
     def policy(self, startup: Startup) -> None:
         startup.parts.append(CommonPrefix(startup.blocks))
