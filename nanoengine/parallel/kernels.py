@@ -119,7 +119,7 @@ class GroupKernels(Kernels):
         own = columns[self.group.rank]
         return self.own.rms_norm(self.group.gather(x, columns), weight, eps)[:, own.start : own.stop]
 
-    def sigmoid_gate(self, x: Tensor, gate: Tensor) -> Tensor:  # type: ignore[override]
+    def sigmoid_gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """Of all heads, by gates of some: those of the others are gathered for it."""
         if gate.shape[1] not in (1, x.shape[1]):
             shares = self.group.shares
