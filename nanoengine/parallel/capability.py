@@ -31,14 +31,10 @@ from nanoengine.parallel.kernels import GroupKernels
 from nanoengine.parallel.options import ParallelOptions
 from nanoengine.parallel.shares import Shares
 from nanoengine.parallel.states import units_of_ranks
-from nanoengine.worker.capability import refuse
 from nanoengine.worker.member import Member
 
 SHARED = (SelfAttention, Mixer, MLP, SparseMLP)
 """Parts of layers that `GroupFactory` knows the weights of."""
-
-REFUSED = ("enable_lora",)
-"""Options of what looks at whole matrices."""
 
 
 class Parallel(Capability):
@@ -51,7 +47,6 @@ class Parallel(Capability):
         self.asked = startup.config.of(ParallelOptions)
         size = self.asked.tensor_parallel_size
         if size > 1:
-            refuse(startup.config, REFUSED, "is not shared by ranks: leave it out, or tensor_parallel_size")
             startup.facts["num_ranks"] = size
 
     def model(self, startup: Startup) -> None:
@@ -72,7 +67,7 @@ class Parallel(Capability):
         def factory(kernels: Kernels, dtype: torch.dtype, device: torch.device) -> GroupFactory:
             return GroupFactory(GroupKernels(kernels, group), dtype, device, group=group)
 
-        startup.facts["factory"] = factory
+        startup.facts["factory"], startup.facts["kept_rows"] = factory, group.kept_rows
 
     def _communicator(self, startup: Startup, member: Member, config: ModelConfig) -> Communicator:
         device = startup.device.torch_device

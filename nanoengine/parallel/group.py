@@ -27,6 +27,9 @@ class Group:
     def __init__(self, config: ModelConfig, communicator: Communicator, *, shares_context: bool = False):
         self.config, self.communicator, self.rank = config, communicator, communicator.rank
         self.shares_context = shares_context  # then each rank has all heads
+        self.kept_rows: dict[
+            int, Sequence[range]
+        ] = {}  # by the id of a matrix of this rank: which of all outputs it has
         self.shares = Shares(communicator.size, config.num_heads, config.num_kv_heads, config.head_dim)
 
     def gather(self, part: Tensor, columns: Sequence[range]) -> Tensor:
@@ -68,6 +71,7 @@ class GroupFactory(Factory):
 
     def _weight(self, inputs: int, outputs: int, ranges: Sequence[range], columns: list[range] | None) -> PartialWeight:
         own = super().weight(inputs, *map(len, ranges))
+        self.group.kept_rows[id(own)] = ranges
         return PartialWeight(own, (outputs, inputs), ranges, columns)
 
     def experts(self, experts: int, outputs: int, inputs: int) -> PartialExperts:

@@ -30,6 +30,10 @@ REFUSED = ("preemption_mode", "kv_host_memory", "kv_disk_path", "draft_model")
 """Options of capabilities whose policy looks at the runner's tensors."""
 
 
+OF_FRONT = ("lora_modules",)
+"""Options of what is read where requests are; others are told what it is."""
+
+
 class Worker(Capability):
     """It comes before all that a worker does: it takes the model and the runner away from the others.
 
@@ -83,7 +87,7 @@ def _new_runner(startup: Startup, num_blocks: int, _: int) -> ModelRunner:
     config, size = startup.config, startup.facts.get("num_ranks", 1)
     threads = torch.get_num_threads()  # of this process, which computes nothing
     same = dataclasses.replace(
-        config,
+        without(config, OF_FRONT),
         device=startup.device.torch_device.type if size > 1 else config.device,
         num_threads=config.num_threads if size == 1 else max(1, threads // size),
         num_kv_blocks=num_blocks,
@@ -114,6 +118,15 @@ def _new_engine(startup: Startup, new_engine: Callable[[], LLMEngine]) -> LLMEng
     # Both wait for steps in flight.
     engine.step, engine._settle_if_idle = resuming(engine.step), resuming(engine._settle_if_idle)  # type: ignore[method-assign]
     return engine
+
+
+def without(config: EngineConfig, names: Collection[str]) -> EngineConfig:
+    """The same with these options as they are by default."""
+    options = {
+        kind: dataclasses.replace(own, **{name: getattr(kind(), name) for name in names if hasattr(own, name)})
+        for kind, own in config.options.items()
+    }
+    return dataclasses.replace(config, options=options)
 
 
 def refuse(config: EngineConfig, names: Collection[str], why: str) -> None:
