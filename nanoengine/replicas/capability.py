@@ -17,7 +17,7 @@ from nanoengine.replicas.carrier import Carrier, LocalCarrier
 from nanoengine.replicas.engine import ReplicatedEngine
 from nanoengine.replicas.observer import ReplicaObserver
 from nanoengine.replicas.options import ReplicaOptions
-from nanoengine.worker.capability import WithoutRunner, refuse
+from nanoengine.worker.capability import OF_FRONT, WithoutRunner, without
 
 if TYPE_CHECKING:
     from nanoengine.core.model_runner import ModelRunner
@@ -30,8 +30,8 @@ CARRIER = "carrier"
 OF_REPLICAS = ("ParallelOptions", "WorkerOptions", "KVOffloadOptions", "SpeculationOptions")
 """Options that mean nothing here, where nothing is computed."""
 
-REFUSED = ("enable_lora",)
-"""Options of what a request would have to tell its replica, and does not."""
+MOST_LORA_BYTES = (1 << 31) - (1 << 20)
+"""All adapters go to a replica in one message, and so large may that be."""
 
 
 class Replicas(Capability):
@@ -48,7 +48,7 @@ class Replicas(Capability):
         config = startup.config
         if not config.of(ReplicaOptions).replicas:
             return
-        refuse(config, REFUSED, "is not known to replicas: leave it out, or replicas")
+        check_lora_bytes(config)
         check_prefill_replicas(config)
         new_carrier = startup.facts.get(CARRIER)
         is_on_gpus = new_carrier is None and config.device != "cpu"
@@ -67,7 +67,9 @@ class Replicas(Capability):
             else:
                 each = config_of_each(config, startup.num_blocks, has_gpus=has_gpus)
                 carrier = LocalCarrier(each, hash_seed, has_gpus=has_gpus, use_tqdm=startup.use_tqdm)
-            engine = ReplicatedEngine(make_engine(), carrier, config.of(ReplicaOptions), seed=config.seed)
+            adapters = next((found for own in others if (found := getattr(own, "adapters", None)) is not None), None)
+            options = config.of(ReplicaOptions)
+            engine = ReplicatedEngine(make_engine(), carrier, options, seed=config.seed, adapters=adapters)
             observer = next(own for own in others if hasattr(own, "metrics"))  # the last capability is there
             observer.metrics = ReplicaObserver(observer.metrics, engine.supervisor)
             return engine
@@ -91,6 +93,16 @@ class NoRunner:
     """Stands where a runner would: nothing is computed here."""
 
     recorder = None
+
+
+def check_lora_bytes(config: EngineConfig) -> None:
+    """InvalidConfig if adapters may be larger than what a replica can be sent."""
+    for own in config.options.values():
+        size = getattr(own, "max_lora_bytes", 0)
+        if getattr(own, "enable_lora", False) and size > MOST_LORA_BYTES:
+            raise InvalidConfig(
+                f"max_lora_bytes is {size}, but replicas take at most {MOST_LORA_BYTES} bytes of adapters: lower it"
+            )
 
 
 def check_prefill_replicas(config: EngineConfig) -> None:
@@ -121,7 +133,7 @@ def config_of_each(config: EngineConfig, num_blocks: int, *, has_gpus: bool) -> 
         num_blocks: of the KV pool of one engine here.
         has_gpus: each has a GPU, and sees no other.
     """
-    options: dict[type, Any] = {**config.options, ReplicaOptions: ReplicaOptions()}
+    options: dict[type, Any] = {**without(config, OF_FRONT).options, ReplicaOptions: ReplicaOptions()}
     own = dataclasses.replace(config, options=options)
     if has_gpus:
         return dataclasses.replace(own, device="cuda")

@@ -202,6 +202,7 @@ class Supervisor:
                 threading.Thread(target=self._start, args=(slot,), daemon=True).start()
         if now < self._next_ping:
             return
+        self.fleet.equip()
         limit = self.options.replica_silence_seconds
         self._next_ping = now + min(PING_SECONDS, limit / 4)
         for process in [slot.current for slot in self.slots if slot.current is not None]:
