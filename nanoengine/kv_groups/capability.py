@@ -89,12 +89,13 @@ class KVGroups(Capability):
             return
         from nanoengine.kv_groups.state_pool import StateKeeper, StatePool
 
-        rows, shapes, snapshots = startup.num_rows, startup.facts["states"], self._num_snapshots(startup)
+        rows, snapshots, mixers = startup.num_rows, self._num_snapshots(startup), cast(Any, startup.model).mixers
+        shapes = next(iter(mixers.values())).shapes  # of what is computed in this process
         try:
             pool = StatePool(rows, snapshots, startup.facts["state_layers"], shapes, startup.device.torch_device)
         except (RuntimeError, OSError) as error:  # torch's allocator raises a subclass of the first, mmap the second
             raise self._no_room(startup, snapshots) from error
-        startup.runner.parts.append(StateKeeper(startup.runner, pool, cast(Any, startup.model).mixers))
+        startup.runner.parts.append(StateKeeper(startup.runner, pool, mixers))
 
     def policy(self, startup: Startup) -> None:
         startup.parts.append(CommonPrefix(startup.blocks))
