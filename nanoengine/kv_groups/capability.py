@@ -42,7 +42,7 @@ class KVGroups(Capability):
         most_new = min(
             config.long_prefill_token_threshold or config.max_num_batched_tokens, config.max_num_batched_tokens
         )
-        groups = group_layers(windows)
+        groups = group_layers(windows, chunked=startup.facts["chunked"])
         startup.layouts[:] = [group.layout(most_new) for group in groups]
         startup.blocks_needed = Need(groups, config.block_size, most_new, startup.depth).num_blocks
         startup.facts["kv_groups"] = groups
@@ -107,7 +107,11 @@ class KVGroups(Capability):
 
     def describe_itself(self, startup: Startup) -> str | None:
         groups: list[KVGroup] = startup.facts.get("kv_groups", [])
-        seen = ["all tokens" if group.window is None else f"a window of {group.window}" for group in groups]
+        kinds = ["chunks" if group.chunked else "a window" for group in groups]
+        seen = [
+            "all tokens" if group.window is None else f"{kind} of {group.window}"
+            for group, kind in zip(groups, kinds, strict=True)
+        ]
         kinds = [f"{len(group.layers)} layers with {what}" for group, what in zip(groups, seen, strict=True)]
         words = [f"{len(groups)} KV groups: {', '.join(kinds)}"] if groups else []
         if count := startup.facts.get("state_layers"):

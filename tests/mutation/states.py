@@ -110,14 +110,6 @@ MUTANTS = (
         (TEST_GPU,),
     ),
     Mutant(
-        "padding-of-no-tokens-is-kept",
-        KERNELS + "states.py",
-        "is_one = (begin + number < end) & (first < last)",
-        "is_one = begin + number < end",
-        "A run without tokens writes a state.",
-        (TEST_TRITON,),
-    ),
-    Mutant(
         "convolution-remembers-one-token-less",
         KERNELS + "short_conv.py",
         "at = token + (window - (TAPS - 2))",
