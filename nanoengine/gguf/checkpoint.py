@@ -40,6 +40,8 @@ class GGUFCheckpoint:
             shape = _shape(record, tensor)
             whole = math.prod(record.shape)
             stored = record.nbytes * math.prod(shape) // whole if record.type in BLOCKS else None
+            if tensor.change is not None:
+                shape = list(tensor.change(torch.empty(shape, device="meta")).shape)
             yield TensorHeader(tensor.name, dtype, shape, self.place, stored)
 
     def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor | GGMLBlocks]]:
@@ -57,12 +59,12 @@ class GGUFCheckpoint:
             if tensor.paired_heads:
                 data = self._unpaired(data, record, tensor.paired_heads)
             shape = _shape(record, tensor)
-            if record.type not in FLOATS and len(shape) == 2 and not tensor.offset:
+            if record.type not in FLOATS and len(shape) == 2 and tensor.change is None:
                 yield tensor.name, GGMLBlocks(data.view(shape[0], -1), record.type, fast)
             else:
                 # What is stored as it is stays so: norms are float32 in the model, too.
                 numbers = dequantize(data, record.type, shape, None if record.type in FLOATS else dtype)
-                yield tensor.name, numbers.float() + tensor.offset if tensor.offset else numbers
+                yield tensor.name, numbers if tensor.change is None else tensor.change(numbers)
             release_mapped(mapped)
 
     def fingerprint(self) -> str:
