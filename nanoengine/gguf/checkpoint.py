@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 
@@ -14,12 +15,14 @@ from nanoengine.gguf.blocks import GGMLBlocks
 from nanoengine.gguf.file import GGUFFile
 from nanoengine.gguf.header import TensorRecord
 from nanoengine.gguf.quants import FLOATS, dequantize
-from nanoengine.gguf.tensor_names import HFTensor, hf_tensor
+from nanoengine.gguf.tensor_names import OF_CONFIG, HFTensor, hf_tensor
 from nanoengine.gguf.translate import hf_config
 from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.kernels.native_weights import BLOCKS, dequantized
 from nanoengine.models.checkpoint import TensorHeader
-from nanoengine.models.safetensors_folder import release_mapped
+from nanoengine.models.safetensors_folder import LEFT_OUT, release_mapped
+
+logger = logging.getLogger("nanoengine")
 
 
 class GGUFCheckpoint:
@@ -66,6 +69,9 @@ class GGUFCheckpoint:
                 numbers = dequantize(data, record.type, shape, None if record.type in FLOATS else dtype)
                 yield tensor.name, numbers if tensor.change is None else tensor.change(numbers)
             release_mapped(mapped)
+        left_out = [name for name in self._file.tensors if name not in OF_CONFIG and not hf_tensor(name, self.config)]
+        if left_out:
+            logger.warning(LEFT_OUT, self.place, len(left_out), left_out[0])
 
     def fingerprint(self) -> str:
         """A hash of all bytes of the file, or of its parts, at the speed of reading them."""

@@ -36,6 +36,8 @@ MAMBA_KEYS = {
     "expert_shared_feed_forward_length": "shared_intermediate_size",
 }
 LFM2_KEYS = {"shortconv.l_cache": "conv_L_cache"}
+OF_STATES = ("ssm.", "shortconv.")
+"""How keys begin that a file of these architectures must have."""
 
 
 def complete_hybrid(keys: Keys, config: dict[str, Any], tensors: Collection[str]) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 ROPE_FACTORS, ROPE_LONG, ROPE_SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
+OF_CONFIG = (ROPE_FACTORS, ROPE_LONG, ROPE_SHORT)
 """Tensors that belong to the config."""
 
 PACKED_QKVZ, PACKED_BA = "ssm_in.weight", "ssm_ba.weight"
@@ -167,7 +168,8 @@ MIXERS: dict[str, dict[str, HFTensor]] = {
 
 
 def hf_tensor(name: str, config: Mapping[str, Any]) -> list[HFTensor]:
-    """What comes out of the tensor `name` of a file: none of what belongs to the config, many of experts, else one.
+    """What comes out of the tensor `name` of a file: many of experts, none of what belongs to the config, or to layers behind the
+    last, which guess several tokens ahead; else one.
 
     A name that is not known stays as it is, so that whoever compares names calls it unexpected.
 
@@ -176,12 +178,12 @@ def hf_tensor(name: str, config: Mapping[str, Any]) -> list[HFTensor]:
         config: as `translate.hf_config` gives it.
     """
     architecture = config["architectures"][0]
-    if name in (ROPE_FACTORS, ROPE_LONG, ROPE_SHORT):
+    if name in OF_CONFIG:
         return []
     layer, _, own = name.removeprefix("blk.").partition(".")
     if name.startswith("blk.") and layer.isdecimal():
         if int(layer) >= config["num_hidden_layers"] and architecture in DELTA_NETS:
-            return []  # of multi-token prediction
+            return []
         if (whole := MIXERS.get(architecture, {}).get(own)) is not None:
             return [whole._replace(name=f"model.layers.{layer}.{whole.name}")]
     match = NAME.fullmatch(name)

@@ -14,7 +14,7 @@ import numpy as np
 
 from nanoengine.errors import InvalidWeights, UnsupportedModel, shown
 from nanoengine.gguf.file import GGUFFile
-from nanoengine.gguf.hybrids import DELTA_EXPERT_KEYS, DELTA_KEYS, LFM2_KEYS, MAMBA_KEYS, complete_hybrid
+from nanoengine.gguf.hybrids import DELTA_EXPERT_KEYS, DELTA_KEYS, LFM2_KEYS, MAMBA_KEYS, OF_STATES, complete_hybrid
 from nanoengine.gguf.keys import Keys
 from nanoengine.gguf.tensor_names import EMBEDDING, HEAD, MIXERS, ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
 
@@ -144,7 +144,8 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     }
     unsaid = {"feed_forward_length": 1} if ours.fixed is MIXED else {}  # no layer is without experts
     config |= {**ours.fixed} | {name: keys.number(key, unsaid.get(key)) for key, name in COMMON_KEYS.items()}
-    config |= {name: keys.number(key) for key, name in ours.keys.items() if key in keys}
+    stated = (key for key in ours.keys if key in keys or key.startswith(OF_STATES))
+    config |= {ours.keys[key]: keys.number(key) for key in stated}
     config |= _heads(keys, config, ours)
     if ours.name in MIXERS:
         complete_hybrid(keys, config, file.tensors)
