@@ -41,7 +41,9 @@ NORMS_AROUND = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-"""Norms before attention and MLP, of OLMo 2 after them, or of Gemma both: the middle one has one name at Hugging Face's."""
+NORMS_OF_DELTA_NETS = {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
+"""Norms before attention and MLP, of OLMo 2 after them, or of Gemma both: the middle one has one name at Hugging Face's.
+That before the MLPs of Qwen3-Next and Qwen3.5 has the name of one behind attention."""
 
 GEMMA = {"Gemma2ForCausalLM", "Gemma3ForCausalLM"}
 DELTA_NETS = {"Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"}
@@ -52,9 +54,7 @@ NORMS: dict[str, dict[str, str]] = {
     "Olmo2ForCausalLM": NORMS_AFTER,
     "Lfm2ForCausalLM": {"attn_norm": "operator_norm", "ffn_norm": "ffn_norm"},
     **dict.fromkeys(GEMMA, NORMS_AROUND),
-    **dict.fromkeys(
-        DELTA_NETS, {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
-    ),
+    **dict.fromkeys(DELTA_NETS, NORMS_OF_DELTA_NETS),
 }
 """Architecture -> what its layers' norms are called, if not as in NORMS_BEFORE."""
 
@@ -182,7 +182,7 @@ def hf_tensor(name: str, config: Mapping[str, Any]) -> list[HFTensor]:
         return []
     layer, _, own = name.removeprefix("blk.").partition(".")
     if name.startswith("blk.") and layer.isdecimal():
-        if int(layer) >= config["num_hidden_layers"] and architecture in DELTA_NETS:
+        if architecture in DELTA_NETS and int(layer) >= config["num_hidden_layers"]:
             return []
         if (whole := MIXERS.get(architecture, {}).get(own)) is not None:
             return [whole._replace(name=f"model.layers.{layer}.{whole.name}")]

@@ -41,7 +41,9 @@ class DeltaNet(Mixer):
         return self.kernels.gated_norm(out, z, self.norm, self.eps, self.facts.width, gate_first=False)
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
-        slots = self._projections(prefix) | self.out_proj.slots(prefix, "out_proj") | self.conv_slots(f"{prefix}.conv1d")
+        slots = (
+            self._projections(prefix) | self.out_proj.slots(prefix, "out_proj") | self.conv_slots(f"{prefix}.conv1d")
+        )
         decay = {f"{prefix}.A_log": self.decay.log_rate, f"{prefix}.dt_bias": self.decay.bias}
         return slots | decay | {f"{prefix}.norm.weight": self.norm}
 

@@ -1,4 +1,4 @@
-"""GGUF files of hybrids: what llama.cpp's converter makes of a folder's config and weights, by the gguf package's table of names."""
+"""GGUF files of hybrids: what llama.cpp's converter makes of a folder, by the gguf package's table of names."""
 
 from __future__ import annotations
 
@@ -107,7 +107,10 @@ def _metadata(config: Mapping[str, Any]) -> dict[str, Any]:
     values["ssm.inner_size"] = config["mamba_expand"] * config["hidden_size"]
     if not config["num_local_experts"]:
         values |= {"feed_forward_length": config["shared_intermediate_size"], "expert_used_count": 0}
-    return values | {"rope.scaling.finetuned": config["position_embedding_type"] == "rope", "rope.dimension_count": size}
+    return values | {
+        "rope.scaling.finetuned": config["position_embedding_type"] == "rope",
+        "rope.dimension_count": size,
+    }
 
 
 def _converted(tensors: Mapping[str, Tensor], config: Mapping[str, Any], legacy: bool) -> Tensors:
