@@ -1,8 +1,8 @@
 """What the metadata of a file says of layers with states, in the words of Hugging Face's config.json.
 
-Three fields are not Hugging Face's: "qkvz_is_packed" and "ba_is_packed" say which projections stand as in Qwen3-Next, and
-"value_heads_are_tiled" in which order heads stand. The inputs of `ssm_out` do so, too, where a format has blocks of more than one
-head, so the model computes in that order.
+Some fields are not Hugging Face's: "qkvz_is_packed" and "ba_is_packed" say which projections stand as in Qwen3-Next,
+"linears_are_split" that those of Granite have a tensor each, and "value_heads_are_tiled" that the heads of Qwen3.5 stand in
+another order. The model computes in that order: inputs of `ssm_out` stand so, too, in blocks that may be wider than a head.
 """
 
 from __future__ import annotations

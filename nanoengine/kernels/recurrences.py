@@ -71,7 +71,7 @@ def short_conv(
         silu: whether the result goes through it.
     """
     inputs = x.float() if before is None else x.float() * before.float()
-    out = torch.empty(x.shape, dtype=torch.float32)
+    out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     for row, tokens in runs.walk():
         state = states[row].clone()
         for token, slots in tokens:
@@ -113,11 +113,12 @@ def delta_rule(
     q, k, v = qkv.float().split((num_k_heads * d_k, num_k_heads * d_k, heads * d_v), dim=-1)
     q, k = (x.unflatten(-1, (num_k_heads, d_k)) for x in (q, k))
     q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) for x in (q, k))
-    own = torch.arange(heads) % num_k_heads if tiled else torch.arange(heads) // (heads // num_k_heads)
+    own = torch.arange(heads, device=v.device)
+    own = own % num_k_heads if tiled else own // (heads // num_k_heads)
     q, k = q[:, own] * d_k**-0.5, k[:, own]
     v, beta = v.unflatten(-1, (heads, d_v)), b.float().sigmoid()
     fade = torch.exp(-torch.exp(decay.log_rate) * F.softplus(a.float() + decay.bias))
-    out = torch.empty(v.shape, dtype=torch.float32)
+    out = torch.empty(v.shape, dtype=torch.float32, device=v.device)
     for row, tokens in runs.walk():
         state = states[row].clone()
         for token, slots in tokens:
@@ -150,7 +151,7 @@ def mamba2(
     b, c = (part.unflatten(-1, (num_groups, n)).repeat_interleave(heads // num_groups, dim=1) for part in (b, c))
     step = F.softplus(dt.float() + decay.bias)
     fade = torch.exp(-torch.exp(decay.log_rate) * step)
-    out = torch.empty(x.shape, dtype=torch.float32)
+    out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     for row, tokens in runs.walk():
         state = states[row].clone()
         for token, slots in tokens:

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import NamedTuple
 
 import numpy as np
@@ -49,13 +50,21 @@ class StateOrders:
     snapshots: list[Snapshot] = field(default_factory=list)
 
 
+class Why(Enum):
+    """What a snapshot is taken for."""
+
+    ASKED = auto()  # somebody has asked for this prefix, or will for all that is known
+    GUESS = auto()  # by the interval alone: the first to go, and never in the place of another kind
+    PASSING = auto()  # of a sequence that decodes: its next one takes the place of it
+
+
 class Taken(NamedTuple):
     """A snapshot that a step in flight takes."""
 
     seq: Sequence
     position: int
+    why: Why
     slot: int
-    is_passing: bool  # of a sequence that decodes: its next one takes the place of it
 
 
 class Snapshots(KVStore, PolicyPart):
@@ -63,7 +72,8 @@ class Snapshots(KVStore, PolicyPart):
     cached but no state is, and where others that wait have other tokens.
 
     A sequence that decodes keeps the one of its last full block, so it can be resumed, and its text go on in the next turn.
-    Snapshots are forgotten in the order of their last use.
+    Snapshots are forgotten in the order of their last use; those that only the interval is the reason of go first, until they are
+    used.
 
     Args:
         num_slots: snapshots that there is room for.
@@ -75,6 +85,7 @@ class Snapshots(KVStore, PolicyPart):
         self.interval = max(interval // blocks.block_size, 1) * blocks.block_size
         self.free = list(range(num_slots))[::-1]
         self.index: OrderedDict[bytes, int] = OrderedDict()  # hash of a prefix -> slot, least recently used first
+        self._guesses: dict[bytes, None] = {}  # those of the index that nobody has used, the oldest first
         self.num_taken = self.num_restored = self.num_evicted = 0
         self._in_flight: deque[tuple[Step, list[Taken]]] = deque()
         self._waiting: list[Sequence] = []
@@ -108,6 +119,7 @@ class Snapshots(KVStore, PolicyPart):
 
     def _forget(self, hash: bytes) -> None:
         slot = self.index.pop(hash, None)
+        self._guesses.pop(hash, None)
         if slot is not None:
             self.free.append(slot)
 
@@ -126,22 +138,24 @@ class Snapshots(KVStore, PolicyPart):
             if start := seq.num_written:
                 hash = self._hash(seq, start)
                 self.index.move_to_end(hash)
+                self._guesses.pop(hash, None)
                 orders.restores.append(Restore(seq.row, self.index[hash]))
                 self.num_restored += 1
             self._branches[seq] = self._cached(seq)
-        for seq, position, is_passing in self._wanted(step):
-            slot = self._slot()
+        for seq, position, why in sorted(self._wanted(step), key=lambda one: one[2] is Why.GUESS):
+            slot = self._slot(why)
             if slot is not None:
-                taken.append(Taken(seq, position, slot, is_passing))
-                orders.snapshots.append(Snapshot(seq.row, position, slot))
+                taken.append(Taken(seq, position, why, slot))
+        taken.sort(key=lambda one: one.position)  # of each row as they are passed
+        orders.snapshots += [Snapshot(seq.row, position, slot) for seq, position, _, slot in taken]
         if step.plan.num_drafted or (step.plan.runs and orders.snapshots):
             step.plan.needs_hidden = True  # not replayed: states are not simply kept behind the last token of each run
         if orders.restores or orders.snapshots:
             step.plan.extras[ORDERS] = orders
         self._in_flight.append((step, taken))
 
-    def _wanted(self, step: Step) -> Iterator[tuple[Sequence, int, bool]]:
-        """Whose states behind how many tokens, and whether its next snapshot takes the place of this one."""
+    def _wanted(self, step: Step) -> Iterator[tuple[Sequence, int, Why]]:
+        """Whose states behind how many tokens."""
         size, plan = self.blocks.block_size, step.plan
         places = np.flatnonzero(plan.decode_starts % size == 0) if not self._drafted else range(len(step.decodes))
         for place in places:
@@ -151,25 +165,27 @@ class Snapshots(KVStore, PolicyPart):
                 yield from self._passed(seq, run.start)
                 self._drafted[seq] = run.start
             else:
-                for position in self._of_chunk(seq, run):
+                for position, why in self._of_chunk(seq, run):
                     if not self._is_known(seq, position):
-                        yield seq, position, False
+                        yield seq, position, why
 
-    def _passed(self, seq: Sequence, start: int) -> Iterator[tuple[Sequence, int, bool]]:
+    def _passed(self, seq: Sequence, start: int) -> Iterator[tuple[Sequence, int, Why]]:
         """The end of a block that a decode has reached, perhaps by accepted drafts."""
         before = self._drafted.pop(seq, start - 1)
         position = start // self.blocks.block_size * self.blocks.block_size
         if before < position:
-            yield seq, position, position % self.interval > 0
+            yield seq, position, Why.PASSING
 
-    def _of_chunk(self, seq: Sequence, run: Run) -> list[int]:
+    def _of_chunk(self, seq: Sequence, run: Run) -> Iterator[tuple[int, Why]]:
         """Ascending."""
         size, end = self.blocks.block_size, run.start + run.num_new
         last = (len(seq.token_ids) - 1) // size * size
         every = range(run.start // self.interval * self.interval, end + 1, self.interval)
         others = (self._common(seq, other) for other in self._waiting[:MOST_COMPARED])
-        wanted = {last, self._branches.get(seq, 0), *every, *others}
-        return sorted(position for position in wanted if run.start < position <= end)
+        asked = {last, self._branches.get(seq, 0), *others}
+        for position in sorted(asked.union(every)):
+            if run.start < position <= end:
+                yield position, Why.ASKED if position in asked else Why.GUESS
 
     def _cached(self, seq: Sequence) -> int:
         """Tokens of a prefix whose K/V are cached."""
@@ -193,9 +209,11 @@ class Snapshots(KVStore, PolicyPart):
     def _hash(self, seq: Sequence, position: int) -> bytes:
         return seq.block_hashes[position // self.blocks.block_size - 1][0]
 
-    def _slot(self) -> int | None:
-        if not self.free and self.index:
-            self._forget(next(iter(self.index)))
+    def _slot(self, why: Why) -> int | None:
+        """For another snapshot; None: there is no room for this one."""
+        less_wanted = self._guesses if self._guesses or why is Why.GUESS else self.index
+        if not self.free and less_wanted:
+            self._forget(next(iter(less_wanted)))
             self.num_evicted += 1
         return self.free.pop() if self.free else None
 
@@ -205,7 +223,7 @@ class Snapshots(KVStore, PolicyPart):
         while self._in_flight and self._in_flight[0][0].number <= step.number:
             own, taken = self._in_flight.popleft()
             is_sound = own is step and not step.is_dropped and not isinstance(result, BaseException)
-            for seq, position, slot, is_passing in taken:
+            for seq, position, why, slot in taken:
                 # A sequence that was preempted while its tokens were in flight has not hashed them yet.
                 is_hashed = position <= len(seq.block_hashes) * self.blocks.block_size
                 hash = self._hash(seq, position) if is_sound and is_hashed and seq.finish_reason != "error" else None
@@ -213,10 +231,12 @@ class Snapshots(KVStore, PolicyPart):
                     self.free.append(slot)
                     continue
                 self.index[hash] = slot
+                if why is Why.GUESS:
+                    self._guesses[hash] = None
                 self.num_taken += 1
                 if (before := self._passing.pop(seq, None)) is not None:
                     self._forget(before)
-                if is_passing and not seq.finished:
+                if why is Why.PASSING and not seq.finished:
                     self._passing[seq] = hash
         if isinstance(result, BaseException):
             self._drafted.clear()
