@@ -137,7 +137,7 @@ def heads(rng: random.Random, *, small: bool) -> tuple[int, int, int, int, Decay
 
 def delta_rule(rng: random.Random, *, small: bool) -> tuple[Mix, int, tuple[int, ...]]:
     groups, count, depth, width, decay = heads(rng, small=small)
-    channels, tiled = 2 * groups * depth + count * width, rng.random() < 0.5
+    channels, tiled = 2 * groups * depth + count * width, rng.random() > 0.5
 
     def mix(kernels: Any, x: Tensor, states: Tensor, runs: StateRuns) -> Tensor:
         qkv, a, b = x.split([channels, count, count], dim=1)
