@@ -1,6 +1,7 @@
 """Models whose layers have states, beside transformers on the same random weights; the share of the recurrence, and snapshots.
 
-python -m benchmarks.hybrids qwen3.5-0.8b FOLDER
+python -m benchmarks.hybrids qwen3.5-0.8b FOLDER   # makes it
+python -m benchmarks.hybrids - FOLDER              # measures it; a .gguf file alone, without transformers
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ def measure(folder: str) -> None:
             f"16 streams {many / (NEW - 1) / 16 * 1e3:.1f} ms a token"
         )
         recurrence(llm, prefill)
+    if folder.endswith(".gguf"):
+        return
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
     with torch.inference_mode():
         ids = torch.tensor(prompts(1))
