@@ -74,7 +74,7 @@ def recurrence(llm: LLM, prefill: float) -> None:
     projected = torch.randn(PROMPT, sum(mixer.in_proj.out_features), dtype=torch.bfloat16)
     share = seconds(lambda: mixer.mix(projected, states, runs), 7) * len(keeper.mixers) / prefill
     size = keeper.pool.slots[0].nbytes
-    copied = seconds(lambda: keeper.pool.copy(0, keeper.pool.first_snapshot), 7)
+    copied = seconds(lambda: keeper.pool.copy(0, len(keeper.pool.slots) - 1), 7)
     print(
         f"what mixes tokens: {100 * share:.1f} % of a prefill; a snapshot: {size / 2**20:.2f} MiB, {copied * 1e3:.2f} ms"
     )

@@ -73,23 +73,27 @@ class KVGroups(Capability):
     def runner(self, startup: Startup) -> None:
         if "state_layers" not in startup.facts:
             return
-        from nanoengine.kv_groups.state_pool import StateKeeper, StatePool
+        from nanoengine.kv_groups.state_pool import EndedRows, StateKeeper, StatePool
 
         rows, shapes, snapshots = startup.num_rows, startup.facts["states"], self._num_snapshots(startup)
         try:
-            pool = StatePool(rows, snapshots, startup.facts["state_layers"], shapes)
+            pool = StatePool(rows, snapshots, startup.facts["state_layers"], shapes, startup.block_bytes)
         except OSError as error:
             raise InvalidConfig(
                 f"states of {rows} sequences and {snapshots} snapshots, {self._slot_bytes} bytes each, do not fit into "
                 "memory: lower max_num_seqs or snapshot_memory"
             ) from error
-        startup.runner.parts.append(StateKeeper(startup.runner, pool, cast(Any, startup.model).mixers))
+        keeper = StateKeeper(startup.runner, pool, cast(Any, startup.model).mixers)
+        startup.facts["state_keeper"] = keeper
+        startup.runner.parts += [EndedRows(keeper), keeper]
 
     def policy(self, startup: Startup) -> None:
         startup.parts.append(CommonPrefix(startup.blocks))
         if "state_layers" in startup.facts:
             interval = startup.config.of(KVGroupsOptions).snapshot_interval
-            self.snapshots = Snapshots(startup.blocks, self._num_snapshots(startup), interval)
+            first_slot = startup.num_rows + 1
+            self.snapshots = Snapshots(startup.blocks, self._num_snapshots(startup), interval, first_slot)
+            startup.facts["snapshots"] = self.snapshots
             startup.parts.append(self.snapshots)
             startup.stores.append(self.snapshots)
 

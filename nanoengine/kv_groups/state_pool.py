@@ -26,12 +26,20 @@ Shapes = tuple[tuple[int, ...], ...]
 class StatePool:
     """A slot holds the states of all layers side by side, so it is copied in one piece: a slot for each row of the runner, one
     for padding, then those of snapshots. Memory is taken when a slot is first written.
+
+    Args:
+        block_bytes: of a block of the KV pool.
+
+    Attributes:
+        pieces: [num_slots * num_pieces, bytes] uint8: the slots cut into pieces that have room where a block has.
     """
 
-    def __init__(self, num_rows: int, num_snapshots: int, num_layers: int, shapes: Shapes):
-        self.first_snapshot = num_rows + 1
+    def __init__(self, num_rows: int, num_snapshots: int, num_layers: int, shapes: Shapes, block_bytes: int):
         size = numbers_of(num_layers, shapes)
-        self.slots = zeros_in_huge_pages((num_rows + 1 + num_snapshots, size), torch.float32)
+        self.num_pieces = -(-size // (block_bytes // 4))
+        padded = -(-size // self.num_pieces) * self.num_pieces
+        self.slots = zeros_in_huge_pages((num_rows + 1 + num_snapshots, padded), torch.float32)
+        self.pieces = self.slots.view(torch.uint8).view(len(self.slots) * self.num_pieces, -1)
         self.layers: list[KVLayer] = []
         at = 0
         for _ in range(num_layers):
@@ -71,7 +79,7 @@ class StateKeeper(RunnerPart):
     """
 
     def __init__(self, runner: ModelRunner, pool: StatePool, mixers: Mapping[int, Mixes]):
-        self.pool, self.mixers, self.num_rows = pool, mixers, pool.first_snapshot - 1
+        self.pool, self.mixers = pool, mixers
         self._drafted: dict[int, Drafted] = {}
         self._inside: dict[int, list[Snapshot]] = {}  # of each row, what is taken in this step
         cache = runner.kv_cache
@@ -88,10 +96,10 @@ class StateKeeper(RunnerPart):
         restored = dict(orders.restores)
         for started in plan.started:
             self._drafted.pop(started.row, None)
-            if started.row in restored:
-                self.pool.copy(self.pool.first_snapshot + restored[started.row], started.row)
-            else:
+            if (source := restored.get(started.row)) is None:
                 self.pool.slots[started.row].zero_()
+            elif source != started.row:
+                self.pool.copy(source, started.row)
         self._inside = {}
         if not self._drafted and not orders.snapshots:
             return
@@ -105,7 +113,7 @@ class StateKeeper(RunnerPart):
         for row, snapshots in early.items():
             for order in snapshots:
                 assert order.position == starts[row]
-                self.pool.copy(row, self.pool.first_snapshot + order.slot)
+                self.pool.copy(row, order.slot)
 
     def _apply(self, row: int, end: int, early: dict[int, list[Snapshot]]) -> None:
         """The tokens of a run with drafts that stand before `end`."""
@@ -119,6 +127,13 @@ class StateKeeper(RunnerPart):
         for layer, states in zip(self.mixers, self.pool.layers, strict=True):
             projected = drafted.kept[layer][drafted.first : drafted.first + count]
             self.mixers[layer].mix(projected, states, runs)
+
+    def end_rows(self, endings: list[Snapshot]) -> None:
+        """Snapshots of rows whose sequences have ended."""
+        for row, position, slot in endings:
+            if row in self._drafted:
+                self._apply(row, position, {})
+            self.pool.copy(row, slot)
 
     def before_forward(self, plan: StepPlan, batch: InputBatch) -> None:
         if not self._inside and not plan.num_drafted:
@@ -144,13 +159,25 @@ class StateKeeper(RunnerPart):
         for row, start, count, is_drafted in runs:
             for order in inside.get(row, []):
                 tokens.append(first + order.position - start - 1)
-                slots.append(self.pool.first_snapshot + order.slot)
+                slots.append(order.slot)
             first += count
             if not is_drafted:
                 tokens.append(first - 1)
                 slots.append(row)
             starts.append(len(tokens))
         return Stores(_ints(starts), _ints(tokens), _ints(slots))
+
+
+class EndedRows(RunnerPart):
+    """Stands before whoever loads states into rows, or copies snapshots to elsewhere."""
+
+    def __init__(self, keeper: StateKeeper):
+        self.keeper = keeper
+
+    def begin(self, plan: StepPlan) -> None:
+        orders: StateOrders | None = plan.extras.get(ORDERS)
+        if orders is not None:
+            self.keeper.end_rows(orders.endings)
 
 
 def _ints(values: list[int]) -> Tensor:

@@ -82,10 +82,12 @@ class FileGate(PolicyPart):
 
     def _wanted(self, hashes: list[tuple[bytes, bytes]]) -> list[tuple[Key, bytes]]:
         """The files that a hit of these blocks needs, those that were read already among them."""
-        blocks, wanted = self.blocks, []
-        for group, layout in enumerate(blocks.layouts):
-            first = layout.first_seen(len(hashes) * blocks.block_size) // blocks.block_size
-            for hash, tokens in hashes[first:]:
+        blocks, wanted, end = self.blocks, [], len(hashes) * self.blocks.block_size
+        firsts = [layout.first_seen(end) // blocks.block_size for layout in blocks.layouts]
+        seen = [(group, hashes[first:]) for group, first in enumerate(firsts)]
+        seen += [(group, hashes[-1:]) for group in self.offload.state_groups]
+        for group, own in seen:
+            for hash, tokens in own:
                 key = group, hash
                 if self.disk.has(key, tokens) or not blocks.has(group, hash, tokens):
                     wanted.append((key, tokens))
