@@ -50,9 +50,18 @@ class FileGate(PolicyPart):
             return budget
         fetch = self.fetches.get(seq) or self._begin(seq, is_next=True)
         assert fetch is not None
+        if not fetch.left:
+            return budget
         while fetch.left and fetch.left[-1] not in self.disk.reading:
             fetch.left.pop()
-        return 0 if fetch.left else budget
+        if fetch.left:
+            return 0
+        if any(
+            name not in self.disk.staged for name in fetch.names
+        ):  # a shorter hit may need others, such as its states
+            self._begin(seq, is_next=True)
+            self.disk.leave(self.offload.orders, fetch.names)
+        return self.allowed(seq, budget)
 
     def took(self, seq: Sequence, count: int) -> None:
         self.finished(seq)
