@@ -77,7 +77,7 @@ class Snapshots(KVStore, PolicyPart):
     cached but no state is, and where others that wait have other tokens.
 
     A sequence that decodes keeps the one of its last full block, so it can be resumed, and its text go on in the next turn.
-    Snapshots are forgotten in the order of their last use.
+    Snapshots are evicted in the order of their last use.
 
     Args:
         num_slots: snapshots that there is room for.
@@ -217,10 +217,11 @@ class Snapshots(KVStore, PolicyPart):
         """Ascending."""
         size, end = self.blocks.block_size, run.start + run.num_new
         count = len(seq.token_ids)
-        last = (count if count + 1 == seq.max_num_tokens else count - 1) // size * size
+        last = (count - 1) // size * size
+        whole = count // size * size if count + 1 == seq.max_num_tokens else last  # else its first decode takes that
         every = range(run.start // self.interval * self.interval, end + 1, self.interval)
         others = (self._common(seq, other) for other in self._waiting[:MOST_COMPARED])
-        wanted = {last, self._branches.get(seq, 0), *every, *others}
+        wanted = {last, whole, self._branches.get(seq, 0), *every, *others}
         return sorted(position for position in wanted if run.start < position <= end)
 
     def _cached(self, seq: Sequence) -> int:

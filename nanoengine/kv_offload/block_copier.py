@@ -52,6 +52,7 @@ class BlockCopier(RunnerPart):
         self.pools = {Tier.POOL: pool, Tier.STATES: [] if states is None else [states]}
         self.device = pool[0].device
         self.block_bytes = sum(tensor[0].nbytes for tensor in pool)
+        assert states is None or states[0].nbytes <= self.block_bytes
         self.host = torch.zeros((num_slots, self.block_bytes), dtype=torch.uint8)
         self.staged: dict[str, Tensor] = {}
         self._kept: set[str] = set()  # the files that are wanted

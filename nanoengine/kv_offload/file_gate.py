@@ -56,9 +56,8 @@ class FileGate(PolicyPart):
             fetch.left.pop()
         if fetch.left:
             return 0
-        if any(
-            name not in self.disk.staged for name in fetch.names
-        ):  # a shorter hit may need others, such as its states
+        # A shorter hit may need other files, such as those of its states.
+        if any(name not in self.disk.staged for name in fetch.names):
             self._begin(seq, is_next=True)
             self.disk.leave(self.offload.orders, fetch.names)
         return self.allowed(seq, budget)

@@ -67,6 +67,8 @@ def test_states_come_back_from_host_memory_and_from_files(tmp_path: Path, shape:
             assert not offload.stats.num_bad_files
     with engine(folder, **few | {"snapshot_memory": 0}, kv_disk_path=str(tmp_path / "kv")) as llm:
         assert ask(llm, prompts[0]) == (96, *right[0]), "a row needs no snapshot in the pool"
+    with engine(folder, **few | {"dtype": "bfloat16"}, kv_disk_path=str(tmp_path / "kv")) as llm:
+        assert ask(llm, prompts[0])[0] == 0, "those of another dtype are not found"
 
 
 def test_files_of_states_that_are_damaged_or_gone_are_computed_again(

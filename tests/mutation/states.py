@@ -23,8 +23,8 @@ MUTANTS = (
     Mutant(
         "no-snapshot-where-prompts-part",
         SNAPSHOTS,
-        "{last, self._branches.get(seq, 0), *every, *others}",
-        "{last, *every, *others}",
+        "{last, whole, self._branches.get(seq, 0), *every, *others}",
+        "{last, whole, *every, *others}",
         "Where K/V were cached and no state was, none is kept, so the next prompt does not find one either.",
         (TEST_SNAPSHOTS,),
     ),
@@ -151,8 +151,8 @@ MUTANTS = (
     Mutant(
         "a-bad-file-of-a-state-loses-all",
         "nanoengine/kv_offload/file_gate.py",
-        "        if any(name not in self.disk.staged for name in fetch.names):  # ",
-        "        if False:  # ",
+        "        if any(name not in self.disk.staged for name in fetch.names):",
+        "        if False:",
         "Where the last state of a prefix is damaged, the state before it is not read.",
         (TEST_BELOW,),
     ),
