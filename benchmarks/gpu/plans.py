@@ -18,14 +18,15 @@ PROCESSES = 14
 VITAL = "what follows would mean nothing"
 SMOKE = ("test_attention_at_full_size", "test_sampling_at_full_size", "test_demo_on_gpu")
 GPU_TESTS = {
-    "test_graphs_on_gpu": 60,
+    "test_graphs_on_gpu": 55,
     "test_waiting_on_gpu": 15,
     "test_two_engines_on_gpu": 25,
     "test_precision_on_gpu": 30,
     "test_features_on_gpu": 25,
     "test_quantization_on_gpu": 25,
-    "test_engine_on_gpu": 75,
-    "test_memory_on_gpu": 70,  # last: it fills the card
+    "test_hybrids_on_gpu": 40,
+    "test_engine_on_gpu": 55,
+    "test_memory_on_gpu": 55,  # last: it fills the card
 }
 """Seconds of each file; each has a process of its own, which an illegal access would poison."""
 
@@ -48,7 +49,10 @@ SMALL_ENGINE = shlex.split(
 )
 SMALL_BENCH = shlex.split("--device cpu --dtype float32 --shape tiny --repeat 1 --ragged 2 --scale 100")
 SMALL_WARM = shlex.split("--device cpu --dtype float32 --shape tiny")
-SMALL_KERNELS = [*SMALL_BENCH, *shlex.split("--parts ragged rows placing --batch 2 --context 16 --rows 3")]
+SMALL_KERNELS = [
+    *SMALL_BENCH,
+    *shlex.split("--parts ragged rows placing states --batch 2 --context 16 --rows 3 --prompt 5"),
+]
 INTERPRETED = {"TRITON_INTERPRET": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 

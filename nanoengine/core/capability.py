@@ -45,7 +45,7 @@ class Capability:
 
     def before_pool(self, startup: Startup) -> None:
         """The model and its groups are there, and the KV pool is not sized yet: load what takes memory beside them, and add to
-        `startup.block_bytes`.
+        `startup.block_bytes` and `later_bytes`.
         """
 
     def runner(self, startup: Startup) -> None:

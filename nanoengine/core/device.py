@@ -45,15 +45,16 @@ class Device:
         host.numpy()[:] = values.reshape(-1)
         return host.to(self.torch_device, non_blocking=True).view(values.shape)
 
-    def kv_bytes(self, utilization: float, num_needed: Callable[[], int]) -> int:
-        """Bytes for the KV pool.
+    def available(self) -> int:
+        """Bytes of memory that nobody uses."""
+        return torch.cuda.mem_get_info(self.torch_device)[0] if self.is_cuda else available_ram()
 
-        Args:
-            utilization: share of a GPU's memory that may be used in the end.
-            num_needed: runs the largest steps, and returns the bytes that they take beyond what is in use now.
+    def kv_bytes(self, utilization: float, num_needed: Callable[[], int], later: int = 0) -> int:
+        """Bytes for the KV pool: of a GPU, what is left of the share `utilization` of it beside what is in use and what the
+        largest steps take, which `num_needed` runs and says; of a CPU, a share of its memory without what others take `later`.
         """
         if not self.is_cuda:
-            return int(min(CPU_CAP, CPU_SHARE * available_ram()))
+            return int(min(CPU_CAP, CPU_SHARE * (self.available() - later)))
         needed = num_needed()
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self.torch_device)

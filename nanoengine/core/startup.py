@@ -53,7 +53,7 @@ class Startup:
         size = config.block_size
         self.blocks_needed: Callable[[int], int] = lambda num_tokens: -(-num_tokens // size)  # of one sequence, at once
         self.kv_dtype: torch.dtype | None = None  # None: that of the model
-        self.block_bytes = 0
+        self.block_bytes = self.later_bytes = 0  # of a block; beside the pool, on a CPU, as it is used
 
     def build(self) -> LLMEngine:
         """All steps, in their order."""
@@ -65,7 +65,7 @@ class Startup:
             capability.before_pool(self)
         self.block_bytes += self.bytes_of_block(self.groups)
         is_given = config.num_kv_blocks is not None or config.kv_cache_memory is not None
-        free = 0 if is_given else self.device.kv_bytes(config.gpu_memory_utilization, self.measure)
+        free = 0 if is_given else self.device.kv_bytes(config.gpu_memory_utilization, self.measure, self.later_bytes)
         limit = self.model_config.max_position_embeddings
         self.num_blocks, self.max_model_len = size_pool(config, limit, self.blocks_needed, self.block_bytes, free)
         self.runner = self.new_runner(self.num_blocks, self.max_model_len)
@@ -124,10 +124,8 @@ class Startup:
 
     def _choose_dtype(self) -> torch.dtype:
         """ "auto": the checkpoint's own on a GPU, and float32 on a CPU, where torch computes that fastest."""
-        name = self.config.dtype
-        if name == "auto":
-            name = self.model_config.dtype if self.device.torch_device.type == "cuda" else "float32"
-        found: torch.dtype = getattr(torch, name)
+        own = self.model_config.dtype if self.device.is_cuda else "float32"
+        found: torch.dtype = getattr(torch, own if self.config.dtype == "auto" else self.config.dtype)
         return found
 
     def _choose_backend(self) -> AttentionBackend:

@@ -71,7 +71,7 @@ def short_conv(
         silu: whether the result goes through it.
     """
     inputs = x.float() if before is None else x.float() * before.float()
-    out = torch.empty(x.shape, dtype=torch.float32)
+    out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     for row, tokens in runs.walk():
         state = states[row].clone()
         for token, slots in tokens:
@@ -107,7 +107,7 @@ def delta_rule(
     q, k = (x.repeat_interleave(heads // num_k_heads, dim=1) for x in (q * d_k**-0.5, k))
     v, beta = v.unflatten(-1, (heads, d_v)), b.float().sigmoid()
     fade = torch.exp(-torch.exp(decay.log_rate) * F.softplus(a.float() + decay.bias))
-    out = torch.empty(v.shape, dtype=torch.float32)
+    out = torch.empty(v.shape, dtype=torch.float32, device=v.device)
     for row, tokens in runs.walk():
         state = states[row].clone()
         for token, slots in tokens:
@@ -140,7 +140,7 @@ def mamba2(
     b, c = (part.unflatten(-1, (num_groups, n)).repeat_interleave(heads // num_groups, dim=1) for part in (b, c))
     step = F.softplus(dt.float() + decay.bias)
     fade = torch.exp(-torch.exp(decay.log_rate) * step)
-    out = torch.empty(x.shape, dtype=torch.float32)
+    out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     for row, tokens in runs.walk():
         state = states[row].clone()
         for token, slots in tokens:

@@ -14,15 +14,17 @@ from torch import Tensor
 from nanoengine.core.kernels import Weight
 from nanoengine.kernels.interface import ExpertBiases, ExpertWeights, Kernels
 from nanoengine.kernels.torch_kernels import RowMajor, RowMajorExperts
-from nanoengine.kernels.triton.activation import gate_and_multiply
+from nanoengine.kernels.triton.activation import gate_and_multiply, sigmoid_gate
 from nanoengine.kernels.triton.compute_slot_mapping import compute_slot_mapping
 from nanoengine.kernels.triton.experts import mixture
 from nanoengine.kernels.triton.few_rows import ROWS, most_rows, product_of_few_rows
 from nanoengine.kernels.triton.float8 import Float8Rows, ScaledProduct, scaled_mm
 from nanoengine.kernels.triton.launch import float8_unsupported_reason
-from nanoengine.kernels.triton.norm import add_rms_norm, rms_norm
+from nanoengine.kernels.triton.norm import add_rms_norm, gated_norm, rms_norm
 from nanoengine.kernels.triton.packed import Packed
+from nanoengine.kernels.triton.recurrence import delta_rule, mamba2
 from nanoengine.kernels.triton.sampling import choose_tokens
+from nanoengine.kernels.triton.short_conv import short_conv
 from nanoengine.kernels.triton.tuning import Tuning, load_tuning
 from nanoengine.kernels.triton.weights import LateWeight
 
@@ -47,6 +49,8 @@ class TritonKernels(Kernels):
     quantized_products = "whole numbers dequantized as they are read, floats of 8 bits as such"
     capturable = True
     rms_norm, add_rms_norm = staticmethod(rms_norm), staticmethod(add_rms_norm)
+    short_conv, delta_rule, mamba2 = staticmethod(short_conv), staticmethod(delta_rule), staticmethod(mamba2)
+    gated_norm, sigmoid_gate = staticmethod(gated_norm), staticmethod(sigmoid_gate)
     compute_slot_mapping, choose_tokens = staticmethod(compute_slot_mapping), staticmethod(choose_tokens)
 
     def __init__(self, tuning: Tuning | None = None, multiply: ScaledProduct | None = None) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from nanoengine.core.capability import Capability
 from nanoengine.core.errors import InvalidConfig
-from nanoengine.core.ram import available_ram
 from nanoengine.kv_groups.common_prefix import CommonPrefix
 from nanoengine.kv_groups.layouts import KVGroup, Need, group_layers
 from nanoengine.kv_groups.options import KVGroupsOptions
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 SNAPSHOT_SHARE, SNAPSHOT_CAP = 1 / 8, 1 << 30
-"""Of the available RAM, what snapshots may take if the user says nothing."""
+"""Of the available RAM, or of a GPU's free memory, what snapshots may take if the user says nothing."""
 
 
 class KVGroups(Capability):
@@ -43,7 +42,7 @@ class KVGroups(Capability):
         most_new = min(
             config.long_prefill_token_threshold or config.max_num_batched_tokens, config.max_num_batched_tokens
         )
-        groups = group_layers(windows)
+        groups = group_layers(windows, chunked=startup.facts["chunked"])
         startup.layouts[:] = [group.layout(most_new) for group in groups]
         startup.blocks_needed = Need(groups, config.block_size, most_new, startup.depth).num_blocks
         startup.facts["kv_groups"] = groups
@@ -51,39 +50,53 @@ class KVGroups(Capability):
 
     def _check_states(self, startup: Startup) -> None:
         shapes, config = startup.facts["states"], startup.config
-        if startup.device.is_cuda:
-            raise InvalidConfig(
-                f"{startup.model_config.architecture} has layers with states, which are computed on a CPU alone: set device='cpu'"
-            )
         num_layers = startup.model_config.num_layers - len(startup.facts["windows"])
         startup.facts["state_layers"] = num_layers
         self._slot_bytes = 4 * num_layers * sum(map(math.prod, shapes))
         memory = config.of(KVGroupsOptions).snapshot_memory
         if memory is None:
-            memory = int(min(SNAPSHOT_CAP, SNAPSHOT_SHARE * available_ram()))
+            memory = int(min(SNAPSHOT_CAP, SNAPSHOT_SHARE * startup.device.available()))
         self._most_snapshots = memory // self._slot_bytes
         # A worker process must have as many slots as are given out here, and it would find another amount of free memory.
         told = dataclasses.replace(config.of(KVGroupsOptions), snapshot_memory=memory)
         startup.config = dataclasses.replace(config, options={**config.options, KVGroupsOptions: told})
 
+    def before_pool(self, startup: Startup) -> None:
+        """On a GPU the state pool is there while the largest steps are measured. On a CPU its memory is taken as it is used."""
+        if "state_layers" not in startup.facts or startup.device.is_cuda:
+            return
+        startup.later_bytes += (startup.num_rows + 1 + self._most_snapshots) * self._slot_bytes
+        if self._is_sized(startup) and startup.later_bytes >= startup.device.available():
+            raise self._no_room(startup, self._most_snapshots)
+
+    def _is_sized(self, startup: Startup) -> bool:
+        """Whether it follows from the free memory how many blocks there are."""
+        return startup.config.num_kv_blocks is None and startup.config.kv_cache_memory is None
+
+    def _no_room(self, startup: Startup, snapshots: int) -> InvalidConfig:
+        return InvalidConfig(
+            f"states of {startup.num_rows} sequences and {snapshots} snapshots, {self._slot_bytes} bytes each, do not fit into "
+            "memory: lower max_num_seqs or snapshot_memory"
+        )
+
     def _num_snapshots(self, startup: Startup) -> int:
-        """There is one for every block at most: they end with one."""
-        return min(self._most_snapshots, startup.num_blocks)
+        """There is one for every block at most: they end with one. While a GPU is measured, it is not known how many blocks."""
+        is_measured = startup.device.is_cuda and self._is_sized(startup)
+        return self._most_snapshots if is_measured else min(self._most_snapshots, startup.num_blocks)
 
     def runner(self, startup: Startup) -> None:
         if "state_layers" not in startup.facts:
             return
         from nanoengine.kv_groups.state_pool import EndedRows, StateKeeper, StatePool
 
-        rows, shapes, snapshots = startup.num_rows, startup.facts["states"], self._num_snapshots(startup)
+        rows, snapshots, mixers = startup.num_rows, self._num_snapshots(startup), cast(Any, startup.model).mixers
+        shapes = next(iter(mixers.values())).shapes  # of what is computed in this process
         try:
-            pool = StatePool(rows, snapshots, startup.facts["state_layers"], shapes, startup.block_bytes)
-        except OSError as error:
-            raise InvalidConfig(
-                f"states of {rows} sequences and {snapshots} snapshots, {self._slot_bytes} bytes each, do not fit into "
-                "memory: lower max_num_seqs or snapshot_memory"
-            ) from error
-        keeper = StateKeeper(startup.runner, pool, cast(Any, startup.model).mixers)
+            where = startup.block_bytes, startup.device.torch_device
+            pool = StatePool(rows, snapshots, startup.facts["state_layers"], shapes, *where)
+        except (RuntimeError, OSError) as error:  # torch's allocator raises a subclass of the first, mmap the second
+            raise self._no_room(startup, snapshots) from error
+        keeper = StateKeeper(startup.runner, pool, mixers)
         startup.facts["state_keeper"] = keeper
         startup.runner.parts += [EndedRows(keeper), keeper]
 
@@ -99,7 +112,11 @@ class KVGroups(Capability):
 
     def describe_itself(self, startup: Startup) -> str | None:
         groups: list[KVGroup] = startup.facts.get("kv_groups", [])
-        seen = ["all tokens" if group.window is None else f"a window of {group.window}" for group in groups]
+        kinds = ["chunks" if group.chunked else "a window" for group in groups]
+        seen = [
+            "all tokens" if group.window is None else f"{kind} of {group.window}"
+            for group, kind in zip(groups, kinds, strict=True)
+        ]
         kinds = [f"{len(group.layers)} layers with {what}" for group, what in zip(groups, seen, strict=True)]
         words = [f"{len(groups)} KV groups: {', '.join(kinds)}"] if groups else []
         if count := startup.facts.get("state_layers"):

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import NamedTuple
 
 import numpy as np
@@ -63,13 +64,21 @@ class Kept:
     tokens: bytes  # of the block that it stands behind
 
 
+class Why(Enum):
+    """What a snapshot is taken for."""
+
+    ASKED = auto()  # somebody has asked for this prefix, or will for all that is known
+    GUESS = auto()  # by the interval alone: the first to go, and never in the place of another kind
+    PASSING = auto()  # of a sequence that decodes: its next one takes the place of it
+
+
 class Taken(NamedTuple):
     """A snapshot that a step in flight takes."""
 
     seq: Sequence
     position: int
+    why: Why
     slot: int
-    is_passing: bool  # of a sequence that decodes: its next one takes the place of it
 
 
 class Snapshots(KVStore, PolicyPart):
@@ -77,7 +86,8 @@ class Snapshots(KVStore, PolicyPart):
     cached but no state is, and where others that wait have other tokens.
 
     A sequence that decodes keeps the one of its last full block, so it can be resumed, and its text go on in the next turn.
-    Snapshots are evicted in the order of their last use.
+    Snapshots are evicted in the order of their last use; those that only the interval is the reason of go first, until they are
+    used, and are kept nowhere else.
 
     Args:
         num_slots: snapshots that there is room for.
@@ -90,6 +100,7 @@ class Snapshots(KVStore, PolicyPart):
         self.interval = max(interval // blocks.block_size, 1) * blocks.block_size
         self.free = list(range(first_slot, first_slot + num_slots))[::-1]
         self.index: OrderedDict[bytes, Kept] = OrderedDict()  # by hash of the prefix, least recently used first
+        self._guesses: dict[bytes, None] = {}  # those of the index that nobody has used, the oldest first
         self.below, self.groups = KVStore(), range(0)
         self.num_taken = self.num_restored = self.num_loaded = self.num_evicted = 0
         self._in_flight: deque[tuple[Step, list[Taken], list[Kept]]] = deque()
@@ -146,6 +157,7 @@ class Snapshots(KVStore, PolicyPart):
 
     def _forget(self, hash: bytes) -> None:
         kept = self.index.pop(hash, None)
+        self._guesses.pop(hash, None)
         if kept is not None:
             self.free.append(kept.slot)
 
@@ -157,20 +169,21 @@ class Snapshots(KVStore, PolicyPart):
         return waiting
 
     def complete(self, step: Step) -> None:
-        orders, taken, wanted = StateOrders(), list[Taken](), list[tuple[Sequence, int, bool]]()
+        orders, taken, wanted = StateOrders(), list[Taken](), list[tuple[Sequence, int, Why]]()
         orders.endings, endings = [order for order, _ in self._endings], [kept for _, kept in self._endings]
         self._endings.clear()
         for seq in step.started:
             self._drafted.pop(seq, None)
             self._stays(seq)
             if (start := seq.num_written) and not self._restore(seq, start, orders) and seq in step.runs:
-                wanted.append((seq, start, False))
+                wanted.append((seq, start, Why.ASKED))
             self._branches[seq] = self._cached(seq)
-        for seq, position, is_passing in (*wanted, *self._wanted(step)):
-            slot = self._slot()
+        for seq, position, why in sorted([*wanted, *self._wanted(step)], key=lambda one: one[2] is Why.GUESS):
+            slot = self._slot(why)
             if slot is not None:
-                taken.append(Taken(seq, position, slot, is_passing))
-                orders.snapshots.append(Snapshot(seq.row, position, slot))
+                taken.append(Taken(seq, position, why, slot))
+        taken.sort(key=lambda one: one.position)  # of each row as they are passed
+        orders.snapshots += [Snapshot(seq.row, position, slot) for seq, position, _, slot in taken]
         if step.plan.num_drafted or (step.plan.runs and orders.snapshots):
             step.plan.needs_hidden = True  # not replayed: states are not simply kept behind the last token of each run
         if orders.endings or orders.restores or orders.snapshots:
@@ -182,8 +195,12 @@ class Snapshots(KVStore, PolicyPart):
         hash, tokens = self._block(seq, start)
         self.num_restored += 1
         if is_kept := self._has(hash, tokens):
+            kept = self.index[hash]
             self.index.move_to_end(hash)
-            orders.restores.append(Restore(seq.row, self.index[hash].slot))
+            orders.restores.append(Restore(seq.row, kept.slot))
+            if hash in self._guesses:
+                del self._guesses[hash]
+                self._tell(kept)
         else:
             for group, piece in self._pieces(seq.row):
                 self.below.load(group, hash, tokens, piece)
@@ -191,8 +208,8 @@ class Snapshots(KVStore, PolicyPart):
             self.num_loaded += 1
         return is_kept
 
-    def _wanted(self, step: Step) -> Iterator[tuple[Sequence, int, bool]]:
-        """Whose states behind how many tokens, and whether its next snapshot takes the place of this one."""
+    def _wanted(self, step: Step) -> Iterator[tuple[Sequence, int, Why]]:
+        """Whose states behind how many tokens."""
         size, plan = self.blocks.block_size, step.plan
         places = np.flatnonzero(plan.decode_starts % size == 0) if not self._drafted else range(len(step.decodes))
         for place in places:
@@ -202,18 +219,18 @@ class Snapshots(KVStore, PolicyPart):
                 yield from self._passed(seq, run.start)
                 self._drafted[seq] = run.start
             else:
-                for position in self._of_chunk(seq, run):
+                for position, why in self._of_chunk(seq, run):
                     if not self._is_known(seq, position):
-                        yield seq, position, False
+                        yield seq, position, why
 
-    def _passed(self, seq: Sequence, start: int) -> Iterator[tuple[Sequence, int, bool]]:
+    def _passed(self, seq: Sequence, start: int) -> Iterator[tuple[Sequence, int, Why]]:
         """The end of a block that a decode has reached, perhaps by accepted drafts."""
         before = self._drafted.pop(seq, start - 1)
         position = start // self.blocks.block_size * self.blocks.block_size
         if before < position:
-            yield seq, position, position % self.interval > 0
+            yield seq, position, Why.PASSING
 
-    def _of_chunk(self, seq: Sequence, run: Run) -> list[int]:
+    def _of_chunk(self, seq: Sequence, run: Run) -> Iterator[tuple[int, Why]]:
         """Ascending."""
         size, end = self.blocks.block_size, run.start + run.num_new
         count = len(seq.token_ids)
@@ -221,8 +238,10 @@ class Snapshots(KVStore, PolicyPart):
         whole = count // size * size if count + 1 == seq.max_num_tokens else last  # else its first decode takes that
         every = range(run.start // self.interval * self.interval, end + 1, self.interval)
         others = (self._common(seq, other) for other in self._waiting[:MOST_COMPARED])
-        wanted = {last, whole, self._branches.get(seq, 0), *every, *others}
-        return sorted(position for position in wanted if run.start < position <= end)
+        asked = {last, whole, self._branches.get(seq, 0), *others}
+        for position in sorted(asked.union(every)):
+            if run.start < position <= end:
+                yield position, Why.ASKED if position in asked else Why.GUESS
 
     def _cached(self, seq: Sequence) -> int:
         """Tokens of a prefix whose K/V are cached."""
@@ -250,10 +269,12 @@ class Snapshots(KVStore, PolicyPart):
         """Of a slot of the state pool: the group of each piece, and its place."""
         return zip(self.groups, range(slot * len(self.groups), (slot + 1) * len(self.groups)), strict=True)
 
-    def _slot(self) -> int | None:
-        if not self.free and self.index:
-            oldest = next(iter(self.index.values()))
-            for group, piece in self._pieces(oldest.slot):
+    def _slot(self, why: Why) -> int | None:
+        """For another snapshot; None: there is no room for this one."""
+        less_wanted = self._guesses if self._guesses or why is Why.GUESS else self.index
+        if not self.free and less_wanted:
+            oldest = self.index[next(iter(less_wanted))]
+            for group, piece in self._pieces(oldest.slot) if oldest.hash not in self._guesses else ():
                 self.below.evicted(group, oldest.hash, oldest.tokens, piece)
             self._forget(oldest.hash)
             self.num_evicted += 1
@@ -268,7 +289,7 @@ class Snapshots(KVStore, PolicyPart):
             for kept in () if is_sound else endings:
                 if self.index.get(kept.hash) is kept:
                     self.invalidated(0, kept.hash, kept.tokens)
-            for seq, position, slot, is_passing in taken:
+            for seq, position, why, slot in taken:
                 # A sequence that was preempted while its tokens were in flight has not hashed them yet.
                 is_hashed = position <= len(seq.block_hashes) * self.blocks.block_size
                 if not (is_sound and is_hashed and seq.finish_reason != "error") or self._is_known(seq, position):
@@ -278,8 +299,11 @@ class Snapshots(KVStore, PolicyPart):
                 kept = self.index[hash] = Kept(slot, hash, tokens)
                 self.num_taken += 1
                 self._make_way(seq)
+                if why is Why.GUESS:
+                    self._guesses[hash] = None
+                    continue
                 self._passing[seq] = kept
-                if not is_passing or seq.finished:
+                if why is Why.ASKED or seq.finished:
                     self._stays(seq)
         if isinstance(result, BaseException):
             self._drafted.clear()
@@ -293,7 +317,7 @@ class Snapshots(KVStore, PolicyPart):
 
     def _keep_ending(self, seq: Sequence) -> None:
         """If its last step has filled a block, its row has the states behind that until another has the row. The copy takes the
-        slot of its snapshot before, or a free one.
+        slot of its snapshot before, a free one, or that of a guess.
         """
         position, size = len(seq.token_ids) - 1, self.blocks.block_size
         if position % size or position > len(seq.block_hashes) * size:  # the second: it was preempted
@@ -304,6 +328,8 @@ class Snapshots(KVStore, PolicyPart):
         if self._is_known(seq, position):
             return
         self._make_way(seq)
+        if not self.free and self._guesses:
+            self._forget(next(iter(self._guesses)))
         if self.free:
             hash, tokens = self._block(seq, position)
             kept = self._passing[seq] = self.index[hash] = Kept(self.free.pop(), hash, tokens)
@@ -320,5 +346,8 @@ class Snapshots(KVStore, PolicyPart):
         """No later snapshot takes the place of its last one: who looks after the end of the engine hears of it."""
         kept = self._passing.pop(seq, None)
         if kept is not None and self.index.get(kept.hash) is kept:
-            for group, piece in self._pieces(kept.slot):
-                self.below.cached(group, kept.hash, b"", kept.tokens, piece)
+            self._tell(kept)
+
+    def _tell(self, kept: Kept) -> None:
+        for group, piece in self._pieces(kept.slot):
+            self.below.cached(group, kept.hash, b"", kept.tokens, piece)

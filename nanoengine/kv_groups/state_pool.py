@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,7 +26,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 class StatePool:
     """A slot holds the states of all layers side by side, so it is copied in one piece: a slot for each row of the runner, one
-    for padding, then those of snapshots. Memory is taken when a slot is first written.
+    for padding, then those of snapshots. On a CPU, memory is taken when a slot is first written.
 
     Args:
         block_bytes: of a block of the KV pool.
@@ -34,11 +35,20 @@ class StatePool:
         pieces: [num_slots * num_pieces, bytes] uint8: the slots cut into pieces that have room where a block has.
     """
 
-    def __init__(self, num_rows: int, num_snapshots: int, num_layers: int, shapes: Shapes, block_bytes: int):
-        size = numbers_of(num_layers, shapes)
-        self.num_pieces = -(-size // (block_bytes // 4))
-        padded = -(-size // self.num_pieces) * self.num_pieces
-        self.slots = zeros_in_huge_pages((num_rows + 1 + num_snapshots, padded), torch.float32)
+    def __init__(
+        self,
+        num_rows: int,
+        num_snapshots: int,
+        num_layers: int,
+        shapes: Shapes,
+        block_bytes: int,
+        device: torch.device,
+    ):
+        numbers = num_layers * sum(map(math.prod, shapes))
+        self.num_pieces = -(-numbers // (block_bytes // 4))
+        size = num_rows + 1 + num_snapshots, -(-numbers // self.num_pieces) * self.num_pieces
+        on_cpu = device.type == "cpu"
+        self.slots = zeros_in_huge_pages(size, torch.float32) if on_cpu else torch.zeros(size, device=device)
         self.pieces = self.slots.view(torch.uint8).view(len(self.slots) * self.num_pieces, -1)
         self.layers: list[KVLayer] = []
         at = 0
@@ -52,11 +62,6 @@ class StatePool:
 
     def copy(self, source: int, target: int) -> None:
         self.slots[target].copy_(self.slots[source])
-
-
-def numbers_of(num_layers: int, shapes: Shapes) -> int:
-    """Of a slot."""
-    return num_layers * sum(map(math.prod, shapes))
 
 
 class Mixes(Protocol):
@@ -79,7 +84,7 @@ class StateKeeper(RunnerPart):
     """
 
     def __init__(self, runner: ModelRunner, pool: StatePool, mixers: Mapping[int, Mixes]):
-        self.pool, self.mixers = pool, mixers
+        self.pool, self.mixers, self.device = pool, mixers, runner.device
         self._drafted: dict[int, Drafted] = {}
         self._inside: dict[int, list[Snapshot]] = {}  # of each row, what is taken in this step
         cache = runner.kv_cache
@@ -108,31 +113,37 @@ class StateKeeper(RunnerPart):
         early: dict[int, list[Snapshot]] = {}
         for order in orders.snapshots:
             (self._inside if order.position > starts[order.row] else early).setdefault(order.row, []).append(order)
-        for row in [row for row in self._drafted if row in starts]:
-            self._apply(row, starts[row], early)
+        ready: dict[int, list[int]] = {}  # rows whose drafts one step computed
+        for row, drafted in self._drafted.items():
+            if row in starts:
+                ready.setdefault(id(drafted.kept), []).append(row)
+        for rows in ready.values():
+            self._apply(rows, starts, early)
         for row, snapshots in early.items():
             for order in snapshots:
                 assert order.position == starts[row]
                 self.pool.copy(row, order.slot)
 
-    def _apply(self, row: int, end: int, early: dict[int, list[Snapshot]]) -> None:
-        """The tokens of a run with drafts that stand before `end`."""
-        drafted = self._drafted.pop(row)
-        count = end - drafted.start
-        inside = [order for order in early.get(row, []) if order.position < end]
-        early[row] = [order for order in early.get(row, []) if order.position == end]
-        runs = StateRuns(
-            _ints([row]), _ints([0, count]), self._stores([(row, drafted.start, count, False)], {row: inside})
-        )
+    def _apply(self, rows: list[int], starts: Mapping[int, int], early: dict[int, list[Snapshot]]) -> None:
+        """The tokens of runs with drafts, all of one step, that stand before the next run of their rows."""
+        runs, places, inside = list[tuple[int, int, int, bool]](), list[int](), dict[int, list[Snapshot]]()
+        for row in rows:
+            start, first, kept = self._drafted.pop(row)
+            end, orders = starts[row], early.pop(row, [])
+            runs.append((row, start, end - start, False))
+            places += range(first, first + end - start)
+            inside[row] = [order for order in orders if order.position < end]
+            early[row] = [order for order in orders if order.position == end]
+        own = self._ints(rows, list(accumulate((count for _, _, count, _ in runs), initial=0)), places)
+        state_runs = StateRuns(own[0], own[1], self._stores(runs, inside))
         for layer, states in zip(self.mixers, self.pool.layers, strict=True):
-            projected = drafted.kept[layer][drafted.first : drafted.first + count]
-            self.mixers[layer].mix(projected, states, runs)
+            self.mixers[layer].mix(kept[layer].index_select(0, own[2]), states, state_runs)
 
     def end_rows(self, endings: list[Snapshot]) -> None:
         """Snapshots of rows whose sequences have ended."""
         for row, position, slot in endings:
             if row in self._drafted:
-                self._apply(row, position, {})
+                self._apply([row], {row: position}, {})
             self.pool.copy(row, slot)
 
     def before_forward(self, plan: StepPlan, batch: InputBatch) -> None:
@@ -165,7 +176,12 @@ class StateKeeper(RunnerPart):
                 tokens.append(first - 1)
                 slots.append(row)
             starts.append(len(tokens))
-        return Stores(_ints(starts), _ints(tokens), _ints(slots))
+        return Stores(*self._ints(starts, tokens, slots))
+
+    def _ints(self, *parts: list[int]) -> tuple[Tensor, ...]:
+        """On the device, in one copy."""
+        sent = self.device.send(np.array([*chain(*parts)], np.int32))
+        return sent.split([len(part) for part in parts])
 
 
 class EndedRows(RunnerPart):
@@ -178,7 +194,3 @@ class EndedRows(RunnerPart):
         orders: StateOrders | None = plan.extras.get(ORDERS)
         if orders is not None:
             self.keeper.end_rows(orders.endings)
-
-
-def _ints(values: list[int]) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32)

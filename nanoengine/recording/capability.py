@@ -61,7 +61,8 @@ class Recording(Capability):
             return plain + [Bucket(False, 1, tokens) for tokens in range(2, most + 1)]
         config, found = startup.config, decode_buckets(startup.num_rows)
         if getattr(startup.backend, "captures_prompts", False):
-            if num_drafts := startup.most_drafts:
+            # Steps with drafts leave states as they were: they are not replayed.
+            if (num_drafts := startup.most_drafts) and startup.facts.get("states") is None:
                 most = min(startup.num_rows, config.max_num_batched_tokens // DRAFTED_TOKENS[-1])
                 found += drafted_buckets(most, num_drafts)
             found += prompt_buckets(config.max_num_batched_tokens, startup.max_model_len)

@@ -42,7 +42,7 @@ class BothWays:
     def __init__(self, llm: LLM, monkeypatch: pytest.MonkeyPatch):
         self.runner, self.steps = model_runner(llm), recorded(llm)
         self.error = dict.fromkeys(self.steps.buckets, -1.0)
-        replays = {bucket: partial(self.compare, bucket, replay) for bucket, replay in self.steps._replays.items()}
+        replays = {key: partial(self.compare, key[0], replay) for key, replay in self.steps._replays.items()}
         monkeypatch.setattr(self.steps, "_replays", replays)
 
     def compare(self, bucket: Bucket, replay: Callable[[], torch.Tensor]) -> torch.Tensor:

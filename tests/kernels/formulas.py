@@ -38,8 +38,8 @@ def strided(x: Tensor) -> Tensor:
 
 
 def weight_of(kernels: Kernels, values: Tensor) -> Weight:
-    """A weight of the dtype of `values`, filled with them."""
-    weight = new_weight(kernels, values.shape[0], values.shape[1], values.dtype)
+    """A weight of the dtype of `values`, and where they are, filled with them."""
+    weight = kernels.new_weight(values.shape[0], values.shape[1], values.dtype, values.device)
     weight.rows(0, values.shape[0]).copy_(values)
     return weight
 

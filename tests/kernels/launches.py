@@ -14,18 +14,21 @@ from torch import Tensor
 from nanoengine.core.sampling import SamplingTable
 from nanoengine.kernels.gates import ACTIVATIONS
 from nanoengine.kernels.kv_int8 import SCALE_BYTES
-from nanoengine.kernels.triton.activation import gate_and_multiply
+from nanoengine.kernels.recurrences import Decay, StateRuns, Stores
+from nanoengine.kernels.triton.activation import gate_and_multiply, sigmoid_gate
 from nanoengine.kernels.triton.compute_slot_mapping import compute_slot_mapping
 from nanoengine.kernels.triton.experts import mixture
 from nanoengine.kernels.triton.few_rows import ROWS, most_rows, product_of_few_rows
 from nanoengine.kernels.triton.float8 import quantize_rows
 from nanoengine.kernels.triton.kv_int8 import views
-from nanoengine.kernels.triton.norm import add_rms_norm, rms_norm
+from nanoengine.kernels.triton.norm import add_rms_norm, gated_norm, rms_norm
 from nanoengine.kernels.triton.packed import Packed
 from nanoengine.kernels.triton.paged_decode import CANDIDATES, paged_decode
 from nanoengine.kernels.triton.paged_prefill import paged_prefill
+from nanoengine.kernels.triton.recurrence import delta_rule, mamba2
 from nanoengine.kernels.triton.rotate_and_write import rotate_and_write, write_kv
 from nanoengine.kernels.triton.sampling import choose_tokens
+from nanoengine.kernels.triton.short_conv import short_conv
 from nanoengine.kernels.triton.split_kv import Workspace
 from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning
 
@@ -53,6 +56,7 @@ def launch_all() -> None:
         launch_products(dtype)
         launch_experts(dtype)
         launch_attention(dtype)
+        launch_states(dtype)
         for head_dim, block_size in ((16, 16), (64, 16), (128, 64), (256, 256)):
             launch_writes(dtype, head_dim, block_size)
     launch_writes(torch.bfloat16, 128, 64, dependent=True)
@@ -172,13 +176,14 @@ def attend(
 
 
 def launch_attention(dtype: torch.dtype) -> None:
-    """Heads of the usual sizes, and what Gemma 2 and gpt-oss ask for; several tokens of each sequence fill 16 rows, 32 or more.
-    For bfloat16 also groups of other sizes, every candidate, and the launch that does not wait for the one before.
+    """Heads of the usual sizes, and what Gemma 2, gpt-oss and Llama 4 ask for; several tokens of each sequence fill 16 rows, 32
+    or more. For bfloat16 also groups of other sizes, every candidate, and the launch that does not wait for the one before.
     """
     for head_dim, queries, int8 in product((64, 128, 256), (None, 1, 4, 16), (False, True)):
         attend(dtype, head_dim, 2, queries, int8=int8)
     for queries in (None, 1, 16):
         attend(dtype, 256, 2, queries, window=4096, soft_cap=50.0)
+        attend(dtype, 128, 5, queries, window=-8192)
         for int8 in (False, True):
             attend(dtype, 64, 8, queries, window=128, sinks=True, int8=int8)
     if dtype is not torch.bfloat16:
@@ -189,6 +194,33 @@ def launch_attention(dtype: torch.dtype) -> None:
         tuning = replace(DEFAULTS, decode_tile=tile, decode_warps=warps, decode_stages=stages)
         attend(dtype, 128, 4, queries, tuning, int8=int8)
     attend(dtype, 128, tuning=replace(DEFAULTS, dependent_launch=True))
+
+
+def launch_states(dtype: torch.dtype) -> None:
+    """Decodes and chunks of LFM2, Qwen3-Next, Qwen3.5 and Granite 4 in their sizes, and heads as large as they may be."""
+    runs = StateRuns(whole(3), whole(4))
+    stored = runs._replace(stores=Stores(whole(4), whole(5), whole(5)))
+    for columns in (1, 2048):
+        sigmoid_gate(some(9, 2048, dtype=dtype), some(9, 2 * columns, dtype=dtype)[:, columns:])
+    for tokens, own in ((3, runs), (100, stored)):
+        for channels, taps, gated in ((2048, 3, True), (8192, 4, False), (3328, 4, False)):
+            projected, weight, state = (
+                some(tokens, 3 * channels, dtype=dtype),
+                some(taps, channels),
+                (9, taps - 1, channels),
+            )
+            x, before, after = projected.chunk(3, dim=1)
+            around = {"before": before, "after": after} if gated else {"silu": True}
+            short_conv(x, weight, None if gated else some(channels), some(*state), own, **around)
+        for heads, sharing, depth, width in ((32, 2, 128, 128), (2, 1, 256, 256), (3, 1, 6, 10)):
+            decay, groups = Decay(some(heads), some(heads)), heads // sharing
+            size, states = 2 * groups * depth + heads * width, some(9, heads, depth, width)
+            x, *ab = some(tokens, size + 2 * heads, dtype=dtype).split((size, heads, heads), dim=1)
+            delta_rule(x, *ab, decay, groups, states, own)
+            mamba2(x, ab[0], decay, some(heads), groups, states, own)
+            x, gate = some(tokens, heads * width), some(tokens, 2 * heads * width, dtype=dtype)[:, heads * width :]
+            gated_norm(x, gate, some(width), 1e-6, width, gate_first=False)
+            gated_norm(x, gate, some(heads * width), 1e-6, sharing * width, gate_first=True)
 
 
 def launch_steps() -> None:

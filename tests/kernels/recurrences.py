@@ -19,13 +19,18 @@ Mix = Callable[[Any, Tensor, Tensor, StateRuns], Tensor]
 """(kernels or the reference, inputs of tokens, states, runs) -> what comes out."""
 
 
-def check_recurrences(kernels: Kernels, seed: int) -> None:
-    """Draw sizes and runs; slots that no run has are NaN, and stay so."""
+def check_recurrences(kernels: Kernels, seed: int, device: str = "cpu", *, small: bool = False) -> None:
+    """Draw sizes and runs, small ones for an interpreter; slots that no run has are NaN, and stay so."""
+    with torch.device(device):
+        check_on_device(kernels, seed, small=small)
+
+
+def check_on_device(kernels: Kernels, seed: int, *, small: bool) -> None:
     rng = random.Random(seed)
     torch.manual_seed(seed)
     dtype = rng.choice([torch.float32, torch.bfloat16])
-    for mix, width, shape in (conv(rng), delta_rule(rng), mamba2(rng)):
-        lens = [rng.choice([1, 1, 2, 5, 9]) for _ in range(rng.randint(1, 4))]
+    for mix, width, shape in (conv(rng), delta_rule(rng, small=small), mamba2(rng, small=small)):
+        lens = [rng.choice([1, 1, 2, 4] if small else [1, 1, 2, 5, 9]) for _ in range(rng.randint(1, 4 - small))]
         x = torch.randn(sum(lens), width + 3).to(dtype)[:, :width]  # rows lie apart
         slots = rng.sample(range(NUM_SLOTS), len(lens) + 2)
         whole = runs_of(slots[: len(lens)], lens)
@@ -41,6 +46,7 @@ def check_recurrences(kernels: Kernels, seed: int) -> None:
         torch.testing.assert_close(out, right, **close)
         torch.testing.assert_close(states, right_states, rtol=2e-4, atol=2e-4, equal_nan=True)
         check_cut(kernels, mix, x, begun, slots, lens, out, states, rng)
+        check_padding(kernels, mix, x, begun, slots, lens, out, states)
     check_gates(kernels, rng, dtype)
 
 
@@ -79,6 +85,21 @@ def check_cut(
     assert torch.equal(states[slots[-1]], right[slots[0]])
 
 
+def check_padding(
+    kernels: Kernels, mix: Mix, x: Tensor, begun: Tensor, slots: list[int], lens: list[int], out: Tensor, right: Tensor
+) -> None:
+    """Runs of padding behind the others, some without a token, have one slot, and may leave anything there."""
+    states, padded = apart(begun), torch.cat((x, x[:1], x[-1:]))
+    own, padding = slots[: len(lens)], slots[-1]
+    found = mix(kernels, padded, states, runs_of([*own, *[padding] * 4], [*lens, 1, 0, 1, 0]))
+    assert torch.equal(found[: len(x)], out)
+    assert torch.equal(states[own], right[own])
+    states = apart(begun)
+    states[padding] = before = torch.randn(states[padding].shape)
+    mix(kernels, x, states, runs_of([*own, padding], [*lens, 0]))
+    assert torch.equal(states[padding], before)
+
+
 def runs_of(slots: list[int], lens: list[int]) -> StateRuns:
     starts = [sum(lens[:i]) for i in range(len(lens) + 1)]
     return StateRuns(torch.tensor(slots, dtype=torch.int32), torch.tensor(starts, dtype=torch.int32))
@@ -108,15 +129,15 @@ def conv(rng: random.Random) -> tuple[Mix, int, tuple[int, ...]]:
     return mix, 3 * channels, (taps - 1, channels)
 
 
-def heads(rng: random.Random) -> tuple[int, int, int, int, Decay]:
-    groups, sharing = rng.choice([(1, 1), (2, 1), (1, 3), (2, 2)])
-    depth, width = rng.choice([1, 6, 16, 33, 64, 256]), rng.choice([1, 10, 16, 64, 100])
+def heads(rng: random.Random, *, small: bool) -> tuple[int, int, int, int, Decay]:
+    groups, sharing = rng.choice([(1, 1), (2, 1), (1, 3), (2, 2)][: 3 if small else 4])
+    depth, width = rng.choice([1, 6, 16, 33, 64, 256]), rng.choice([1, 10, 16] if small else [1, 10, 16, 64, 100])
     count = groups * sharing
     return groups, count, depth, width, Decay(torch.randn(count), torch.randn(count))
 
 
-def delta_rule(rng: random.Random) -> tuple[Mix, int, tuple[int, ...]]:
-    groups, count, depth, width, decay = heads(rng)
+def delta_rule(rng: random.Random, *, small: bool) -> tuple[Mix, int, tuple[int, ...]]:
+    groups, count, depth, width, decay = heads(rng, small=small)
     channels = 2 * groups * depth + count * width
 
     def mix(kernels: Any, x: Tensor, states: Tensor, runs: StateRuns) -> Tensor:
@@ -126,8 +147,8 @@ def delta_rule(rng: random.Random) -> tuple[Mix, int, tuple[int, ...]]:
     return mix, channels + 2 * count, (count, depth, width)
 
 
-def mamba2(rng: random.Random) -> tuple[Mix, int, tuple[int, ...]]:
-    groups, count, depth, width, decay = heads(rng)
+def mamba2(rng: random.Random, *, small: bool) -> tuple[Mix, int, tuple[int, ...]]:
+    groups, count, depth, width, decay = heads(rng, small=small)
     channels, skip = 2 * groups * depth + count * width, torch.randn(count)
 
     def mix(kernels: Any, x: Tensor, states: Tensor, runs: StateRuns) -> Tensor:

@@ -138,6 +138,18 @@ def test_a_conversation_goes_on_behind_its_last_full_block() -> None:
     assert len(snapshots.index) <= 2 * len(lengths), "of each text one in its prompt, and one in its answer"
 
 
+def test_a_long_prompt_does_not_push_out_what_others_go_on_from() -> None:
+    engine, snapshots = make_hybrid(num_snapshots=3, interval=8, max_model_len=400)
+    chat, long = list(range(21)), [i * i % VOCAB for i in range(150)]
+    cached = []
+    for prompt in (chat, long, chat):
+        request = engine.make_request(prompt, SamplingParams(max_tokens=1))
+        run(engine, [request])
+        cached.append(request.output().num_cached_tokens)
+    assert cached == [0, 0, 20]
+    assert snapshots.num_evicted > 0
+
+
 def test_completions_of_one_prompt_share_its_state() -> None:
     engine, snapshots = make_hybrid()
     request = engine.make_request(list(range(21)), SamplingParams(n=5, max_tokens=3, temperature=1.0))

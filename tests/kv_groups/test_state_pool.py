@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +12,13 @@ import torch
 from nanoengine import LLM, SamplingParams
 from nanoengine.errors import InvalidConfig
 from nanoengine.kernels.native_operations import unsupported_reason
-from nanoengine.kv_groups.snapshots import Snapshots
+from tests.kv_groups.states import saying, snapshots_of
 from tests.models.families import engine, family_checkpoint
-from tests.speculation.scripted import Say, Scripted, erring
+from tests.speculation.scripted import Scripted, erring
 from tests.speculation.test_every_way import Free
 
 REASON = unsupported_reason(torch.device("cpu"), torch.float32)
 SHAPES = ("LFM2", "Qwen3.5", "Granite 4")
-
-
-def snapshots_of(llm: LLM) -> Snapshots:
-    found = llm.built.capabilities["kv_groups"].snapshots
-    assert isinstance(found, Snapshots)
-    return found
-
-
-def saying(prompts: list[list[int]], answers: list[tuple[list[int], list[float]]]) -> Say:
-    """Who knows the answers."""
-    texts = [prompt + tokens for prompt, (tokens, _) in zip(prompts, answers, strict=True)]
-
-    def say(tokens: Seq[int], most: int) -> Seq[int]:
-        known = next((text for text in texts if text[: len(tokens)] == list(tokens)), [])
-        return known[len(tokens) :][:most]
-
-    return say
 
 
 def ask(llm: LLM, prompts: list[list[int]], max_tokens: int = 30) -> list[tuple[list[int], list[float]]]:

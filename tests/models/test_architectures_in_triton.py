@@ -1,5 +1,5 @@
 """What families need of kernels, by those for GPUs: biases, norms of all heads, rotations of a part or none, scales, experts,
-windows, soft caps, sinks, and other gates.
+windows and chunks, soft caps, sinks, other gates, and layers with states.
 """
 
 from __future__ import annotations
@@ -27,6 +27,16 @@ SHAPES: dict[str, dict[str, Any]] = {  # the kernels want heads of a power of tw
     "Qwen3-MoE, some layers dense": {"num_hidden_layers": 2, "mlp_only_layers": []},
     "Gemma2": {"num_hidden_layers": 2, "sliding_window": 4},
     "gpt-oss": {"num_hidden_layers": 2, "sliding_window": 5},
+    "LFM2": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"], "head_dim": 16},
+    "Qwen3.5": {
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_value_heads": 2,
+    }
+    | {"head_dim": 16},
+    "Granite 4, dense, rotated": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+    | {"head_dim": 16},
+    "Llama 4": {"num_hidden_layers": 2, "no_rope_layers": [1, 0], "attention_chunk_size": 4},
 }
 
 

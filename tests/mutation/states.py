@@ -10,6 +10,9 @@ TEST_SNAPSHOTS = "tests/kv_groups/test_snapshots.py"
 TEST_STATES = "tests/kv_groups/test_state_pool.py"
 TEST_BELOW = "tests/kv_offload/test_states.py"
 TEST_TIERS = "tests/kv_offload/test_tiers_every_way.py"
+KERNELS = "nanoengine/kernels/triton/"
+TEST_TRITON = "tests/kernels/triton/test_recurrences.py"
+TEST_GPU = "tests/kv_groups/test_states_as_on_a_gpu.py"
 
 MUTANTS = (
     Mutant(
@@ -23,17 +26,33 @@ MUTANTS = (
     Mutant(
         "no-snapshot-where-prompts-part",
         SNAPSHOTS,
-        "{last, whole, self._branches.get(seq, 0), *every, *others}",
-        "{last, whole, *every, *others}",
+        "{last, whole, self._branches.get(seq, 0), *others}",
+        "{last, whole, *others}",
         "Where K/V were cached and no state was, none is kept, so the next prompt does not find one either.",
         (TEST_SNAPSHOTS,),
     ),
     Mutant(
         "prompts-that-wait-are-not-looked-at",
         SNAPSHOTS,
-        "*every, *others}",
-        "*every}",
+        "self._branches.get(seq, 0), *others}",
+        "self._branches.get(seq, 0)}",
         "Of prompts that arrive together, the second finds no state where it parts from the first.",
+        (TEST_SNAPSHOTS,),
+    ),
+    Mutant(
+        "guesses-stay",
+        SNAPSHOTS,
+        "self._guesses if self._guesses or why is Why.GUESS else self.index",
+        "self.index",
+        "One long prompt pushes out the snapshots of all conversations.",
+        (TEST_SNAPSHOTS,),
+    ),
+    Mutant(
+        "guesses-come-first",
+        SNAPSHOTS,
+        "key=lambda one: one[2] is Why.GUESS)",
+        "key=lambda one: one[1])",
+        "The guesses of a chunk take the room that the end of its prompt would have had.",
         (TEST_SNAPSHOTS,),
     ),
     Mutant(
@@ -63,9 +82,9 @@ MUTANTS = (
     Mutant(
         "rejected-drafts-stay-in-the-state",
         POOL,
-        "count = end - drafted.start\n",
-        "count = len(drafted.kept[next(iter(self.mixers))]) - drafted.first\n",
-        "All drafts of a run are applied to the state, rejected ones too.",
+        "runs.append((row, start, end - start, False))\n            places += range(first, first + end - start)",
+        "runs.append((row, start, end - start + 1, False))\n            places += range(first, first + end - start + 1)",
+        "A draft that was rejected is applied to the state, too.",
         (TEST_STATES,),
     ),
     Mutant(
@@ -103,7 +122,7 @@ MUTANTS = (
     Mutant(
         "snapshots-of-answers-are-not-written",
         SNAPSHOTS,
-        "                if not is_passing or seq.finished:\n                    self._stays(seq)\n",
+        "                if why is Why.ASKED or seq.finished:\n                    self._stays(seq)\n",
         "",
         "What a prompt leaves is not known to whoever writes files as the engine is closed.",
         (TEST_BELOW,),
@@ -183,9 +202,41 @@ MUTANTS = (
     Mutant(
         "endings-without-the-drafts",
         POOL,
-        "            if row in self._drafted:\n                self._apply(row, position, {})\n",
+        "            if row in self._drafted:\n                self._apply([row], {row: position}, {})\n",
         "",
         "Accepted drafts of an answer are missing in the snapshot behind it.",
         (TEST_STATES,),
+    ),
+    Mutant(
+        "states-are-not-counted-beside-the-pool",
+        "nanoengine/kv_groups/capability.py",
+        "startup.later_bytes += (startup.num_rows + 1 + self._most_snapshots)",
+        "startup.later_bytes += (1 + self._most_snapshots)",
+        "The K/V pool takes the memory that running states need later.",
+        (TEST_GPU,),
+    ),
+    Mutant(
+        "convolution-remembers-one-token-less",
+        KERNELS + "short_conv.py",
+        "at = token + (window - (TAPS - 2))",
+        "at = token + (window - (TAPS - 1))",
+        "The state of a convolution is that of the token before.",
+        (TEST_TRITON,),
+    ),
+    Mutant(
+        "small-steps-of-mamba-are-rounded-away",
+        KERNELS + "recurrence.py",
+        "tl.log(total) * (grown / (total - 1.0))",
+        "tl.log(total)",
+        "softplus of a number far below 0 has few right digits.",
+        (TEST_TRITON,),
+    ),
+    Mutant(
+        "decodes-are-compiled-as-they-are-aligned",
+        KERNELS + "states.py",
+        '*("query", "key", "value", "fading",',
+        '*("key", "value", "fading",',
+        "A layer has several compiled kernels, which may round differently.",
+        (TEST_TRITON,),
     ),
 )

@@ -1,4 +1,6 @@
-"""RMSNorm (Zhang and Sennrich, 2019) of rows, alone or after the addition of a residual: a program for each row."""
+"""RMSNorm (Zhang and Sennrich, 2019) of rows, alone or after the addition of a residual: a program for each row. Of groups of
+columns with a gate: a program for each group.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +50,59 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     The residual is like x, and overwritten: its leading dimensions must be those of one list of rows.
     """
     return _launch(x, residual, weight, eps), residual
+
+
+@triton.jit
+def _gated_norm_kernel(
+    x,
+    gate,
+    weight,
+    out,
+    eps,
+    gate_stride,
+    width,
+    WEIGHTS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GATE_FIRST: tl.constexpr,
+):
+    """Program (i, j): group j of row i."""
+    row, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * GROUP
+    column = tl.arange(0, BLOCK)
+    mask = column < GROUP
+    value = tl.load(x + row * width + first + column, mask=mask, other=0.0)
+    gates = tl.load(gate + row * gate_stride + first + column, mask=mask, other=0.0).to(tl.float32)
+    gates = gates / (1.0 + tl.exp(-gates))
+    if GATE_FIRST:
+        value *= gates
+    scale = 1.0 / tl.sqrt(tl.sum(value * value) / GROUP + eps)
+    value = value * scale * tl.load(weight + (first + column) % WEIGHTS, mask=mask, other=0.0)
+    if not GATE_FIRST:
+        value *= gates
+    tl.store(out + row * width + first + column, value.to(out.dtype.element_ty), mask=mask)
+
+
+def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool) -> Tensor:
+    """As in `kernels/recurrences.py`."""
+    rows, width = x.shape
+    assert x.is_contiguous()
+    assert gate.stride(1) == 1
+    out = torch.empty((rows, width), dtype=gate.dtype, device=x.device)
+    _gated_norm_kernel[(rows, width // group)](
+        x,
+        gate,
+        weight,
+        out,
+        eps,
+        gate.stride(0),
+        width,
+        WEIGHTS=len(weight),
+        GROUP=group,
+        BLOCK=triton.next_power_of_2(group),
+        GATE_FIRST=gate_first,
+        num_warps=_num_warps(group),
+    )
+    return out
 
 
 def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:

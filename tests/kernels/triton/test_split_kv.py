@@ -88,10 +88,11 @@ def test_a_launch_has_few_programs_however_long_sequences_may_be(num_seqs: int) 
 def test_a_workspace_grows_and_keeps_what_a_graph_may_write_to() -> None:
     workspace = Workspace()
     few = workspace.counters(3, DEVICE)
-    assert workspace.counters(len(few), DEVICE) is few
-    many = workspace.counters(len(few) + 1, DEVICE)
+    device = few.device  # as tensors say it: with its number
+    assert workspace.counters(len(few), device) is few
+    many = workspace.counters(len(few) + 1, device)
     assert len(many) > len(few)
-    assert workspace.counters(3, DEVICE) is many
+    assert workspace.counters(3, device) is many
     for counters in (few, many):
         assert counters.dtype == torch.int32
         assert not counters.any()
