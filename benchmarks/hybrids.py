@@ -1,7 +1,7 @@
 """Models whose layers have states, beside transformers on the same random weights; the share of the recurrence, and snapshots.
 
 python -m benchmarks.hybrids qwen3.5-0.8b FOLDER    writes the weights
-python -m benchmarks.hybrids - FOLDER               measures
+python -m benchmarks.hybrids - FOLDER               measures; a .gguf file alone, without transformers
 python -m benchmarks.hybrids tiers FOLDER           measures the way of snapshots to host memory and files
 """
 
@@ -55,6 +55,8 @@ def measure(folder: str) -> None:
             f"16 streams {many / (NEW - 1) / 16 * 1e3:.1f} ms a token"
         )
         recurrence(llm, prefill)
+    if folder.endswith(".gguf"):
+        return
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
     with torch.inference_mode():
         ids = torch.tensor(prompts(1))
