@@ -14,7 +14,8 @@ from nanoengine.core.messages import StepResult
 from nanoengine.core.scheduler import Scheduler
 from nanoengine.core.seams import KVStore, PolicyPart
 from nanoengine.core.sequence import Request, Sequence
-from nanoengine.kv_groups.snapshots import ORDERS, Snapshots, StateOrders
+from nanoengine.kv_groups.messages import ORDERS, StateOrders
+from nanoengine.kv_groups.snapshots import Snapshots
 from nanoengine.models.model_config import StateConfig
 
 MIB = 1 << 20

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -21,38 +21,10 @@ from nanoengine.core.messages import Run, StepResult
 from nanoengine.core.scheduler import Step
 from nanoengine.core.seams import KVStore, PolicyPart
 from nanoengine.core.sequence import Sequence
-
-ORDERS = "states"
-"""In `StepPlan.extras`."""
+from nanoengine.kv_groups.messages import ORDERS, Restore, Snapshot, StateOrders
 
 MOST_COMPARED = 32
 """Waiting sequences whose prompts are compared with each that is computed."""
-
-
-class Snapshot(NamedTuple):
-    """Copy the states of a row, as they are behind its first `position` tokens."""
-
-    row: int
-    position: int
-    slot: int
-
-
-class Restore(NamedTuple):
-    """A row that starts takes its states from a slot: that of a snapshot, or its own, if they were loaded there. One without such
-    an order starts from zeros.
-    """
-
-    row: int
-    slot: int
-
-
-@dataclass(slots=True)
-class StateOrders:
-    endings: list[Snapshot] = field(
-        default_factory=list
-    )  # first of all: of rows as sequences that have ended left them
-    restores: list[Restore] = field(default_factory=list)
-    snapshots: list[Snapshot] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)

@@ -17,7 +17,7 @@ from nanoengine.core.messages import StepPlan
 from nanoengine.core.model_runner import ModelRunner, RunnerPart
 from nanoengine.kernels.memory import zeros_in_huge_pages
 from nanoengine.kernels.recurrences import StateRuns, Stores
-from nanoengine.kv_groups.snapshots import ORDERS, Snapshot, StateOrders
+from nanoengine.kv_groups.messages import ORDERS, Snapshot, StateOrders
 from nanoengine.layers.mixer import StateMetadata
 
 Shapes = tuple[tuple[int, ...], ...]

@@ -8,7 +8,8 @@ from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import Run, StepPlan, StepResult
 from nanoengine.core.seams import KVStore, PolicyPart
-from nanoengine.kv_groups.snapshots import ORDERS, Snapshots, StateOrders
+from nanoengine.kv_groups.messages import ORDERS, StateOrders
+from nanoengine.kv_groups.snapshots import Snapshots
 from tests.core.toys import Done, ToyModel, make_engine
 
 State = tuple[int, ...]

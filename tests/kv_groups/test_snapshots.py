@@ -150,6 +150,25 @@ def test_a_long_prompt_does_not_push_out_what_others_go_on_from() -> None:
     assert snapshots.num_evicted > 0
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_snapshot_of_an_ended_row_is_there_if_the_next_step_has_taken_it(fails: bool) -> None:
+    model = RememberingModel(4)
+    engine, snapshots = make_hybrid(model=model)
+    first = engine.make_request([1, 2, 3, 4, 5, 6], SamplingParams(max_tokens=3, ignore_eos=True))
+    run(engine, [first])
+    text = first.sequences[0].token_ids
+    hash = first.sequences[0].block_hashes[1][0]
+    assert hash in snapshots.index, "all but its last token fill two blocks"
+    if fails:
+        model.failing.add(model.num_launched + 1)
+    run(engine, [other := engine.make_request([9] * 5, SamplingParams(max_tokens=1))])
+    assert (other.error is not None) == fails
+    assert (hash in snapshots.index) != fails
+    check_slots(snapshots)
+    run(engine, [turn := engine.make_request([*text, 7, 8], SamplingParams(max_tokens=3))])
+    assert turn.output().num_cached_tokens == (4 if fails else 8)
+
+
 def test_completions_of_one_prompt_share_its_state() -> None:
     engine, snapshots = make_hybrid()
     request = engine.make_request(list(range(21)), SamplingParams(n=5, max_tokens=3, temperature=1.0))

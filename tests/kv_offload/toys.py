@@ -12,7 +12,8 @@ from nanoengine.core.block_manager import BlockManager, FullLayout
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import StepPlan, StepResult
 from nanoengine.core.seams import KVLayout, KVStore
-from nanoengine.kv_groups.snapshots import ORDERS, Snapshots, StateOrders
+from nanoengine.kv_groups.messages import ORDERS, StateOrders
+from nanoengine.kv_groups.snapshots import Snapshots
 from nanoengine.kv_offload.disk_tier import DiskTier
 from nanoengine.kv_offload.file_gate import FileGate
 from nanoengine.kv_offload.host_tier import HostTier

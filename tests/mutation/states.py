@@ -197,7 +197,7 @@ MUTANTS = (
         "for kept in () if is_sound else endings:",
         "for kept in ():",
         "A snapshot of an ended row counts, although the plan that takes it was not carried out.",
-        (TEST_SNAPSHOTS, TEST_TIERS),
+        (TEST_SNAPSHOTS,),
     ),
     Mutant(
         "endings-without-the-drafts",
