@@ -56,13 +56,14 @@ CAPABILITIES = {
             "min_prefill_tokens",
             "replica_silence_seconds",
             "replica_step_seconds",
+            "replica_start_attempts",
         ),
         ("worker", "observability"),
     ),
     "parallel": Entry(
         "Parallel", "ParallelOptions", ("tensor_parallel_size", "decode_context_parallel_size"), ("worker", *LAYERS)
     ),
-    "worker": Entry("Worker", "WorkerOptions", ("worker_process", "worker_step_seconds")),
+    "worker": Entry("Worker", "WorkerOptions", ("worker_process", "worker_step_seconds", "worker_start_seconds")),
     "models": Entry("Models", "ModelOptions", ("tokenizer", "quantization"), LAYERS),
     "kernels": Entry("NativeAndTriton", "KernelOptions", ("kernels", "activation_dtype", "kv_cache_dtype"), LAYERS),
     "kv_groups": Entry("KVGroups", "KVGroupsOptions", ("snapshot_memory", "snapshot_interval")),

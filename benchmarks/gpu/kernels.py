@@ -34,6 +34,7 @@ from benchmarks.gpu.row_kernels import (
     rows_of_a_layer,
     sampling,
 )
+from benchmarks.gpu.state_kernels import states
 from benchmarks.options import positive_int
 from benchmarks.random_weights import SHAPES
 from benchmarks.report import Report
@@ -51,6 +52,7 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "products": products,
     "placing": placing,
     "sampling": sampling,
+    "states": states,
     "quantized": quantized_products,
 }
 """What is wanted most comes first."""

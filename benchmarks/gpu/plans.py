@@ -49,7 +49,10 @@ SMALL_ENGINE = shlex.split(
 )
 SMALL_BENCH = shlex.split("--device cpu --dtype float32 --shape tiny --repeat 1 --ragged 2 --scale 100")
 SMALL_WARM = shlex.split("--device cpu --dtype float32 --shape tiny")
-SMALL_KERNELS = [*SMALL_BENCH, *shlex.split("--parts ragged rows placing --batch 2 --context 16 --rows 3")]
+SMALL_KERNELS = [
+    *SMALL_BENCH,
+    *shlex.split("--parts ragged rows placing states --batch 2 --context 16 --rows 3 --prompt 5"),
+]
 INTERPRETED = {"TRITON_INTERPRET": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 

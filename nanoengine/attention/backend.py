@@ -59,6 +59,11 @@ class AttentionBackend(core.AttentionBackend):
         """
 
 
+def window_of(spec: AttentionSpec) -> int:
+    """As kernels are told: 0 if there is none, and less than 0 if it stands still."""
+    return -(spec.window or 0) if spec.chunked else spec.window or 0
+
+
 def choose_backend(
     name: str,
     device: torch.device,

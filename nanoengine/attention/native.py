@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionBackend, Changes
+from nanoengine.attention.backend import AttentionBackend, Changes, window_of
 from nanoengine.core.attention import AttentionSpec, KVLayer, Runs
 from nanoengine.kernels.addresses import DTYPES, address, address_of_floats
 from nanoengine.kernels.c_functions import c_functions
@@ -43,7 +43,7 @@ class NativeAttention(AttentionBackend):
     capturable = True
     captures_prompts = False
     reads_shared_once = True
-    features = frozenset({"window", "sinks", "soft_cap"})
+    features = frozenset({"window", "chunked", "sinks", "soft_cap"})
     block_major = True
     quantizes = True
 
@@ -116,7 +116,7 @@ class NativeAttention(AttentionBackend):
         out = torch.empty_like(q)
         inputs = q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), tables.data_ptr(), tables.shape[1]
         lengths = starts.data_ptr(), lens.data_ptr(), *more
-        asked = spec.scale, spec.soft_cap or 0.0, spec.window or 0, address_of_floats(sinks)
+        asked = spec.scale, spec.soft_cap or 0.0, window_of(spec), address_of_floats(sinks)
         dtypes, sizes = (DTYPES[q.dtype], CACHE_DTYPES[k_cache.dtype]), (len(lens), q.shape[1], *self._sizes(k_cache))
         function(*dtypes, *inputs, *lengths, out.data_ptr(), *sizes, *asked)
         return out

@@ -26,7 +26,7 @@ SHORT = 64
 class TorchAttention(core.TorchAttention, AttentionBackend):
     """The reference: the core's, with windows, sinks, soft caps, int8 K/V and decodes of several tokens."""
 
-    features = frozenset({"window", "sinks", "soft_cap"})
+    features = frozenset({"window", "chunked", "sinks", "soft_cap"})
     quantizes = True
 
     @staticmethod
@@ -65,23 +65,27 @@ class TorchAttention(core.TorchAttention, AttentionBackend):
         """Of each group its rows, the slots [num_seqs, count] that are gathered, and which of these are seen."""
         device, plan = runs.seq_lens.device, []
         # The host may know upper bounds alone: what is seen follows from the lengths on the device.
-        counts = [max(1, seq_len - self.first_seen(seq_len - 1, spec)) for seq_len in runs.seq_lens_list]
+        counts = [max(1, min(seq_len, spec.window or seq_len)) for seq_len in runs.seq_lens_list]
         for group in _groups(counts):
             rows, most = torch.tensor(group, device=device), torch.arange(counts[group[-1]], device=device)
             own = (runs.seq_lens[rows][:, None] - 1).clamp(min=0)  # position of each query; a padding row has length 0
             positions = (own + 1 - len(most)).clamp(min=0) + most
-            seen = positions <= own
+            seen = self.visible(own, positions, spec)
             # Padding repeats the query's own token: it is masked, but it must be finite, since NaN times zero is NaN.
             slots = self.slots(runs.block_tables[rows], positions.where(seen, own))
             plan.append((rows, slots, seen[:, None, None]))
         return plan
 
     def first_seen(self, position: int, spec: AttentionSpec) -> int:
-        return 0 if spec.window is None else max(0, position - spec.window + 1)
+        if spec.window is None:
+            return 0
+        return position - position % spec.window if spec.chunked else max(0, position - spec.window + 1)
 
     def visible(self, queries: Tensor, keys: Tensor, spec: AttentionSpec) -> Tensor:
         visible = super().visible(queries, keys, spec)
-        return visible if spec.window is None else visible & (keys > queries - spec.window)
+        if spec.window is None:
+            return visible
+        return visible & (keys >= queries - (queries % spec.window if spec.chunked else spec.window - 1))
 
     def slice_size(self, num_keys: int, num_heads: int, spec: AttentionSpec) -> int:
         """With a window, few enough that they see most of each other's keys."""

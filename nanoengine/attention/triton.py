@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionBackend, Changes
+from nanoengine.attention.backend import AttentionBackend, Changes, window_of
 from nanoengine.core.attention import AttentionSpec, KVLayer, Runs
 from nanoengine.kernels.kv_int8 import SCALE_BYTES
 from nanoengine.kernels.triton.launch import unsupported_reason
@@ -31,7 +31,7 @@ class TritonAttention(AttentionBackend):
     """
 
     name = "triton"
-    features = frozenset({"window", "sinks", "soft_cap"})
+    features = frozenset({"window", "chunked", "sinks", "soft_cap"})
     capturable = True
     captures_prompts = True
     quantizes = True
@@ -113,4 +113,4 @@ class TritonAttention(AttentionBackend):
 
 def _asked(spec: AttentionSpec) -> dict[str, Any]:
     """What a layer asks for beside a scale."""
-    return {"window": spec.window, "soft_cap": spec.soft_cap}
+    return {"window": window_of(spec), "soft_cap": spec.soft_cap}

@@ -20,6 +20,7 @@ class AttentionSpec:
 
     scale: float  # factor of the scores, before the softmax
     window: int | None = None  # tokens that a query sees, its own included; None: all up to it
+    chunked: bool = False  # whether windows stand still: they begin at multiples of their size
     sinks: bool = False  # whether every query head has a score that takes weight from the tokens and adds no value
     soft_cap: float | None = None  # scores become soft_cap * tanh(score / soft_cap)
 

@@ -124,10 +124,8 @@ class Startup:
 
     def _choose_dtype(self) -> torch.dtype:
         """ "auto": the checkpoint's own on a GPU, and float32 on a CPU, where torch computes that fastest."""
-        name = self.config.dtype
-        if name == "auto":
-            name = self.model_config.dtype if self.device.torch_device.type == "cuda" else "float32"
-        found: torch.dtype = getattr(torch, name)
+        own = self.model_config.dtype if self.device.is_cuda else "float32"
+        found: torch.dtype = getattr(torch, own if self.config.dtype == "auto" else self.config.dtype)
         return found
 
     def _choose_backend(self) -> AttentionBackend:

@@ -14,7 +14,7 @@ from torch import Tensor
 from nanoengine.core.kernels import Weight
 from nanoengine.kernels.interface import ExpertBiases, ExpertWeights, Kernels
 from nanoengine.kernels.torch_kernels import RowMajor, RowMajorExperts
-from nanoengine.kernels.triton.activation import gate_and_multiply
+from nanoengine.kernels.triton.activation import gate_and_multiply, sigmoid_gate
 from nanoengine.kernels.triton.compute_slot_mapping import compute_slot_mapping
 from nanoengine.kernels.triton.experts import mixture
 from nanoengine.kernels.triton.few_rows import ROWS, most_rows, product_of_few_rows
@@ -50,7 +50,7 @@ class TritonKernels(Kernels):
     capturable = True
     rms_norm, add_rms_norm = staticmethod(rms_norm), staticmethod(add_rms_norm)
     short_conv, delta_rule, mamba2 = staticmethod(short_conv), staticmethod(delta_rule), staticmethod(mamba2)
-    gated_norm = staticmethod(gated_norm)
+    gated_norm, sigmoid_gate = staticmethod(gated_norm), staticmethod(sigmoid_gate)
     compute_slot_mapping, choose_tokens = staticmethod(compute_slot_mapping), staticmethod(choose_tokens)
 
     def __init__(self, tuning: Tuning | None = None, multiply: ScaledProduct | None = None) -> None:

@@ -42,7 +42,7 @@ class KVGroups(Capability):
         most_new = min(
             config.long_prefill_token_threshold or config.max_num_batched_tokens, config.max_num_batched_tokens
         )
-        groups = group_layers(windows)
+        groups = group_layers(windows, chunked=startup.facts["chunked"])
         startup.layouts[:] = [group.layout(most_new) for group in groups]
         startup.blocks_needed = Need(groups, config.block_size, most_new, startup.depth).num_blocks
         startup.facts["kv_groups"] = groups
@@ -87,26 +87,36 @@ class KVGroups(Capability):
     def runner(self, startup: Startup) -> None:
         if "state_layers" not in startup.facts:
             return
-        from nanoengine.kv_groups.state_pool import StateKeeper, StatePool
+        from nanoengine.kv_groups.state_pool import EndedRows, StateKeeper, StatePool
 
-        rows, shapes, snapshots = startup.num_rows, startup.facts["states"], self._num_snapshots(startup)
+        rows, snapshots, mixers = startup.num_rows, self._num_snapshots(startup), cast(Any, startup.model).mixers
+        shapes = next(iter(mixers.values())).shapes  # of what is computed in this process
         try:
-            pool = StatePool(rows, snapshots, startup.facts["state_layers"], shapes, startup.device.torch_device)
+            where = startup.block_bytes, startup.device.torch_device
+            pool = StatePool(rows, snapshots, startup.facts["state_layers"], shapes, *where)
         except (RuntimeError, OSError) as error:  # torch's allocator raises a subclass of the first, mmap the second
             raise self._no_room(startup, snapshots) from error
-        startup.runner.parts.append(StateKeeper(startup.runner, pool, cast(Any, startup.model).mixers))
+        keeper = StateKeeper(startup.runner, pool, mixers)
+        startup.facts["state_keeper"] = keeper
+        startup.runner.parts += [EndedRows(keeper), keeper]
 
     def policy(self, startup: Startup) -> None:
         startup.parts.append(CommonPrefix(startup.blocks))
         if "state_layers" in startup.facts:
             interval = startup.config.of(KVGroupsOptions).snapshot_interval
-            self.snapshots = Snapshots(startup.blocks, self._num_snapshots(startup), interval)
+            first_slot = startup.num_rows + 1
+            self.snapshots = Snapshots(startup.blocks, self._num_snapshots(startup), interval, first_slot)
+            startup.facts["snapshots"] = self.snapshots
             startup.parts.append(self.snapshots)
             startup.stores.append(self.snapshots)
 
     def describe_itself(self, startup: Startup) -> str | None:
         groups: list[KVGroup] = startup.facts.get("kv_groups", [])
-        seen = ["all tokens" if group.window is None else f"a window of {group.window}" for group in groups]
+        kinds = ["chunks" if group.chunked else "a window" for group in groups]
+        seen = [
+            "all tokens" if group.window is None else f"{kind} of {group.window}"
+            for group, kind in zip(groups, kinds, strict=True)
+        ]
         kinds = [f"{len(group.layers)} layers with {what}" for group, what in zip(groups, seen, strict=True)]
         words = [f"{len(groups)} KV groups: {', '.join(kinds)}"] if groups else []
         if count := startup.facts.get("state_layers"):

@@ -21,13 +21,15 @@ class WindowLayout:
     Args:
         size: tokens of the window.
         most_new: most tokens of a sequence in one step.
+        chunked: windows stand still, and begin at multiples of the size: a token sees those of its own, up to itself.
     """
 
     size: int
     most_new: int
+    chunked: bool = False
 
     def first_seen(self, position: int) -> int:
-        return max(position - self.size + 1, 0)
+        return position - position % self.size if self.chunked else max(position - self.size + 1, 0)
 
     def reserve(self, start: int, num_tokens: int) -> int:
         """Room for a window and the tokens of one step. Later steps live from the blocks that leave the window."""
@@ -39,23 +41,25 @@ class KVGroup(NamedTuple):
 
     window: int | None  # tokens that a token sees, itself among them; None: all before it
     layers: list[int]
+    chunked: bool = False  # whether windows stand still
 
     def layout(self, most_new: int) -> KVLayout:
-        return FullLayout() if self.window is None else WindowLayout(self.window, most_new)
+        return FullLayout() if self.window is None else WindowLayout(self.window, most_new, self.chunked)
 
 
-def group_layers(windows: Seq[int | None]) -> list[KVGroup]:
+def group_layers(windows: Seq[int | None], *, chunked: bool = False) -> list[KVGroup]:
     """Put layers of equal window into groups, each of as many layers as the rarest window has, or fewer.
 
     Args:
         windows: of each layer.
+        chunked: whether they stand still.
     """
     of_window: dict[int | None, list[int]] = {}
     for layer, window in enumerate(windows):
         of_window.setdefault(window, []).append(layer)
     size = min(map(len, of_window.values()))
     return [
-        KVGroup(window, layers[first : first + size])
+        KVGroup(window, layers[first : first + size], chunked)
         for window, layers in of_window.items()
         for first in range(0, len(layers), size)
     ]

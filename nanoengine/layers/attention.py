@@ -1,4 +1,6 @@
-"""Attention that norms, rotates and writes in one go where the backend offers that; and with norms over all heads together."""
+"""Attention that norms, rotates and writes in one go where the backend offers that; with norms over all heads together; and with
+queries that grow.
+"""
 
 from __future__ import annotations
 
@@ -40,3 +42,12 @@ class WideNormAttention(Attention):
         for norm, part in zip(self.wide_norms, (q, k), strict=True):
             part.copy_(norm(part.contiguous()))
         return super().write(qkv, angles, kv, slot_mapping)
+
+
+class ScaledAttention(Attention):
+    """Nothing is rotated, and queries are multiplied by factors that stand in place of angles: see `QueryScale`."""
+
+    def write(self, qkv: Tensor, angles: Angles | None, kv: KVLayer, slot_mapping: Tensor) -> Tensor:
+        assert angles is not None
+        qkv[:, : qkv.shape[1] - 2 * self.num_kv_heads * self.head_dim].mul_(angles[0])
+        return super().write(qkv, None, kv, slot_mapping)

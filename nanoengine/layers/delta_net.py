@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
 from nanoengine.core.attention import KVLayer
 from nanoengine.core.kernels import WeightSlot
-from nanoengine.core.layers import Linear
 from nanoengine.kernels.recurrences import Decay, StateRuns
 from nanoengine.layers.factory import Factory
 from nanoengine.layers.mixer import Mixer
 from nanoengine.layers.reordered import Reordered
+from nanoengine.layers.share import Part
 from nanoengine.models.model_config import StateConfig
 
 
@@ -25,20 +27,25 @@ class DeltaNet(Mixer):
     prefix = "linear_attn"
 
     def __init__(self, layer: int, hidden_size: int, facts: StateConfig, factory: Factory, eps: float):
-        super().__init__(layer, facts, factory)
-        self.eps, heads, value_dim = eps, facts.num_heads, facts.num_heads * facts.width
-        self.widths = facts.channels, value_dim, heads, heads
-        self.in_proj = Linear(factory, hidden_size, *self.widths)
-        self.out_proj = Linear(factory, value_dim, hidden_size)
+        key, value, number = Part("groups", facts.depth), Part("heads", facts.width), Part("heads")
+        projections = ((key, key, value), (value,), (number,), (number,))  # q, k, v; z; b; a
+        super().__init__(layer, hidden_size, facts, factory, projections, 0, value)
+        heads, self.eps = facts.num_heads, eps
         self.decay = Decay(factory.floats(heads), factory.floats(heads))
         self.norm = factory.floats(facts.width)
 
+    @cached_property
+    def own_decay(self) -> Decay:
+        """Of the heads that are computed here."""
+        return Decay(*(self.share.pick(part, Part("heads")) for part in self.decay))
+
     def mix(self, projected: Tensor, states: KVLayer, runs: StateRuns) -> Tensor:
         qkv, z, b, a = projected.split(self.widths, dim=-1)
-        qkv = self.kernels.short_conv(qkv, self.weight, self.bias, states[0], runs, silu=True)
-        facts = self.facts
-        out = self.kernels.delta_rule(qkv, a, b, self.decay, facts.num_groups, states[1], runs, tiled=facts.is_tiled)
-        return self.kernels.gated_norm(out, z, self.norm, self.eps, self.facts.width, gate_first=False)
+        qkv = self.kernels.short_conv(qkv, *self.convolution, states[0], runs, silu=True)
+        groups = self.share.count("groups")
+        out = self.kernels.delta_rule(qkv, a, b, self.own_decay, groups, states[1], runs, tiled=self.facts.is_tiled)
+        out = self.kernels.gated_norm(out, z, self.norm, self.eps, self.facts.width, gate_first=False)
+        return self.share.gather(out, self.mixed)
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         slots = (
@@ -49,7 +56,7 @@ class DeltaNet(Mixer):
 
     def _projections(self, prefix: str) -> dict[str, WeightSlot]:
         """Qwen3-Next has q, k, v and z of one key head after those of another, and so b and a."""
-        facts, first = self.facts, sum(self.widths[:2])
+        facts, first = self.facts, sum(self.in_proj.out_features[:2])
         groups, own = facts.num_groups, facts.num_heads // facts.num_groups  # value heads of a key head
         slots = self.in_proj.slots(prefix, "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
         rows = self.in_proj.weight.rows

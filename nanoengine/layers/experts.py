@@ -52,13 +52,25 @@ class Experts:
         The residual that is given may be overwritten.
         """
         x, residual = norm.add_and_norm(hidden, residual)
+        return self.routed(x), residual
+
+    def routed(self, x: Tensor) -> Tensor:
+        """What the chosen experts make of each token."""
         chosen, factors = self.route(x)
+        if self.facts.weighs_inputs:
+            x, factors = self.kernels.sigmoid_gate(x, factors), torch.ones_like(factors, dtype=torch.float32)
         weights = self.gate, self.up, self.down
-        return self.kernels.experts(x, weights, chosen, factors, self.activation, self.biases), residual
+        return self.kernels.experts(x, weights, chosen, factors, self.activation, self.biases)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[num_tokens, hidden_size] -> [num_tokens, num_chosen] experts, the likeliest first, and as many factors."""
-        probabilities = self.router(x).softmax(-1, dtype=torch.float32)
+        """[num_tokens, hidden_size] -> [num_tokens, num_chosen] experts, the likeliest first, and as many factors, or the logits
+        of those that weigh inputs.
+        """
+        logits = self.router(x)
+        if self.facts.weighs_inputs:
+            highest, chosen = logits.topk(self.facts.num_chosen)
+            return chosen, highest
+        probabilities = logits.softmax(-1, dtype=torch.float32)
         factors, chosen = probabilities.topk(self.facts.num_chosen)
         if self.facts.normalize:
             factors = factors / factors.sum(-1, keepdim=True)
@@ -78,7 +90,9 @@ class Experts:
         }
         if self.facts.are_stacked:
             both, down = (f"{prefix}.experts.{name}" for name in names)
-            return slots | {both: StackedExperts(self.gate, self.up), down: StackedExperts(self.down)}
+            turned = self.facts.are_transposed
+            places = [StackedExperts(*own, transposed=turned) for own in ((self.gate, self.up), (self.down,))]
+            return slots | dict(zip((both, down), places, strict=True))
         if len(names) == 2:
             both, down = (f"{prefix}.experts.{name}" for name in names)
             slots |= {both: InterleavedExperts(self.gate, self.up), down: InterleavedExperts(self.down)}
@@ -102,8 +116,7 @@ class ExpertsAndShared(Experts):
 
     def __call__(self, norm: RMSNorm, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         x, residual = norm.add_and_norm(hidden, residual)
-        chosen, factors = self.route(x)
-        routed = self.kernels.experts(x, (self.gate, self.up, self.down), chosen, factors, self.activation, self.biases)
+        routed = self.routed(x)
         shared = self.down_proj(self.kernels.gated_linear(x, self.gate_up_proj.weight, self.activation))
         if self.shared_gate is not None:
             shared = self.kernels.sigmoid_gate(shared, self.shared_gate(x))

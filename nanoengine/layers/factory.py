@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor
 
 from nanoengine.core import layers as core
 from nanoengine.kernels.interface import ExpertWeights, Kernels, QuantizableWeight
+from nanoengine.layers.share import Share
+from nanoengine.models.model_config import StateConfig
 
 
 @dataclass(frozen=True)
@@ -31,3 +34,11 @@ class Factory(core.Factory):
     def floats(self, *shape: int) -> Tensor:
         """In float32, whatever the dtype: sinks, and biases of experts."""
         return torch.empty(shape, dtype=torch.float32, device=self.device)
+
+    def share(self, facts: StateConfig) -> Share:
+        """What of layers with states is computed here."""
+        return Share(facts)
+
+    def only(self, rows: Sequence[range]) -> Factory:
+        """Makes matrices of which these outputs, and no others, are computed here: all of them."""
+        return self

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from torch import Tensor
 
 from nanoengine.core.attention import KVLayer
 from nanoengine.core.kernels import WeightSlot
-from nanoengine.core.layers import Linear
 from nanoengine.kernels.recurrences import Decay, StateRuns
 from nanoengine.layers.factory import Factory
 from nanoengine.layers.mixer import Mixer
+from nanoengine.layers.share import Part
 from nanoengine.models.model_config import StateConfig
 
 
@@ -23,20 +25,31 @@ class Mamba2(Mixer):
     prefix = "mamba"
 
     def __init__(self, layer: int, hidden_size: int, facts: StateConfig, factory: Factory, eps: float):
-        super().__init__(layer, facts, factory)
-        self.eps, heads, self.inner = eps, facts.num_heads, facts.num_heads * facts.width
-        self.widths = self.inner, facts.channels, heads
-        self.in_proj = Linear(factory, hidden_size, *self.widths, bias=facts.proj_bias)
-        self.out_proj = Linear(factory, self.inner, hidden_size, bias=facts.proj_bias)
+        inner, shared, number = Part("heads", facts.width), Part("groups", facts.depth), Part("heads")
+        projections = ((inner,), (inner, shared, shared), (number,))  # gate; x, B, C; dt
+        super().__init__(layer, hidden_size, facts, factory, projections, 1, inner)
+        self.eps, heads, size = eps, facts.num_heads, facts.num_heads * facts.width
+        self.group = size // facts.num_groups
         self.decay = Decay(factory.floats(heads), factory.floats(heads))
-        self.skip, self.norm = factory.floats(heads), factory.floats(self.inner)
+        self.skip, self.norm = factory.floats(heads), factory.floats(size)
+
+    @cached_property
+    def of_own_heads(self) -> tuple[Decay, Tensor, Tensor]:
+        """Decay, skip and norm of the heads that are computed here."""
+        share, number = self.share, Part("heads")
+        decay = Decay(*(share.pick(part, number) for part in self.decay))
+        return decay, share.pick(self.skip, number), share.pick(self.norm, self.mixed)
 
     def mix(self, projected: Tensor, states: KVLayer, runs: StateRuns) -> Tensor:
         gate, xbc, dt = projected.split(self.widths, dim=-1)
-        xbc = self.kernels.short_conv(xbc, self.weight, self.bias, states[0], runs, silu=True)
-        out = self.kernels.mamba2(xbc, dt, self.decay, self.skip, self.facts.num_groups, states[1], runs)
-        group = self.inner // self.facts.num_groups
-        return self.kernels.gated_norm(out, gate, self.norm, self.eps, group, gate_first=True)
+        decay, skip, norm = self.of_own_heads
+        xbc = self.kernels.short_conv(xbc, *self.convolution, states[0], runs, silu=True)
+        out = self.kernels.mamba2(xbc, dt, decay, skip, self.share.count("groups"), states[1], runs)
+        if self.share.has_whole_groups:
+            out = self.kernels.gated_norm(out, gate, norm, self.eps, self.group, gate_first=True)
+            return self.share.gather(out, self.mixed)
+        out, gate = (self.share.gather(part, self.mixed) for part in (out, gate))  # a norm of heads of several ranks
+        return self.kernels.gated_norm(out, gate, self.norm, self.eps, self.group, gate_first=True)
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         slots = self.in_proj.slots(prefix, "in_proj") | self.out_proj.slots(prefix, "out_proj")

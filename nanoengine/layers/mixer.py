@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 from torch import Tensor
@@ -14,6 +16,7 @@ from nanoengine.core.layers import Angles, Linear, RMSNorm
 from nanoengine.kernels.recurrences import StateRuns, Stores
 from nanoengine.layers.factory import Factory
 from nanoengine.layers.norm import OffsetNorm
+from nanoengine.layers.share import Part
 from nanoengine.models.model_config import StateConfig
 
 
@@ -30,18 +33,48 @@ class Mixer(ABC):
     """Two projections, and between them tokens are mixed with those before by way of a state.
 
     States are (inputs of the convolution, state of the recurrence), each [num_slots, ...] float32.
+
+    Args:
+        projections: what `in_proj` makes of a token, each of parts that stand side by side.
+        convolved: which of them goes through the convolution.
+        mixed: what `out_proj` reads.
     """
 
     prefix: ClassVar[str]
     """What a checkpoint calls it."""
 
-    in_proj: Linear
-    out_proj: Linear
-
-    def __init__(self, layer: int, facts: StateConfig, factory: Factory):
+    def __init__(
+        self,
+        layer: int,
+        hidden_size: int,
+        facts: StateConfig,
+        factory: Factory,
+        projections: Sequence[Sequence[Part]],
+        convolved: int,
+        mixed: Part,
+    ):
         self.layer, self.facts, self.kernels = layer, facts, factory.kernels
+        self.share = share = factory.share(facts)
+        self.convolved, self.mixed = projections[convolved], mixed
+        self.widths = [_width(share.rows(*parts)) for parts in projections]  # of what is computed here
+        everything = [sum(len(share.all[part.unit]) * part.width for part in parts) for parts in projections]
+        rows = share.rows(*(part for parts in projections for part in parts))
+        self.in_proj = Linear(factory.only(rows), hidden_size, *everything, bias=facts.proj_bias)
+        self.out_proj = Linear(factory, len(share.all[mixed.unit]) * mixed.width, hidden_size, bias=facts.proj_bias)
         self.weight = factory.floats(facts.taps, facts.channels)
         self.bias = factory.floats(facts.channels) if facts.conv_bias else None
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of the states that are kept here, as `StateConfig.shapes`."""
+        facts, heads = self.facts, self.share.count("heads")
+        return (facts.taps - 1, _width(self.share.rows(*self.convolved))), (heads, facts.depth, facts.width)
+
+    @cached_property
+    def convolution(self) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of the channels that are computed here; they are set by now."""
+        bias = None if self.bias is None else self.share.pick(self.bias, *self.convolved)
+        return self.share.pick(self.weight, *self.convolved), bias
 
     def __call__(
         self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None, angles: Angles | None, metadata: AttentionMetadata
@@ -67,6 +100,10 @@ class Mixer(ABC):
     def conv_slots(self, prefix: str) -> dict[str, WeightSlot]:
         bias = {} if self.bias is None else {f"{prefix}.bias": self.bias}
         return {f"{prefix}.weight": Taps(self.weight), **bias}
+
+
+def _width(rows: Sequence[range]) -> int:
+    return sum(map(len, rows))
 
 
 class Taps:

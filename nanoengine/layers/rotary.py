@@ -30,16 +30,35 @@ class RotaryEmbedding(core.RotaryEmbedding):
             self.table[:, :, : self.rope.rotary_dim // 2] *= self.rope.amplitude
 
 
-def rotary_order(head_dim: int, rotary_dim: int) -> list[int]:
+def rotary_order(head_dim: int, rotary_dim: int, *, interleaved: bool = False) -> list[int]:
     """In which order a head's dimensions must stand, so that whole heads can be rotated though only the first `rotary_dim` are.
 
-    The partner of dimension i is i + rotary_dim / 2 in a checkpoint, and i + head_dim / 2 here. Those that do not rotate are
-    partners of each other, with an angle of zero. Scores do not depend on the order, if q and k agree on it.
+    The partner of dimension i is i + rotary_dim / 2 in a checkpoint, or stands beside it if `interleaved`, and i + head_dim / 2
+    here. Those that do not rotate are partners of each other, with an angle of zero. Scores do not depend on the order, if q and
+    k agree on it.
     """
-    half = rotary_dim // 2
-    still = list(range(rotary_dim, head_dim))
-    first, second = still[: len(still) // 2], still[len(still) // 2 :]
-    return [*range(half), *first, *range(half, rotary_dim), *second]
+    rotated, still = range(rotary_dim), range(rotary_dim, head_dim)
+    half, middle = rotary_dim // 2, len(still) // 2
+    one, other = (rotated[::2], rotated[1::2]) if interleaved else (rotated[:half], rotated[half:])
+    return [*one, *still[:middle], *other, *still[middle:]]
+
+
+class QueryScale(RotaryEmbedding):
+    """In place of angles, a factor for the queries of each token, which grows with its position (Llama 4)."""
+
+    def __init__(self, growth: float, period: int, device: torch.device):
+        self.growth, self.period, self.device = growth, period, device
+
+    def prepare(self, max_len: int) -> None:
+        """Each factor by itself: in a vector of torch's, a logarithm may depend on its place."""
+        steps = torch.tensor(
+            [1.0 + self.growth * math.log1p(i) for i in range(max_len // self.period + 1)], dtype=torch.float32
+        )
+        self.table = steps.to(self.device)[torch.arange(1, max_len + 1, device=self.device) // self.period, None]
+
+    def __call__(self, positions: Tensor) -> core.Angles:
+        factors = self.table.index_select(0, positions)
+        return factors, factors
 
 
 def frequencies(rope: RopeConfig, max_len: int, device: torch.device) -> Tensor:
@@ -77,9 +96,8 @@ def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:
     """Slow frequencies are divided by the factor, fast ones left, and those between mixed (Llama 3.1)."""
     wavelengths = 2 * math.pi / plain
     slow, fast = rope.trained_positions / rope.low_freq_factor, rope.trained_positions / rope.high_freq_factor
-    share = (rope.trained_positions / wavelengths - rope.low_freq_factor) / (
-        rope.high_freq_factor - rope.low_freq_factor
-    )
+    width = rope.high_freq_factor - rope.low_freq_factor  # 0: none are mixed
+    share = (rope.trained_positions / wavelengths - rope.low_freq_factor) / (width or 1.0)
     mixed = (1 - share) * plain / rope.factor + share * plain
     return torch.where(wavelengths > slow, plain / rope.factor, torch.where(wavelengths < fast, plain, mixed))
 

@@ -6,10 +6,10 @@ from torch import Tensor
 
 from nanoengine.core.attention import KVLayer
 from nanoengine.core.kernels import WeightSlot
-from nanoengine.core.layers import Linear
 from nanoengine.kernels.recurrences import StateRuns
 from nanoengine.layers.factory import Factory
 from nanoengine.layers.mixer import Mixer
+from nanoengine.layers.share import Part
 from nanoengine.models.model_config import StateConfig
 
 
@@ -19,13 +19,13 @@ class ShortConv(Mixer):
     prefix = "conv"
 
     def __init__(self, layer: int, hidden_size: int, facts: StateConfig, factory: Factory):
-        super().__init__(layer, facts, factory)
-        self.in_proj = Linear(factory, hidden_size, 3 * hidden_size, bias=facts.proj_bias)
-        self.out_proj = Linear(factory, hidden_size, hidden_size, bias=facts.proj_bias)
+        each = Part("channels")
+        super().__init__(layer, hidden_size, facts, factory, ((each,), (each,), (each,)), 2, each)
 
     def mix(self, projected: Tensor, states: KVLayer, runs: StateRuns) -> Tensor:
         before, after, x = projected.chunk(3, dim=-1)
-        return self.kernels.short_conv(x, self.weight, self.bias, states[0], runs, before=before, after=after)
+        out = self.kernels.short_conv(x, *self.convolution, states[0], runs, before=before, after=after)
+        return self.share.gather(out, self.mixed)
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         projections = self.in_proj.slots(prefix, "in_proj") | self.out_proj.slots(prefix, "out_proj")

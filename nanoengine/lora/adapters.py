@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from threading import RLock
 from typing import Any
@@ -151,6 +151,35 @@ class Adapters(PolicyPart):
                 if id(own) not in found:
                     found[id(own)] = self.find(own)
                 self.use(request, found[id(own)])
+
+    # ---- where replicas compute: here is the engine that has the requests, or one of those that compute them
+
+    def digest_of(self, request: Request) -> str | None:
+        """Which adapter a request has, if it has one."""
+        adapter = self._of.get(request)
+        return None if adapter is None else adapter.digest
+
+    def kept(self) -> dict[str, Adapter]:
+        """All that are loaded or in use, by digest."""
+        with self._lock:
+            return self._in_use() | _by_digest(self.loaded.values())
+
+    def keep(self, adapters: Mapping[str, Adapter], drops: Collection[str]) -> None:
+        """Have these from now on, and not those: whoever has the requests has kept to the limits."""
+        with self._lock:
+            others = {digest: own for digest, own in self.loaded.items() if digest not in drops}
+            self.loaded, self._may_drop = OrderedDict({**others, **adapters}), True
+
+    def give(self, request: Request, digest: str) -> None:
+        """A request that was made elsewhere has this adapter; its salt says so already.
+
+        Raises:
+            InvalidRequest: it is not here.
+        """
+        with self._lock:
+            if (adapter := self.loaded.get(digest)) is None:
+                raise InvalidRequest(f"the adapter of digest {digest} is not in this replica")
+            self._of[request] = adapter
 
     # ---- while the scheduler makes a step
 

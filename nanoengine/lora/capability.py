@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from nanoengine.core.capability import Capability
 from nanoengine.core.startup import Startup
 from nanoengine.kernels.interface import Kernels
@@ -43,11 +45,13 @@ class LoRA(Capability):
         assert isinstance(config, ModelConfig)
         assert isinstance(model, Decoder)
         assert isinstance(kernels, Kernels)
-        places = find_places(config)
+        places, matrices = find_places(config), model.matrices
+        of_rank: Mapping[int, Sequence[range]] = startup.facts.get("kept_rows", {})
+        kept = {number: of_rank[id(own)] for number, own in enumerate(matrices) if id(own) in of_rank}
         if isinstance(kernels, NativeKernels):
             limits = startup.config.of(LoRAOptions).max_loras, startup.config.max_num_batched_tokens
-            return NativeProducts(kernels, model.matrices, places, max_adapters=limits[0], max_rows=limits[1])
-        return Products(kernels, model.matrices, places, startup.device.torch_device)
+            return NativeProducts(kernels, matrices, places, max_adapters=limits[0], max_rows=limits[1], kept=kept)
+        return Products(kernels, matrices, places, startup.device.torch_device, kept)
 
     def policy(self, startup: Startup) -> None:
         own, config = startup.config.of(LoRAOptions), startup.model_config

@@ -47,8 +47,9 @@ class NativeProducts(Products):
         *,
         max_adapters: int,
         max_rows: int,
+        kept: Mapping[int, Sequence[range]] = {},
     ):
-        super().__init__(kernels, matrices, places, torch.device("cpu"))
+        super().__init__(kernels, matrices, places, torch.device("cpu"), kept)
         self._tables = {matrix: np.zeros(max_adapters, np.int64) for matrix in self.numbers.values()}
         self._memory: dict[int, list[object]] = {}  # slot -> what its addresses point to
         self._step = np.zeros(1 + 3 * max_adapters, np.int64)
@@ -57,7 +58,7 @@ class NativeProducts(Products):
     def put(self, slot: int, adapter: Adapter) -> None:
         self.drop(slot)
         memory = self._memory[slot] = []
-        for matrix, pieces in pieces_of(adapter, self.places).items():
+        for matrix, pieces in pieces_of(adapter, self.places, self.kept).items():
             laid = [(piece, _rows_of_a(piece), _groups_of_b(piece)) for piece in pieces]
             table = struct.pack("=q", len(laid)) + b"".join(
                 PIECE.pack(

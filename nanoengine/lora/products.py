@@ -40,7 +40,11 @@ class Piece:
     scale: float
 
 
-def pieces_of(adapter: Adapter, places: Mapping[str, Place]) -> dict[int, list[Piece]]:
+Kept = Mapping[int, Sequence[range]]
+"""Of a matrix, the rows that are computed here, one range behind the other; all rows of matrices that are not there."""
+
+
+def pieces_of(adapter: Adapter, places: Mapping[str, Place], kept: Kept) -> dict[int, list[Piece]]:
     """The tensors of an adapter, by the matrix that they change."""
     found: dict[int, list[Piece]] = {}
     memory = torch.frombuffer(bytearray(adapter.content), dtype=torch.uint8)
@@ -54,8 +58,21 @@ def pieces_of(adapter: Adapter, places: Mapping[str, Place]) -> dict[int, list[P
         )
         dtype = torch.bfloat16 if own.dtypes == ("BF16", "BF16") else torch.float32
         a, b = a.view(own.rank, place.inputs).to(dtype), b.view(place.count, own.rank)[place.order].to(dtype)
-        found.setdefault(place.matrix, []).append(Piece(place.first, place.count, a, b, own.scale))
+        first = place.first
+        if place.matrix in kept:
+            first, b = _rows_of(first, b, kept[place.matrix])
+        if len(b):
+            found.setdefault(place.matrix, []).append(Piece(first, len(b), a, b, own.scale))
     return found
+
+
+def _rows_of(first: int, b: Tensor, kept: Sequence[range]) -> tuple[int, Tensor]:
+    """What is computed here of outputs [first, first + len(b)): its first output here, and its rows of B.
+
+    They stay side by side: ranges ascend.
+    """
+    rows = torch.cat([torch.arange(own.start, own.stop) for own in kept]) - first
+    return int((rows < 0).sum()), b[rows[(rows >= 0) & (rows < len(b))]]
 
 
 def _numbers(memory: Tensor, at: int, dtype: torch.dtype, count: int) -> Tensor:
@@ -70,10 +87,18 @@ class Products:
         matrices: of the model, see `Decoder`.
         places: of the linear layers.
         device: of the model.
+        kept: what is computed here of each matrix.
     """
 
-    def __init__(self, kernels: Kernels, matrices: Sequence[object], places: Mapping[str, Place], device: torch.device):
-        self.kernels, self.places, self.device = kernels, places, device
+    def __init__(
+        self,
+        kernels: Kernels,
+        matrices: Sequence[object],
+        places: Mapping[str, Place],
+        device: torch.device,
+        kept: Mapping[int, Sequence[range]] = {},
+    ):
+        self.kernels, self.places, self.device, self.kept = kernels, places, device, kept
         self.numbers = {id(matrices[place.matrix]): place.matrix for place in places.values()}
         self.adapters: dict[int, dict[int, list[Piece]]] = {}  # slot -> matrix -> pieces
         self.groups: list[tuple[int, Tensor]] = []  # of the step: slot, rows
@@ -92,7 +117,7 @@ class Products:
 
     def put(self, slot: int, adapter: Adapter) -> None:
         """Put an adapter where it is found by its slot."""
-        found = pieces_of(adapter, self.places)
+        found = pieces_of(adapter, self.places, self.kept)
         self.adapters[slot] = {
             matrix: [Piece(o.first, o.count, o.a.to(self.device), o.b.to(self.device), o.scale) for o in pieces]
             for matrix, pieces in found.items()

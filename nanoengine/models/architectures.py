@@ -15,6 +15,7 @@ from nanoengine.models.families import (
     granite_hybrid,
     lfm2,
     llama,
+    llama4,
     mistral,
     olmo,
     phi3,
@@ -26,7 +27,21 @@ from nanoengine.models.families.windows import layer_types_of
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.quantization.scheme import QUANTIZATION, read_scheme
 
-FAMILIES = (llama, mistral, qwen, smollm3, phi3, granite, olmo, gemma, gpt_oss, lfm2, qwen3_next, granite_hybrid)
+FAMILIES = (
+    llama,
+    mistral,
+    qwen,
+    smollm3,
+    phi3,
+    granite,
+    olmo,
+    gemma,
+    gpt_oss,
+    lfm2,
+    qwen3_next,
+    granite_hybrid,
+    llama4,
+)
 ARCHITECTURES = {name: family for family in FAMILIES for name in family.ARCHITECTURES}
 
 
@@ -47,7 +62,7 @@ def read_model_config(table: Mapping[str, Any]) -> ModelConfig:
         )
     fields = ConfigFields(text_table(table))
     config = ARCHITECTURES[architecture].read_config(fields, architecture)
-    if config.states is None:
+    if config.states is None and not config.has_chunks:
         layer_types_of(fields)
     scheme = read_scheme(table)
     if scheme is not None and (scheme.layout == "mxfp4") is not (ARCHITECTURES[architecture] is gpt_oss):

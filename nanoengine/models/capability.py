@@ -56,6 +56,7 @@ class Models(Capability):
         startup.facts["metadata"] = {} if found.gguf is None else found.gguf.metadata
         startup.facts["weights"] = self._weights
         startup.facts["windows"] = [layer.window for layer in layers]
+        startup.facts["chunked"] = said.has_chunks
         startup.facts["states"] = said.states and said.states.shapes
         self.tokenizer, self._advised = found.tokenizer, found.advised_sampling
         return self.model_config, found.tokenizer, found.eos_token_ids

@@ -18,7 +18,7 @@ from nanoengine.core.attention import AttentionMetadata, AttentionSpec
 from nanoengine.core.kernels import WeightSlot
 from nanoengine.core.layers import Angles, Linear, RMSNorm
 from nanoengine.kernels.interface import Kernels
-from nanoengine.layers.attention import Attention, WideNormAttention
+from nanoengine.layers.attention import Attention, ScaledAttention, WideNormAttention
 from nanoengine.layers.delta_net import DeltaNet
 from nanoengine.layers.experts import Experts, ExpertsAndShared
 from nanoengine.layers.factory import Factory
@@ -26,9 +26,9 @@ from nanoengine.layers.mamba2 import Mamba2
 from nanoengine.layers.mixer import Mixer
 from nanoengine.layers.norm import NoNorm, OffsetNorm
 from nanoengine.layers.reordered import Reordered
-from nanoengine.layers.rotary import RotaryEmbedding, rotary_order
+from nanoengine.layers.rotary import QueryScale, RotaryEmbedding, rotary_order
 from nanoengine.layers.short_conv import ShortConv
-from nanoengine.models.model_config import ModelConfig
+from nanoengine.models.model_config import ModelConfig, RopeConfig
 
 NAMES_OF_Q_AND_K = re.compile(r"\.(q_proj|k_proj|qkv_proj|q_norm|k_norm)\.")
 """Tensors whose rows are dimensions of the heads of q and k."""
@@ -45,19 +45,22 @@ def attention_specs(config: ModelConfig) -> list[AttentionSpec]:
     """What each layer of the model asks of attention; a backend is chosen by it before the model is built."""
     scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
     windows = [config.layer(number).window for number in range(config.num_layers)]
-    return [
-        AttentionSpec(scale, window, sinks=config.has_sinks, soft_cap=config.attention_soft_cap) for window in windows
-    ]
+    cap, sinks = config.attention_soft_cap, config.has_sinks
+    return [AttentionSpec(scale, own, config.has_chunks and own is not None, sinks, cap) for own in windows]
 
 
 class SelfAttention(core.SelfAttention):
-    """With sinks, norms over all heads together, fused tensors, heads of which a part is rotated, and gates of what it says."""
+    """With sinks, norms over all heads together or without weights, fused tensors, heads that rotate in part or in other pairs,
+    and gates of what it says.
+    """
 
     def __init__(
         self, config: ModelConfig, layer: int, spec: AttentionSpec, factory: Factory, backend: AttentionBackend
     ):
-        sizes = {
+        rope = config.layer(layer).rope
+        sizes: dict[str | None, tuple[int, ...]] = {
             None: (),
+            "plain": (config.head_dim, config.head_dim) if rope is not None else (),
             "head": (config.head_dim, config.head_dim),
             "full": (config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim),
         }
@@ -65,7 +68,13 @@ class SelfAttention(core.SelfAttention):
             OffsetNorm(factory, size, config.rms_norm_eps, config.norm_offset) for size in sizes[config.qk_norm]
         )
         kind = WideNormAttention if config.qk_norm == "full" else Attention
-        self.config, self.rope, self.qkv_names, self.norms = config, config.layer(layer).rope, config.names.qkv, norms
+        if rope is None and config.query_growth:
+            kind = ScaledAttention
+        self.config, self.rope, self.qkv_names, self.norms = config, rope, config.names.qkv, norms
+        if config.qk_norm == "plain":
+            self.norms = ()  # of a checkpoint
+            for norm in norms:
+                norm.weight.fill_(1.0)
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.gate_size = q_size * config.has_output_gate  # the gates of all heads, before q
         widths = self.gate_size + q_size, kv_size, kv_size
@@ -88,15 +97,17 @@ class SelfAttention(core.SelfAttention):
         if self.attention.sinks is not None:
             slots[f"{prefix}.sinks"] = self.attention.sinks
         size = self.config.head_dim
-        is_partial = self.rope is not None and self.rope.rotary_dim != size
-        order = rotary_order(size, self.rope.rotary_dim) if self.rope is not None and is_partial else list(range(size))
+        order, rope = list(range(size)), self.rope
+        if rope is not None and (rope.interleaved or rope.rotary_dim != size):
+            order = rotary_order(size, rope.rotary_dim, interleaved=rope.interleaved)
+        is_in_order = order == list(range(size))
         own = {
             name: slot
             for name, slot in slots.items()
             if self.gate_size and name.startswith(f"{prefix}.{self.qkv_names[0]}.")
         }
         for name, slot in slots.items():
-            if is_partial and name not in own and NAMES_OF_Q_AND_K.search(name):
+            if not is_in_order and name not in own and NAMES_OF_Q_AND_K.search(name):
                 slots[name] = self._reordered(slot, order)
         if own:  # a checkpoint has q and gate of a head, and then those of the next
             heads = range(0, 2 * self.gate_size, 2 * size)
@@ -225,10 +236,12 @@ class Decoder(core.Decoder):
 
     def __init__(self, config: ModelConfig, factory: Factory, backend: AttentionBackend):
         ropes = [config.layer(number).rope for number in range(config.num_layers)]
-        rotaries = {
+        rotaries: dict[RopeConfig | None, RotaryEmbedding | None] = {
             rope: None if rope is None else RotaryEmbedding(config.head_dim, rope, factory.device)
             for rope in dict.fromkeys(ropes)
         }
+        if config.query_growth:
+            rotaries[None] = QueryScale(config.query_growth, config.query_period, factory.device)
         layers = [
             DecoderLayer(config, number, spec, factory, backend, rotaries[rope])
             for number, (spec, rope) in enumerate(zip(attention_specs(config), ropes, strict=True))

@@ -13,6 +13,7 @@ class RopeConfig:
 
     theta: float
     rotary_dim: int  # leading dimensions of a head that are rotated; the others stay as they are
+    interleaved: bool = False  # the partner of dimension 2i is 2i + 1, and not i + rotary_dim / 2
     kind: str = "default"
     factor: float = 1.0  # how much longer than trained the positions reach
     trained_positions: int = 0  # that the frequencies were trained on, before any scaling
@@ -71,6 +72,10 @@ class ExpertsConfig:
     normalize: bool  # whether the factors of the chosen ones add up to 1
     has_biases: bool = False  # of the router and of each expert's products
     are_stacked: bool = False  # in a checkpoint, one tensor has all of them, gates before ups
+    are_transposed: bool = False  # and inputs before outputs
+    weighs_inputs: bool = (
+        False  # a factor is the sigmoid of a logit, and multiplies what goes into the one expert of a token
+    )
     shared_size: int = 0  # of an MLP that every token goes through beside them
     shared_is_gated: bool = False  # by a number between 0 and 1
 
@@ -105,8 +110,13 @@ class ModelConfig(core.ModelConfig):
     activation: str = "silu"  # of MLPs and experts: one of `kernels/gates.py`
     norm_offset: float = 0.0  # of all norms: their weights are this much more than a checkpoint says
     has_sinks: bool = False  # one more score for each head, which no token has
-    qk_norm: str | None = None  # "head": over each head of q and k; "full": over all of them together
+    # "head": over each head of q and k; "full": over all of them together; "plain": over each that is rotated, without weights
+    qk_norm: str | None = None
+    has_chunks: bool = False  # windows stand still: they begin at multiples of their size
     attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
+    # Where nothing is rotated, a query is multiplied by 1 + growth * log(1 + (position + 1) // period).
+    query_growth: float = 0.0
+    query_period: int = 1
     embedding_scale: float = 1.0
     embedding_scale_is_rounded: bool = False  # to the dtype of the model, before it multiplies
     residual_scale: float = 1.0  # of what each part adds
@@ -179,7 +189,9 @@ class ModelConfig(core.ModelConfig):
         heads = self.num_heads * (1 + self.has_output_gate) + 2 * self.num_kv_heads
         weights = (heads + self.num_heads) * self.head_dim * self.hidden_size
         biases = heads * self.head_dim * self.qkv_bias + self.hidden_size * self.o_bias
-        qk_norms = {None: 0, "head": 2, "full": self.num_heads + self.num_kv_heads}[self.qk_norm] * self.head_dim
+        qk_norms = {None: 0, "plain": 0, "head": 2, "full": self.num_heads + self.num_kv_heads}[
+            self.qk_norm
+        ] * self.head_dim
         names = self.names
         norms = (names.norm_before_attention, names.norm_after_attention, names.norm_before_mlp, names.norm_after_mlp)
         sinks = self.num_heads * self.has_sinks

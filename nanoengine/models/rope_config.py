@@ -128,8 +128,8 @@ def _scaling(kind: str, fields: ConfigFields, outer: ConfigFields, pairs: int) -
     trained = outer.integer(TRAINED, fields.integer(TRAINED, longest, MAX_POSITIONS), MAX_POSITIONS)
     if kind == "llama3":
         low, high = (fields.number(f"{end}_freq_factor", REQUIRED, *SCALES) for end in ("low", "high"))
-        if high <= low:
-            raise fields.wrong("high_freq_factor", high, f"it must be more than low_freq_factor ({low})")
+        if high < low:
+            raise fields.wrong("high_freq_factor", high, f"it must be at least low_freq_factor ({low})")
         factor = fields.number("factor", REQUIRED, *STRETCHES)
         return {"factor": factor, "trained_positions": trained, "low_freq_factor": low, "high_freq_factor": high}
     factor = longest / trained if fields.get("factor") is None else fields.number("factor", REQUIRED, *STRETCHES)

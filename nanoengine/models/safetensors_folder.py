@@ -26,10 +26,10 @@ logger = logging.getLogger("nanoengine")
 BASE = "model."
 """What names of tensors begin with, but for the head's."""
 
-TEXT = "model.language_model."
-"""What they begin with where a model sees pictures, too."""
+TEXT, WHOLE = "model.language_model.", "language_model."
+"""What they begin with where a model sees pictures, too; the second before all names, the head's among them (Llama 4)."""
 
-DROPPED = re.compile(r"(model\.)?visual\.|mtp\.")
+DROPPED = re.compile(r"(model\.)?visual\.|mtp\.|vision_model\.|multi_modal_projector\.")
 """Beginnings of tensors that are not computed: what sees pictures, and what guesses several tokens ahead (Qwen3.5)."""
 
 LEFT_OUT = (
@@ -51,7 +51,7 @@ class SafetensorsFolder:
             return any(name.startswith("layers.") for name in file.keys())  # noqa: SIM118 - no mapping, it has keys() only
 
     def _named(self, name: str) -> str:
-        name = BASE + name if self.is_headless else name
+        name = BASE + name if self.is_headless else name.removeprefix(WHOLE)
         return BASE + name.removeprefix(TEXT) if name.startswith(TEXT) else name
 
     def _names(self, file: Any) -> dict[str, str]:

@@ -20,6 +20,7 @@ from nanoengine.core.model_runner import RunnerPart
 from nanoengine.core.qwen3 import DecoderLayer
 from nanoengine.core.startup import Startup
 from nanoengine.kernels.interface import Kernels
+from nanoengine.layers.mixer import Mixer
 from nanoengine.models.decoder import MLP, SelfAttention, SparseMLP
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.parallel import context
@@ -29,14 +30,11 @@ from nanoengine.parallel.group import Group, GroupFactory
 from nanoengine.parallel.kernels import GroupKernels
 from nanoengine.parallel.options import ParallelOptions
 from nanoengine.parallel.shares import Shares
-from nanoengine.worker.capability import refuse
+from nanoengine.parallel.states import units_of_ranks
 from nanoengine.worker.member import Member
 
-SHARED = (SelfAttention, MLP, SparseMLP)
+SHARED = (SelfAttention, Mixer, MLP, SparseMLP)
 """Parts of layers that `GroupFactory` knows the weights of."""
-
-REFUSED = ("enable_lora",)
-"""Options of what looks at whole matrices."""
 
 
 class Parallel(Capability):
@@ -49,7 +47,6 @@ class Parallel(Capability):
         self.asked = startup.config.of(ParallelOptions)
         size = self.asked.tensor_parallel_size
         if size > 1:
-            refuse(startup.config, REFUSED, "is not shared by ranks: leave it out, or tensor_parallel_size")
             startup.facts["num_ranks"] = size
 
     def model(self, startup: Startup) -> None:
@@ -70,7 +67,7 @@ class Parallel(Capability):
         def factory(kernels: Kernels, dtype: torch.dtype, device: torch.device) -> GroupFactory:
             return GroupFactory(GroupKernels(kernels, group), dtype, device, group=group)
 
-        startup.facts["factory"] = factory
+        startup.facts["factory"], startup.facts["kept_rows"] = factory, group.kept_rows
 
     def _communicator(self, startup: Startup, member: Member, config: ModelConfig) -> Communicator:
         device = startup.device.torch_device
@@ -89,6 +86,8 @@ class Parallel(Capability):
         if self.group is not None:
             check_layers(startup.model.layers, size)
         shares = Shares(size, config.num_heads, config.num_kv_heads, config.head_dim)
+        if config.states is not None:
+            units_of_ranks(config.states, size)  # is there one for each?
         if self.asked.shares_context:
             check_context(startup, size)
         elif self.group is None:
@@ -96,8 +95,11 @@ class Parallel(Capability):
             copies = sum(map(len, shares.kv_heads)) - config.num_kv_heads
             startup.block_bytes += copies * startup.bytes_of_block(startup.groups) // config.num_kv_heads
         else:
-            for layer in startup.model.layers:
-                layer.self_attn.attention.num_kv_heads = len(shares.kv_heads[self.group.rank])
+            rank = self.group.rank
+            for part in (layer.self_attn for layer in startup.model.layers):
+                if isinstance(part, SelfAttention):
+                    part.attention.num_kv_heads = len(shares.kv_heads[rank])
+                    part.gate_size = part.gate_size and len(shares.heads[rank]) * config.head_dim
 
     def runner(self, startup: Startup) -> None:
         if self.group is not None:
@@ -153,7 +155,7 @@ def check_layers(layers: Iterable[DecoderLayer], ranks: int) -> None:
     """
     for layer in layers:
         for part in (layer.self_attn, layer.mlp):
-            if type(part) not in SHARED:
+            if not isinstance(part, SHARED):
                 raise InvalidConfig(
                     f"tensor_parallel_size is {ranks}, but a layer of the model has a {type(part).__name__}, which ranks do not "
                     "share: use 1"
@@ -163,5 +165,7 @@ def check_layers(layers: Iterable[DecoderLayer], ranks: int) -> None:
 def row_bytes(config: ModelConfig) -> int:
     """Of the widest row that is ever gathered, at most."""
     experts = 0 if config.experts is None else config.experts.intermediate_size
-    heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    return 4 * max(config.vocab_size, config.hidden_size, config.intermediate_size, experts, heads)
+    heads, states = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim, config.states
+    of_states = 0 if states is None else max(states.channels, states.num_heads * states.width)
+    sizes = config.vocab_size, config.hidden_size, config.intermediate_size, experts, heads, of_states
+    return 4 * max(sizes)

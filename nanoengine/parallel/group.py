@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from nanoengine.layers.factory import Factory
-from nanoengine.models.model_config import ModelConfig
+from nanoengine.models.model_config import ModelConfig, StateConfig
 from nanoengine.parallel.communicator import Communicator
 from nanoengine.parallel.shares import Shares
+from nanoengine.parallel.states import ShareOfRank
 from nanoengine.parallel.weights import PartialExperts, PartialWeight
 
 
@@ -26,6 +27,9 @@ class Group:
     def __init__(self, config: ModelConfig, communicator: Communicator, *, shares_context: bool = False):
         self.config, self.communicator, self.rank = config, communicator, communicator.rank
         self.shares_context = shares_context  # then each rank has all heads
+        self.kept_rows: dict[
+            int, Sequence[range]
+        ] = {}  # by the id of a matrix of this rank: which of all outputs it has
         self.shares = Shares(communicator.size, config.num_heads, config.num_kv_heads, config.head_dim)
 
     def gather(self, part: Tensor, columns: Sequence[range]) -> Tensor:
@@ -47,20 +51,47 @@ class GroupFactory(Factory):
     """
 
     group: Group
+    rows: tuple[range, ...] | None = None
+    """Of all projections together, what this rank computes, and nobody gathers; None: as above."""
 
     def weight(self, inputs: int, *outputs: int) -> PartialWeight:
-        shares, rank = self.group.shares, self.group.rank
-        if len(outputs) == 3 and self.group.shares_context:
-            outputs = (sum(outputs),)
-        columns = [shares.outputs(count) for count in outputs]
-        if len(outputs) == 3:
-            columns = [shares.columns(heads) for heads in (shares.heads, shares.kv_heads, shares.kv_heads)]
-        starts = accumulate(outputs, initial=0)
-        ranges = [range(at + own[rank].start, at + own[rank].stop) for at, own in zip(starts, columns, strict=False)]
-        weight = super().weight(inputs, *map(len, ranges))
-        return PartialWeight(weight, (sum(outputs), inputs), ranges, None if len(outputs) == 3 else columns[0])
+        shares, rank, config = self.group.shares, self.group.rank, self.group.config
+        if self.rows is not None:
+            return self._weight(inputs, sum(outputs), self.rows, None)
+        if len(outputs) != 3:
+            columns = [shares.outputs(count) for count in outputs]
+            return self._weight(inputs, sum(outputs), ranges_of(rank, outputs, columns), columns[0])
+        if self.group.shares_context:
+            return self.weight(inputs, sum(outputs))
+        heads = [shares.heads, shares.kv_heads, shares.kv_heads]
+        if config.has_output_gate:  # before q, with as many outputs
+            outputs, heads = (outputs[0] // 2, outputs[0] // 2, *outputs[1:]), [shares.heads, *heads]
+        ranges = ranges_of(rank, outputs, [shares.columns(own) for own in heads])
+        return self._weight(inputs, sum(outputs), ranges, None)
+
+    def _weight(self, inputs: int, outputs: int, ranges: Sequence[range], columns: list[range] | None) -> PartialWeight:
+        own = super().weight(inputs, *map(len, ranges))
+        self.group.kept_rows[id(own)] = ranges
+        return PartialWeight(own, (outputs, inputs), ranges, columns)
 
     def experts(self, experts: int, outputs: int, inputs: int) -> PartialExperts:
         columns = self.group.shares.outputs(outputs)
         weights = super().experts(experts, len(columns[self.group.rank]), inputs)
         return PartialExperts(weights, (experts, outputs, inputs), columns, self.group.rank)
+
+    def share(self, facts: StateConfig) -> ShareOfRank:
+        return ShareOfRank(facts, self.group)
+
+    def only(self, rows: Sequence[range]) -> GroupFactory:
+        return replace(self, rows=tuple(rows))
+
+
+def ranges_of(rank: int, outputs: Sequence[int], columns: Sequence[list[range]]) -> list[range]:
+    """A rank's outputs of projections that stand side by side.
+
+    Args:
+        outputs: of each projection.
+        columns: of each, those of every rank.
+    """
+    starts = accumulate(outputs, initial=0)
+    return [range(at + own[rank].start, at + own[rank].stop) for at, own in zip(starts, columns, strict=False)]

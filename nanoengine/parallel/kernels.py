@@ -26,6 +26,9 @@ class GroupKernels(Kernels):
     def __init__(self, own: Kernels, group: Group):
         self.own, self.group = own, group
         self.name, self.description, self.quantized_products = own.name, own.description, own.quantized_products
+        # Layers with states know themselves which heads they have here.
+        self.short_conv, self.delta_rule, self.mamba2 = own.short_conv, own.delta_rule, own.mamba2
+        self.gated_norm = own.gated_norm
 
     def new_weight(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> QuantizableWeight:
         return self.own.new_weight(outputs, inputs, dtype, device)
@@ -115,6 +118,13 @@ class GroupKernels(Kernels):
         columns = shares.columns(shares.heads if are_queries else shares.kv_heads)
         own = columns[self.group.rank]
         return self.own.rms_norm(self.group.gather(x, columns), weight, eps)[:, own.start : own.stop]
+
+    def sigmoid_gate(self, x: Tensor, gate: Tensor) -> Tensor:
+        """Of all heads, by gates of some: those of the others are gathered for it."""
+        if gate.shape[1] not in (1, x.shape[1]):
+            shares = self.group.shares
+            gate = self.group.gather(gate, shares.columns(shares.heads))
+        return self.own.sigmoid_gate(x, gate)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         return self.own.add_rms_norm(x, residual, weight, eps)

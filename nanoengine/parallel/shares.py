@@ -19,9 +19,19 @@ def share(count: int, size: int, unit: int = 1) -> list[range]:
     return [range(first, last) for first, last in pairwise(cuts)]
 
 
+def outputs(count: int, size: int) -> list[range]:
+    """Outputs of each rank; all have all of them, if they are too few to share."""
+    if count < size:
+        return [range(count)] * size
+    return share(count, size, UNIT if count >= UNIT * size else 1)
+
+
 @dataclass(frozen=True)
 class Shares:
     """The shares of `size` ranks in a model.
+
+    Args:
+        heads_are: what they are called in an error.
 
     Raises:
         InvalidConfig: some rank would have no query head.
@@ -31,19 +41,17 @@ class Shares:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    heads_are: str = "query heads"
 
     def __post_init__(self) -> None:
         if self.size > self.num_heads:
             raise InvalidConfig(
-                f"tensor_parallel_size is {self.size}, but the model has {self.num_heads} query heads: every rank needs one; "
-                "lower it"
+                f"tensor_parallel_size is {self.size}, but the model has {self.num_heads} {self.heads_are}: every rank needs "
+                "one; lower it"
             )
 
     def outputs(self, count: int) -> list[range]:
-        """Outputs of each rank; all have all of them, if they are too few to share."""
-        if count < self.size:
-            return [range(count)] * self.size
-        return share(count, self.size, UNIT if count >= UNIT * self.size else 1)
+        return outputs(count, self.size)
 
     @cached_property
     def kv_heads(self) -> list[range]:

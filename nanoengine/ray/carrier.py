@@ -14,12 +14,13 @@ import os
 import secrets
 import socket
 import time
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Connection
 from typing import Any, cast
 
 from nanoengine.core.config import EngineConfig
 from nanoengine.errors import EngineClosed
 from nanoengine.ray.cluster import package
+from nanoengine.ray.handshake import accept, connect
 from nanoengine.ray.room import Room
 
 logger = logging.getLogger("nanoengine")
@@ -38,8 +39,8 @@ class RayReplica:
         """Listen for one who has the key; returns the address."""
         import ray
 
-        self._listener = Listener((ray.util.get_node_ip_address(), 0), authkey=key)
-        return cast(tuple[str, int], self._listener.address)
+        self._server, self._key = socket.create_server((ray.util.get_node_ip_address(), 0)), key
+        return cast(tuple[str, int], self._server.getsockname())
 
     def run(self, config: EngineConfig, hash_seed: int) -> None:
         """Serve an engine to who connects, as long as it wants; then the process ends."""
@@ -48,8 +49,8 @@ class RayReplica:
         from nanoengine.builder import build_engine
         from nanoengine.replicas.process import serve
 
-        with self._listener:
-            connection = self._listener.accept()
+        with self._server:
+            connection = accept(self._server, self._key)
         send_at_once(connection)
         serve(connection, lambda: build_engine(config, False), hash_seed)
         ray.actor.exit_actor()
@@ -96,7 +97,7 @@ class RayCarrier:
         try:
             host, port = self._wait(number, actor.listen.remote(self._key))
             running = actor.run.remote(self.config, self.hash_seed)
-            connection = Client((host, port), authkey=self._key)
+            connection = connect((host, port), self._key)
         except BaseException:
             package().kill(actor)
             raise

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from nanoengine.core.config import EngineConfig
 from nanoengine.ray.options import RayOptions
 from nanoengine.replicas.options import ReplicaOptions
+from nanoengine.worker.capability import NOT_THERE, replaced
 
 
 class Room(NamedTuple):
@@ -47,7 +48,8 @@ def _share(count: int, cpus: Iterable[float]) -> int:
 
 def config_of_each(config: EngineConfig, room: Room) -> EngineConfig:
     """The options of each replica: it has the room for itself."""
-    options: dict[type, Any] = {**config.options, ReplicaOptions: ReplicaOptions(), RayOptions: RayOptions()}
+    own = replaced(config, NOT_THERE).options
+    options: dict[type, Any] = {**own, ReplicaOptions: ReplicaOptions(), RayOptions: RayOptions()}
     threads = config.num_threads if room.num_gpus else config.num_threads or max(1, room.num_cpus)
     return dataclasses.replace(config, num_threads=threads, options=options)
 

@@ -17,7 +17,7 @@ from nanoengine.replicas.carrier import Carrier, LocalCarrier
 from nanoengine.replicas.engine import ReplicatedEngine
 from nanoengine.replicas.observer import ReplicaObserver
 from nanoengine.replicas.options import ReplicaOptions
-from nanoengine.worker.capability import WithoutRunner, refuse
+from nanoengine.worker.capability import NOT_THERE, WithoutRunner, replaced
 
 if TYPE_CHECKING:
     from nanoengine.core.model_runner import ModelRunner
@@ -30,8 +30,11 @@ CARRIER = "carrier"
 OF_REPLICAS = ("ParallelOptions", "WorkerOptions", "KVOffloadOptions", "SpeculationOptions")
 """Options that mean nothing here, where nothing is computed."""
 
-REFUSED = ("enable_lora",)
-"""Options of what a request would have to tell its replica, and does not."""
+SNAPSHOT_MEMORY = "snapshot_memory"
+"""An option of `kv_groups`, which says in `Startup.config` what it has chosen."""
+
+MOST_LORA_BYTES = (1 << 31) - (1 << 20)
+"""All adapters go to a replica in one message, and so large may that be."""
 
 
 class Replicas(Capability):
@@ -48,7 +51,7 @@ class Replicas(Capability):
         config = startup.config
         if not config.of(ReplicaOptions).replicas:
             return
-        refuse(config, REFUSED, "is not known to replicas: leave it out, or replicas")
+        check_lora_bytes(config)
         check_prefill_replicas(config)
         new_carrier = startup.facts.get(CARRIER)
         is_on_gpus = new_carrier is None and config.device != "cpu"
@@ -65,9 +68,12 @@ class Replicas(Capability):
             if new_carrier is not None:
                 carrier: Carrier = new_carrier(hash_seed)
             else:
-                each = config_of_each(config, startup.num_blocks, has_gpus=has_gpus)
+                memory = option(startup.config, SNAPSHOT_MEMORY) if option(config, SNAPSHOT_MEMORY) is None else None
+                each = config_of_each(config, startup.num_blocks, memory, has_gpus=has_gpus)
                 carrier = LocalCarrier(each, hash_seed, has_gpus=has_gpus, use_tqdm=startup.use_tqdm)
-            engine = ReplicatedEngine(make_engine(), carrier, config.of(ReplicaOptions), seed=config.seed)
+            adapters = next((found for own in others if (found := getattr(own, "adapters", None)) is not None), None)
+            options = config.of(ReplicaOptions)
+            engine = ReplicatedEngine(make_engine(), carrier, options, seed=config.seed, adapters=adapters)
             observer = next(own for own in others if hasattr(own, "metrics"))  # the last capability is there
             observer.metrics = ReplicaObserver(observer.metrics, engine.supervisor)
             return engine
@@ -79,11 +85,6 @@ class Replicas(Capability):
         return cast("Decoder", self) if is_used else None  # nobody here looks at it
 
     def policy(self, startup: Startup) -> None:
-        if startup.config.of(ReplicaOptions).prefill_replicas and startup.facts.get("states") is not None:
-            raise InvalidConfig(
-                f"prefill_replicas is not 0, and {startup.model_config.architecture} has layers with states, which are in no "
-                "file: leave prefill_replicas out"
-            )
         self.computes = f"{startup.kernels.name} {startup.kernels.fingerprint}, {startup.dtype}"
 
 
@@ -91,6 +92,15 @@ class NoRunner:
     """Stands where a runner would: nothing is computed here."""
 
     recorder = None
+
+
+def check_lora_bytes(config: EngineConfig) -> None:
+    """InvalidConfig if adapters may be larger than what a replica can be sent."""
+    size = option(config, "max_lora_bytes")
+    if option(config, "enable_lora") and size > MOST_LORA_BYTES:
+        raise InvalidConfig(
+            f"max_lora_bytes is {size}, but replicas take at most {MOST_LORA_BYTES} bytes of adapters: lower it"
+        )
 
 
 def check_prefill_replicas(config: EngineConfig) -> None:
@@ -114,14 +124,23 @@ def check_gpus(config: EngineConfig, num_gpus: int) -> bool:
     return num_gpus > 0
 
 
-def config_of_each(config: EngineConfig, num_blocks: int, *, has_gpus: bool) -> EngineConfig:
-    """The options of each replica: on a CPU they share its cores, and the memory that one engine would take for K/V.
+def option(config: EngineConfig, name: str) -> Any:
+    """An option of any capability; None if nobody has it."""
+    return next((getattr(own, name) for own in config.options.values() if hasattr(own, name)), None)
+
+
+def config_of_each(
+    config: EngineConfig, num_blocks: int, snapshot_memory: int | None = None, *, has_gpus: bool
+) -> EngineConfig:
+    """The options of each replica: on a CPU they share its cores, and the memory that one engine would take for K/V and for
+    states.
 
     Args:
         num_blocks: of the KV pool of one engine here.
+        snapshot_memory: that one engine would take here; None: none, or what the options say.
         has_gpus: each has a GPU, and sees no other.
     """
-    options: dict[type, Any] = {**config.options, ReplicaOptions: ReplicaOptions()}
+    options: dict[type, Any] = {**replaced(config, NOT_THERE).options, ReplicaOptions: ReplicaOptions()}
     own = dataclasses.replace(config, options=options)
     if has_gpus:
         return dataclasses.replace(own, device="cuda")
@@ -130,4 +149,6 @@ def config_of_each(config: EngineConfig, num_blocks: int, *, has_gpus: bool) -> 
         own = dataclasses.replace(own, num_threads=max(1, len(os.sched_getaffinity(0)) // count))
     if config.num_kv_blocks is None and config.kv_cache_memory is None:
         own = dataclasses.replace(own, num_kv_blocks=max(1, num_blocks // count))
+    if snapshot_memory is not None:
+        own = replaced(own, {SNAPSHOT_MEMORY: snapshot_memory // count})
     return own

@@ -18,7 +18,7 @@ from nanoengine.core.outputs import FinishReason
 from nanoengine.core.sequence import Request, Sequence
 from nanoengine.errors import EngineDead
 from nanoengine.replicas.carrier import Carrier
-from nanoengine.replicas.fleet import Fleet
+from nanoengine.replicas.fleet import Adapters, Fleet
 from nanoengine.replicas.messages import Finish, Forget
 from nanoengine.replicas.options import ReplicaOptions
 from nanoengine.replicas.router import Router
@@ -33,18 +33,26 @@ class ReplicatedEngine(LLMEngine):
         carrier: starts replicas.
         options: how many, and what counts as lost.
         seed: where the seeds of requests without one come from.
+        adapters: those of the requests.
 
     Raises:
         NanoEngineError: what the start-up of a replica raised.
         EngineDead: a replica ended without a word.
     """
 
-    def __init__(self, own: LLMEngine, carrier: Carrier, options: ReplicaOptions, *, seed: int = 0):
+    def __init__(
+        self,
+        own: LLMEngine,
+        carrier: Carrier,
+        options: ReplicaOptions,
+        *,
+        seed: int = 0,
+        adapters: Adapters | None = None,
+    ):
         blocks = own.scheduler.blocks
         router, begin = Router(blocks.block_size), own.scheduler._unqueue
-        fleet = Fleet(
-            router, lambda seq: [hash for hash, _ in blocks.hit_hashes(seq)], begin, options.min_prefill_tokens
-        )
+        hashes = lambda seq: [hash for hash, _ in blocks.hit_hashes(seq)]  # noqa: E731
+        fleet = Fleet(router, hashes, begin, options.min_prefill_tokens, adapters)
         self.supervisor = Supervisor(fleet, carrier, options)
         super().__init__(
             own.scheduler,

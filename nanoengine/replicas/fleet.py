@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from nanoengine.core.sampling_params import SamplingParams
 from nanoengine.core.sequence import Phase, Request, Sequence
 from nanoengine.errors import EngineDead
-from nanoengine.replicas.messages import Abort, Delta, Finish, News, Resumable, Submit, TellCached
+from nanoengine.replicas.messages import Abort, Delta, Equip, Finish, News, Resumable, Submit, TellCached
 from nanoengine.replicas.replica import EMBEDDING
 from nanoengine.replicas.router import Route, Router
 
@@ -36,6 +36,13 @@ class Sends(Protocol):
     def send(self, message: Any) -> None: ...
 
 
+class Adapters(Protocol):
+    """What requests need beside themselves: see `lora/adapters.py`."""
+
+    def digest_of(self, request: Request) -> str | None: ...
+    def kept(self) -> Mapping[str, Any]: ...
+
+
 @dataclass(eq=False, slots=True)
 class Member:
     """A replica that takes requests, or runs the last of them."""
@@ -46,6 +53,7 @@ class Member:
     running: dict[int, Running] = field(default_factory=dict)  # by key
     next_change: int = 0  # of its cache: the number of the next one that is to be told
     is_known: bool = False  # all that it has cached was told
+    adapters: frozenset[str] = frozenset()  # digests of those that it has
 
 
 @dataclass(eq=False, slots=True)
@@ -70,6 +78,7 @@ class Fleet:
         hashes: of the full blocks of a sequence, as the caches of the replicas have them.
         begin: told when a completion waits no more: its first token has come, or its end.
         min_prefill_tokens: see `ReplicaOptions`.
+        adapters: those of the requests; None: there are none.
     """
 
     def __init__(
@@ -78,8 +87,9 @@ class Fleet:
         hashes: Callable[[Sequence], list[bytes]],
         begin: Callable[[Sequence], object] = lambda _: None,
         min_prefill_tokens: int = 1,
+        adapters: Adapters | None = None,
     ):
-        self.router, self.hashes, self.begin = router, hashes, begin
+        self.router, self.hashes, self.begin, self.adapters = router, hashes, begin, adapters
         self.prefill_router, self.min_prefill_tokens = Router(router.block_size), min_prefill_tokens
         self.members: dict[int, Member] = {}
         self.running: dict[Request, Running] = {}
@@ -97,11 +107,27 @@ class Fleet:
             prefills: it computes prompts for others, and decodes only while there is no other.
         """
         router = self.prefill_router if prefills else self.router
-        self.members[number] = Member(number, link, router)
+        member = self.members[number] = Member(number, link, router)
+        self._equip(member)
         router.add(number)
         waiting, self.homeless = self.homeless, {}
         for own in waiting.values():
             self._place(own)
+
+    def equip(self) -> None:
+        """Bring all members the adapters that there are now, and have them forget the others."""
+        for member in self.members.values():
+            self._equip(member)
+
+    def _equip(self, member: Member) -> None:
+        if self.adapters is None:
+            return
+        kept = self.adapters.kept()
+        new = {digest: adapter for digest, adapter in kept.items() if digest not in member.adapters}
+        drops = member.adapters - kept.keys()
+        if new or drops:
+            member.link.send(Equip(new, drops))
+            member.adapters = frozenset(kept)
 
     def lose(self, number: int) -> list[Request]:
         """A replica is gone: what it had moves. Returns the requests that are ended."""
@@ -267,6 +293,9 @@ class Fleet:
         own.route = router.route(hashes, *expected)
         own.member = self.members[own.route.replica]
         own.member.running[own.key] = own
+        if self.adapters is not None and (digest := self.adapters.digest_of(request)) is not None:
+            self._equip(own.member)
+            submit = submit._replace(adapter=digest)
         own.member.link.send(submit)
 
     def _is_to_prefill(self, own: Running, hashes: list[bytes]) -> bool:

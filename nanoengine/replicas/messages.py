@@ -1,11 +1,11 @@
 """What the front and its replicas say to each other. Plain data: it pickles.
 
-The front says Submit, Abort, Ping, TellCached, Forget and End; a replica says Ready or Failed first, then News and Pong.
+The front says Submit, Abort, Equip, Ping, TellCached, Forget and End; a replica says Ready or Failed first, then News and Pong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -41,10 +41,18 @@ class Submit(NamedTuple):
     resumable: Resumable
     files: Sequence[str] = ()  # of K/V, that another replica has written
     writes: bool = False  # wanted are files of its blocks, and no tokens: `News.written` tells of them
+    adapter: str | None = None  # digest of one that an `Equip` has brought
 
 
 class Abort(NamedTuple):
     key: int
+
+
+class Equip(NamedTuple):
+    """What requests need beside themselves: said before the first that needs it."""
+
+    adapters: Mapping[str, Any]  # by digest
+    drops: Collection[str]  # digests of those that nobody needs any more
 
 
 class Ping(NamedTuple):

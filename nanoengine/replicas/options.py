@@ -29,6 +29,7 @@ class ReplicaOptions:
         min_prefill_tokens: tokens of a prompt that no other replica has cached, from which on it goes to a prefill replica first.
         replica_silence_seconds: a replica that says nothing for so long hangs, and is killed. Above 0.
         replica_step_seconds: so does one whose step takes longer. Above 0.
+        replica_start_attempts: a replica that could not be started so often, one time after the other, is given up. 1 or more.
 
     Raises:
         InvalidConfig: a value that cannot work.
@@ -41,6 +42,7 @@ class ReplicaOptions:
     min_prefill_tokens: int = 512
     replica_silence_seconds: float = 20.0
     replica_step_seconds: float = 300.0
+    replica_start_attempts: int = 10
 
     def __post_init__(self) -> None:
         count = self.replicas
@@ -60,6 +62,7 @@ class ReplicaOptions:
                 f"is {count}: the others decode"
             )
         check_count("min_prefill_tokens", self.min_prefill_tokens, 2**40)
+        check_count("replica_start_attempts", self.replica_start_attempts, 2**20)
         for name in ("replica_silence_seconds", "replica_step_seconds"):
             seconds = getattr(self, name)
             if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:

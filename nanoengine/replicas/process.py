@@ -42,7 +42,8 @@ def serve(connection: Connection, build: Callable[[], Built], hash_seed: int) ->
         engine.scheduler.blocks.seed = hash_seed
     count = lambda: (built.metrics.snapshot(engine), take_view(engine, built.metrics))  # noqa: E731
     files = getattr(built.capabilities.get("kv_offload"), "shared", None)
-    process.replica = Replica(engine, built.metrics.events, count, files)
+    adapters = getattr(built.capabilities.get("lora"), "adapters", None)
+    process.replica = Replica(engine, built.metrics.events, count, files, adapters)
     computes = built.capabilities["replicas"].computes
     identity = f"nanoengine {nanoengine.__version__}, {computes}"
     process.say(Ready(engine.max_model_len, engine.scheduler.blocks.seed, identity))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from nanoengine.observability.kv_events import AllCleared, BlockStored, KVEvent,
 from nanoengine.replicas.messages import (
     Abort,
     Delta,
+    Equip,
     Finish,
     Forget,
     KVChange,
@@ -52,6 +53,13 @@ class Files(Protocol):
     def written(self) -> dict[int, list[str]]: ...
 
 
+class Adapters(Protocol):
+    """What the front says that requests need: see `lora/adapters.py`."""
+
+    def keep(self, adapters: Mapping[str, Any], drops: Collection[str]) -> None: ...
+    def give(self, request: Request, digest: str) -> None: ...
+
+
 class Replica:
     """Requests come as `Resumable`; after each step, `News` say what it has brought.
 
@@ -60,6 +68,7 @@ class Replica:
         events: of its prefix cache; None: nothing is told of it.
         count: what the engine counts, when somebody asks.
         files: None: it has none.
+        adapters: None: it takes none.
     """
 
     def __init__(
@@ -68,8 +77,10 @@ class Replica:
         events: KVEventPublisher | None = None,
         count: Callable[[], Any] = lambda: None,
         files: Files | None = None,
+        adapters: Adapters | None = None,
     ):
-        self.engine, self.events, self.count, self.files = engine, events, count, files
+        self.engine, self.events, self.count = engine, events, count
+        self.files, self.adapters = files, adapters
         self.held: dict[int, Held] = {}
         self._keys: dict[str, int] = {}  # by the ids of requests
         self._refused: list[Delta] = []
@@ -113,6 +124,11 @@ class Replica:
                 self.engine.abort(held.request.request_id)
                 if self.files is not None:
                     self.files.leave(message.key)
+        elif isinstance(message, Equip):
+            assert self.adapters is not None
+            self.adapters.keep(message.adapters, message.drops)
+            if message.drops and not self.engine.has_unfinished:
+                self.engine.step()  # in which the runner gives back what they took
         elif isinstance(message, Ping):
             self._wants_metrics |= message.wants_metrics
         elif isinstance(message, TellCached):
@@ -132,6 +148,9 @@ class Replica:
             raise InvalidRequest("there is no folder for files of K/V here: set kv_disk_path")
         if self.files is not None:
             self.files.learn(message.files)
+        if message.adapter is not None:
+            assert self.adapters is not None
+            self.adapters.give(request, message.adapter)
         self.engine.submit(request)
         if message.writes and self.files is not None:
             self.files.write(message.key, request)

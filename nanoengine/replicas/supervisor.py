@@ -64,6 +64,7 @@ class Slot:
     current: Process | None = None  # takes requests
     next: Process | None = None  # is not ready yet
     num_useless: int = 0  # that were lost, one after the other, before they brought anything
+    num_failed: int = 0  # of them, the last ones that were never ready
 
 
 class Supervisor:
@@ -130,6 +131,8 @@ class Supervisor:
     def restart(self) -> None:
         """Start every replica anew, one after the other. The new one is ready before the old one ends, and what runs moves."""
         self._to_restart = self.slots.copy()
+        for slot in self.slots:
+            slot.num_failed = 0
         self._restart_next()
 
     def tell_all(self, message: Any) -> None:
@@ -202,6 +205,7 @@ class Supervisor:
                 threading.Thread(target=self._start, args=(slot,), daemon=True).start()
         if now < self._next_ping:
             return
+        self.fleet.equip()
         limit = self.options.replica_silence_seconds
         self._next_ping = now + min(PING_SECONDS, limit / 4)
         for process in [slot.current for slot in self.slots if slot.current is not None]:
@@ -214,6 +218,9 @@ class Supervisor:
             self._reap(process)
         if not self._is_closed:
             self._scale(now)
+        if not self.num_ready and self.fleet.homeless and all(map(self._is_given_up, self.slots)):
+            limit = self.options.replica_start_attempts
+            self._fail(f"all replicas are given up, which could not be started replica_start_attempts={limit} times")
 
     def _scale(self, now: float) -> None:
         """Add a slot, or take one away, if that is due; never while one is empty that may help."""
@@ -273,10 +280,12 @@ class Supervisor:
     def _take_failure(self, slot: Slot, error: Exception) -> None:
         logger.error("replica %d could not be started: %s", slot.number, error)
         slot.is_starting, self.failure = False, error
+        slot.num_failed += 1
         self._retry(slot)
 
     def _take_ready(self, process: Process, ready: Ready) -> None:
         slot, old, process.ready = process.slot, process.slot.current, ready
+        slot.num_failed = 0
         self.facts = facts = self.facts or ready
         if ready != facts:
             logger.warning("replica %d is %s, the first was %s: tokens may differ", slot.number, ready, facts)
@@ -320,6 +329,7 @@ class Supervisor:
             self.counts.leave(slot.number)
         else:
             slot.next = None
+            slot.num_failed += 1
         self.touched.update(dict.fromkeys(self.fleet.lose(process.key)))
         self._retry(slot)
 
@@ -327,9 +337,24 @@ class Supervisor:
         """Start another one, at once or later."""
         if slot not in self.slots:
             return
-        if not (slot.next or slot.is_starting or slot.start_at is not None or self._is_closed):
+        is_alone = not (slot.next or slot.is_starting or slot.start_at is not None or self._is_closed)
+        if is_alone and self._is_given_up(slot):
+            logger.error(
+                "replica %d is given up: it could not be started, replica_start_attempts=%d times; the last error was: %s",
+                slot.number,
+                slot.num_failed,
+                self.failure,
+            )
+        elif is_alone:
             slot.start_at = time.monotonic() + RETRY_SECONDS[min(slot.num_useless, len(RETRY_SECONDS) - 1)]
         slot.num_useless += 1
         if not self.num_ready and all(slot.num_useless > HOPELESS for slot in self.slots):
-            reason = f"no replica lives long enough to compute anything; the last error was: {self.failure}"
-            self.touched.update(dict.fromkeys(self.fleet.fail(EngineDead(reason))))
+            self._fail("no replica lives long enough to compute anything")
+
+    def _is_given_up(self, slot: Slot) -> bool:
+        return slot.num_failed >= self.options.replica_start_attempts
+
+    def _fail(self, reason: str) -> None:
+        """End all requests that wait for a replica."""
+        error = EngineDead(f"{reason}; the last error was: {self.failure}")
+        self.touched.update(dict.fromkeys(self.fleet.fail(error)))

@@ -27,11 +27,11 @@ QUIET_PATHS = ("/view", "/health", "/ping", "/metrics")
 """Asked for every second, or more often: a line for each would hide all others, as long as they are answered."""
 
 
-ADMIN_PATHS = (
-    *("/view", "/reset_prefix_cache", "/restart_replicas"),
-    *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
-)
-"""For the admin alone, if there is one: they show, or take from, all clients, or read files of the server."""
+ADMIN_PATHS = ("/view", "/reset_prefix_cache", "/restart_replicas")
+"""For the admin alone, if there is one: they show, or take from, all clients."""
+
+ONLY_ADMIN_PATHS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+"""For nobody, if there is no admin: they have the server read files of its machine, and change what models there are."""
 
 MAX_REASON_CHARS = 300
 """Of why a request was refused, as the log has it: messages hold what clients sent."""
@@ -129,8 +129,10 @@ class Identify:
             if secrets.compare_digest(digest, self._admin):
                 scope[CLIENT] = ADMIN
                 return None
-            if scope["path"] in ADMIN_PATHS and scope["method"] != "OPTIONS":
+            if scope["path"] in (*ADMIN_PATHS, *ONLY_ADMIN_PATHS) and scope["method"] != "OPTIONS":
                 return _unknown("this needs the admin key (admin_key)")
+        elif scope["path"] in ONLY_ADMIN_PATHS and scope["method"] != "OPTIONS":
+            return Problem(403, "only an admin may do this, and this server has none: start it with --admin-key")
         if self._digests is None or scope["path"] in self._open_paths or scope["method"] == "OPTIONS":
             return None
         matches = [secrets.compare_digest(digest, own) for own in self._digests]  # all of them: time tells nothing

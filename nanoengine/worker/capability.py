@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -28,6 +28,10 @@ logger = logging.getLogger("nanoengine")
 
 REFUSED = ("preemption_mode", "kv_host_memory", "kv_disk_path", "draft_model")
 """Options of capabilities whose policy looks at the runner's tensors."""
+
+
+NOT_THERE: dict[str, Any] = {"lora_modules": None}
+"""Options of who only computes: what they name is read where requests are, and sent."""
 
 
 class Worker(Capability):
@@ -83,14 +87,15 @@ def _new_runner(startup: Startup, num_blocks: int, _: int) -> ModelRunner:
     config, size = startup.config, startup.facts.get("num_ranks", 1)
     threads = torch.get_num_threads()  # of this process, which computes nothing
     same = dataclasses.replace(
-        config,
+        replaced(config, NOT_THERE),
         device=startup.device.torch_device.type if size > 1 else config.device,
         num_threads=config.num_threads if size == 1 else max(1, threads // size),
         num_kv_blocks=num_blocks,
         kv_cache_memory=None,
     )
-    seconds = config.of(WorkerOptions).worker_step_seconds
-    return cast("ModelRunner", RemoteRunner(same, seconds, size, use_tqdm=startup.use_tqdm))
+    own = config.of(WorkerOptions)
+    limits = {"step_seconds": own.worker_step_seconds, "start_seconds": own.worker_start_seconds}
+    return cast("ModelRunner", RemoteRunner(same, size, use_tqdm=startup.use_tqdm, **limits))
 
 
 def _new_engine(startup: Startup, new_engine: Callable[[], LLMEngine]) -> LLMEngine:
@@ -114,6 +119,15 @@ def _new_engine(startup: Startup, new_engine: Callable[[], LLMEngine]) -> LLMEng
     # Both wait for steps in flight.
     engine.step, engine._settle_if_idle = resuming(engine.step), resuming(engine._settle_if_idle)  # type: ignore[method-assign]
     return engine
+
+
+def replaced(config: EngineConfig, values: Mapping[str, Any]) -> EngineConfig:
+    """The same with other values of these options, as far as anybody has them."""
+    options = {
+        kind: dataclasses.replace(own, **{name: value for name, value in values.items() if hasattr(own, name)})
+        for kind, own in config.options.items()
+    }
+    return dataclasses.replace(config, options=options)
 
 
 def refuse(config: EngineConfig, names: Collection[str], why: str) -> None:

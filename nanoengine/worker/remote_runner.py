@@ -51,19 +51,29 @@ class RemoteRunner:
 
     Args:
         config: of the workers' engines.
-        step_seconds: a step that takes longer hangs.
         size: processes of the group.
+        step_seconds: a step that takes longer hangs.
+        start_seconds: so does a start.
         use_tqdm: show what the start-up of rank 0 is doing.
 
     Raises:
         NanoEngineError: what a worker's start-up raised.
-        EngineDead: it died without a word.
+        EngineDead: it died without a word, or took too long.
     """
 
     recorder = None  # the workers have it
 
-    def __init__(self, config: EngineConfig, step_seconds: float, size: int = 1, *, use_tqdm: bool = False):
-        self.config, self.step_seconds, self.size, self.use_tqdm = config, step_seconds, size, use_tqdm
+    def __init__(
+        self,
+        config: EngineConfig,
+        size: int = 1,
+        *,
+        step_seconds: float,
+        start_seconds: float,
+        use_tqdm: bool = False,
+    ):
+        self.config, self.size, self.use_tqdm = config, size, use_tqdm
+        self.step_seconds, self.start_seconds = step_seconds, start_seconds
         self.num_starts = 0
         self._num_losses = 0  # without an answer in between
         self._is_closed = False
@@ -82,7 +92,7 @@ class RemoteRunner:
                 member = Member(rank, self.size, memory, self.step_seconds)
                 show = self.use_tqdm and self.num_starts == 1 and rank == 0
                 self._connections[rank].send((self.config, member, show))
-            answers = [self._connections[rank].recv() for rank in range(self.size)]
+            answers = self._wait_for_all()
         except (EOFError, OSError) as error:
             self._end()
             raise EngineDead(f"{self._dead()} while it started") from error
@@ -95,6 +105,18 @@ class RemoteRunner:
             if not is_well:
                 self._end()
                 raise value
+
+    def _wait_for_all(self) -> list[Any]:
+        """The first message of each, which says how its start went."""
+        end, answers = time.monotonic() + self.start_seconds, []
+        for rank, connection in enumerate(self._connections):
+            if not connection.poll(max(0.0, end - time.monotonic())):
+                who = "" if self.size == 1 else f" of rank {rank}"
+                raise EngineDead(
+                    f"the worker process{who} was not ready within worker_start_seconds={self.start_seconds:g}"
+                )
+            answers.append(connection.recv())
+        return answers
 
     def _new_worker(self, memory: int) -> Connection:
         own, other = socket.socketpair()

@@ -37,6 +37,7 @@ def draw_spec(rng: random.Random, kind: Kind, dim: int) -> AttentionSpec:
         "sinks": rng.random() < 0.3,
         "soft_cap": rng.choice([None, None, 0.5, 3.0, 50.0]),
     }
+    drawn["chunked"] = drawn["window"] is not None and rng.random() < 0.4
     asked = {name: value for name, value in drawn.items() if name in kind.features}
     return AttentionSpec(rng.choice([0.5, 1.0, 2.0]) * dim**-0.5, **asked)  # type: ignore[arg-type]
 

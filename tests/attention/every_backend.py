@@ -41,7 +41,7 @@ class Kind:
     head_dims: tuple[int, ...]
     longest: int
     work: int
-    features: frozenset[str] = frozenset({"window", "sinks", "soft_cap"})
+    features: frozenset[str] = frozenset({"window", "chunked", "sinks", "soft_cap"})
     quantizes: bool = True
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float32, torch.bfloat16)
     looser: int = 1

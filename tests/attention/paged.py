@@ -236,7 +236,7 @@ class Pool:
         if spec.soft_cap is not None:
             scores = spec.soft_cap * (scores / spec.soft_cap).tanh()
         own, seen = torch.arange(start, end)[:, None], torch.arange(first, end)
-        visible = (seen <= own) & (seen > own - (spec.window or end))
+        visible = (seen <= own) & (seen >= torch.tensor([first_seen(i, spec) for i in range(start, end)])[:, None])
         scores = scores.masked_fill(~visible, -torch.inf)
         if self.sinks is not None:
             scores = torch.cat((scores, self.sinks.double()[:, None, None].expand(-1, end - start, 1)), 2)
@@ -268,7 +268,9 @@ class Pool:
 
 def first_seen(position: int, spec: AttentionSpec) -> int:
     """The first token that the one at a position sees."""
-    return 0 if spec.window is None else max(0, position - spec.window + 1)
+    if spec.window is None:
+        return 0
+    return position // spec.window * spec.window if spec.chunked else max(0, position - spec.window + 1)
 
 
 class Exact(NamedTuple):

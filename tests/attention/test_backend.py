@@ -115,11 +115,13 @@ def test_the_first_that_can_run_is_chosen_and_reasons_are_said(able: pytest.Monk
         ({"window": 128, "soft_cap": 50.0}, FlashAttention),
         ({"sinks": True}, TritonAttention),
         ({"window": 128, "sinks": True}, TritonAttention),
+        ({"window": 128, "chunked": True}, TritonAttention),
     ],
     ids=str,
 )
 def test_the_first_that_heeds_all_is_chosen(asked: dict[str, Any], chosen: type[AttentionBackend]) -> None:
-    reason = "flash_attn: it has no sinks, and a layer of the model asks for sinks=True" if "sinks" in asked else ""
+    lacks = next((name for name in ("sinks", "chunked") if name in asked), None)
+    reason = f"flash_attn: it has no {lacks}, and a layer of the model asks for {lacks}=True" if lacks else ""
     assert on_gpu("auto", AttentionSpec(0.5), AttentionSpec(0.5, **asked)) == (chosen, reason)
 
 

@@ -34,9 +34,11 @@ class Run:
 
 def draw_pool(rng: random.Random, backend_of: Callable[[int], AttentionBackend], longest: int) -> tuple[Pool, int]:
     """Sequences of which everything is in the cache, and how many tokens they all begin with."""
+    window = rng.choice([None, None, rng.randint(1, longest // 2)])
     spec = AttentionSpec(
         0.1 + rng.random(),
-        window=rng.choice([None, None, rng.randint(1, longest // 2)]),
+        window=window,
+        chunked=window is not None and rng.random() < 0.4,
         sinks=rng.random() < 0.3,
         soft_cap=rng.choice([None, None, 0.3, 3.0]),
     )

@@ -63,13 +63,16 @@ def draw_model(rng: random.Random) -> Model:
     overrides: dict[str, Any] = {"head_dim": rng.choice([32, 64]), "max_position_embeddings": MAX_LEN}
     if own.get("sliding_window"):
         overrides["sliding_window"] = rng.choice([1, 13, 40, 200, 300])
+    if own.get("attention_chunk_size"):
+        overrides["attention_chunk_size"] = rng.choice([1, 13, 40, 200, 300])
     kv_cache_dtype, seed = rng.choice(["auto", "auto", "int8"]), rng.randrange(1000)
     if rng.random() < 0.2 or REASON is not None:
         options = {"dtype": "float32", "kernels": "torch", "kv_cache_dtype": kv_cache_dtype, "quantization": None}
         if rng.random() < 0.5:
             return Model(shape, overrides, seed, options)
         options |= {"attention_backend": "flash_attn", "kv_cache_dtype": "auto"}
-        shape, overrides = rng.choice([THREE_GROUPS, "Mistral, a window"]), overrides | {"sliding_window": 40}
+        shape = rng.choice([THREE_GROUPS, "Mistral, a window"])
+        overrides = {key: own for key, own in overrides.items() if "chunk" not in key} | {"sliding_window": 40}
         return Model(shape, overrides, seed, options, package=rng.choice(PACKAGES))
     q4_k = rng.random() < 0.2 and 256 % own.get("num_attention_heads", 4) == 0
     if q4_k:  # blocks of 256

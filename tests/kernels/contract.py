@@ -18,6 +18,7 @@ from torch import Tensor
 from nanoengine.core.sampling import SamplingTable
 from nanoengine.kernels.gates import ACTIVATIONS
 from nanoengine.kernels.native_kernels import NativeKernels
+from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.layers.experts import Experts
 from nanoengine.layers.factory import Factory
 from nanoengine.models.model_config import ExpertsConfig
@@ -317,7 +318,9 @@ def check_operation(make: Callable[[Case], Operation], kind: Kind, seeds: Sequen
                 assert not any(map(len, call(torch.arange(0, device=kind.device)))), "no rows make no rows"
             if kind.is_native:
                 check_one_number(case.rng, call, made)
-            check_spoilt(make, case, call, made)
+            # torch's own products of bfloat16, on a CPU with AMX, spread what is not finite to another row.
+            if type(case.kernels) is not TorchKernels or case.dtype is torch.float32:
+                check_spoilt(make, case, call, made)
         except Exception as error:
             raise AssertionError(f"seed {seed}: {error}") from error
 

@@ -15,7 +15,7 @@ from nanoengine.core.sampling import SamplingTable
 from nanoengine.kernels.gates import ACTIVATIONS
 from nanoengine.kernels.kv_int8 import SCALE_BYTES
 from nanoengine.kernels.recurrences import Decay, StateRuns, Stores
-from nanoengine.kernels.triton.activation import gate_and_multiply
+from nanoengine.kernels.triton.activation import gate_and_multiply, sigmoid_gate
 from nanoengine.kernels.triton.compute_slot_mapping import compute_slot_mapping
 from nanoengine.kernels.triton.experts import mixture
 from nanoengine.kernels.triton.few_rows import ROWS, most_rows, product_of_few_rows
@@ -176,13 +176,14 @@ def attend(
 
 
 def launch_attention(dtype: torch.dtype) -> None:
-    """Heads of the usual sizes, and what Gemma 2 and gpt-oss ask for; several tokens of each sequence fill 16 rows, 32 or more.
-    For bfloat16 also groups of other sizes, every candidate, and the launch that does not wait for the one before.
+    """Heads of the usual sizes, and what Gemma 2, gpt-oss and Llama 4 ask for; several tokens of each sequence fill 16 rows, 32
+    or more. For bfloat16 also groups of other sizes, every candidate, and the launch that does not wait for the one before.
     """
     for head_dim, queries, int8 in product((64, 128, 256), (None, 1, 4, 16), (False, True)):
         attend(dtype, head_dim, 2, queries, int8=int8)
     for queries in (None, 1, 16):
         attend(dtype, 256, 2, queries, window=4096, soft_cap=50.0)
+        attend(dtype, 128, 5, queries, window=-8192)
         for int8 in (False, True):
             attend(dtype, 64, 8, queries, window=128, sinks=True, int8=int8)
     if dtype is not torch.bfloat16:
@@ -199,6 +200,8 @@ def launch_states(dtype: torch.dtype) -> None:
     """Decodes and chunks of LFM2, Qwen3-Next, Qwen3.5 and Granite 4 in their sizes, and heads as large as they may be."""
     runs = StateRuns(whole(3), whole(4))
     stored = runs._replace(stores=Stores(whole(4), whole(5), whole(5)))
+    for columns in (1, 2048):
+        sigmoid_gate(some(9, 2048, dtype=dtype), some(9, 2 * columns, dtype=dtype)[:, columns:])
     for tokens, own in ((3, runs), (100, stored)):
         for channels, taps, gated in ((2048, 3, True), (8192, 4, False), (3328, 4, False)):
             projected, weight, state = (

@@ -35,8 +35,16 @@ def test_a_window_sees_its_last_tokens(size: int, position: int) -> None:
     assert list(range(layout.first_seen(position), position + 1)) == seen
 
 
+@given(st.integers(1, 12), st.integers(0, 60))
+def test_a_window_that_stands_still_sees_the_tokens_of_its_own(size: int, position: int) -> None:
+    layout = WindowLayout(size, 1, chunked=True)
+    seen = [other for other in range(position + 1) if other // size == position // size]
+    assert list(range(layout.first_seen(position), position + 1)) == seen
+
+
 @given(
     st.lists(windows, min_size=1, max_size=3),
+    st.booleans(),
     st.integers(1, 9),
     st.integers(1, 30),
     st.integers(1, 3),
@@ -44,9 +52,9 @@ def test_a_window_sees_its_last_tokens(size: int, position: int) -> None:
     st.integers(1, 79),
 )
 def test_one_sequence_is_never_preempted_in_the_smallest_pool(
-    windows: list[int | None], block_size: int, most_new: int, depth: int, length: int, num_prompt: int
+    windows: list[int | None], chunked: bool, block_size: int, most_new: int, depth: int, length: int, num_prompt: int
 ) -> None:
-    groups = [KVGroup(window, [0]) for window in windows]
+    groups = [KVGroup(window, [0], chunked) for window in windows]
     num_blocks = Need(groups, block_size, most_new, depth).num_blocks(length)
     layouts = [group.layout(most_new) for group in groups]
     engine = make_engine(
@@ -64,10 +72,19 @@ def test_one_sequence_is_never_preempted_in_the_smallest_pool(
     assert engine.scheduler.num_preemptions == 0
 
 
-@pytest.mark.parametrize(("window", "num_kept"), [(9, 2), (8, 2), (5, 1), (4, 1)])
-def test_a_prefix_is_hit_behind_a_window_whose_beginning_is_gone(window: int, num_kept: int) -> None:
+@pytest.mark.parametrize(
+    ("window", "chunked", "num_kept", "shorter"),
+    [
+        *((9, False, 2, 0), (8, False, 2, 0), (5, False, 1, 0), (4, False, 1, 0)),
+        # Behind 12 tokens, a chunk is over, or the block before is enough, or all three are needed.
+        *((12, True, 1, 12), (11, True, 2, 12), (9, True, 2, 12), (15, True, 1, 0)),
+    ],
+)
+def test_a_prefix_is_hit_behind_a_window_whose_beginning_is_gone(
+    window: int, chunked: bool, num_kept: int, shorter: int
+) -> None:
     """The blocks that the next token sees are enough, and one fewer is no hit."""
-    layouts = [KVGroup(own, [0]).layout(64) for own in (None, window)]
+    layouts = [KVGroup(own, [0], chunked).layout(64) for own in (None, window)]
     blocks = BlockManager(100, 4, layouts)
     engine = make_engine(blocks=blocks, model=ToyModel(4, layouts=layouts))
     prompt, params = list(range(17)), SamplingParams(max_tokens=4, seed=1, ignore_eos=True)
@@ -80,5 +97,20 @@ def test_a_prefix_is_hit_behind_a_window_whose_beginning_is_gone(window: int, nu
     assert second.sequences[0].token_ids == first.sequences[0].token_ids
     blocks._forget(blocks.index[1][hashes[3]])
     run(engine, [third := engine.make_request(prompt, params)])
-    assert third.output().num_cached_tokens == 0
+    assert third.output().num_cached_tokens == shorter
     assert third.sequences[0].token_ids == first.sequences[0].token_ids
+
+
+@pytest.mark.parametrize("size", [4, 8, 16])
+def test_behind_a_whole_number_of_chunks_nothing_of_them_is_needed(size: int) -> None:
+    """The next token begins a chunk: the blocks of all layers that see everything are enough."""
+    layouts = [KVGroup(own, [0], chunked=True).layout(64) for own in (None, size)]
+    blocks = BlockManager(100, 4, layouts)
+    engine = make_engine(blocks=blocks, model=ToyModel(4, layouts=layouts))
+    prompt, params = list(range(17)), SamplingParams(max_tokens=4, seed=1, ignore_eos=True)
+    run(engine, [first := engine.make_request(prompt, params)])
+    for hash, _ in first.sequences[0].block_hashes[:4]:
+        blocks._forget(blocks.index[1][hash])
+    run(engine, [second := engine.make_request(prompt, params)])
+    assert second.output().num_cached_tokens == 16
+    assert second.sequences[0].token_ids == first.sequences[0].token_ids

@@ -134,7 +134,7 @@ def test_a_conversation_goes_on_behind_its_last_full_block() -> None:
         cached.append(output.num_cached_tokens)
         text = text + output.outputs[0].token_ids + [7, 8, 9]
     for (before, _), count in zip(pairwise(lengths), cached[1:], strict=True):
-        assert count == (before + 21) // 4 * 4, "as far as its last step has begun"
+        assert count == (before + 22) // 4 * 4, "all but its last token was computed"
     assert len(snapshots.index) <= 2 * len(lengths), "of each text one in its prompt, and one in its answer"
 
 
@@ -165,7 +165,7 @@ def test_without_room_for_snapshots_nothing_is_found() -> None:
         request = engine.make_request(list(range(21)), SamplingParams(max_tokens=3))
         run(engine, [request])
         assert request.output().num_cached_tokens == 0
-    assert snapshots.snapshot() == {"slots": 0, "kept": 0, "taken": 0, "restored": 0, "evicted": 0}
+    assert snapshots.snapshot() == {"slots": 0, "kept": 0, "taken": 0, "restored": 0, "loaded": 0, "evicted": 0}
 
 
 def test_a_snapshot_of_what_may_be_wrong_is_forgotten() -> None:

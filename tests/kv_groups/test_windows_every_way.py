@@ -23,10 +23,12 @@ NUM_WAYS = 30
 MAX_LEN = 60
 SIZE = 4
 WINDOWS: tuple[tuple[int | None, ...], ...] = ((6,), (None, 5), (1, None, 17), (4, 9), (None, None, 70, 8))
+CHUNKS: tuple[tuple[int | None, ...], ...] = ((7,), (None, 8, 13))
+"""Windows that stand still."""
 
 
 def groups_of(windows: tuple[int | None, ...]) -> list[KVGroup]:
-    return [KVGroup(window, [layer]) for layer, window in enumerate(windows)]
+    return [KVGroup(window, [layer], windows in CHUNKS) for layer, window in enumerate(windows)]
 
 
 class CheckedPrefix(CommonPrefix):
@@ -66,9 +68,9 @@ def windowed_engine(
     return make_engine(blocks=blocks, model=model, max_model_len=MAX_LEN, parts=[prefix, *parts], **way), prefix
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(len(WINDOWS + CHUNKS)))
 def test_what_a_request_gets_does_not_depend_on_the_way_in_which_it_is_scheduled(seed: int) -> None:
-    windows = WINDOWS[seed]
+    windows = (WINDOWS + CHUNKS)[seed]
     plain = {"depth": 1, "enable_prefix_caching": False, "max_num_batched_tokens": 8192}
     engine, _ = windowed_engine(windows, num_spare=1000, failing=[], **plain)
     requests = draw_requests(engine, seed)

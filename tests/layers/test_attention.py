@@ -1,4 +1,4 @@
-"""Attention that writes in one go, and with norms over all heads together, which are applied before the write in any case."""
+"""Attention that writes in one go; with norms over all heads together, or queries that grow, before the write in any case."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 from nanoengine.core.layers import Factory, RMSNorm
 from nanoengine.kernels.torch_kernels import TorchKernels
-from nanoengine.layers.attention import Attention, WideNormAttention
+from nanoengine.layers.attention import Attention, ScaledAttention, WideNormAttention
 from tests.core.attention_layers import DIM, HEADS, KV_HEADS, Recorder, check_attended, layer_over, norm_of, step
 
 
@@ -51,3 +51,20 @@ def test_it_writes_in_one_go_where_that_is_offered_and_then_attends(norms: bool,
     for got, right in zip(given, expected, strict=True):
         assert got is right or got == right
     check_attended(backend, out, qkv[:, : HEADS * DIM].unflatten(-1, (HEADS, DIM)) + 1, metadata)
+
+
+@pytest.mark.parametrize("offers", [True, False])
+def test_queries_alone_are_multiplied_and_nothing_is_rotated(offers: bool) -> None:
+    backend = Recorder(offers=offers)
+    qkv, _, metadata = step()
+    factors = torch.rand(len(qkv), 1) + 1
+    q, k, v = qkv.clone().split((HEADS * DIM, KV_HEADS * DIM, KV_HEADS * DIM), dim=1)
+    layer_over(backend, kind=ScaledAttention)(qkv, (factors, factors), metadata)
+    name, *given = backend.calls[0]
+    if offers:
+        assert name == "rotate_and_write"
+        assert torch.equal(given[0], torch.cat((q * factors, k, v), dim=1))
+        assert given[1][3:] == (None, None)
+    else:
+        assert torch.equal(given[0].flatten(1), k)
+        assert torch.equal(backend.calls[1][1].flatten(1), q * factors)

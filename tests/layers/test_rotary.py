@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanoengine.core.layers import Angles, apply_rotary
-from nanoengine.layers.rotary import RotaryEmbedding
+from nanoengine.layers.rotary import QueryScale, RotaryEmbedding, rotary_order
 from nanoengine.models.model_config import RopeConfig
 from tests.support import angles_at, threads
 
@@ -73,3 +73,28 @@ def test_nothing_is_computed_before_the_length_is_known() -> None:
 
     with Seen():
         RotaryEmbedding(128, RopeConfig(theta=1e6, rotary_dim=128), torch.device("meta"))
+
+
+@pytest.mark.parametrize("rotary_dim", [12, 8])
+def test_pairs_beside_each_other_are_those_of_complex_numbers(rotary_dim: int) -> None:
+    """In another order: what is not rotated stays, and scores do not depend on the order."""
+    x, positions, size = torch.randn(6, 3, 12), torch.tensor([0, 1, 2, 17, 100, 5]), 12
+    rotary = RotaryEmbedding(size, RopeConfig(theta=1e4, rotary_dim=rotary_dim), torch.device("cpu"))
+    rotary.prepare(101)
+    order = rotary_order(size, rotary_dim, interleaved=True)
+    out = torch.empty_like(x)
+    out[..., order] = apply_rotary(x[..., order], rotary(positions))
+    pairs = torch.view_as_complex(x[..., :rotary_dim].double().unflatten(-1, (-1, 2)).contiguous())
+    angles = positions.double()[:, None] * 1e4 ** (-torch.arange(0, rotary_dim, 2).double() / rotary_dim)
+    turned = torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)[:, None]).flatten(-2)
+    torch.testing.assert_close(out[..., :rotary_dim].double(), turned, rtol=1e-4, atol=1e-4)
+    assert torch.equal(out[..., rotary_dim:], x[..., rotary_dim:])
+
+
+def test_queries_grow_in_steps() -> None:
+    scale = QueryScale(0.1, 10, torch.device("cpu"))
+    scale.prepare(2000)
+    positions = torch.tensor([0, 8, 9, 18, 19, 1999])
+    expected = 1 + 0.1 * torch.log1p(torch.tensor([0.0, 0.0, 1.0, 1.0, 2.0, 200.0]))
+    for factors in scale(positions):
+        torch.testing.assert_close(factors[:, 0], expected)

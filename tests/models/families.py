@@ -75,6 +75,7 @@ BIASES = {"attention_bias": True, "mlp_bias": True}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": True}
 UNTIED = {"tie_word_embeddings": False}
 WINDOWED = {"use_sliding_window": True}
+CHUNKS = {"intermediate_size_mlp": 44, "floor_scale": 7, "attn_scale": 0.3}
 BY_TYPE = {"full_attention": YARN, "sliding_attention": {"rope_type": "default"}}
 BY_TYPE = {kind: table | {"rope_theta": 5e5} for kind, table in BY_TYPE.items()}
 
@@ -191,6 +192,20 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         MAMBA,
         {"num_local_experts": 0, "mamba_n_groups": 2, "mamba_proj_bias": True},
         position_embedding_type="rope",
+    ),
+    "Llama 4": of("Llama4", experts(5, 1), CHUNKS, UNTIED, num_hidden_layers=5, head_dim=16, attention_chunk_size=13),
+    "Llama 4, dense between, biases, llama3": of(
+        *("Llama4", experts(3, 1), CHUNKS, rope("llama3"), heads(3, 1), {"num_hidden_layers": 4, "head_dim": 32}),
+        attention_bias=True,
+        interleave_moe_layer_step=2,
+        attention_chunk_size=16,
+        max_position_embeddings=256,
+    ),
+    "Llama 4, full layers, no norms, no experts": of(
+        *("Llama4", experts(2, 1), CHUNKS, {"attention_chunk_size": None, "use_qk_norm": False, "moe_layers": []}),
+        no_rope_layers=[1, 0],
+        head_dim=16,
+        attn_temperature_tuning=False,
     ),
     "OLMo3, yarn where all is seen": of("Olmo3", num_hidden_layers=5, sliding_window=600, rope_parameters=BY_TYPE),
 }

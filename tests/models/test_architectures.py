@@ -13,7 +13,7 @@ import transformers
 from nanoengine import SamplingParams
 from nanoengine.errors import UnsupportedModel
 from nanoengine.models.architectures import ARCHITECTURES, read_model_config
-from nanoengine.models.families import granite_hybrid, lfm2, qwen3_next
+from nanoengine.models.families import granite_hybrid, lfm2, llama4, qwen3_next
 from tests import support
 from tests.models.configs import QWEN3_06B, VERSION_5
 from tests.models.families import SHAPES, engine, family_checkpoint
@@ -53,7 +53,7 @@ def test_every_architecture_is_tried() -> None:
 
 # ---- what a config.json says
 
-HYBRIDS = (lfm2, qwen3_next, granite_hybrid)  # tests/models/test_hybrids.py
+HYBRIDS = (lfm2, qwen3_next, granite_hybrid, llama4)  # tests/models/test_hybrids.py, test_llama4.py
 SIZES = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
 SIZES |= {"num_key_value_heads": 2, "max_position_embeddings": 8192}
 SIZES_OF = {

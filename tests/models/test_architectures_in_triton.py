@@ -1,5 +1,5 @@
 """What families need of kernels, by those for GPUs: biases, norms of all heads, rotations of a part or none, scales, experts,
-windows, soft caps, sinks, other gates, and layers with states.
+windows and chunks, soft caps, sinks, other gates, and layers with states.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ SHAPES: dict[str, dict[str, Any]] = {  # the kernels want heads of a power of tw
     | {"head_dim": 16},
     "Granite 4, dense, rotated": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
     | {"head_dim": 16},
+    "Llama 4": {"num_hidden_layers": 2, "no_rope_layers": [1, 0], "attention_chunk_size": 4},
 }
 
 

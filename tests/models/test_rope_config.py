@@ -67,7 +67,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     *(
         ({"rope_parameters": table}, message)
         for table, message in (
-            (LLAMA3 | {"low_freq_factor": 4.0}, "high_freq_factor is 4.0"),
+            (LLAMA3 | {"low_freq_factor": 4.5}, "high_freq_factor is 4.0"),
             (LONG | {"short_factor": [1.0] * 63}, "short_factor"),
             (LONG | {"short_factor": [0.0] * 64}, "short_factor is 0.0"),
             (LINEAR | {"factor": 0}, "factor is 0"),

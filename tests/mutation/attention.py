@@ -26,9 +26,17 @@ MUTANTS = (
     Mutant(
         "window-is-one-too-wide",
         TORCH,
-        "(keys > queries - spec.window)",
-        "(keys >= queries - spec.window)",
+        "else spec.window - 1))",
+        "else spec.window))",
         "A query of a prompt sees one token more than its window has.",
+        (TEST_TORCH,),
+    ),
+    Mutant(
+        "chunk-begins-a-token-late",
+        TORCH,
+        "(queries % spec.window if",
+        "((queries - 1) % spec.window if",
+        "A query of a prompt sees a token of the chunk before its own.",
         (TEST_TORCH,),
     ),
     Mutant(

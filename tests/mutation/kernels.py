@@ -63,9 +63,17 @@ MUTANTS = (
     Mutant(
         "native-window-begins-a-token-late",
         CPP + "attention_spec.h",
-        "position + 1 - window : 0;",
-        "position + 2 - window : 0;",
+        "position + 1 - size_t(window) : 0;",
+        "position + 2 - size_t(window) : 0;",
         "A native kernel with a window does not see its first token.",
+        (TEST_NATIVE,),
+    ),
+    Mutant(
+        "native-chunks-see-everything",
+        CPP + "attention_spec.h",
+        "return position - position % size_t(-window);",
+        "return 0;",
+        "A native kernel sees all tokens before the chunk of a query.",
         (TEST_NATIVE,),
     ),
     Mutant(

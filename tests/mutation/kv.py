@@ -167,9 +167,17 @@ MUTANTS = (
     Mutant(
         "window-forgets-a-token-too-early",
         LAYOUTS,
-        "return max(position - self.size + 1, 0)",
-        "return max(position - self.size + 2, 0)",
+        "max(position - self.size + 1, 0)",
+        "max(position - self.size + 2, 0)",
         "A block is given back while the first of its window's tokens is still seen.",
+        (TEST_LAYOUTS,),
+    ),
+    Mutant(
+        "chunk-forgets-a-token-too-early",
+        LAYOUTS,
+        "return position - position % self.size if",
+        "return position - position % self.size + 1 if",
+        "A block is given back while the first token of its chunk is still seen.",
         (TEST_LAYOUTS,),
     ),
     Mutant(

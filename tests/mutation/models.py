@@ -13,6 +13,7 @@ CORE_LAYERS = "nanoengine/core/layers.py"
 WEIGHTS = "nanoengine/core/weights.py"
 TEST_LAYERS = "tests/core/test_layers.py"
 TEST_FAMILIES = "tests/models/test_architectures.py"
+TEST_LLAMA4 = "tests/models/test_llama4.py"
 TEST_LOADER = "tests/models/test_loader.py"
 MEANING = f"{TEST_FAMILIES}::test_what_a_file_says_and_leaves_out_means_what_it_means_to_transformers"
 
@@ -42,8 +43,8 @@ MUTANTS = (
     Mutant(
         "partial-rotation-pairs-wrongly",
         ROTARY,
-        "return [*range(half), *first, *range(half, rotary_dim), *second]",
-        "return [*range(rotary_dim), *first, *second]",
+        "return [*one, *still[:middle], *other, *still[middle:]]",
+        "return [*one, *other, *still]",
         "A head that rotates in part rotates the wrong pairs.",
         logits_of("Phi3, half rotated"),
     ),
@@ -153,11 +154,59 @@ MUTANTS = (
     ),
     Mutant(
         "smollm3-rotates-the-wrong-layers",
-        FAMILIES + "smollm3.py",
+        FAMILIES + "common.py",
         "[int((i + 1) % interval != 0) for i in range(count)]",
         "[int(i % interval != 0) for i in range(count)]",
         "SmolLM3 leaves out the rotation of other layers than the model does.",
         (MEANING,),
+    ),
+    Mutant(
+        "llama4-is-sparse-in-other-layers",
+        FAMILIES + "llama4.py",
+        "range(step - 1, count, step)",
+        "range(0, count, step)",
+        "Experts stand in other layers than those of the model.",
+        (TEST_LLAMA4,),
+    ),
+    Mutant(
+        "llama4-has-chunks-where-nothing-rotates",
+        FAMILIES + "llama4.py",
+        "CHUNKED if rotates[i] and size else FULL",
+        "CHUNKED if size else FULL",
+        "Layers that see everything see a chunk.",
+        (TEST_LLAMA4,),
+    ),
+    Mutant(
+        "queries-do-not-grow",
+        DECODER,
+        "if rope is None and config.query_growth:",
+        "if False:",
+        "Queries of layers without rotation are not multiplied.",
+        logits_of("Llama 4"),
+    ),
+    Mutant(
+        "heads-are-normed-where-nothing-rotates",
+        DECODER,
+        '"plain": (config.head_dim, config.head_dim) if rope is not None else (),',
+        '"plain": (config.head_dim, config.head_dim),',
+        "Queries and keys of layers without rotation are normed.",
+        logits_of("Llama 4"),
+    ),
+    Mutant(
+        "pairs-beside-each-other-are-half-a-head-apart",
+        DECODER,
+        "interleaved=rope.interleaved)",
+        "interleaved=False)",
+        "Heads rotate other pairs than the model.",
+        logits_of("Llama 4"),
+    ),
+    Mutant(
+        "outputs-of-experts-are-weighed",
+        "nanoengine/layers/experts.py",
+        "x, factors = self.kernels.sigmoid_gate(x, factors), torch.ones_like(factors, dtype=torch.float32)",
+        "factors = factors.float().sigmoid()",
+        "The factor of an expert multiplies what comes out of it, and not what goes in.",
+        logits_of("Llama 4"),
     ),
     Mutant(
         "qwen3-moe-is-sparse-everywhere",

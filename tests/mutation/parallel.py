@@ -8,6 +8,8 @@ FOLDER = "nanoengine/parallel/"
 RUNNER = "nanoengine/worker/remote_runner.py"
 EXACT = "tests/parallel/test_exact.py"
 CONTEXT = "tests/parallel/test_context.py"
+SHARE = "nanoengine/layers/share.py"
+WITH_ADAPTERS = "tests/lora/test_ranks.py"
 PROCESSES = "tests/parallel/test_parallel.py"
 
 MUTANTS = (
@@ -82,5 +84,53 @@ MUTANTS = (
         "seq_lens=runs.seq_lens[i : i + 1]",
         "Where a chunk is attended to in pieces, tokens of the first see those of the last.",
         (CONTEXT,),
+    ),
+    Mutant(
+        "all-ranks-have-the-channels-of-the-first",
+        SHARE,
+        "return torch.cat([whole[..., own.start : own.stop] for own in ranges], dim=-1)",
+        "return torch.cat([whole[..., : len(own)] for own in ranges], dim=-1)",
+        "Heads of a rank fade, and are convolved, as the first heads of the model.",
+        (EXACT, "tests/layers/test_share.py"),
+    ),
+    Mutant(
+        "a-norm-of-a-part-of-a-group",
+        FOLDER + "states.py",
+        "self.has_whole_groups = size <= facts.num_groups",
+        "self.has_whole_groups = True",
+        "Where heads of a group are on several ranks, each norms its own alone.",
+        (EXACT,),
+    ),
+    Mutant(
+        "gates-of-one-rank",
+        FOLDER + "kernels.py",
+        "            gate = self.group.gather(gate, shares.columns(shares.heads))\n",
+        "            gate = gate.repeat(1, x.shape[1] // gate.shape[1] + 1)[:, : x.shape[1]]\n",
+        "What attention says of the heads of other ranks is gated by those of this one.",
+        (EXACT,),
+    ),
+    Mutant(
+        "rows-of-b-of-the-first-rank",
+        "nanoengine/lora/products.py",
+        "return int((rows < 0).sum()), b[rows[(rows >= 0) & (rows < len(b))]]",
+        "return int((rows < 0).sum()), b[: int(((rows >= 0) & (rows < len(b))).sum())]",
+        "Every rank adds what an adapter adds to the first outputs.",
+        (WITH_ADAPTERS,),
+    ),
+    Mutant(
+        "a-worker-reads-adapters-itself",
+        "nanoengine/worker/capability.py",
+        "        replaced(config, NOT_THERE),\n",
+        "        config,\n",
+        "A worker cannot be started anew once the folder of an adapter is gone.",
+        (WITH_ADAPTERS,),
+    ),
+    Mutant(
+        "a-worker-may-take-any-time-to-start",
+        RUNNER,
+        "if not connection.poll(max(0.0, end - time.monotonic())):",
+        "if not connection.poll(None):",
+        "A start that hangs is waited for without end.",
+        ("tests/worker/test_worker.py",),
     ),
 )

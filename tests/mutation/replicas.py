@@ -14,6 +14,7 @@ OF_PREFILL = "tests/replicas/test_prefill.py"
 SHARED = "nanoengine/kv_offload/shared_files.py"
 OF_ROUTER = "tests/replicas/test_router.py"
 OF_PROCESSES = "tests/replicas/test_processes.py"
+OF_ADAPTERS = "tests/lora/test_replicas.py"
 
 MUTANTS = (
     Mutant(
@@ -127,5 +128,53 @@ MUTANTS = (
         "            if False:",
         "A prefill replica that cannot take a request ends it.",
         (OF_PREFILL,),
+    ),
+    Mutant(
+        "a-request-comes-before-its-adapter",
+        FLEET,
+        "            self._equip(own.member)\n            submit",
+        "            submit",
+        "A request whose adapter was just loaded, or was unloaded meanwhile, finds a replica without it.",
+        (OF_ADAPTERS,),
+    ),
+    Mutant(
+        "unloaded-adapters-stay-in-replicas",
+        FLEET,
+        "drops = member.adapters - kept.keys()",
+        "drops = frozenset[str]()",
+        "Replicas have more adapters than the limit, and than their kernels have room for.",
+        (OF_ADAPTERS,),
+    ),
+    Mutant(
+        "a-request-moves-without-its-adapter",
+        FLEET,
+        "            submit = submit._replace(adapter=digest)\n",
+        "            submit = submit._replace(adapter=digest if own.key == 1 else None)\n",
+        "Who goes on with a request computes it without its adapter.",
+        (OF_ADAPTERS,),
+    ),
+    Mutant(
+        "memory-of-dropped-adapters-stays-taken",
+        REPLICA,
+        "            if message.drops and not self.engine.has_unfinished:\n",
+        "            if False:\n",
+        "A replica without requests gives back nothing of adapters that were unloaded.",
+        (OF_ADAPTERS,),
+    ),
+    Mutant(
+        "starts-are-tried-without-end",
+        SUPERVISOR,
+        "        if is_alone and self._is_given_up(slot):\n",
+        "        if False:\n",
+        "A replica that never has room is started again and again.",
+        (OF_PROCESSES,),
+    ),
+    Mutant(
+        "requests-wait-for-replicas-that-were-given-up",
+        SUPERVISOR,
+        "all(map(self._is_given_up, self.slots))",
+        "False",
+        "A request that comes when no replica is started any more waits without end.",
+        (OF_PROCESSES,),
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -31,16 +32,20 @@ pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: 
 SEEDS = (2, 5, 6, 13, 17, 23)
 """Of the first 24, all of which pass: those that take least time and in which everything below happens."""
 
+SEEDS_WITH_STATES = (6, 21, 30, 35)
+"""Of the first 40, all of which pass, chosen alike."""
 
-def check_group(seed: int, folder: Path, seen: Counter[str]) -> None:
+
+def check_group(seed: int, folder: Path, seen: Counter[str], *, has_states: bool) -> None:
     rng = random.Random(f"group {seed}")
     model = draw_model(rng)
-    while not model.is_exact or model.shape in WITH_STATES:
+    while not model.is_exact or (model.shape in WITH_STATES) is not has_states:
         model = draw_model(rng)
     requests = [draw_request(rng, model) for _ in range(5)]
     with checkpoint(folder / "model", model) as path, threads(1):
         with opened(model, path, enforce_eager=True, num_threads=1, num_kv_blocks=800, max_num_seqs=3) as llm:
-            heads = llm.built.models.model_config.num_heads
+            config = llm.built.models.model_config
+            heads = min(config.num_heads, (config.states and config.states.num_heads) or 4)
             made = make_requests(llm, requests)
             case = Case(model, path, requests, [], made, [run(llm, [request])[0] for request in made])
         size = rng.randint(2, min(4, heads))
@@ -57,14 +62,18 @@ def check_group(seed: int, folder: Path, seen: Counter[str]) -> None:
             check_together(llm, case, rng)
             check_sent_again(llm, case, seen)
             check_resumed(llm, case, rng, seen)
-            note(seen, llm.metrics)
+            note(seen, llm)
+            if (snapshots := llm.built.capabilities["kv_groups"].snapshots) is not None:
+                seen.update(snapshots=snapshots.num_taken, restored=snapshots.num_restored)
         seen[f"{size} ranks"] += 1
 
 
-def test_what_a_group_says_has_the_bits_of_one_device(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("seeds", "has_states"), [(SEEDS, False), (SEEDS_WITH_STATES, True)])
+def test_what_a_group_says_has_the_bits_of_one_device(tmp_path: Path, seeds: Iterable[int], has_states: bool) -> None:
     seen: Counter[str] = Counter()
-    for seed in SEEDS:
+    for seed in seeds:
         (folder := tmp_path / str(seed)).mkdir()
-        check_group(seed, folder, seen)
-    for happened in ("sent again", "resumed", "hits", "preemptions", "accepted", "rejected"):
+        check_group(seed, folder, seen, has_states=has_states)
+    of_states = ("snapshots", "restored") if has_states else ()
+    for happened in ("sent again", "resumed", "hits", "preemptions", "accepted", "rejected", *of_states):
         assert seen[happened] > 0, happened

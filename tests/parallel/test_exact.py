@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 
 from nanoengine import LLM
 from nanoengine.kernels.native_operations import unsupported_reason
+from nanoengine.layers.mixer import Mixer
 from nanoengine.models import capability as models
 from tests.e2e.drawn_models import WITHOUT, in_q4_k
 from tests.models.families import SHAPES, WITH_STATES, family_checkpoint
@@ -32,10 +33,27 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 DIFFERENT = [
     own for own in SHAPES if own not in (*WITHOUT, *WITH_STATES) and not own.startswith("Llama, rope")
-]  # every rank has all angles; ranks do not share states
+]  # every rank has all angles
 CASES = [(shape, 2 + i % 3, list(WAYS)[i % 4]) for i, shape in enumerate(DIFFERENT)]
 CASES += [("SmolLM2's shape", size, way) for size in (2, 3, 4) for way in WAYS]
 CASES = list(dict.fromkeys(CASES))
+STATES: list[tuple[str, int, str, dict[str, Any]]] = [
+    ("LFM2", 2, "bfloat16", {}),
+    ("LFM2", 4, "Q4_K", {}),
+    ("LFM2, biases, four taps, adjusted", 3, "int8", {}),
+    ("Qwen3.5", 2, "float32", {}),
+    ("Qwen3.5", 3, "Q4_K", {}),  # two key heads: some ranks have the same one
+    ("Qwen3.5", 4, "int8", {}),
+    ("Qwen3.5, odd sizes", 2, "bfloat16", {"linear_num_key_heads": 3, "linear_num_value_heads": 6}),
+    ("Qwen3-Next", 2, "int8", {}),
+    ("Qwen3-Next", 3, "bfloat16", {"linear_num_key_heads": 4, "linear_num_value_heads": 8}),
+    ("Qwen3.5-MoE", 3, "bfloat16", {"linear_num_key_heads": 1}),
+    ("Granite 4", 2, "Q4_K", {}),
+    ("Granite 4", 3, "int8", {"mamba_n_heads": 4}),
+    ("Granite 4, dense, rotated", 2, "bfloat16", {"mamba_n_heads": 4}),  # each rank has a whole group
+    ("Granite 4, dense, rotated", 3, "float32", {"mamba_n_heads": 4}),
+    ("Granite 4, dense, rotated", 4, "int8", {"mamba_n_heads": 8, "mamba_n_groups": 4}),
+]
 
 
 @contextmanager
@@ -65,26 +83,53 @@ def check(folder: Path, size: int, **options: Any) -> None:
             group = llm.built.capabilities["parallel"].group
             heads = group.shares.kv_heads[rank]
             seen[rank] = set(heads)
-            for own, whole in zip(model_runner(llm).kv_cache.layers, model_runner(alone).kv_cache.layers, strict=True):
-                for of_rank, of_all in zip(own, whole, strict=True):
-                    part = of_all[:, :, heads.start : heads.stop]
-                    assert torch.equal(part.contiguous().view(torch.uint8), of_rank.contiguous().view(torch.uint8))
+            mixers = model_runner(llm).model.mixers
+            layers = zip(model_runner(llm).kv_cache.layers, model_runner(alone).kv_cache.layers, strict=True)
+            for layer, (own, whole) in enumerate(layers):
+                if layer in mixers:
+                    parts = parts_of_states(mixers[layer], whole)
+                else:
+                    parts = [of_all[:, :, heads.start : heads.stop] for of_all in whole]
+                for of_rank, part in zip(own, parts, strict=True):
+                    assert torch.equal(bits(part), bits(of_rank))
         assert len(set.union(*seen)) == alone.built.models.model_config.num_kv_heads
 
 
-@pytest.mark.parametrize(("shape", "size", "way"), CASES, ids=lambda own: str(own))
-def test_logits_and_kv_are_those_of_one_device(tmp_path: Path, shape: str, size: int, way: str) -> None:
-    overrides: dict[str, Any] = {"head_dim": 32}
+def parts_of_states(mixer: Mixer, states: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What a rank's layer has of the states of one device, as far as both keep the same slots."""
+    convolved, recurrent = states
+    heads = mixer.share.own["heads"]
+    return [mixer.share.pick(convolved, *mixer.convolved), recurrent[:, heads.start : heads.stop]]
+
+
+def bits(numbers: torch.Tensor) -> torch.Tensor:
+    return numbers.contiguous().view(torch.uint8)
+
+
+def check_shape(folder: Path, shape: str, size: int, way: str, **overrides: Any) -> None:
+    overrides = {"head_dim": 32} | overrides
     if way == "Q4_K" and 256 % SHAPES[shape][1].get("num_attention_heads", 4) == 0:
         overrides |= {"hidden_size": 256, "intermediate_size": 256}  # blocks of 256
     if way == "AWQ":
         overrides |= {"hidden_size": 144, "intermediate_size": 80}
     size = min(size, SHAPES[shape][1].get("num_attention_heads", 4))
-    folder = family_checkpoint(tmp_path / "model", shape, **overrides)
+    model = family_checkpoint(folder / "model", shape, **overrides)
     if way == "AWQ":
-        folder = pack_folder(folder, tmp_path / "packed", awq_form())
+        model = pack_folder(model, folder / "packed", awq_form())
     with threads(1), quantized(way):
-        check(folder, size, **WAYS[way])
+        check(model, size, **WAYS[way])
+
+
+@pytest.mark.parametrize(("shape", "size", "way"), CASES, ids=lambda own: str(own))
+def test_logits_and_kv_are_those_of_one_device(tmp_path: Path, shape: str, size: int, way: str) -> None:
+    check_shape(tmp_path, shape, size, way)
+
+
+@pytest.mark.parametrize(("shape", "size", "way", "overrides"), STATES, ids=lambda own: str(own))
+def test_states_are_those_of_one_device(
+    tmp_path: Path, shape: str, size: int, way: str, overrides: dict[str, Any]
+) -> None:
+    check_shape(tmp_path, shape, size, way, **overrides)
 
 
 def test_experts_that_stay_in_4_bits(tmp_path: Path) -> None:

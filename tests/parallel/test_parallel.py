@@ -14,12 +14,13 @@ from typing import Any, cast
 
 import pytest
 
-from nanoengine import LLM
+from nanoengine import LLM, SamplingParams
 from nanoengine.core.qwen3 import DecoderLayer
 from nanoengine.errors import InvalidConfig
 from nanoengine.parallel.capability import check_layers
 from nanoengine.worker import remote_runner
 from nanoengine.worker.remote_runner import RemoteRunner, WorkerLost
+from tests.models.families import family_checkpoint
 from tests.support import threads
 from tests.worker.test_worker import OPTIONS, PARAMS, PROMPTS, is_running, remote, told
 
@@ -88,6 +89,29 @@ def test_ranks_that_have_some_tokens_each_compute_the_same(expected: list[Any]) 
         assert told(llm.generate(PROMPTS, PARAMS, use_tqdm=False)) == expected
 
 
+def test_ranks_with_states_go_on_when_one_is_killed(tmp_path: Path) -> None:
+    """Snapshots are gone with them, and taken anew."""
+    folder = family_checkpoint(tmp_path, "Qwen3-Next", head_dim=32)
+    prompts = [[(i * i + 3 * j) % 250 for i in range(40 + 8 * j)] for j in range(2)] * 2
+    params = [SamplingParams(temperature=1.0, seed=j, max_tokens=24, logprobs=1, ignore_eos=True) for j in range(4)]
+    with LLM(str(folder), **OPTIONS) as alone:
+        right = told(alone.generate(prompts, params, use_tqdm=False))
+    count = 0
+    with LLM(str(folder), tensor_parallel_size=SIZE, **OPTIONS) as llm:
+
+        def kill_one(_: object) -> None:
+            nonlocal count
+            count += 1
+            if count == 12:
+                os.kill(remote(llm).processes[1].pid, signal.SIGKILL)
+
+        assert told(llm.run(llm.make_requests(prompts, params), kill_one)) == right
+        assert remote(llm).num_starts == 2
+        restored = llm.built.capabilities["kv_groups"].snapshots.num_restored
+        assert told(llm.generate(prompts, params, use_tqdm=False)) == right
+        assert llm.built.capabilities["kv_groups"].snapshots.num_restored > restored
+
+
 class Said:
     """A connection's place: what the ranks say, in order."""
 
@@ -120,7 +144,7 @@ def test_what_fails_in_all_ranks_is_raised_and_in_one_alone_ends_the_group(monke
 
 SCRIPT = """
 import os, signal, sys
-from nanoengine import LLM
+from nanoengine import LLM, SamplingParams
 llm = LLM('demo', tensor_parallel_size=2, num_kv_blocks=40, use_tqdm=False)
 print(*(own.pid for own in llm.engine.executor.executor.processes), flush=True)
 llm.engine.submit(llm.make_requests([[5] * 300])[0])
@@ -163,7 +187,6 @@ def test_nothing_is_left_of_a_process_that_is_ended(number: signal.Signals) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tensor_parallel_size": 2, "enable_lora": True}, "enable_lora is not shared by ranks"),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size is 0: it must be a positive integer"),
         ({"tensor_parallel_size": 65}, "tensor_parallel_size is 65: it must be at most 64"),
         ({"tensor_parallel_size": 5}, "tensor_parallel_size is 5, but the model has 4 query heads"),
@@ -173,6 +196,13 @@ def test_nothing_is_left_of_a_process_that_is_ended(number: signal.Signals) -> N
 def test_what_cannot_work_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidConfig, match=message):
         LLM("demo", use_tqdm=False, **options)
+
+
+def test_each_rank_needs_a_head_of_the_states(tmp_path: Path) -> None:
+    folder = family_checkpoint(tmp_path, "Granite 4")
+    message = "tensor_parallel_size is 3, but the model has 2 heads in its layers with states: every rank needs one"
+    with pytest.raises(InvalidConfig, match=message):
+        LLM(str(folder), tensor_parallel_size=3, use_tqdm=False)
 
 
 def test_layers_that_nobody_has_shared_out_are_refused() -> None:

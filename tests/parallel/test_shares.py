@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from nanoengine.errors import InvalidConfig
+from nanoengine.models.model_config import StateConfig
 from nanoengine.parallel.shares import UNIT, Shares, share
+from nanoengine.parallel.states import units_of_ranks
 
 
 @pytest.mark.parametrize("size", range(1, 9))
@@ -48,5 +50,29 @@ def test_a_rank_without_heads_is_refused() -> None:
         Shares(5, 4, 2, 16)
 
 
+@pytest.mark.parametrize(("heads", "groups"), [(4, 2), (6, 3), (8, 1), (8, 4)])
+def test_heads_of_states_are_shared_out_with_their_groups(heads: int, groups: int) -> None:
+    facts = StateConfig(taps=4, channels=99, num_heads=heads, num_groups=groups, depth=2, width=3)
+    for size in range(1, heads + 1):
+        units = units_of_ranks(facts, size)
+        assert [i for own in units["heads"] for i in own] == list(range(heads))
+        for own, shared in zip(units["heads"], units["groups"], strict=True):
+            assert {i * groups // heads for i in own} == set(shared)
+    with pytest.raises(InvalidConfig, match=f"but the model has {heads} heads in its layers with states"):
+        units_of_ranks(facts, heads + 1)
+
+
+def test_a_convolution_alone_is_shared_by_channels() -> None:
+    assert units_of_ranks(StateConfig(taps=3, channels=100), 3) == {
+        "channels": [range(32), range(32, 64), range(64, 100)]
+    }
+
+
 def test_a_share_is_cut_at_units() -> None:
     assert share(72, 2, 16) == [range(32), range(32, 72)]
+
+
+def test_heads_of_a_group_that_stand_apart_are_refused() -> None:
+    facts = StateConfig(taps=4, channels=96, num_heads=4, num_groups=2, depth=8, width=8, is_tiled=True)
+    with pytest.raises(InvalidConfig, match="GGUF file heads that share queries and keys stand apart"):
+        units_of_ranks(facts, 2)

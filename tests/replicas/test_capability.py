@@ -8,6 +8,8 @@ import pytest
 
 from nanoengine.builder import read_config
 from nanoengine.errors import InvalidConfig
+from nanoengine.kv_groups.options import KVGroupsOptions
+from nanoengine.lora.options import LoRAOptions
 from nanoengine.replicas.capability import check_gpus, config_of_each
 from nanoengine.replicas.carrier import gpu_of
 from nanoengine.replicas.options import ReplicaOptions
@@ -25,6 +27,19 @@ def test_replicas_share_the_cores_and_the_memory_of_a_machine() -> None:
     assert (each.num_kv_blocks, each.num_threads) == (30, 3)
     memory = config_of_each(read_config("demo", {"replicas": 2, "kv_cache_memory": "1MiB"}), 101, has_gpus=False)
     assert (memory.num_kv_blocks, memory.kv_cache_memory) == (None, 1 << 20)
+
+
+def test_replicas_share_the_memory_of_snapshots() -> None:
+    each = config_of_each(read_config("demo", {"replicas": 3, "max_replicas": 4}), 101, 1000, has_gpus=False)
+    assert each.of(KVGroupsOptions).snapshot_memory == 250
+    given = read_config("demo", {"replicas": 3, "snapshot_memory": 77})
+    assert config_of_each(given, 101, has_gpus=False).of(KVGroupsOptions).snapshot_memory == 77
+
+
+def test_adapters_are_sent_to_each_and_read_by_none() -> None:
+    given = read_config("demo", {"replicas": 2, "enable_lora": True, "lora_modules": ["a=b"]})
+    own = config_of_each(given, 101, has_gpus=False).of(LoRAOptions)
+    assert (own.enable_lora, own.lora_modules) == (True, None)
 
 
 def test_each_has_a_gpu_of_its_own() -> None:

@@ -165,7 +165,7 @@ def test_what_cannot_start_is_an_error_at_first_and_tried_again_later() -> None:
 
 def test_without_any_hope_requests_end() -> None:
     carrier = ToyCarrier(failing=range(1, 100))
-    with replicas(1, carrier) as engine:
+    with replicas(1, carrier, replica_start_attempts=10000) as engine:
         signal_all([slot.current for slot in engine.supervisor.slots if slot.current], signal.SIGKILL)
         request = plain(engine)
         run(engine, [request])
@@ -174,6 +174,27 @@ def test_without_any_hope_requests_end() -> None:
         carrier.failing = ()
         wait_for(engine, lambda: engine.supervisor.num_ready == 1)
         assert run(engine, [plain(engine)])[0][3] == "length"
+
+
+def test_what_cannot_be_started_is_given_up() -> None:
+    """Until somebody wants them anew."""
+    carrier = ToyCarrier(failing=range(2, 100))
+    with replicas(2, carrier, replica_start_attempts=3) as engine:
+        for slot in engine.supervisor.slots:
+            assert slot.current is not None
+            signal_all([slot.current], signal.SIGKILL)
+        wait_for(engine, lambda: carrier.num_starts == 8)
+        for _ in range(2):  # who waits, and who comes later
+            request = plain(engine)
+            run(engine, [request])
+            assert isinstance(request.error, EngineDead)
+        limit = "could not be started replica_start_attempts=3 times; the last error was: no room for it"
+        assert limit in str(request.error)
+        assert carrier.num_starts == 8
+        carrier.failing = ()
+        engine.restart()
+        assert run(engine, [plain(engine)])[0][3] == "length"
+        wait_for(engine, lambda: engine.supervisor.num_ready == 2)
 
 
 def test_nobody_is_left_behind() -> None:

@@ -11,6 +11,7 @@ from nanoengine.core.detokenizer import Detokenizer
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.sequence import Request, Sequence
 from nanoengine.kv_offload.shared_files import SharedFiles
+from nanoengine.lora.adapters import Adapters
 from nanoengine.observability.kv_events import KVEventPublisher
 from nanoengine.replicas.fleet import Fleet
 from nanoengine.replicas.messages import Finish, News
@@ -31,16 +32,25 @@ class ToyMember:
 
     Args:
         files: of all members, where they have some.
+        adapters: its own.
     """
 
-    def __init__(self, number: int, rng: random.Random, files: Files | None = None, **way: Any):
+    def __init__(
+        self,
+        number: int,
+        rng: random.Random,
+        files: Files | None = None,
+        adapters: Adapters | None = None,
+        **way: Any,
+    ):
         self.number = number
         events = KVEventPublisher()
         num_blocks = way.pop("num_blocks", 400)
         if files is None:
             blocks = BlockManager(num_blocks, BLOCK_SIZE, stores=[events], seed=HASH_SEED)
-            engine = make_engine(blocks=blocks, model=ToyModel(BLOCK_SIZE), parts=[LogprobListener()], **way)
-            self.replica = Replica(engine, events)
+            parts = [LogprobListener(), *([] if adapters is None else [adapters])]
+            engine = make_engine(blocks=blocks, model=ToyModel(BLOCK_SIZE), parts=parts, **way)
+            self.replica = Replica(engine, events, adapters=adapters)
         else:
             assert (SIZE, SEED) == (BLOCK_SIZE, HASH_SEED)
             max_staged = way.pop("max_staged", 40)
@@ -49,7 +59,7 @@ class ToyMember:
                 model, num_blocks=num_blocks, max_staged=max_staged, parts=parts, stores=[events], **way
             )
             assert self.offload.disk is not None
-            self.replica = Replica(engine, events, files=SharedFiles(self.offload, self.offload.disk, 1))
+            self.replica = Replica(engine, events, files=SharedFiles(self.offload, self.offload.disk))
         self.inbox: deque[Any] = deque()
         self.outbox: deque[News] = deque()
 
@@ -71,14 +81,16 @@ class World:
 
     Args:
         files: that all have.
+        adapters: of the requests.
     """
 
-    def __init__(self, rng: random.Random, files: Files | None = None):
+    def __init__(self, rng: random.Random, files: Files | None = None, adapters: Adapters | None = None):
         self.rng, self.files = rng, files
         self.front = make_engine(blocks=BlockManager(400, BLOCK_SIZE, seed=HASH_SEED))
         blocks = self.front.scheduler.blocks
         router = Router(BLOCK_SIZE)
-        self.fleet = Fleet(router, lambda seq: [hash for hash, _ in blocks.hit_hashes(seq)], self._begin)
+        hashes = lambda seq: [hash for hash, _ in blocks.hit_hashes(seq)]  # noqa: E731
+        self.fleet = Fleet(router, hashes, self._begin, adapters=adapters)
         self.members: dict[int, ToyMember] = {}
         self.num_members = self.num_begun = 0
 

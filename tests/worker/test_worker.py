@@ -167,6 +167,13 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def test_a_start_that_takes_too_long_is_an_error() -> None:
+    with pytest.raises(EngineDead, match=r"the worker process was not ready within worker_start_seconds=0\.01"):
+        LLM("demo", worker_process=True, worker_start_seconds=0.01, **OPTIONS)
+    with pytest.raises(InvalidConfig, match="worker_start_seconds is 0: it must be above 0"):
+        LLM("demo", worker_start_seconds=0)
+
+
 def test_no_worker_is_left_behind() -> None:
     """By close, and by a process that is killed in the middle of a request."""
     with LLM("demo", worker_process=True, **OPTIONS) as llm:

@@ -355,7 +355,7 @@ extern "C" void attention_decode(int dtype, int cache_dtype, const void* q, cons
                                  size_t table_stride, const int32_t* query_start, const int32_t* seq_lens, size_t num_shared,
                                  void* memory, size_t rank, size_t ranks, size_t slot_bytes, float seconds, void* out, size_t sequences,
                                  size_t q_heads, size_t kv_heads, size_t head_dim, size_t block_size,
-                                 size_t block_stride, float scale, float soft_cap, size_t window, const float* sinks) {
+                                 size_t block_stride, float scale, float soft_cap, int64_t window, const float* sinks) {
     const AttentionSpec spec{scale, soft_cap, window, sinks};
     with_types(dtype, cache_dtype, [&]<class T, class S>(T*, S*) {
         const KVTiles kv{kv_heads, head_dim, block_size, block_stride, SCALE_SIZE<S>};

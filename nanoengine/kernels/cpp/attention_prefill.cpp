@@ -154,7 +154,7 @@ void prefill(const T* q, const S* k_cache, const S* v_cache, const int32_t* bloc
 extern "C" void attention_prefill(int dtype, int cache_dtype, const void* q, const void* k_cache, const void* v_cache, const int32_t* block_tables,
                                   size_t table_stride, const int32_t* query_start, const int32_t* seq_lens, void* out,
                                   size_t sequences, size_t q_heads, size_t kv_heads, size_t head_dim, size_t block_size,
-                                  size_t block_stride, float scale, float soft_cap, size_t window, const float* sinks) {
+                                  size_t block_stride, float scale, float soft_cap, int64_t window, const float* sinks) {
     const AttentionSpec spec{scale, soft_cap, window, sinks};
     with_types(dtype, cache_dtype, [&]<class T, class S>(T*, S*) {
         const KVTiles kv{kv_heads, head_dim, block_size, block_stride, SCALE_SIZE<S>};

@@ -4,12 +4,13 @@
 
 struct AttentionSpec {
     float scale, soft_cap;   // of scores; a soft cap of 0 is none
-    size_t window;           // tokens; 0 is none
+    int64_t window;          // tokens; 0 is none, and one of less than 0 stands still: it begins at multiples of its size
     const float* sinks;      // [q_heads]: each head's score that no token has; null: there are none
 
     // The first token that the one at a position sees.
     INLINE size_t first_seen(size_t position) const {
-        return window && position >= window ? position + 1 - window : 0;
+        if (window < 0) return position - position % size_t(-window);
+        return window && position >= size_t(window) ? position + 1 - size_t(window) : 0;
     }
 
     // Scores that are scaled already; `count` is a multiple of LANES.

@@ -1,7 +1,8 @@
-"""The gate of SwiGLU and its kin (`kernels/gates.py`), element by element."""
+"""The gate of SwiGLU and its kin (`kernels/gates.py`), and those of attention and of shared experts, element by element."""
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -57,4 +58,31 @@ def gate_and_multiply(gate_up: Tensor, activation: str) -> Tensor:
         number = ACTIVATIONS.index(activation)
         sizes = width, gate_up.stride(0)
         _gate_and_multiply_kernel[grid](gate_up, out, *sizes, BLOCK=BLOCK, ACTIVATION=number, num_warps=NUM_WARPS)
+    return out
+
+
+@triton.jit
+def _sigmoid_gate_kernel(x, gate, out, width, x_stride, gate_stride, BLOCK: tl.constexpr, IS_ONE: tl.constexpr):
+    """Program (i, j): block j of row i."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = column < width
+    value = tl.load(x + row * x_stride + column, mask=mask, other=0.0).to(tl.float32)
+    if IS_ONE:
+        by = tl.load(gate + row * gate_stride).to(tl.float32)
+    else:
+        by = tl.load(gate + row * gate_stride + column, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + row * width + column, (value / (1.0 + tl.exp(-by))).to(out.dtype.element_ty), mask=mask)
+
+
+def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
+    """As in `kernels/recurrences.py`."""
+    rows, width = x.shape
+    is_one = gate.shape[1] == 1
+    assert x.stride(1) == 1 or width == 1
+    assert gate.stride(1) == 1 or is_one
+    out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+    sizes = width, x.stride(0), gate.stride(0)
+    grid = (rows, triton.cdiv(width, BLOCK))
+    _sigmoid_gate_kernel[grid](x, gate, out, *sizes, BLOCK=BLOCK, IS_ONE=is_one, num_warps=NUM_WARPS)
     return out

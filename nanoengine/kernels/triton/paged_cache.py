@@ -30,9 +30,13 @@ def dot(a, b, acc):
 
 @triton.jit
 def first_seen(position, WINDOW: tl.constexpr):
-    """The first token that the token at a position sees, in a window of so many tokens; 0 is no limit."""
+    """The first token that the token at a position sees, in a window of so many tokens; 0 is no limit, and windows of less than 0
+    stand still: they begin at multiples of their size.
+    """
     first = 0
-    if WINDOW:
+    if WINDOW < 0:
+        first = tl.maximum(position // -WINDOW * -WINDOW, first)
+    elif WINDOW:
         first = tl.maximum(position - (WINDOW - 1), first)
     return first
 

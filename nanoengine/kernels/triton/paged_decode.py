@@ -220,7 +220,7 @@ def paged_decode(
     v_scales: Tensor | None = None,
     query_start_loc: Tensor | None = None,
     max_query_len: int = 1,
-    window: int | None = None,
+    window: int = 0,
     sinks: Tensor | None = None,
     soft_cap: float | None = None,
 ) -> Tensor:
@@ -251,7 +251,7 @@ def paged_decode(
     constants = _constants(group, max_query_len, head_dim, block_size, tile, num_warps, tuning.dependent_launch)
     heads, tokens, queries, step = (constants[name] for name in ("HEADS", "TOKENS", "QUERIES", "STEP"))
     num_lots = num_kv_heads * triton.cdiv(group, heads) * triton.cdiv(queries, tokens)
-    longest = min([block_tables.shape[1] * block_size, *([] if window is None else [window + queries - 1])])
+    longest = min([block_tables.shape[1] * block_size, *([abs(window) + queries - 1] if window else [])])
     cut = split(num_seqs * num_lots, longest, num_multiprocessors(q.device, 132), tuning, step)
     in_parts = cut.most_parts if cut.most_parts > 1 else 0
     rows = num_seqs * num_lots * tokens * heads
@@ -277,7 +277,7 @@ def paged_decode(
         block_tables.stride(0),
         *cut,
         **constants,
-        WINDOW=window or 0,
+        WINDOW=window,
         SOFT_CAP=soft_cap or 0.0,
         num_warps=num_warps,
         num_stages=num_stages,

@@ -195,7 +195,7 @@ def paged_prefill(
     *,
     k_scales: Tensor | None = None,
     v_scales: Tensor | None = None,
-    window: int | None = None,
+    window: int = 0,
     sinks: Tensor | None = None,
     soft_cap: float | None = None,
 ) -> Tensor:
@@ -213,7 +213,7 @@ def paged_prefill(
         max_query_len: of all sequences, or more.
         scale: factor of the scores, before the softmax.
         k_scales, v_scales: those of an int8 cache: see `kv_int8.views`.
-        window: tokens that each sees, its own included; all if None.
+        window: tokens that each sees, its own included; all if 0. Less than 0: windows begin at multiples of that size.
             In a block table, what stands before the first of them is not read.
         sinks: [num_heads] float32, contiguous: one more score for each head, which takes weight and has no value.
         soft_cap: scores become soft_cap * tanh(score / soft_cap); not those of sinks.
@@ -256,7 +256,7 @@ def paged_prefill(
         BLOCK_SIZE=block_size,
         ROWS=rows,
         TILE=tile,
-        WINDOW=window or 0,
+        WINDOW=window,
         SOFT_CAP=soft_cap or 0.0,
         num_warps=num_warps,
         num_stages=num_stages,

@@ -82,7 +82,7 @@ def _recurrence_kernel(
     at_depth = (head % GROUPS if TILED else head // SHARING) * DEPTH + depth
     at_column = head * WIDTH + column
     number = 0
-    end, slot = kept(run, number, first, last, row, store_starts, store_tokens, store_slots, has_stores)
+    end, slot = kept(run, number, last, row, store_starts, store_tokens, store_slots, has_stores)
     for token in range(first, last):
         at = tl.cast(token, tl.int64)
         q = tl.load(query + at * stride + at_depth, mask=is_deep, other=0.0).to(tl.float32)
@@ -105,7 +105,7 @@ def _recurrence_kernel(
         while end == token:
             tl.store(place + slot * slot_stride, state, mask=mask)
             number += 1
-            end, slot = kept(run, number, first, last, row, store_starts, store_tokens, store_slots, has_stores)
+            end, slot = kept(run, number, last, row, store_starts, store_tokens, store_slots, has_stores)
 
 
 def delta_rule(

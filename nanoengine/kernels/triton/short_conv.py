@@ -81,14 +81,14 @@ def _short_conv_kernel(
     window = tl.arange(0, WINDOW)[:, None]
     mask = (window < TAPS - 1) & is_channel
     number = 0
-    token, slot = kept(run, number, first, last, row, store_starts, store_tokens, store_slots, has_stores)
+    token, slot = kept(run, number, last, row, store_starts, store_tokens, store_slots, has_stores)
     while token >= 0:
         at = token + (window - (TAPS - 2))
         value = _inputs(x, before, past, at, first, channel, mask, stride, before_stride, TAPS, channels)
         tl.debug_barrier()  # all threads have read the old state: the new one may take its place
         tl.store(states + slot * slot_stride + window * channels + channel, value, mask=mask)
         number += 1
-        token, slot = kept(run, number, first, last, row, store_starts, store_tokens, store_slots, has_stores)
+        token, slot = kept(run, number, last, row, store_starts, store_tokens, store_slots, has_stores)
 
 
 def short_conv(

@@ -17,11 +17,11 @@ SAME_FOR_ALL = [
 
 
 @triton.jit
-def kept(run, number, first, last, row, store_starts, store_tokens, store_slots, has_stores):
-    """(token, slot) where the state of a run [first, last) is kept for the `number`-th time; token -1: it is not any more."""
+def kept(run, number, last, row, store_starts, store_tokens, store_slots, has_stores):
+    """(token, slot) where the state of a run up to `last` is kept for the `number`-th time; token -1: it is not any more."""
     begin = tl.load(store_starts + run, mask=has_stores != 0, other=0)
     end = tl.load(store_starts + run + 1, mask=has_stores != 0, other=1)
-    is_one = (begin + number < end) & (first < last)
+    is_one = begin + number < end
     is_listed = is_one & (has_stores != 0)
     token = tl.load(store_tokens + begin + number, mask=is_listed, other=0)
     slot = tl.load(store_slots + begin + number, mask=is_listed, other=0)

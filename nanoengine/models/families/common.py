@@ -110,6 +110,15 @@ def head_dim_of(fields: ConfigFields, default: int | None = None) -> int:
     return size
 
 
+def which_rotate(fields: ConfigFields, count: int) -> list[int]:
+    """Of each layer, whether it rotates heads (1) or not (0): as stated, or every fourth, or so, does not."""
+    interval = fields.integer("no_rope_layer_interval", 4)
+    rotates = fields.get("no_rope_layers") or [int((i + 1) % interval != 0) for i in range(count)]
+    if not isinstance(rotates, list) or len(rotates) < count or not all(one in (0, 1) for one in rotates):
+        raise fields.wrong("no_rope_layers", rotates, f"it must be a list of {count} of 0 (no rotation) and 1")
+    return rotates
+
+
 def _dtype(fields: ConfigFields) -> str:
     fields.ignore("torch_dtype")
     stated = fields.get("dtype") or fields.get("torch_dtype") or "float32"

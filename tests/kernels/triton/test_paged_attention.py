@@ -242,13 +242,14 @@ def launch_of(
     return launch
 
 
-@pytest.mark.parametrize(("window", "parts"), [(None, 66), (128, 2), (8192, 66), (512, 8)])
+@pytest.mark.parametrize(("window", "parts"), [(None, 66), (128, 2), (8192, 66), (512, 8), (-512, 8)])
 def test_a_launch_has_programs_for_what_can_be_seen_and_no_more(
     monkeypatch: pytest.MonkeyPatch, window: int | None, parts: int
 ) -> None:
     """However long the sequence is that a block table has room for, and however long the one is that is there."""
     monkeypatch.setattr(module, "num_multiprocessors", lambda *_: 132)
-    assert launch_of(Heads(8, 1, 16), DEFAULTS, width=32_768 // 16, window=window).grid == (8, 1, parts)
+    asked = {"window": window and abs(window), "chunked": (window or 0) < 0}
+    assert launch_of(Heads(8, 1, 16), DEFAULTS, width=32_768 // 16, **asked).grid == (8, 1, parts)
 
 
 def test_a_launch_depends_on_bounds_alone() -> None:

@@ -1,0 +1,91 @@
+"""Llama 4 (Meta, 2025), its part for text: chunks in the layers that rotate, queries that grow with their position in the others,
+and one expert for each token, which is given its input times a sigmoid, beside one that all tokens share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from nanoengine.models.config_fields import MAX_LAYERS, ConfigFields
+from nanoengine.models.families.common import biases_of, head_dim_of, read_decoder, which_rotate
+from nanoengine.models.families.windows import layer_types_of
+from nanoengine.models.model_config import ExpertsConfig, LayerConfig, ModelConfig, TensorNames
+from nanoengine.models.rope_config import read_rope
+
+ARCHITECTURES = ("Llama4ForCausalLM", "Llama4ForConditionalGeneration")
+FULL, CHUNKED = "full_attention", "chunked_attention"
+NAMES = TensorNames(
+    router="router", expert_gate_up_down=("gate_up_proj", "down_proj"), replaced=((".mlp.", ".feed_forward."),)
+)
+
+
+def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
+    fields.ignore("boi_token_index", "eoi_token_index", "image_token_index", "for_llm_compressor")
+    count = fields.integer("num_hidden_layers", most=MAX_LAYERS)
+    rotates, experts = which_rotate(fields, count), _experts(fields)
+    size = None if _is_null(fields, "attention_chunk_size") else fields.integer("attention_chunk_size", 8192)
+    types = layer_types_of(fields, (FULL, CHUNKED)) or [CHUNKED if rotates[i] and size else FULL for i in range(count)]
+    if size is None and CHUNKED in types:
+        raise fields.wrong("attention_chunk_size", None, f"layer_types has {CHUNKED}, so it must be a number of tokens")
+    rope = replace(read_rope(fields, head_dim_of(fields, 128), 500_000.0), interleaved=True)
+    is_normed = fields.flag("use_qk_norm", True)
+    if is_normed and rope.amplitude != 1.0:  # a norm behind the rotation takes it back
+        raise fields.wrong(
+            "use_qk_norm", True, f"rotations that make heads {rope.amplitude} times as long are not supported"
+        )
+    sparse = _sparse_layers(fields, count)
+    layers = tuple(
+        LayerConfig(
+            rope=rope if rotates[i] else None, window=size if types[i] == CHUNKED else None, has_experts=i in sparse
+        )
+        for i in range(count)
+    )
+    config = read_decoder(
+        fields,
+        architecture,
+        head_dim=128,
+        eps=1e-5,
+        layers=layers,
+        experts=experts,
+        names=NAMES,
+        has_chunks=True,
+        qk_norm="plain" if is_normed else None,
+        **_growth(fields),
+        **biases_of(fields),
+    )
+    return replace(config, intermediate_size=fields.integer("intermediate_size_mlp", 16384))
+
+
+def _is_null(fields: ConfigFields, key: str) -> bool:
+    return key in fields and fields.get(key) is None
+
+
+def _experts(fields: ConfigFields) -> ExpertsConfig:
+    fields.expect("num_experts_per_tok", 1)
+    width = fields.integer("intermediate_size")
+    return ExpertsConfig(
+        num_experts=fields.integer("num_local_experts", 16),
+        num_chosen=1,
+        intermediate_size=width,
+        normalize=False,
+        are_stacked=True,
+        are_transposed=True,
+        weighs_inputs=True,
+        shared_size=width,
+    )
+
+
+def _sparse_layers(fields: ConfigFields, count: int) -> set[int]:
+    """Those with experts: as stated, or one of so many."""
+    step = fields.integer("interleave_moe_layer_step", 1)
+    stated = fields.get("moe_layers", list(range(step - 1, count, step)))
+    if not isinstance(stated, list) or not all(isinstance(layer, int) for layer in stated):
+        raise fields.wrong("moe_layers", stated, "it must be a list of layers")
+    return set(stated)
+
+
+def _growth(fields: ConfigFields) -> dict[str, Any]:
+    """How queries grow; files of old say with a number that they do."""
+    period, growth = fields.integer("floor_scale", 8192), fields.number("attn_scale", 0.1)
+    return {"query_growth": growth, "query_period": period} if fields.get("attn_temperature_tuning", True) else {}
