@@ -129,9 +129,6 @@ class GroupKernels(Kernels):
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         return self.own.add_rms_norm(x, residual, weight, eps)
 
-    def sigmoid_gate(self, x: Tensor, gate: Tensor) -> Tensor:
-        return self.own.sigmoid_gate(x, gate)
-
     def _whole(self, out: Tensor, weight: PartialWeight) -> Tensor:
         is_one = len(weight.ranges) == 1
         return self.group.gather(out, weight.columns) if is_one and weight.columns is not None else out
