@@ -4,7 +4,7 @@ order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.core.weights import EMBEDDING, HEAD
 from nanoengine.kernels.torch_kernels import RowMajor, TorchKernels
 from nanoengine.models.decoder import build_model
-from nanoengine.models.model_config import ModelConfig
+from nanoengine.models.model_config import ModelConfig, StateConfig
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Place:
     count: int
     inputs: int
     order: Tensor  # [count] int64
+    input_order: Tensor | None = None  # [inputs] int64: input i is that one of the checkpoint. None: they stay as they are
 
 
 class _Rows:
@@ -75,4 +76,20 @@ def find_places(config: ModelConfig) -> dict[str, Place]:
                 count, inputs = rows.shape
                 places[name.removesuffix(".weight")] = Place(where, rows.first, count, inputs, order)
             kernels.copied.clear()
+    facts = config.states
+    if facts is not None and facts.is_tiled and facts.num_heads > facts.num_groups:
+        places |= {name: _tiled(place, name.rpartition(".")[2], facts) for name, place in places.items()}
     return places
+
+
+def _tiled(place: Place, part: str, facts: StateConfig) -> Place:
+    """For an adapter of a model at Hugging Face, where value heads stand group by group, and not as in this GGUF file."""
+    size = {"in_proj_qkv": facts.width, "in_proj_z": facts.width, "in_proj_b": 1, "in_proj_a": 1, "out_proj": facts.width}
+    if part not in size:
+        return place
+    rows = torch.arange(facts.num_heads * size[part]).view(facts.num_groups, -1, size[part])
+    heads = rows.transpose(0, 1).flatten()
+    if part == "out_proj":
+        return replace(place, input_order=heads)
+    first = place.count - len(heads)  # queries and keys
+    return replace(place, order=torch.cat([torch.arange(first), first + heads])[place.order])
