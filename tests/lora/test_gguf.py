@@ -16,7 +16,7 @@ from tests.models.families import engine, family_checkpoint
 PROMPT = [(7 * i + 3) % 250 for i in range(40)]
 
 
-@pytest.mark.parametrize("num_value_heads", (2, 6))  # as many as keys: in order; more: tiled
+@pytest.mark.parametrize("num_value_heads", [2, 6])  # as many as keys: in order; more: tiled
 def test_value_heads_of_qwen35_are_found_where_the_file_has_them(tmp_path: Path, num_value_heads: int) -> None:
     folder = family_checkpoint(tmp_path / "model", "Qwen3.5", linear_num_value_heads=num_value_heads)
     path = write_hybrid(folder, tmp_path / "model.gguf")
