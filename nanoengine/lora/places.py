@@ -25,7 +25,9 @@ class Place:
     count: int
     inputs: int
     order: Tensor  # [count] int64
-    input_order: Tensor | None = None  # [inputs] int64: input i is that one of the checkpoint. None: they stay as they are
+    input_order: Tensor | None = (
+        None  # [inputs] int64: input i is that one of the checkpoint. None: they stay as they are
+    )
 
 
 class _Rows:
@@ -84,7 +86,13 @@ def find_places(config: ModelConfig) -> dict[str, Place]:
 
 def _tiled(place: Place, part: str, facts: StateConfig) -> Place:
     """For an adapter of a model at Hugging Face, where value heads stand group by group, and not as in this GGUF file."""
-    size = {"in_proj_qkv": facts.width, "in_proj_z": facts.width, "in_proj_b": 1, "in_proj_a": 1, "out_proj": facts.width}
+    size = {
+        "in_proj_qkv": facts.width,
+        "in_proj_z": facts.width,
+        "in_proj_b": 1,
+        "in_proj_a": 1,
+        "out_proj": facts.width,
+    }
     if part not in size:
         return place
     rows = torch.arange(facts.num_heads * size[part]).view(facts.num_groups, -1, size[part])
