@@ -165,7 +165,7 @@ def all_parts(workload: Workload, num_blocks: int, block_size: int) -> tuple[Blo
     stores: list[KVStore] = []
     blocks = BlockManager(num_blocks, block_size, stores=stores)
     speculation = Speculation(NgramProposer(), num_drafts=15, vocab_size=VOCAB_SIZE, costs=StepCosts())
-    offload, collector = Offload(HostTier(num_blocks), None), Collector()
+    offload, collector = Offload(HostTier(num_blocks), None, 1), Collector()
     parts: list[PolicyPart] = []
     counts: Counter[str] = Counter()
     shares: list[PolicyPart] = [BlockShare(blocks, counts), FairShare(0.5, len(workload), counts)]

@@ -14,7 +14,8 @@ from nanoengine.core.messages import StepResult
 from nanoengine.core.scheduler import Scheduler
 from nanoengine.core.seams import KVStore, PolicyPart
 from nanoengine.core.sequence import Request, Sequence
-from nanoengine.kv_groups.snapshots import ORDERS, Snapshots, StateOrders
+from nanoengine.kv_groups.messages import ORDERS, StateOrders
+from nanoengine.kv_groups.snapshots import Snapshots
 from nanoengine.models.model_config import StateConfig
 
 MIB = 1 << 20
@@ -76,7 +77,7 @@ def run(scheduler: Scheduler, snapshots: Snapshots, prompt: list[int], name: str
         hashes |= {hash: (i + 1) * 16 for i, (hash, _) in enumerate(seq.block_hashes)}
     for part in scheduler.parts:
         part.finished(seq)
-    kept = {slot: hashes[hash] for hash, slot in snapshots.index.items() if hash in hashes}
+    kept = {own.slot: hashes[hash] for hash, own in snapshots.index.items() if hash in hashes}
     print(
         f"      kept of its tokens: {', '.join(f'{kept[slot]} in slot {slot}' for slot in sorted(kept, key=kept.__getitem__))}"
     )

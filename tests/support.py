@@ -24,6 +24,7 @@ from nanoengine.kernels.c_functions import c_functions
 from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.kernels.torch_kernels import DenseRows
 from nanoengine.kv_groups.state_pool import StateKeeper
+from nanoengine.kv_offload.block_copier import BlockCopier
 from nanoengine.layers.rotary import RotaryEmbedding
 from nanoengine.models.decoder import Decoder
 from nanoengine.models.model_config import LayerConfig, ModelConfig, RopeConfig
@@ -190,6 +191,8 @@ def fill_with_nan(runner: ModelRunner) -> None:
     for part in runner.parts:
         if isinstance(part, StateKeeper):
             part.pool.slots.fill_(float("nan"))
+        if isinstance(part, BlockCopier):
+            part.host.fill_(255)
 
 
 @torch.inference_mode()

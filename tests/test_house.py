@@ -32,7 +32,7 @@ POLICY = {
     "core": ("llm", "llm_engine", "scheduler", "block_manager", "sequence", "messages", "seams", "config"),
     "sampling": ("params", "collector", "detokenizer"),
     "speculation": ("options", "speculation", "ngram", "suffix"),
-    "kv_groups": ("layouts", "common_prefix", "options", "snapshots"),
+    "kv_groups": ("layouts", "common_prefix", "options", "messages", "snapshots"),
     "kv_offload": ("options", "offload", "host_tier", "disk_tier", "file_gate", "kv_folder", "shared_files"),
     "structured": ("params", "grammars", "constraint", "forced", "structured"),
     "lora": ("options", "request", "adapter", "adapters", "messages"),
@@ -161,6 +161,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 TESTED_ELSEWHERE = {
     "__init__",
+    "messages",
     "triton",
     "triton_kernels",
     "gates",

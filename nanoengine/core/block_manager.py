@@ -102,13 +102,10 @@ class BlockManager:
         for block in pinned:
             self.ref_counts[block] += 1
             self.free_blocks.pop(block, None)
-        sources = [
-            (next(store for store in self.stores if store.has(group, *hashes[place])), group, place)
-            for group, place in loads
-        ]
-        for store, group, place in sources:  # all at once: what is evicted below must not push them out
-            store.hold(group, *hashes[place])
-        for store, group, place in sources:
+        for store in self.stores:  # what is evicted below must not push them out
+            store.hold(hashes[:num_cached_blocks])
+        for group, place in loads:
+            store = next(store for store in self.stores if store.has(group, *hashes[place]))
             self.pending.setdefault(hashes[place][0], seq)
             tables[group][place] = self._allocate()
             store.load(group, *hashes[place], tables[group][place])
@@ -218,7 +215,7 @@ class BlockManager:
             if all(
                 run > i - layout.first_seen(end) // self.block_size
                 for run, layout in zip(runs, self.layouts, strict=True)
-            ) and all(store.may_end(hash) for store in self.stores):
+            ) and all(store.may_end(hash, tokens, has) for store in self.stores):
                 best = i + 1
         return best
 
@@ -284,7 +281,7 @@ class BlockManager:
 
     def has(self, group: int, hash: bytes, tokens: bytes) -> bool:
         """Whether the pool or a store has a block."""
-        block = self.index[group].get(hash)
+        block = self.index[group].get(hash) if group < len(self.index) else None  # stores may have further groups
         if block is not None:
             cached = self.contents[block]
             return cached is not None and cached.tokens == tokens

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, Protocol
 
@@ -41,12 +41,12 @@ class KVStore:
     def has(self, group: int, hash: bytes, tokens: bytes) -> bool:
         return False
 
-    def may_end(self, hash: bytes) -> bool:
+    def may_end(self, hash: bytes, tokens: bytes, has: Callable[[int, bytes, bytes], bool]) -> bool:
         """Whether a sequence may start behind a cached prefix that ends with this block: with states, there must be one."""
         return True
 
-    def hold(self, group: int, hash: bytes, tokens: bytes) -> None:
-        """It is loaded soon: keep it until then."""
+    def hold(self, blocks: Seq[tuple[bytes, bytes]]) -> None:
+        """A sequence starts behind these blocks (hash, tokens): keep what must be loaded of them until the plan is made."""
 
     def load(self, group: int, hash: bytes, tokens: bytes, block: int) -> None:
         """Copy what it has into a block of the pool, before the next step computes."""

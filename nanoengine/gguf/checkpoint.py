@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 
@@ -14,12 +15,14 @@ from nanoengine.gguf.blocks import GGMLBlocks
 from nanoengine.gguf.file import GGUFFile
 from nanoengine.gguf.header import TensorRecord
 from nanoengine.gguf.quants import FLOATS, dequantize
-from nanoengine.gguf.tensor_names import HFTensor, hf_tensor
+from nanoengine.gguf.tensor_names import OF_CONFIG, HFTensor, hf_tensor
 from nanoengine.gguf.translate import hf_config
 from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.kernels.native_weights import BLOCKS, dequantized
 from nanoengine.models.checkpoint import TensorHeader
-from nanoengine.models.safetensors_folder import release_mapped
+from nanoengine.models.safetensors_folder import LEFT_OUT, release_mapped
+
+logger = logging.getLogger("nanoengine")
 
 
 class GGUFCheckpoint:
@@ -40,6 +43,8 @@ class GGUFCheckpoint:
             shape = _shape(record, tensor)
             whole = math.prod(record.shape)
             stored = record.nbytes * math.prod(shape) // whole if record.type in BLOCKS else None
+            if tensor.change is not None:
+                shape = list(tensor.change(torch.empty(shape, device="meta")).shape)
             yield TensorHeader(tensor.name, dtype, shape, self.place, stored)
 
     def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor | GGMLBlocks]]:
@@ -57,13 +62,16 @@ class GGUFCheckpoint:
             if tensor.paired_heads:
                 data = self._unpaired(data, record, tensor.paired_heads)
             shape = _shape(record, tensor)
-            if record.type not in FLOATS and len(shape) == 2 and not tensor.offset:
+            if record.type not in FLOATS and len(shape) == 2 and tensor.change is None:
                 yield tensor.name, GGMLBlocks(data.view(shape[0], -1), record.type, fast)
             else:
                 # What is stored as it is stays so: norms are float32 in the model, too.
                 numbers = dequantize(data, record.type, shape, None if record.type in FLOATS else dtype)
-                yield tensor.name, numbers.float() + tensor.offset if tensor.offset else numbers
+                yield tensor.name, numbers if tensor.change is None else tensor.change(numbers)
             release_mapped(mapped)
+        left_out = [name for name in self._file.tensors if name not in OF_CONFIG and not hf_tensor(name, self.config)]
+        if left_out:
+            logger.warning(LEFT_OUT, self.place, len(left_out), left_out[0])
 
     def fingerprint(self) -> str:
         """A hash of all bytes of the file, or of its parts, at the speed of reading them."""

@@ -60,13 +60,15 @@ class Keys:
     def __contains__(self, key: str) -> bool:
         return self._prefix + key in self._metadata
 
-    def number(self, key: str, default: float | None = None) -> Any:
-        """A count, or a number where the key is of REALS; that of all layers if they have one each.
+    def number(self, key: str, default: float | None = None, *, some_have_none: bool = False) -> Any:
+        """A count, or a number where the key is of REALS; that of all layers if they have one each, or of those that have not 0.
 
         Raises:
             UnsupportedModel: it is none, or layers differ.
         """
         value = self._read(key, default)
+        if isinstance(value, np.ndarray) and some_have_none and value.any():
+            value = value[value != 0]
         if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
             value = value[0].item()
         is_number = type(value) is int or (type(value) is float and key.endswith(REALS) and math.isfinite(value))
@@ -74,6 +76,28 @@ class Keys:
             kind = "a number" if key.endswith(REALS) else "a count"
             raise self.unsupported(key, value, f"{kind}, equal in all layers")
         return value
+
+    def each(self, key: str, layers: int) -> list[int]:
+        """A count, or whether it is so, of each layer.
+
+        Raises:
+            UnsupportedModel: they are not so many, or no counts.
+        """
+        value = self._read(key, None)
+        counts = value.tolist() if isinstance(value, np.ndarray) else value
+        if not isinstance(counts, list) or len(counts) != layers or not all(isinstance(n, int) for n in counts):
+            raise self.unsupported(key, value, f"a count of each of {layers} layers")
+        return counts
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._read(key, default)
+        if not isinstance(value, bool):
+            raise self.unsupported(key, value, "true or false")
+        return value
+
+    def ignore(self, key: str) -> None:
+        """One that changes nothing here, whatever it says."""
+        self._unread.discard(key)
 
     def text(self, key: str, default: str) -> str:
         value = self._read(key, default)

@@ -6,14 +6,22 @@ Names: https://github.com/ggml-org/llama.cpp, src/llama-arch.cpp and gguf-py/ggu
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 ROPE_FACTORS, ROPE_LONG, ROPE_SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
+OF_CONFIG = (ROPE_FACTORS, ROPE_LONG, ROPE_SHORT)
 """Tensors that belong to the config."""
 
+PACKED_QKVZ, PACKED_BA = "ssm_in.weight", "ssm_ba.weight"
+"""Of Qwen3-Next: the first was written before the end of 2025."""
+
 OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+LFM2_OUTER = OUTER | dict.fromkeys(("token_embd_norm", "output_norm"), "model.embedding_norm")
 LAYER = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -33,13 +41,30 @@ NORMS_AROUND = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-"""Norms before attention and MLP, of OLMo 2 after them, or of Gemma both: the middle one has one name at Hugging Face's."""
+NORMS_OF_DELTA_NETS = {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
+"""Norms before attention and MLP, of OLMo 2 after them, or of Gemma both: the middle one has one name at Hugging Face's.
+That before the MLPs of Qwen3-Next and Qwen3.5 has the name of one behind attention."""
 
 GEMMA = {"Gemma2ForCausalLM", "Gemma3ForCausalLM"}
-"""Architectures whose norms are 1 + w at Hugging Face's, and w in these files."""
+DELTA_NETS = {"Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"}
+SHIFTED = GEMMA | DELTA_NETS
+"""Architectures whose norms are 1 + w at Hugging Face's, and w in these files; but for those of `MIXERS`."""
 
-NORMS: dict[str, dict[str, str]] = {"Olmo2ForCausalLM": NORMS_AFTER} | dict.fromkeys(GEMMA, NORMS_AROUND)
+NORMS: dict[str, dict[str, str]] = {
+    "Olmo2ForCausalLM": NORMS_AFTER,
+    "Lfm2ForCausalLM": {"attn_norm": "operator_norm", "ffn_norm": "ffn_norm"},
+    **dict.fromkeys(GEMMA, NORMS_AROUND),
+    **dict.fromkeys(DELTA_NETS, NORMS_OF_DELTA_NETS),
+}
 """Architecture -> what its layers' norms are called, if not as in NORMS_BEFORE."""
+
+EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+}
+SHARED = {f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")}
 
 OWN: dict[str, dict[str, str]] = {
     "MixtralForCausalLM": {
@@ -48,17 +73,21 @@ OWN: dict[str, dict[str, str]] = {
         "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
         "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
     },
-    "Qwen3MoeForCausalLM": {
-        "ffn_gate_inp": "mlp.gate",
-        "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-        "ffn_down_exps": "mlp.experts.{}.down_proj",
-        "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "Qwen3MoeForCausalLM": EXPERTS,
+    **dict.fromkeys(("Qwen3NextForCausalLM", "Qwen3_5MoeForCausalLM", "GraniteMoeHybridForCausalLM"), EXPERTS | SHARED),
+    "Lfm2ForCausalLM": {
+        "attn_output": "self_attn.out_proj",
+        "attn_q_norm": "self_attn.q_layernorm",
+        "attn_k_norm": "self_attn.k_layernorm",
+        "ffn_gate": "feed_forward.w1",
+        "ffn_up": "feed_forward.w3",
+        "ffn_down": "feed_forward.w2",
     },
     "Phi3ForCausalLM": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
 }
 """Architecture -> what its layers have of their own, or otherwise; {} is the number of an expert."""
 
-PAIRED = {"LlamaForCausalLM", "MixtralForCausalLM", "GraniteForCausalLM"}
+PAIRED = {"LlamaForCausalLM", "MixtralForCausalLM", "GraniteForCausalLM", "GraniteMoeHybridForCausalLM"}
 """Architectures whose files have the rows of q and k in the order in which llama.cpp rotates them: a row beside the one that it
 turns with, where Hugging Face has it half a head away."""
 
@@ -72,15 +101,75 @@ class HFTensor(NamedTuple):
     paired_heads: int = 0
     """If not 0, how many heads there are whose rows must be taken apart: 0, 2, 4, ..., then 1, 3, 5, ..."""
 
-    offset: float = 0.0
-    """What is added to its numbers."""
-
     expert: int | None = None
     """Which one of those along the first dimension, if the file has all experts in one tensor."""
 
+    change: Callable[[Tensor], Tensor] | None = None
+    """Makes Hugging Face's numbers of the file's; it is called with tensors on the device "meta", too."""
+
+
+def _one_less(numbers: Tensor) -> Tensor:
+    return numbers.float() - 1.0
+
+
+def _filters(taps: Tensor) -> Tensor:
+    """[channels, taps] as torch's convolutions have it."""
+    return taps.reshape(*taps.shape[:1], 1, *taps.shape[1:])
+
+
+def _log_rate(rate: Tensor) -> Tensor:
+    """llama.cpp has -exp of it, with a second dimension or without."""
+    return (-rate.float()).log().flatten()
+
+
+def _flat(numbers: Tensor) -> Tensor:
+    return numbers.flatten()
+
+
+def _row(numbers: Tensor) -> Tensor:
+    return numbers.view(1, -1)
+
+
+def _of_state(prefix: str) -> dict[str, HFTensor]:
+    return {
+        "ssm_a": HFTensor(f"{prefix}.A_log", change=_log_rate),
+        "ssm_dt.bias": HFTensor(f"{prefix}.dt_bias"),
+        "ssm_conv1d.weight": HFTensor(f"{prefix}.conv1d.weight", change=_filters),
+        "ssm_out.weight": HFTensor(f"{prefix}.out_proj.weight"),
+    }
+
+
+DELTA_NET = _of_state("linear_attn") | {
+    "ssm_norm.weight": HFTensor("linear_attn.norm.weight"),
+    "attn_qkv.weight": HFTensor("linear_attn.in_proj_qkv.weight"),
+    "attn_gate.weight": HFTensor("linear_attn.in_proj_z.weight"),
+    "ssm_beta.weight": HFTensor("linear_attn.in_proj_b.weight"),
+    "ssm_alpha.weight": HFTensor("linear_attn.in_proj_a.weight"),
+    PACKED_QKVZ: HFTensor("linear_attn.in_proj_qkvz.weight"),
+    PACKED_BA: HFTensor("linear_attn.in_proj_ba.weight"),
+    "ffn_gate_inp_shexp.weight": HFTensor("mlp.shared_expert_gate.weight", change=_row),
+}
+MIXERS: dict[str, dict[str, HFTensor]] = {
+    **dict.fromkeys(DELTA_NETS, DELTA_NET),
+    "GraniteMoeHybridForCausalLM": _of_state("mamba")
+    | {
+        "ssm_d": HFTensor("mamba.D", change=_flat),
+        "ssm_norm.weight": HFTensor("mamba.norm.weight", change=_flat),
+        "ssm_conv1d.bias": HFTensor("mamba.conv1d.bias"),
+        "ssm_in.weight": HFTensor("mamba.in_proj.weight"),
+    },
+    "Lfm2ForCausalLM": {
+        "shortconv.conv.weight": HFTensor("conv.conv.weight", change=_filters),
+        "shortconv.in_proj.weight": HFTensor("conv.in_proj.weight"),
+        "shortconv.out_proj.weight": HFTensor("conv.out_proj.weight"),
+    },
+}
+"""Architecture -> what is in layers with states, or changed otherwise than by name."""
+
 
 def hf_tensor(name: str, config: Mapping[str, Any]) -> list[HFTensor]:
-    """What comes out of the tensor `name` of a file: none of what belongs to the config, many of experts, else one.
+    """What comes out of the tensor `name` of a file: many of experts, none of what belongs to the config, or to layers behind the
+    last, which guess several tokens ahead; else one.
 
     A name that is not known stays as it is, so that whoever compares names calls it unexpected.
 
@@ -89,18 +178,25 @@ def hf_tensor(name: str, config: Mapping[str, Any]) -> list[HFTensor]:
         config: as `translate.hf_config` gives it.
     """
     architecture = config["architectures"][0]
-    if name in (ROPE_FACTORS, ROPE_LONG, ROPE_SHORT):
+    if name in OF_CONFIG:
         return []
+    layer, _, own = name.removeprefix("blk.").partition(".")
+    if name.startswith("blk.") and layer.isdecimal():
+        if architecture in DELTA_NETS and int(layer) >= config["num_hidden_layers"]:
+            return []
+        if (whole := MIXERS.get(architecture, {}).get(own)) is not None:
+            return [whole._replace(name=f"model.layers.{layer}.{whole.name}")]
     match = NAME.fullmatch(name)
     norms = NORMS.get(architecture, NORMS_BEFORE)
-    known = OUTER if match is None or match["layer"] is None else LAYER | norms | OWN.get(architecture, {})
+    outer = LFM2_OUTER if architecture == "Lfm2ForCausalLM" else OUTER
+    known = outer if match is None or match["layer"] is None else LAYER | norms | OWN.get(architecture, {})
     if match is None or match["what"] not in known:
         return [HFTensor(name)]
     what, kind = match["what"], match["kind"]
-    found = f"{known[what]}.{kind}" if known is OUTER else f"model.layers.{match['layer']}.{known[what]}.{kind}"
+    found = f"{known[what]}.{kind}" if known is outer else f"model.layers.{match['layer']}.{known[what]}.{kind}"
     if "{}" in found:
-        experts = config["num_local_experts" if architecture == "MixtralForCausalLM" else "num_experts"]
+        experts = config.get("num_experts", config.get("num_local_experts", 0))
         return [HFTensor(found.format(number), expert=number) for number in range(experts)]
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
-    offset = -1.0 if architecture in GEMMA and found.endswith("norm.weight") else 0.0
-    return [HFTensor(found, heads.get(what, 0) if architecture in PAIRED else 0, offset)]
+    change = _one_less if architecture in SHIFTED and found.endswith("norm.weight") else None
+    return [HFTensor(found, heads.get(what, 0) if architecture in PAIRED else 0, change=change)]

@@ -14,8 +14,9 @@ import numpy as np
 
 from nanoengine.errors import InvalidWeights, UnsupportedModel, shown
 from nanoengine.gguf.file import GGUFFile
+from nanoengine.gguf.hybrids import DELTA_EXPERT_KEYS, DELTA_KEYS, LFM2_KEYS, MAMBA_KEYS, OF_STATES, complete_hybrid
 from nanoengine.gguf.keys import Keys
-from nanoengine.gguf.tensor_names import EMBEDDING, HEAD, ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
+from nanoengine.gguf.tensor_names import EMBEDDING, HEAD, MIXERS, ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
 
 
 class Architecture(NamedTuple):
@@ -50,6 +51,7 @@ GRANITE_KEYS = {
 }
 GEMMA_KEYS = {"attention.sliding_window": "sliding_window", "final_logit_softcapping": "final_logit_softcapping"}
 GEMMA_ACTIVATION = {"hidden_activation": "gelu_pytorch_tanh"}
+MIXED = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
 MIXTRAL = "llama with experts"
 ARCHITECTURES = {
     "llama": Architecture("LlamaForCausalLM", "llama"),
@@ -60,7 +62,7 @@ ARCHITECTURES = {
         "Qwen3MoeForCausalLM",
         "qwen3_moe",
         MIXTURE_KEYS | {"expert_count": "num_experts", "expert_feed_forward_length": "moe_intermediate_size"},
-        {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
+        MIXED,
     ),
     "phi3": Architecture("Phi3ForCausalLM", "phi3", {"attention.sliding_window": "sliding_window"}),
     "granite": Architecture("GraniteForCausalLM", "granite", GRANITE_KEYS),
@@ -77,6 +79,22 @@ ARCHITECTURES = {
             GEMMA_KEYS | {"attention.sliding_window_pattern": "sliding_window_pattern"},
         ),
         activation=GEMMA_ACTIVATION,
+        fits_float16=False,
+    ),
+    # Kernels of layers with states know no float16.
+    "lfm2": Architecture("Lfm2ForCausalLM", "lfm2", LFM2_KEYS, {"block_auto_adjust_ff_dim": False}, {}, False),
+    "qwen3next": Architecture(
+        "Qwen3NextForCausalLM", "qwen3_next", DELTA_KEYS | DELTA_EXPERT_KEYS, MIXED, fits_float16=False
+    ),
+    "qwen35": Architecture("Qwen3_5ForCausalLM", "qwen3_5_text", DELTA_KEYS, fits_float16=False),
+    "qwen35moe": Architecture(
+        "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", DELTA_KEYS | DELTA_EXPERT_KEYS, MIXED, fits_float16=False
+    ),
+    "granitehybrid": Architecture(
+        "GraniteMoeHybridForCausalLM",
+        "granitemoehybrid",
+        GRANITE_KEYS | MAMBA_KEYS,
+        {"linears_are_split": True},
         fits_float16=False,
     ),
 }
@@ -124,11 +142,15 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         "dtype": _dtype(file, ours),
         **ours.activation,
     }
-    config |= {**ours.fixed} | {name: keys.number(key) for key, name in COMMON_KEYS.items()}
-    config |= {name: keys.number(key) for key, name in ours.keys.items() if key in keys}
-    config |= _heads(keys, config)
+    unsaid = {"feed_forward_length": 1} if ours.fixed is MIXED else {}  # no layer is without experts
+    config |= {**ours.fixed} | {name: keys.number(key, unsaid.get(key)) for key, name in COMMON_KEYS.items()}
+    stated = (key for key in ours.keys if key in keys or key.startswith(OF_STATES))
+    config |= {ours.keys[key]: keys.number(key) for key in stated}
+    config |= _heads(keys, config, ours)
+    if ours.name in MIXERS:
+        complete_hybrid(keys, config, file.tensors)
     config |= {name: config[name] or None for name in ZERO_IS_NONE if name in config}
-    if ours.name == "GraniteForCausalLM":
+    if ours.keys.items() >= GRANITE_KEYS.items():
         _complete_granite(file, config)
     if (layers_of_27b := GEMMA_27B_LAYERS.get(ours.name)) is not None:
         is_27b = config["num_hidden_layers"] == layers_of_27b
@@ -157,14 +179,16 @@ def _dtype(file: GGUFFile, architecture: Architecture) -> str:
     return {"F32": "float32", "F16": halves}.get(most, "bfloat16")
 
 
-def _heads(keys: Keys, config: Mapping[str, Any]) -> dict[str, int]:
+def _heads(keys: Keys, config: Mapping[str, Any], ours: Architecture) -> dict[str, int]:
     heads = config["num_attention_heads"]
     size = keys.number("attention.key_length", default=config["hidden_size"] // max(heads, 1))
     if size < 1:
         raise keys.unsupported("attention.head_count", heads, "1 to embedding_length")
     if (other := keys.number("attention.value_length", default=size)) != size:
         raise keys.unsupported("attention.value_length", other, f"the key_length, {size}")
-    return {"num_key_value_heads": keys.number("attention.head_count_kv", default=heads), "head_dim": size}
+    is_hybrid = ours.name in MIXERS
+    shared = keys.number("attention.head_count_kv", default=heads, some_have_none=is_hybrid)
+    return {"num_key_value_heads": shared, "head_dim": size}
 
 
 def _complete_granite(file: GGUFFile, config: dict[str, Any]) -> None:

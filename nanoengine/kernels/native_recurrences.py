@@ -43,14 +43,23 @@ class NativeRecurrences:
         return out
 
     def delta_rule(
-        self, qkv: Tensor, a: Tensor, b: Tensor, decay: Decay, num_k_heads: int, states: Tensor, runs: StateRuns
+        self,
+        qkv: Tensor,
+        a: Tensor,
+        b: Tensor,
+        decay: Decay,
+        num_k_heads: int,
+        states: Tensor,
+        runs: StateRuns,
+        *,
+        tiled: bool = False,
     ) -> Tensor:
         _, heads, depth, width = states.shape
         assert depth <= MAX_DEPTH
         out = torch.empty(len(qkv), heads * width)
         inputs = DTYPES[qkv.dtype], *_part(qkv), *_part(a), *_part(b), *map(address_of_floats, decay)
         where = states.data_ptr(), states.stride(0), *_addresses(runs), out.data_ptr()
-        self.c.delta_rule(*inputs, *where, len(runs.rows), num_k_heads, heads, depth, width)
+        self.c.delta_rule(*inputs, *where, len(runs.rows), num_k_heads, heads, depth, width, int(tiled))
         return out
 
     def mamba2(

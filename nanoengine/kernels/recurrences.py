@@ -88,7 +88,15 @@ def short_conv(
 
 
 def delta_rule(
-    qkv: Tensor, a: Tensor, b: Tensor, decay: Decay, num_k_heads: int, states: Tensor, runs: StateRuns
+    qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    decay: Decay,
+    num_k_heads: int,
+    states: Tensor,
+    runs: StateRuns,
+    *,
+    tiled: bool = False,
 ) -> Tensor:
     """The gated delta rule (Yang et al., 2024): S <- e S + k (beta (v - e S^T k))^T; out = S^T q, with q and k of length 1.
 
@@ -96,6 +104,7 @@ def delta_rule(
         qkv: [num_tokens, 2 * num_k_heads * d_k + num_heads * d_v].
         a, b: [num_tokens, num_heads]; rows may lie apart. beta is sigmoid(b), e what `decay` makes of a.
         states: [num_slots, num_heads, d_k, d_v] float32.
+        tiled: head i has query and key i % num_k_heads, and not i // (num_heads / num_k_heads).
 
     Returns:
         [num_tokens, num_heads * d_v] float32.
@@ -104,7 +113,9 @@ def delta_rule(
     q, k, v = qkv.float().split((num_k_heads * d_k, num_k_heads * d_k, heads * d_v), dim=-1)
     q, k = (x.unflatten(-1, (num_k_heads, d_k)) for x in (q, k))
     q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) for x in (q, k))
-    q, k = (x.repeat_interleave(heads // num_k_heads, dim=1) for x in (q * d_k**-0.5, k))
+    own = torch.arange(heads, device=v.device)
+    own = own % num_k_heads if tiled else own // (heads // num_k_heads)
+    q, k = q[:, own] * d_k**-0.5, k[:, own]
     v, beta = v.unflatten(-1, (heads, d_v)), b.float().sigmoid()
     fade = torch.exp(-torch.exp(decay.log_rate) * F.softplus(a.float() + decay.bias))
     out = torch.empty(v.shape, dtype=torch.float32, device=v.device)

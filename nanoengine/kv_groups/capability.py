@@ -87,21 +87,26 @@ class KVGroups(Capability):
     def runner(self, startup: Startup) -> None:
         if "state_layers" not in startup.facts:
             return
-        from nanoengine.kv_groups.state_pool import StateKeeper, StatePool
+        from nanoengine.kv_groups.state_pool import EndedRows, StateKeeper, StatePool
 
         rows, snapshots, mixers = startup.num_rows, self._num_snapshots(startup), cast(Any, startup.model).mixers
         shapes = next(iter(mixers.values())).shapes  # of what is computed in this process
         try:
-            pool = StatePool(rows, snapshots, startup.facts["state_layers"], shapes, startup.device.torch_device)
+            where = startup.block_bytes, startup.device.torch_device
+            pool = StatePool(rows, snapshots, startup.facts["state_layers"], shapes, *where)
         except (RuntimeError, OSError) as error:  # torch's allocator raises a subclass of the first, mmap the second
             raise self._no_room(startup, snapshots) from error
-        startup.runner.parts.append(StateKeeper(startup.runner, pool, mixers))
+        keeper = StateKeeper(startup.runner, pool, mixers)
+        startup.facts["state_keeper"] = keeper
+        startup.runner.parts += [EndedRows(keeper), keeper]
 
     def policy(self, startup: Startup) -> None:
         startup.parts.append(CommonPrefix(startup.blocks))
         if "state_layers" in startup.facts:
             interval = startup.config.of(KVGroupsOptions).snapshot_interval
-            self.snapshots = Snapshots(startup.blocks, self._num_snapshots(startup), interval)
+            first_slot = startup.num_rows + 1
+            self.snapshots = Snapshots(startup.blocks, self._num_snapshots(startup), interval, first_slot)
+            startup.facts["snapshots"] = self.snapshots
             startup.parts.append(self.snapshots)
             startup.stores.append(self.snapshots)
 

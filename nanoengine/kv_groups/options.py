@@ -14,8 +14,9 @@ class KVGroupsOptions:
 
     Args:
         snapshot_memory: bytes, or text such as "2GiB", for snapshots of states: a cached prefix of a model with states can be
-            used up to one. 0: none, and no prefix is reused. None: an eighth of the available
-            RAM, or of a GPU's free memory, at most 1 GiB.
+            used up to one. What there is no room for goes to host memory and files, if there are any. 0: none are taken, and
+            what earlier engines left in files can be used. None: an eighth of the available RAM, or of a GPU's free memory, at
+            most 1 GiB.
         snapshot_interval: a prompt leaves a snapshot every so many tokens, in whole blocks, beside those at its end and where
             prompts part ways.
 

@@ -17,7 +17,7 @@ from nanoengine.core.messages import StepPlan
 from nanoengine.core.model_runner import ModelRunner, RunnerPart
 from nanoengine.kernels.memory import zeros_in_huge_pages
 from nanoengine.kernels.recurrences import StateRuns, Stores
-from nanoengine.kv_groups.snapshots import ORDERS, Snapshot, StateOrders
+from nanoengine.kv_groups.messages import ORDERS, Snapshot, StateOrders
 from nanoengine.layers.mixer import StateMetadata
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -27,13 +27,29 @@ Shapes = tuple[tuple[int, ...], ...]
 class StatePool:
     """A slot holds the states of all layers side by side, so it is copied in one piece: a slot for each row of the runner, one
     for padding, then those of snapshots. On a CPU, memory is taken when a slot is first written.
+
+    Args:
+        block_bytes: of a block of the KV pool.
+
+    Attributes:
+        pieces: [num_slots * num_pieces, bytes] uint8: the slots cut into pieces that have room where a block has.
     """
 
-    def __init__(self, num_rows: int, num_snapshots: int, num_layers: int, shapes: Shapes, device: torch.device):
-        self.first_snapshot = num_rows + 1
-        size = num_rows + 1 + num_snapshots, num_layers * sum(map(math.prod, shapes))
+    def __init__(
+        self,
+        num_rows: int,
+        num_snapshots: int,
+        num_layers: int,
+        shapes: Shapes,
+        block_bytes: int,
+        device: torch.device,
+    ):
+        numbers = num_layers * sum(map(math.prod, shapes))
+        self.num_pieces = -(-numbers // (block_bytes // 4))
+        size = num_rows + 1 + num_snapshots, -(-numbers // self.num_pieces) * self.num_pieces
         on_cpu = device.type == "cpu"
         self.slots = zeros_in_huge_pages(size, torch.float32) if on_cpu else torch.zeros(size, device=device)
+        self.pieces = self.slots.view(torch.uint8).view(len(self.slots) * self.num_pieces, -1)
         self.layers: list[KVLayer] = []
         at = 0
         for _ in range(num_layers):
@@ -85,10 +101,10 @@ class StateKeeper(RunnerPart):
         restored = dict(orders.restores)
         for started in plan.started:
             self._drafted.pop(started.row, None)
-            if started.row in restored:
-                self.pool.copy(self.pool.first_snapshot + restored[started.row], started.row)
-            else:
+            if (source := restored.get(started.row)) is None:
                 self.pool.slots[started.row].zero_()
+            elif source != started.row:
+                self.pool.copy(source, started.row)
         self._inside = {}
         if not self._drafted and not orders.snapshots:
             return
@@ -106,7 +122,7 @@ class StateKeeper(RunnerPart):
         for row, snapshots in early.items():
             for order in snapshots:
                 assert order.position == starts[row]
-                self.pool.copy(row, self.pool.first_snapshot + order.slot)
+                self.pool.copy(row, order.slot)
 
     def _apply(self, rows: list[int], starts: Mapping[int, int], early: dict[int, list[Snapshot]]) -> None:
         """The tokens of runs with drafts, all of one step, that stand before the next run of their rows."""
@@ -122,6 +138,13 @@ class StateKeeper(RunnerPart):
         state_runs = StateRuns(own[0], own[1], self._stores(runs, inside))
         for layer, states in zip(self.mixers, self.pool.layers, strict=True):
             self.mixers[layer].mix(kept[layer].index_select(0, own[2]), states, state_runs)
+
+    def end_rows(self, endings: list[Snapshot]) -> None:
+        """Snapshots of rows whose sequences have ended."""
+        for row, position, slot in endings:
+            if row in self._drafted:
+                self._apply([row], {row: position}, {})
+            self.pool.copy(row, slot)
 
     def before_forward(self, plan: StepPlan, batch: InputBatch) -> None:
         if not self._inside and not plan.num_drafted:
@@ -147,7 +170,7 @@ class StateKeeper(RunnerPart):
         for row, start, count, is_drafted in runs:
             for order in inside.get(row, []):
                 tokens.append(first + order.position - start - 1)
-                slots.append(self.pool.first_snapshot + order.slot)
+                slots.append(order.slot)
             first += count
             if not is_drafted:
                 tokens.append(first - 1)
@@ -159,3 +182,15 @@ class StateKeeper(RunnerPart):
         """On the device, in one copy."""
         sent = self.device.send(np.array([*chain(*parts)], np.int32))
         return sent.split([len(part) for part in parts])
+
+
+class EndedRows(RunnerPart):
+    """Stands before whoever loads states into rows, or copies snapshots to elsewhere."""
+
+    def __init__(self, keeper: StateKeeper):
+        self.keeper = keeper
+
+    def begin(self, plan: StepPlan) -> None:
+        orders: StateOrders | None = plan.extras.get(ORDERS)
+        if orders is not None:
+            self.keeper.end_rows(orders.endings)

@@ -32,12 +32,13 @@ class BlockCopier(RunnerPart):
     """A `RunnerPart`: host memory for blocks, the copies, and the files that were read.
 
     The KV tensors have blocks in their first dimension, so a block is a row in each of them. In host memory and in files it is
-    the bytes of these rows, one behind the other.
+    the bytes of these rows, one behind the other. Pieces of states are rows, too.
 
     Args:
         pool: the KV tensors, K and V of every place for a layer in a block.
         num_slots: blocks of the host tier.
         files: None: there is no disk tier.
+        states: a row for each piece of each slot of the state pool, of no more bytes than a block.
 
     Attributes:
         block_bytes: K/V of one block.
@@ -46,10 +47,12 @@ class BlockCopier(RunnerPart):
         staged: the files that were read, each [block_bytes] uint8, by name.
     """
 
-    def __init__(self, pool: list[Tensor], num_slots: int, files: FileThread | None):
+    def __init__(self, pool: list[Tensor], num_slots: int, files: FileThread | None, states: Tensor | None = None):
         self.pool, self.files = pool, files
+        self.pools = {Tier.POOL: pool, Tier.STATES: [] if states is None else [states]}
         self.device = pool[0].device
         self.block_bytes = sum(tensor[0].nbytes for tensor in pool)
+        assert states is None or states[0].nbytes <= self.block_bytes
         self.host = torch.zeros((num_slots, self.block_bytes), dtype=torch.uint8)
         self.staged: dict[str, Tensor] = {}
         self._kept: set[str] = set()  # the files that are wanted
@@ -102,7 +105,7 @@ class BlockCopier(RunnerPart):
             self.files.close()
         if self._unlock is not None:
             self._unlock()
-        self.pool, self.host = [], self.host[:0]
+        self.pool, self.pools, self.host = [], {}, self.host[:0]
 
     # ---- copies
 
@@ -124,8 +127,8 @@ class BlockCopier(RunnerPart):
                     self._move(sources[piece], targets[piece])
 
     def _move(self, sources: list[Place], targets: list[Place]) -> None:
-        """Blocks between the pool and memory of the host, through memory of the pool's device."""
-        if targets[0].tier is not Tier.POOL:
+        """Blocks between a pool and memory of the host, through memory of the pool's device."""
+        if targets[0].tier not in self.pools:
             for content, place in zip(self._gather(sources), targets, strict=True):
                 self._on_host(place).copy_(content, non_blocking=True)
             return
@@ -133,28 +136,30 @@ class BlockCopier(RunnerPart):
         for content, place in zip(staging, sources, strict=True):
             content.copy_(self._on_host(place), non_blocking=True)
         blocks = self._index(targets)
-        for row, tensor in self._rows(staging):
-            tensor[blocks] = row
+        for row, tensor in self._rows(staging, targets[0].tier):
+            tensor.index_copy_(0, blocks, row)
 
     def _read(self, place: Place) -> Tensor:
-        """A copy of a block of the pool, [block_bytes] uint8 on the CPU."""
+        """A copy of a block of a pool, [block_bytes] uint8 on the CPU."""
         return self._gather([place])[0].cpu()
 
     def _gather(self, places: list[Place]) -> Tensor:
-        """Blocks of the pool, [n, block_bytes] uint8 on its device."""
+        """Blocks of a pool, [n, block_bytes] uint8 on its device."""
         staging = torch.empty((len(places), self.block_bytes), dtype=torch.uint8, device=self.device)
         blocks = self._index(places)
-        for row, tensor in self._rows(staging):
-            row.copy_(tensor[blocks])
+        for row, tensor in self._rows(staging, places[0].tier):
+            row.copy_(tensor.index_select(0, blocks))
+        if (size := sum(tensor[0].nbytes for tensor in self.pools[places[0].tier])) < self.block_bytes:
+            staging[:, size:] = 0
         return staging
 
     def _on_host(self, place: Place) -> Tensor:
         return self.host[int(place.where)] if place.tier is Tier.HOST else self.staged[str(place.where)]
 
-    def _rows(self, memory: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Memory for blocks, [n, block_bytes] uint8, as rows of each tensor of the pool."""
+    def _rows(self, memory: Tensor, tier: Tier) -> Iterator[tuple[Tensor, Tensor]]:
+        """Memory for blocks, [n, block_bytes] uint8, as rows of each tensor of a pool."""
         start = 0
-        for tensor in self.pool:
+        for tensor in self.pools[tier]:
             end = start + tensor[0].nbytes
             yield memory[:, start:end].view(tensor.dtype).view(len(memory), *tensor.shape[1:]), tensor
             start = end

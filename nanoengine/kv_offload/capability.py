@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 class KVOffload(Capability):
     """One object that is a store of the block manager, adds orders to plans and listens; a part of the runner that carries them
-    out; with files, a gate of the scheduler. It reads `facts["draft_model"]` and `facts["weights"]`.
+    out; with files, a gate of the scheduler. It reads `facts["draft_model"]`, `facts["weights"]`, and, of a model with states,
+    `facts["snapshots"]` and `facts["state_keeper"]`.
     """
 
     options = KVOffloadOptions
@@ -45,20 +46,27 @@ class KVOffload(Capability):
         pool = [tensor for place in startup.runner.kv_cache.places for tensor in place]
         block_bytes = sum(tensor[0].nbytes for tensor in pool)
         num_slots = options.num_host_blocks(block_bytes, available_ram())
-        disk, files = None, None
+        disk, files, keeper = None, None, startup.facts.get("state_keeper")
+        num_pieces = 0 if keeper is None else keeper.pool.num_pieces
         if options.kv_disk_path is not None:
             folder, seed = _open_folder(options, fingerprint(startup), block_bytes)
             startup.blocks.seed = seed  # files are named after hashes
-            disk = DiskTier(folder.names, folder.path.name, max(STAGING_BLOCKS, STAGING_BYTES // block_bytes))
+            most_staged = num_pieces + max(STAGING_BLOCKS, STAGING_BYTES // block_bytes)
+            disk = DiskTier(folder.names, folder.path.name, most_staged)
             files = FileThread(folder)
-        offload = self.offload = Offload(HostTier(num_slots), disk)
-        startup.runner.parts.append(BlockCopier(pool, num_slots, files))
+        offload = self.offload = Offload(HostTier(num_slots), disk, len(startup.blocks.layouts), num_pieces)
+        parts = startup.runner.parts
+        if keeper is None:
+            parts.append(BlockCopier(pool, num_slots, files))
+        else:  # snapshots are copied before others take their place, and states before their rows go on
+            parts.insert(parts.index(keeper), BlockCopier(pool, num_slots, files, keeper.pool.pieces))
+            startup.facts["snapshots"].keep_in(offload, num_pieces)
         startup.stores.append(offload)
         startup.parts.append(offload)
         observed = startup.facts.setdefault("metrics", {})
         observed["offload"] = lambda: offload.stats
         if disk is not None:
-            self.shared = SharedFiles(offload, disk, len(startup.blocks.layouts))
+            self.shared = SharedFiles(offload, disk)
             gate = FileGate(offload, disk, startup.blocks)
             observed["fetching"] = lambda: [seq for seq, fetch in gate.fetches.items() if fetch.left]
             startup.parts.append(gate)

@@ -50,9 +50,17 @@ class FileGate(PolicyPart):
             return budget
         fetch = self.fetches.get(seq) or self._begin(seq, is_next=True)
         assert fetch is not None
+        if not fetch.left:
+            return budget
         while fetch.left and fetch.left[-1] not in self.disk.reading:
             fetch.left.pop()
-        return 0 if fetch.left else budget
+        if fetch.left:
+            return 0
+        # A shorter hit may need other files, such as those of its states.
+        if any(name not in self.disk.staged for name in fetch.names):
+            self._begin(seq, is_next=True)
+            self.disk.leave(self.offload.orders, fetch.names)
+        return self.allowed(seq, budget)
 
     def took(self, seq: Sequence, count: int) -> None:
         self.finished(seq)
@@ -82,10 +90,12 @@ class FileGate(PolicyPart):
 
     def _wanted(self, hashes: list[tuple[bytes, bytes]]) -> list[tuple[Key, bytes]]:
         """The files that a hit of these blocks needs, those that were read already among them."""
-        blocks, wanted = self.blocks, []
-        for group, layout in enumerate(blocks.layouts):
-            first = layout.first_seen(len(hashes) * blocks.block_size) // blocks.block_size
-            for hash, tokens in hashes[first:]:
+        blocks, wanted, end = self.blocks, [], len(hashes) * self.blocks.block_size
+        firsts = [layout.first_seen(end) // blocks.block_size for layout in blocks.layouts]
+        seen = [(group, hashes[first:]) for group, first in enumerate(firsts)]
+        seen += [(group, hashes[-1:]) for group in self.offload.state_groups]
+        for group, own in seen:
+            for hash, tokens in own:
                 key = group, hash
                 if self.disk.has(key, tokens) or not blocks.has(group, hash, tokens):
                     wanted.append((key, tokens))

@@ -33,7 +33,7 @@ class HostTier:
         self.num_slots = num_slots
         self.free_slots = list(range(num_slots))[::-1]
         self.entries: OrderedDict[Key, Entry] = OrderedDict()
-        self.held: set[Key] = set()  # loaded soon: nobody pushes them out
+        self.held: set[Key] = set()  # loaded by the plan that is being made: nobody pushes them out
 
     def has(self, key: Key, tokens: bytes) -> bool:
         entry = self.entries.get(key)

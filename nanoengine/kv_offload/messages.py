@@ -14,13 +14,14 @@ class Tier(IntEnum):
     POOL = 0
     HOST = 1
     FILE = 2
+    STATES = 3
 
 
 class Place(NamedTuple):
-    """Where the K/V of one block can be."""
+    """Where the K/V of one block can be, or a piece of states."""
 
     tier: Tier
-    where: int | str  # a block of the pool, a slot of host memory, or the name of a file
+    where: int | str  # a block of the pool, a slot of host memory, the name of a file, or a piece of the state pool
 
 
 class Copy(NamedTuple):

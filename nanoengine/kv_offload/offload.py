@@ -6,10 +6,13 @@ later ones; if the step fails, the copy counts as not made.
 
 Swapping is no more than this: the blocks of a preempted sequence stay in the prefix cache, go to host memory when they are
 evicted, and are hits when the sequence resumes.
+
+Snapshots of states go the same way, in pieces: to whoever keeps blocks, each piece is a block of a KV group of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -46,10 +49,13 @@ class Offload(KVStore, PolicyPart):
 
     Args:
         disk: None: no files.
+        num_groups: KV groups.
+        num_pieces: of a snapshot of states; 0: there are none.
     """
 
-    def __init__(self, host: HostTier, disk: DiskTier | None):
+    def __init__(self, host: HostTier, disk: DiskTier | None, num_groups: int, num_pieces: int = 0):
         self.host, self.disk = host, disk
+        self.groups, self.state_groups = range(num_groups), range(num_groups, num_groups + num_pieces)
         self.stats = OffloadStats()
         self.orders = Orders()  # of the plan that is being made
         self.in_pool: dict[Key, InPool] = {}
@@ -59,11 +65,13 @@ class Offload(KVStore, PolicyPart):
     # ---- KVStore
 
     def cached(self, group: int, hash: bytes, parent: bytes, tokens: bytes, block: int) -> None:
-        self.in_pool[group, hash] = InPool(block, tokens, self._depth((group, parent)) + 1)
+        depth = self._depth((0, hash)) if group in self.state_groups else self._depth((group, parent)) + 1
+        self.in_pool[group, hash] = InPool(block, tokens, depth)
 
     def evicted(self, group: int, hash: bytes, tokens: bytes, block: int) -> None:
-        key, source = (group, hash), Place(Tier.POOL, block)
-        depth = self.in_pool.pop(key).depth
+        key, source = (group, hash), self._place(group, block)
+        own = self.in_pool.pop(key, None)
+        depth = self._depth((0, hash)) if own is None else own.depth  # of a snapshot that was not to stay
         if self.host.has(key, tokens):
             self.host.use(key)
         elif self._has_slot():
@@ -85,15 +93,19 @@ class Offload(KVStore, PolicyPart):
         key = group, hash
         return self.host.has(key, tokens) or (self.disk is not None and self.disk.has(key, tokens))
 
-    def hold(self, group: int, hash: bytes, tokens: bytes) -> None:
-        if self.host.has((group, hash), tokens):
-            self.host.held.add((group, hash))
-            self.host.use((group, hash))
+    def hold(self, blocks: Seq[tuple[bytes, bytes]]) -> None:
+        if not blocks or not self.host.entries:
+            return
+        wanted = [(group, block) for group in self.groups for block in blocks]
+        wanted += [(group, blocks[-1]) for group in self.state_groups]
+        for group, (hash, tokens) in wanted:
+            if (key := (group, hash)) not in self.in_pool and self.host.has(key, tokens):
+                self.host.held.add(key)
+                self.host.use(key)
 
     def load(self, group: int, hash: bytes, tokens: bytes, block: int) -> None:
-        key, target = (group, hash), Place(Tier.POOL, block)
+        key, target = (group, hash), self._place(group, block)
         if self.host.has(key, tokens):
-            self.host.held.discard(key)
             self.orders.copies.append(Copy(Place(Tier.HOST, self.host.entries[key].slot), target))
             self.stats.num_loaded_blocks += 1
         else:
@@ -114,7 +126,7 @@ class Offload(KVStore, PolicyPart):
         if self.disk is None:
             return
         self.orders.is_last = True
-        found = [(own.depth, key, own.tokens, Place(Tier.POOL, own.block)) for key, own in self.in_pool.items()]
+        found = [(own.depth, key, own.tokens, self._place(key[0], own.block)) for key, own in self.in_pool.items()]
         for key, entry in self.host.entries.items():
             if entry.is_copied and key not in self.in_pool:
                 found.append((entry.depth, key, entry.tokens, Place(Tier.HOST, entry.slot)))
@@ -128,12 +140,15 @@ class Offload(KVStore, PolicyPart):
         assert self.disk is not None
         for key in keys:
             if (own := self.in_pool.get(key)) is not None:
-                self.disk.save(self.orders, key, tokens, Place(Tier.POOL, own.block))
+                self.disk.save(self.orders, key, tokens, self._place(key[0], own.block))
             elif (entry := self.host.entries.get(key)) is not None and entry.is_copied:
                 self.disk.save(self.orders, key, tokens, Place(Tier.HOST, entry.slot))
             elif key is keys[0]:
                 return False
         return True
+
+    def _place(self, group: int, block: int) -> Place:
+        return Place(Tier.STATES if group in self.state_groups else Tier.POOL, block)
 
     def _depth(self, key: Key) -> int:
         entry = self.in_pool.get(key) or self.host.entries.get(key)
@@ -159,6 +174,7 @@ class Offload(KVStore, PolicyPart):
 
     def complete(self, step: Step) -> None:
         orders, self.orders = self.orders, Orders()
+        self.host.held.clear()
         saved, self._saved = self._saved, []
         orders.waits = not step.decodes and not step.runs
         if self.disk is not None and orders.kept is not None:

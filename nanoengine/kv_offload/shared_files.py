@@ -17,14 +17,10 @@ class _Writing:
 
 
 class SharedFiles:
-    """Its methods are called between two steps.
+    """Its methods are called between two steps."""
 
-    Args:
-        num_groups: KV groups.
-    """
-
-    def __init__(self, offload: Offload, disk: DiskTier, num_groups: int):
-        self.offload, self.disk, self.num_groups = offload, disk, num_groups
+    def __init__(self, offload: Offload, disk: DiskTier):
+        self.offload, self.disk, self.groups = offload, disk, [*offload.groups, *offload.state_groups]
         self._writing: dict[int, _Writing] = {}
 
     def learn(self, names: Iterable[str]) -> None:
@@ -68,11 +64,11 @@ class SharedFiles:
         for hash, tokens in own.request.sequences[0].block_hashes[own.num_ordered :]:
             if len(self.disk.writing) >= self.disk.max_staged:
                 return False
-            if not self.offload.write([(group, hash) for group in range(self.num_groups)], tokens):
+            if not self.offload.write([(group, hash) for group in self.groups], tokens):
                 break
             own.num_ordered += 1
         return True
 
     def _names(self, request: Request) -> list[str]:
         hashes = request.sequences[0].block_hashes
-        return [self.disk.name((group, hash)) for hash, _ in hashes for group in range(self.num_groups)]
+        return [self.disk.name((group, hash)) for hash, _ in hashes for group in self.groups]

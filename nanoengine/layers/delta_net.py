@@ -42,30 +42,33 @@ class DeltaNet(Mixer):
     def mix(self, projected: Tensor, states: KVLayer, runs: StateRuns) -> Tensor:
         qkv, z, b, a = projected.split(self.widths, dim=-1)
         qkv = self.kernels.short_conv(qkv, *self.convolution, states[0], runs, silu=True)
-        out = self.kernels.delta_rule(qkv, a, b, self.own_decay, self.share.count("groups"), states[1], runs)
+        groups = self.share.count("groups")
+        out = self.kernels.delta_rule(qkv, a, b, self.own_decay, groups, states[1], runs, tiled=self.facts.is_tiled)
         out = self.kernels.gated_norm(out, z, self.norm, self.eps, self.facts.width, gate_first=False)
         return self.share.gather(out, self.mixed)
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
-        slots = self._packed(prefix) if self.facts.is_packed else self._plain(prefix)
-        slots |= self.out_proj.slots(prefix, "out_proj") | self.conv_slots(f"{prefix}.conv1d")
+        slots = (
+            self._projections(prefix) | self.out_proj.slots(prefix, "out_proj") | self.conv_slots(f"{prefix}.conv1d")
+        )
         decay = {f"{prefix}.A_log": self.decay.log_rate, f"{prefix}.dt_bias": self.decay.bias}
         return slots | decay | {f"{prefix}.norm.weight": self.norm}
 
-    def _plain(self, prefix: str) -> dict[str, WeightSlot]:
-        return self.in_proj.slots(prefix, "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
-
-    def _packed(self, prefix: str) -> dict[str, WeightSlot]:
+    def _projections(self, prefix: str) -> dict[str, WeightSlot]:
         """Qwen3-Next has q, k, v and z of one key head after those of another, and so b and a."""
         facts, first = self.facts, sum(self.in_proj.out_features[:2])
         groups, own = facts.num_groups, facts.num_heads // facts.num_groups  # value heads of a key head
-        qkvz = _unpacked(groups, facts.depth, facts.depth, own * facts.width, own * facts.width)
-        ba = _unpacked(groups, own, own)
+        slots = self.in_proj.slots(prefix, "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
         rows = self.in_proj.weight.rows
-        return {
-            f"{prefix}.in_proj_qkvz.weight": Reordered(rows(0, first), qkvz, 1),
-            f"{prefix}.in_proj_ba.weight": Reordered(rows(first, 2 * facts.num_heads), ba, 1),
-        }
+        for name, parts, place, sizes in (
+            ("qkvz", ("qkv", "z"), rows(0, first), (facts.depth, facts.depth, own * facts.width, own * facts.width)),
+            ("ba", ("b", "a"), rows(first, 2 * facts.num_heads), (own, own)),
+        ):
+            if name in facts.packed:
+                for part in parts:
+                    del slots[f"{prefix}.in_proj_{part}.weight"]
+                slots[f"{prefix}.in_proj_{name}.weight"] = Reordered(place, _unpacked(groups, *sizes), 1)
+        return slots
 
 
 def _unpacked(groups: int, *sizes: int) -> list[int]:

@@ -51,7 +51,10 @@ class StateConfig:
     width: int = 0
     conv_bias: bool = False
     proj_bias: bool = False
-    is_packed: bool = False  # projections stand as in Qwen3-Next
+    packed: tuple[str, ...] = ()  # projections that are one tensor in a checkpoint, as in Qwen3-Next: "qkvz", "ba"
+    is_tiled: bool = (
+        False  # head i has queries and keys of group i % num_groups, and not one group stands behind the other
+    )
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -32,6 +32,11 @@ TEXT, WHOLE = "model.language_model.", "language_model."
 DROPPED = re.compile(r"(model\.)?visual\.|mtp\.|vision_model\.|multi_modal_projector\.")
 """Beginnings of tensors that are not computed: what sees pictures, and what guesses several tokens ahead (Qwen3.5)."""
 
+LEFT_OUT = (
+    "%s: %d tensors (such as %s) of vision and of multi-token prediction are left out: this engine computes text, a token at a "
+    "time"
+)
+
 
 class SafetensorsFolder:
     """A `Checkpoint`. All methods raise ModelNotFound for missing files, and InvalidWeights for broken ones."""
@@ -71,8 +76,7 @@ class SafetensorsFolder:
                     yield name, tensor
                     release_mapped(tensor)
         if dropped:
-            what = "of vision and of multi-token prediction are left out: this engine computes text, a token at a time"
-            logger.warning("%s: %d tensors (such as %s) %s", self.place, len(dropped), dropped[0], what)
+            logger.warning(LEFT_OUT, self.place, len(dropped), dropped[0])
 
     @contextmanager
     def reader(self) -> Iterator[Callable[[TensorHeader], Tensor]]:

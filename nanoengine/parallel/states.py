@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from nanoengine.errors import InvalidConfig
 from nanoengine.layers.share import Part, Share, Unit
 from nanoengine.models.model_config import StateConfig
 from nanoengine.parallel.shares import Shares, outputs
@@ -18,8 +19,13 @@ def units_of_ranks(facts: StateConfig, size: int) -> dict[Unit, list[range]]:
     """What each rank computes. Groups of heads are to them what K/V heads are to query heads.
 
     Raises:
-        InvalidConfig: some rank would have no head.
+        InvalidConfig: some rank would have no head, or heads of a group stand apart.
     """
+    if facts.is_tiled and facts.num_heads > facts.num_groups:
+        raise InvalidConfig(
+            f"tensor_parallel_size is {size}, but in this GGUF file heads that share queries and keys stand apart, so that a "
+            "rank cannot have all of them; take the model's folder from Hugging Face, or one rank"
+        )
     if not facts.num_heads:
         return {"channels": outputs(facts.channels, size)}
     shares = Shares(size, facts.num_heads, facts.num_groups, facts.width, "heads in its layers with states")

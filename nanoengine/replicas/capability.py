@@ -85,11 +85,6 @@ class Replicas(Capability):
         return cast("Decoder", self) if is_used else None  # nobody here looks at it
 
     def policy(self, startup: Startup) -> None:
-        if startup.config.of(ReplicaOptions).prefill_replicas and startup.facts.get("states") is not None:
-            raise InvalidConfig(
-                f"prefill_replicas is not 0, and {startup.model_config.architecture} has layers with states, which are in no "
-                "file: leave prefill_replicas out"
-            )
         self.computes = f"{startup.kernels.name} {startup.kernels.fingerprint}, {startup.dtype}"
 
 

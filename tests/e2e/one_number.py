@@ -10,6 +10,7 @@ python -m tests.e2e.one_number FIRST COUNT draws so many and counts what has hap
 
 from __future__ import annotations
 
+import math
 import pickle
 import random
 import sys
@@ -30,7 +31,6 @@ from nanoengine.errors import NotFiniteLogits
 from nanoengine.interrupts import Interruptible
 from nanoengine.kv_groups.layouts import Need, group_layers
 from nanoengine.models import capability as models
-from nanoengine.observability.metrics import EngineMetrics
 from tests.e2e.drawn_models import MAX_LEN, Model, checkpoint, draw_model, opened
 from tests.e2e.drawn_requests import (
     Asked,
@@ -45,6 +45,7 @@ from tests.e2e.drawn_requests import (
 from tests.e2e.faults import CTRL_C, POINTS, Saboteur
 from tests.e2e.late import late_device
 from tests.e2e.small_engine import assert_idle, step
+from tests.models.families import WITH_STATES
 from tests.speculation.scripted import HARM, Scripted
 from tests.speculation.test_every_way import Free, knowing
 from tests.support import model_runner, threads
@@ -71,6 +72,17 @@ def draw_way(rng: random.Random, model: Model, folder: Path) -> dict[str, Any]:
         "num_drafts": rng.randint(2, 15),
         "max_client_share": rng.choice([0.1, 0.5, 1.0]),
     }
+
+
+def draw_snapshots(rng: random.Random, case: Case) -> dict[str, Any]:
+    """Of a model with states; at times there is room for a few, and the others go where blocks go."""
+    if case.model.shape not in WITH_STATES:
+        return {}
+    config = models.describe(case.folder, None).config
+    assert config.states is not None
+    num_layers = config.num_layers - len(config.attention_layers)
+    size = 4 * num_layers * sum(map(math.prod, config.states.shapes))
+    return {"snapshot_memory": rng.choice([1, 3, 1000]) * size, "snapshot_interval": rng.choice([16, 48, 512])}
 
 
 def least_blocks(folder: Path, options: dict[str, Any]) -> int:
@@ -123,7 +135,7 @@ def check_one_number(seed: int, folder: Path, num_ways: int = 2) -> Counter[str]
 
 
 def run_in_a_way(case: Case, rng: random.Random, folder: Path, seen: Counter[str], *, is_crowded: bool) -> None:
-    options = draw_way(rng, case.model, folder)
+    options = draw_way(rng, case.model, folder) | draw_snapshots(rng, case)
     least = least_blocks(case.folder, options)
     options["num_kv_blocks"] = least + 3 if is_crowded and not case.beams else 12 * least  # beams ask for room for all
     options["num_threads"] = 2 if rng.random() < 0.2 else 1
@@ -147,7 +159,11 @@ def run_in_a_way(case: Case, rng: random.Random, folder: Path, seen: Counter[str
             if rng.random() < 0.5:
                 check_sent_again(llm, case, seen)
             check_resumed(llm, case, rng, seen)
-            note(seen, llm.metrics)
+            note(seen, llm)
+        if "kv_disk_path" in options and case.model.shape in WITH_STATES:  # and what is in files is found
+            with opened(case.model, case.folder, **options) as llm:
+                check_together(llm, case, rng)
+                note(seen, llm, again="again ")
     except BaseException as error:
         error.add_note(f"{case.model}, {options}")
         raise
@@ -171,7 +187,10 @@ def teach(llm: LLM, case: Case, rng: random.Random) -> None:
         speculation.proposer = Scripted(HARM[rng.choice(sorted(HARM))](knowing(case.alone)))
 
 
-def note(seen: Counter[str], metrics: EngineMetrics) -> None:
+def note(seen: Counter[str], llm: LLM, again: str = "") -> None:
+    metrics = llm.metrics
+    if (snapshots := llm.built.capabilities["kv_groups"].snapshots) is not None:
+        seen.update({f"{again}states": snapshots.num_restored, f"{again}states loaded": snapshots.num_loaded})
     seen.update(preemptions=metrics.num_preemptions, hits=metrics.cache.num_hit_tokens)
     if (stats := metrics.speculation) is not None:
         seen.update(accepted=stats.num_accepted, rejected=stats.num_drafts - stats.num_accepted)

@@ -234,7 +234,7 @@ def test_experts_must_be_as_many_as_the_tensors_have(config: Config) -> None:
 @pytest.mark.parametrize(
     ("architecture", "changes", "message"),
     [
-        ("gpt2", {}, "'gpt2'; supported are llama, qwen2, .*gemma3$"),
+        ("gpt2", {}, "'gpt2'; supported are llama, qwen2, .*gemma3, .*granitehybrid$"),
         ("llama with experts", {}, "'llama with experts'; supported"),
         ("llama", {"general.type": "adapter"}, "'adapter'; only a model"),
         ("llama", {"tokenizer.ggml.eos_token_id": "</s>"}, "eos_token_id '</s>'"),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
-from gguf.constants import MODEL_ARCH_NAMES
+from gguf.constants import GGML_QUANT_SIZES, MODEL_ARCH_NAMES
 from gguf.quants import quantize
 from safetensors.torch import load_file
 from torch import Tensor
@@ -110,7 +110,8 @@ def write_file(
         add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
         add.get(type(value), writer.add_array)(key, value)
     for name, data in tensors.items():
-        form = None if kind is None else kind if data.ndim > 1 else F32
+        is_whole = kind is not None and data.ndim > 1 and data.shape[-1] % GGML_QUANT_SIZES[kind][0] == 0
+        form = None if kind is None else kind if is_whole else F32
         writer.add_tensor(name, data if form is None else quantize(np.ascontiguousarray(data), form), raw_dtype=form)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -130,7 +130,7 @@ def conv(rng: random.Random) -> tuple[Mix, int, tuple[int, ...]]:
 
 
 def heads(rng: random.Random, *, small: bool) -> tuple[int, int, int, int, Decay]:
-    groups, sharing = rng.choice([(1, 1), (2, 1), (1, 3), (2, 2)][: 3 if small else 4])
+    groups, sharing = rng.choice([(2, 2), (1, 3), (2, 1), (1, 1)][: 3 if small else 4])
     depth, width = rng.choice([1, 6, 16, 33, 64, 256]), rng.choice([1, 10, 16] if small else [1, 10, 16, 64, 100])
     count = groups * sharing
     return groups, count, depth, width, Decay(torch.randn(count), torch.randn(count))
@@ -138,11 +138,11 @@ def heads(rng: random.Random, *, small: bool) -> tuple[int, int, int, int, Decay
 
 def delta_rule(rng: random.Random, *, small: bool) -> tuple[Mix, int, tuple[int, ...]]:
     groups, count, depth, width, decay = heads(rng, small=small)
-    channels = 2 * groups * depth + count * width
+    channels, tiled = 2 * groups * depth + count * width, rng.random() > 0.5
 
     def mix(kernels: Any, x: Tensor, states: Tensor, runs: StateRuns) -> Tensor:
         qkv, a, b = x.split([channels, count, count], dim=1)
-        return kernels.delta_rule(qkv, a, b, decay, groups, states, runs)
+        return kernels.delta_rule(qkv, a, b, decay, groups, states, runs, tiled=tiled)
 
     return mix, channels + 2 * count, (count, depth, width)
 

@@ -35,6 +35,20 @@ def test_the_delta_rule_is_that_of_transformers_in_both_of_its_forms() -> None:
         torch.testing.assert_close(states, state, rtol=1e-4, atol=1e-5)
 
 
+def test_tiled_heads_are_the_same_in_another_order() -> None:
+    torch.manual_seed(0)
+    own = torch.arange(HEADS).view(GROUPS, -1).T.flatten()  # which of the others each tiled head is
+    qk, v, a, b = (torch.randn(TOKENS, n) for n in (2 * GROUPS * DEPTH, HEADS * WIDTH, HEADS, HEADS))
+    decay, states = Decay(torch.randn(HEADS), torch.randn(HEADS)), torch.randn(1, HEADS, DEPTH, WIDTH)
+    runs, moved = StateRuns(torch.tensor([0]), torch.tensor([0, TOKENS])), states[:, own].clone()
+    out = delta_rule(torch.cat([qk, v], 1), a, b, decay, GROUPS, states, runs)
+    v = v.unflatten(1, (HEADS, WIDTH))[:, own].flatten(1)
+    fading = Decay(decay.log_rate[own], decay.bias[own])
+    found = delta_rule(torch.cat([qk, v], 1), a[:, own], b[:, own], fading, GROUPS, moved, runs, tiled=True)
+    assert torch.equal(found, out.unflatten(1, (HEADS, WIDTH))[:, own].flatten(1))
+    assert torch.equal(moved, states[:, own])
+
+
 def test_a_convolution_is_that_of_torch() -> None:
     torch.manual_seed(0)
     x, weight, bias = torch.randn(9, 5), torch.randn(3, 5), torch.randn(5)

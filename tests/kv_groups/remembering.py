@@ -8,10 +8,14 @@ from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import Run, StepPlan, StepResult
 from nanoengine.core.seams import KVStore, PolicyPart
-from nanoengine.kv_groups.snapshots import ORDERS, Snapshots, StateOrders
+from nanoengine.kv_groups.messages import ORDERS, StateOrders
+from nanoengine.kv_groups.snapshots import Snapshots
 from tests.core.toys import Done, ToyModel, make_engine
 
 State = tuple[int, ...]
+
+FIRST_SLOT = 1000
+"""Of snapshots, behind those of rows."""
 
 
 class RememberingModel(ToyModel):
@@ -19,8 +23,7 @@ class RememberingModel(ToyModel):
 
     def __init__(self, block_size: int, **more: Any):
         super().__init__(block_size, **more)
-        self.states: dict[int, State] = {}
-        self.kept: dict[int, State] = {}  # snapshots, by slot
+        self.states: dict[int, State] = {}  # of rows, and snapshots, by slot
         self.drafted: dict[int, tuple[int, State]] = {}
         self.orders: dict[int, list[tuple[int, int]]] = {}
 
@@ -28,16 +31,29 @@ class RememberingModel(ToyModel):
         if plan.epoch <= self.failed_epoch or self.num_launched + 1 in self.failing:
             return super().launch(plan)
         orders: StateOrders = plan.extras.get(ORDERS) or StateOrders()
+        self.end_rows(orders)
         restored = dict(orders.restores)
         for start in plan.started:
             self.drafted.pop(start.row, None)
-            self.states[start.row] = self.kept[restored[start.row]] if start.row in restored else ()
+            self.states[start.row] = self.restored(start.row, restored[start.row]) if start.row in restored else ()
         self.orders = {}
         for row, position, slot in orders.snapshots:
             self.orders.setdefault(row, []).append((position, slot))
         done = super().launch(plan)
         assert not self.orders, "a snapshot was ordered of a row that is not in the step"
         return done
+
+    def end_rows(self, orders: StateOrders) -> None:
+        for row, position, slot in orders.endings:
+            start, guessed = self.drafted.pop(row, (0, ()))
+            state = self.states[row] + guessed[: position - start]
+            assert len(state) == position, "nothing has used the row since"
+            self.states[slot] = state
+        orders.endings = []
+
+    def restored(self, row: int, slot: int) -> State:
+        assert row != slot, "nothing is loaded here"
+        return self.states[slot]
 
     def _compute(self, run: Run, is_decode: bool, result: StepResult) -> None:
         known, (table, *_), _ = self.rows[run.row]
@@ -52,7 +68,7 @@ class RememberingModel(ToyModel):
         after = state + tuple(tokens)
         for position, slot in self.orders.pop(run.row, []):
             assert base <= position <= (run.start if run.drafts else len(after))
-            self.kept[slot] = after[:position]
+            self.states[slot] = after[:position]
         self.states[run.row] = state if run.drafts else after
         if run.drafts:
             self.drafted[run.row] = run.start, tuple(tokens)
@@ -71,7 +87,7 @@ def make_hybrid(
     stores: list[KVStore] = []
     caching = more.pop("enable_prefix_caching", True)
     blocks = BlockManager(num_blocks, block_size, stores=stores, enable_prefix_caching=caching)
-    snapshots = Snapshots(blocks, num_snapshots, interval)
+    snapshots = Snapshots(blocks, num_snapshots, interval, FIRST_SLOT)
     stores.append(snapshots)
     parts: list[PolicyPart] = [*more.pop("parts", []), snapshots]
     model = model or RememberingModel(block_size)
@@ -80,4 +96,5 @@ def make_hybrid(
 
 def check_slots(snapshots: Snapshots) -> None:
     """Of an idle engine: every slot is free or has one snapshot."""
-    assert sorted([*snapshots.free, *snapshots.index.values()]) == list(range(snapshots.num_slots))
+    slots = [*snapshots.free, *(kept.slot for kept in snapshots.index.values())]
+    assert sorted(slots) == list(range(FIRST_SLOT, FIRST_SLOT + snapshots.num_slots))

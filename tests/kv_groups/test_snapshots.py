@@ -134,7 +134,7 @@ def test_a_conversation_goes_on_behind_its_last_full_block() -> None:
         cached.append(output.num_cached_tokens)
         text = text + output.outputs[0].token_ids + [7, 8, 9]
     for (before, _), count in zip(pairwise(lengths), cached[1:], strict=True):
-        assert count == (before + 21) // 4 * 4, "as far as its last step has begun"
+        assert count == (before + 22) // 4 * 4, "all but its last token was computed"
     assert len(snapshots.index) <= 2 * len(lengths), "of each text one in its prompt, and one in its answer"
 
 
@@ -148,6 +148,25 @@ def test_a_long_prompt_does_not_push_out_what_others_go_on_from() -> None:
         cached.append(request.output().num_cached_tokens)
     assert cached == [0, 0, 20]
     assert snapshots.num_evicted > 0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_snapshot_of_an_ended_row_is_there_if_the_next_step_has_taken_it(fails: bool) -> None:
+    model = RememberingModel(4)
+    engine, snapshots = make_hybrid(model=model)
+    first = engine.make_request([1, 2, 3, 4, 5, 6], SamplingParams(max_tokens=3, ignore_eos=True))
+    run(engine, [first])
+    text = first.sequences[0].token_ids
+    hash = first.sequences[0].block_hashes[1][0]
+    assert hash in snapshots.index, "all but its last token fill two blocks"
+    if fails:
+        model.failing.add(model.num_launched + 1)
+    run(engine, [other := engine.make_request([9] * 5, SamplingParams(max_tokens=1))])
+    assert (other.error is not None) == fails
+    assert (hash in snapshots.index) != fails
+    check_slots(snapshots)
+    run(engine, [turn := engine.make_request([*text, 7, 8], SamplingParams(max_tokens=3))])
+    assert turn.output().num_cached_tokens == (4 if fails else 8)
 
 
 def test_completions_of_one_prompt_share_its_state() -> None:
@@ -165,7 +184,7 @@ def test_without_room_for_snapshots_nothing_is_found() -> None:
         request = engine.make_request(list(range(21)), SamplingParams(max_tokens=3))
         run(engine, [request])
         assert request.output().num_cached_tokens == 0
-    assert snapshots.snapshot() == {"slots": 0, "kept": 0, "taken": 0, "restored": 0, "evicted": 0}
+    assert snapshots.snapshot() == {"slots": 0, "kept": 0, "taken": 0, "restored": 0, "loaded": 0, "evicted": 0}
 
 
 def test_a_snapshot_of_what_may_be_wrong_is_forgotten() -> None:

@@ -21,8 +21,8 @@ REASON = unsupported_reason(torch.device("cpu"), torch.float32)
 SHAPES = ("LFM2", "Qwen3.5", "Granite 4")
 
 
-def ask(llm: LLM, prompts: list[list[int]]) -> list[tuple[list[int], list[float]]]:
-    params = SamplingParams(temperature=0.8, seed=5, max_tokens=30, ignore_eos=True, logprobs=0)
+def ask(llm: LLM, prompts: list[list[int]], max_tokens: int = 30) -> list[tuple[list[int], list[float]]]:
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=max_tokens, ignore_eos=True, logprobs=0)
     outputs = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
     return [
         (own.token_ids, [entry[token].logprob for token, entry in zip(own.token_ids, own.logprobs or [], strict=True)])
@@ -65,6 +65,24 @@ def test_what_a_request_gets_does_not_depend_on_the_way(tmp_path: Path, shape: s
     assert restored
     assert accepted
     assert rejected
+
+
+@pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
+def test_a_conversation_goes_on_behind_an_answer_whose_last_tokens_were_drafts(tmp_path: Path) -> None:
+    """Its last step has filled a block, and the drafts that were accepted there are applied to no row any more."""
+    folder, prompt = family_checkpoint(tmp_path, "Qwen3.5"), list(range(100, 117))
+    with engine(folder, max_num_seqs=1, enable_prefix_caching=False) as llm:
+        [(tokens, _)] = right = ask(llm, [prompt], max_tokens=32)
+        turn = [*prompt, *tokens, 7, 8, 9]
+        then = ask(llm, [turn])
+    with engine(folder, speculation="ngram", num_drafts=7) as llm:
+        speculation = llm.built.capabilities["speculation"].speculation
+        speculation.costs, speculation.proposer = Free(), Scripted(saying([prompt], right))
+        assert ask(llm, [prompt], max_tokens=32) == right
+        assert llm.metrics.speculation.num_accepted > 20
+        cached = llm.metrics.cache.num_hit_tokens
+        assert ask(llm, [turn]) == then
+        assert llm.metrics.cache.num_hit_tokens - cached == 48
 
 
 def test_snapshots_take_no_more_than_their_memory(tmp_path: Path) -> None:

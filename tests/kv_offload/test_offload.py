@@ -17,7 +17,7 @@ from nanoengine.kv_offload.messages import FileAnswer, Orders, Place, Tier
 from nanoengine.kv_offload.offload import Offload
 from nanoengine.kv_offload.options import KVOffloadOptions
 from tests.core.toys import make_engine, run
-from tests.kv_offload.toys import SIZE, Files, OffloadToy, check_offload, offload_engine
+from tests.kv_offload.toys import SIZE, Files, HybridToy, OffloadToy, check_offload, offload_engine
 
 FILED = [9, 1, 4, 8, 2] * 5
 """A prompt whose blocks are in files."""
@@ -124,12 +124,13 @@ def test_what_host_memory_pushes_out_goes_to_files() -> None:
 
 @pytest.mark.parametrize("tiers", [{"num_slots": 2, "max_staged": 40}, {"num_slots": 30}])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_wrong_kv_is_forgotten_in_every_tier(depth: int, tiers: dict[str, int]) -> None:
-    """A prompt whose last token breaks it takes its prefix out of the pool, host memory and files."""
+@pytest.mark.parametrize("kind", [OffloadToy, HybridToy])
+def test_wrong_kv_is_forgotten_in_every_tier(kind: type[OffloadToy], depth: int, tiers: dict[str, int]) -> None:
+    """A prompt whose last token breaks it takes its prefix, and states, out of the pools, host memory and files."""
     files, prompt = Files(), [*FILED, 33]
-    model = OffloadToy(files, random.Random(0), broken=[(33, 25)])
+    model = kind(files, random.Random(0), broken=[(33, 25)])
     model.is_quick = True
-    engine, offload = offload_engine(model, num_blocks=12, depth=depth, **tiers)
+    engine, offload = offload_engine(model, num_blocks=12, depth=depth, num_snapshots=1, **tiers)
     finish(engine, offload, engine.make_request(FILED, params(1)))
     finish(engine, offload, *[engine.make_request([number] * 40, params(1)) for number in range(2)])
     before = {f"{hash.hex()}-{group}" for group, hash in offload.host.entries}
@@ -137,8 +138,11 @@ def test_wrong_kv_is_forgotten_in_every_tier(depth: int, tiers: dict[str, int]) 
     hashes = engine.make_request(FILED, params(1))
     finish(engine, offload, broken := engine.make_request(prompt, params(4)))
     assert "NotFiniteLogits" in repr(broken.error)
-    own = {f"{hash.hex()}-0" for hash, _ in broken.sequences[0].block_hashes}
-    assert own & before
+    groups = [*offload.groups, *offload.state_groups]
+    own = {f"{hash.hex()}-{group}" for hash, _ in broken.sequences[0].block_hashes for group in groups}
+    assert {name[-1] for name in own & before} == {str(group) for group in groups}
+    after = {f"{hash.hex()}-{group}" for group, hash in (*offload.host.entries, *offload.in_pool)}
+    assert not own & (after | (offload.disk.files if offload.disk else set()))
     finish(engine, offload, hashes)
     assert hashes.output().num_cached_tokens == 0
     assert hashes.sequences[0].output_token_ids == right(FILED, 1)

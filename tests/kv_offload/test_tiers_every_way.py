@@ -13,11 +13,14 @@ from nanoengine.core.sequence import Request
 from nanoengine.kv_groups.layouts import KVGroup, Need
 from tests.core.test_policy_every_way import answers, draw_requests, draw_way
 from tests.core.toys import ToyModel, make_engine, run
-from tests.kv_offload.toys import SIZE, Files, OffloadToy, check_offload, offload_engine
+from tests.kv_groups.remembering import check_slots
+from tests.kv_offload.toys import SIZE, Files, HybridToy, OffloadToy, check_offload, offload_engine, snapshots_of
 from tests.speculation.toys import ToyDrafter
 
 NUM_WAYS = 30
-WINDOWS: tuple[tuple[int | None, ...], ...] = ((None,), (None,), (None, 5), (4, 9))
+WINDOWS: tuple[tuple[int | None, ...], ...] = ((None,), (None,), (None, 5), (4, 9), (None,), (None, 5))
+HYBRIDS = (4, 5)
+"""Of them have layers with states, too."""
 
 
 def make_layouts(windows: tuple[int | None, ...], most_new: int) -> list[KVLayout]:
@@ -72,6 +75,8 @@ def test_what_a_request_gets_does_not_depend_on_where_its_blocks_have_been(seed:
     truth |= {seq_id + len(truth): tokens for seq_id, tokens in truth.items()}  # each engine gets the requests twice
     rng, files = random.Random(seed), Files()
     seen = dict.fromkeys(("preemptions", "saved", "loaded", "files", "written", "bad", "failed", "aborted"), 0)
+    if seed in HYBRIDS:
+        seen |= dict.fromkeys(("restored", "states loaded"), 0)
     for _ in range(NUM_WAYS):
         way, hurt = draw_way(rng), rng.choice(["", "", "fail", "abort", "interrupt"])
         del way["enable_prefix_caching"], way["num_blocks"]
@@ -81,7 +86,9 @@ def test_what_a_request_gets_does_not_depend_on_where_its_blocks_have_been(seed:
         way["num_slots"], way["max_staged"] = rng.choice([(0, 20), (5, None), (1, 3), (60, None), (8, 40), (60, 40)])
         if rng.random() < 0.3:
             files = Files()
-        model = OffloadToy(
+        if seed in HYBRIDS:
+            way["num_snapshots"], way["interval"] = rng.choice([0, 1, 3, 50]), rng.choice([4, 8, 999])
+        model = (HybridToy if seed in HYBRIDS else OffloadToy)(
             files,
             rng,
             bad=rng.choice([0, 0, 0.2]),
@@ -107,6 +114,10 @@ def test_what_a_request_gets_does_not_depend_on_where_its_blocks_have_been(seed:
                 assert engine.reset_prefix_cache()
                 assert offload.disk is None or not files
         engine.close()
+        if (snapshots := snapshots_of(engine)) is not None:
+            check_slots(snapshots)
+            seen["restored"] += snapshots.num_restored
+            seen["states loaded"] += snapshots.num_loaded
         stats = offload.stats
         seen["preemptions"] += engine.scheduler.num_preemptions
         seen["saved"] += stats.num_saved_blocks

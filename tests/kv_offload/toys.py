@@ -11,13 +11,16 @@ from typing import Any
 from nanoengine.core.block_manager import BlockManager, FullLayout
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import StepPlan, StepResult
-from nanoengine.core.seams import KVLayout
+from nanoengine.core.seams import KVLayout, KVStore
+from nanoengine.kv_groups.messages import ORDERS, StateOrders
+from nanoengine.kv_groups.snapshots import Snapshots
 from nanoengine.kv_offload.disk_tier import DiskTier
 from nanoengine.kv_offload.file_gate import FileGate
 from nanoengine.kv_offload.host_tier import HostTier
 from nanoengine.kv_offload.messages import NAME, FileAnswer, FileRead, Orders, Place, Tier
 from nanoengine.kv_offload.offload import Offload
 from tests.core.toys import Done, ToyModel, check, make_engine
+from tests.kv_groups.remembering import FIRST_SLOT, RememberingModel, State
 
 SIZE = 4
 SEED = 5
@@ -44,6 +47,7 @@ class OffloadToy(ToyModel):
         self.jobs: deque[Any] = deque()
         self.answers: list[FileAnswer] = []
         self.is_quick = False
+        self.loading: dict[int, dict[int, Any]] = {}  # pieces of states in rows
 
     def launch(self, plan: StepPlan) -> Done:
         is_failing = self.num_launched + 1 in self.failing
@@ -51,6 +55,8 @@ class OffloadToy(ToyModel):
             is_failing and self.rng.random() < 0.5
         ):  # it may fail behind its copies
             self._zero(plan)
+            if isinstance(self, RememberingModel):
+                self.end_rows(plan.extras.get(ORDERS) or StateOrders())
             self._carry_out(plan.extras[NAME])
         done = super().launch(plan)
         if isinstance(done._result, StepResult):
@@ -83,6 +89,9 @@ class OffloadToy(ToyModel):
             if target.tier is Tier.POOL:
                 for offset, slot in content.items():
                     self.slots[int(target.where), offset] = slot
+            elif target.tier is Tier.STATES:
+                slot, number = divmod(int(target.where), self.num_pieces)
+                self.loading.setdefault(slot, {})[number] = content[number]
             elif target.tier is Tier.HOST:
                 self.host[int(target.where)] = content
             else:
@@ -95,6 +104,9 @@ class OffloadToy(ToyModel):
         if place.tier is Tier.POOL:
             assert place.where, "the null block is not copied"
             return {offset: self.slots[int(place.where), offset] for offset in range(SIZE)}
+        if place.tier is Tier.STATES:
+            slot, number = divmod(int(place.where), self.num_pieces)
+            return {number: self.states[slot]}  # type: ignore[dict-item]
         return dict(self.host[int(place.where)] if place.tier is Tier.HOST else self.staged[str(place.where)])
 
     def _do(self, job: Any) -> None:
@@ -121,10 +133,28 @@ class OffloadToy(ToyModel):
                 self.answers.append(FileAnswer("gone", gone))
         self.answers.append(FileAnswer("written", name, problem))
 
+    num_pieces = 0
+    states: dict[int, State]
+
+    def restored(self, row: int, slot: int) -> State:
+        """A state that was loaded is there when all its pieces are."""
+        if row != slot:
+            return self.states[slot]
+        pieces = self.loading.pop(row)
+        assert sorted(pieces) == list(range(self.num_pieces))
+        assert len(set(pieces.values())) == 1
+        return pieces[0]
+
     def close(self) -> None:
         while self.jobs:
             self._do(self.jobs.popleft())
         super().close()
+
+
+class HybridToy(OffloadToy, RememberingModel):
+    """It has states, too, which lie in pieces where blocks lie."""
+
+    num_pieces = 3
 
 
 def offload_engine(
@@ -136,15 +166,27 @@ def offload_engine(
     layouts: Seq[KVLayout] = (FullLayout(),),
     parts: Iterable[Any] = (),
     stores: Iterable[Any] = (),
+    num_snapshots: int = 20,
+    interval: int = 8,
     **options: Any,
 ) -> tuple[LLMEngine, Offload]:
     """An engine with a host tier of `num_slots`, and with files if `max_staged` is given."""
     disk = None if max_staged is None else DiskTier(model.files, "model", max_staged)
-    offload = Offload(HostTier(num_slots), disk)
-    blocks = BlockManager(num_blocks, SIZE, layouts, [offload, *stores], seed=SEED)
+    offload = Offload(HostTier(num_slots), disk, len(layouts), model.num_pieces)
+    kept: list[KVStore] = [offload, *stores]
+    blocks = BlockManager(num_blocks, SIZE, layouts, kept, seed=SEED)
     gates = [] if disk is None else [FileGate(offload, disk, blocks)]
-    engine = make_engine(blocks=blocks, model=model, parts=[*parts, offload, *gates], **options)
+    states = []
+    if model.num_pieces:
+        states.append(Snapshots(blocks, num_snapshots, interval, FIRST_SLOT))
+        states[0].keep_in(offload, model.num_pieces)
+        kept.insert(0, states[0])
+    engine = make_engine(blocks=blocks, model=model, parts=[*parts, *states, offload, *gates], **options)
     return engine, offload
+
+
+def snapshots_of(engine: LLMEngine) -> Snapshots | None:
+    return next((part for part in engine.scheduler.parts if isinstance(part, Snapshots)), None)
 
 
 def check_offload(engine: LLMEngine, offload: Offload) -> None:
@@ -152,7 +194,18 @@ def check_offload(engine: LLMEngine, offload: Offload) -> None:
     check(engine.scheduler)
     blocks, host, disk = engine.scheduler.blocks, offload.host, offload.disk
     found = {(group, hash): block for group, index in enumerate(blocks.index) for hash, block in index.items()}
-    assert {key: own.block for key, own in offload.in_pool.items()} == found
+    in_pool = {key: own.block for key, own in offload.in_pool.items()}
+    assert {key: block for key, block in in_pool.items() if key[0] in offload.groups} == found
+    if (snapshots := snapshots_of(engine)) is not None:
+        n = len(offload.state_groups)
+        states = {
+            (group, hash): kept.slot * n + number
+            for hash, kept in snapshots.index.items()
+            for number, group in enumerate(offload.state_groups)
+        }
+        assert {key: states[key] for key in in_pool if key[0] in offload.state_groups} == {
+            key: block for key, block in in_pool.items() if key[0] in offload.state_groups
+        }
     slots = [entry.slot for entry in host.entries.values()]
     assert sorted([*host.free_slots, *slots]) == list(range(host.num_slots))
     assert not host.held

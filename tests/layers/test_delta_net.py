@@ -18,7 +18,8 @@ SIZES |= {"hidden_size": 24, "num_hidden_layers": 1, "linear_conv_kernel_dim": 4
 
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_it_is_that_of_transformers(is_packed: bool) -> None:
-    facts = StateConfig(taps=4, channels=92, num_heads=6, num_groups=2, depth=8, width=10, is_packed=is_packed)
+    packed = ("qkvz", "ba") if is_packed else ()
+    facts = StateConfig(taps=4, channels=92, num_heads=6, num_groups=2, depth=8, width=10, packed=packed)
     kind, module = (Qwen3NextConfig, Qwen3NextGatedDeltaNet) if is_packed else (Qwen3_5TextConfig, Qwen3_5GatedDeltaNet)
     config = kind(**SIZES, layer_types=["linear_attention"])
     check_against(DeltaNet(0, 24, facts, factory(), config.rms_norm_eps), module(config, 0))

@@ -10,6 +10,8 @@ FILE = "nanoengine/gguf/file.py"
 NAMES = "nanoengine/gguf/tensor_names.py"
 TOKENIZER = "nanoengine/gguf/tokenizer.py"
 TRANSLATE = "nanoengine/gguf/translate.py"
+HYBRIDS = "nanoengine/gguf/hybrids.py"
+TEST_HYBRIDS = "tests/gguf/test_hybrids.py"
 TEST_HEADER = "tests/gguf/test_header.py"
 TEST_TOKENIZER = "tests/gguf/test_tokenizer.py"
 
@@ -97,16 +99,16 @@ MUTANTS = (
     Mutant(
         "llama-rows-stay-paired",
         NAMES,
-        'PAIRED = {"LlamaForCausalLM", "MixtralForCausalLM", "GraniteForCausalLM"}',
-        'PAIRED = {"MixtralForCausalLM", "GraniteForCausalLM"}',
+        'PAIRED = {"LlamaForCausalLM", "MixtralForCausalLM", ',
+        'PAIRED = {"MixtralForCausalLM", ',
         "Rows of q and k of a Llama stay in the order in which llama.cpp rotates them.",
         ("tests/gguf/test_checkpoint.py",),
     ),
     Mutant(
         "gemma-norm-gets-one-twice",
         NAMES,
-        'offset = -1.0 if architecture in GEMMA and found.endswith("norm.weight") else 0.0',
-        "offset = 0.0",
+        'change = _one_less if architecture in SHIFTED and found.endswith("norm.weight") else None',
+        "change = None",
         "Norms of Gemma, which these files store with the one, get it once more.",
         ("tests/gguf/test_checkpoint.py",),
     ),
@@ -157,5 +159,37 @@ MUTANTS = (
         'return rope | {"rope_type": "default"}',
         "A file's linear scaling of positions is dropped.",
         ("tests/gguf/test_translate.py",),
+    ),
+    Mutant(
+        "heads-of-values-stand-as-at-hugging-face",
+        HYBRIDS,
+        'config["value_heads_are_tiled"] = name != "Qwen3NextForCausalLM"',
+        'config["value_heads_are_tiled"] = False',
+        "Heads of Qwen3.5 meet the keys of other heads.",
+        (TEST_HYBRIDS,),
+    ),
+    Mutant(
+        "rates-are-taken-for-their-logarithms",
+        NAMES,
+        "return (-rate.float()).log().flatten()",
+        "return rate.float().flatten()",
+        "States fade at other rates than those of the file.",
+        (TEST_HYBRIDS,),
+    ),
+    Mutant(
+        "norms-behind-recurrences-are-shifted",
+        NAMES,
+        'HFTensor("linear_attn.norm.weight")',
+        'HFTensor("linear_attn.norm.weight", change=_one_less)',
+        "The one norm of Qwen3.5 whose weights are the same in both kinds of files gets one taken away.",
+        (TEST_HYBRIDS,),
+    ),
+    Mutant(
+        "layers-that-guess-ahead-are-layers",
+        HYBRIDS,
+        'layers - keys.number("nextn_predict_layers", default=0)',
+        "layers",
+        "A file with multi-token prediction is refused for what its last layer lacks.",
+        (TEST_HYBRIDS,),
     ),
 )

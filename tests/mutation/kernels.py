@@ -93,6 +93,14 @@ MUTANTS = (
         (TEST_NATIVE,),
     ),
     Mutant(
+        "native-tiled-heads-stand-in-groups",
+        CPP + "recurrence.cpp",
+        "p.tiled ? head % p.groups : head / (p.heads / p.groups)",
+        "head / (p.heads / p.groups)",
+        "The native delta rule pairs heads with keys as Hugging Face's weights stand, whatever the file's order.",
+        ("tests/kernels/test_native_recurrences.py", "tests/gguf/test_hybrids.py"),
+    ),
+    Mutant(
         "native-write-takes-the-wrong-slot",
         CPP + "attention_write.cpp",
         "const size_t slot = written ? slots[token] : 0, offset = slot % TILE;",

@@ -37,8 +37,8 @@ MUTANTS = (
     Mutant(
         "hit-in-host-memory-is-not-pinned",
         OFFLOAD,
-        "            self.host.held.add((group, hash))\n",
-        "            pass\n",
+        "                self.host.held.add(key)\n",
+        "                pass\n",
         "What an admission evicts pushes out of host memory what it is about to load.",
         (TEST_TIERS,),
     ),
@@ -117,8 +117,8 @@ MUTANTS = (
     Mutant(
         "prompt-does-not-wait-for-its-files",
         GATE,
-        "return 0 if fetch.left else budget",
-        "return budget",
+        "        if fetch.left:\n            return 0\n",
+        "        if fetch.left:\n            return budget\n",
         "A prompt is computed while its K/V is being read from files.",
         (TEST_OFFLOAD,),
     ),

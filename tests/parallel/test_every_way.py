@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: 
 SEEDS = (2, 5, 6, 13, 17, 23)
 """Of the first 24, all of which pass: those that take least time and in which everything below happens."""
 
-SEEDS_WITH_STATES = (5, 18, 21, 30, 35)
+SEEDS_WITH_STATES = (6, 21, 30, 35)
 """Of the first 40, all of which pass, chosen alike."""
 
 
@@ -62,7 +62,7 @@ def check_group(seed: int, folder: Path, seen: Counter[str], *, has_states: bool
             check_together(llm, case, rng)
             check_sent_again(llm, case, seen)
             check_resumed(llm, case, rng, seen)
-            note(seen, llm.metrics)
+            note(seen, llm)
             if (snapshots := llm.built.capabilities["kv_groups"].snapshots) is not None:
                 seen.update(snapshots=snapshots.num_taken, restored=snapshots.num_restored)
         seen[f"{size} ranks"] += 1

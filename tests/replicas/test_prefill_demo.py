@@ -91,11 +91,16 @@ def test_the_other_replica_goes_on_from_files_and_tokens_are_those_of_one_engine
     shutil.rmtree(tmp_path)
 
 
-def test_states_are_in_no_file(tmp_path: Path) -> None:
-    folder = family_checkpoint(tmp_path, "LFM2")
-    options: dict[str, Any] = {"replicas": 2, "prefill_replicas": 1, "kv_disk_path": str(tmp_path / "kv")}
-    with pytest.raises(InvalidConfig, match=r"prefill_replicas is not 0, and .* has layers with states"):
-        LLM(str(folder), device="cpu", use_tqdm=False, num_kv_blocks=50, **options)
+def test_states_go_with_the_files(tmp_path: Path) -> None:
+    folder = str(family_checkpoint(tmp_path, "Qwen3.5"))
+    own = {"replicas": 2, "prefill_replicas": 1, "min_prefill_tokens": 32, "kv_disk_path": str(tmp_path / "kv")}
+    prompts, params = PROMPTS[:2], PARAMS[:2]
+    with LLM(folder, **OPTIONS) as llm:
+        expected = told(llm.generate(prompts, params, use_tqdm=False))
+    with LLM(folder, **own, **OPTIONS) as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        assert told(outputs) == expected
+        assert tuple(output.num_cached_tokens for output in outputs) == FILED[:2]
 
 
 @pytest.mark.parametrize(

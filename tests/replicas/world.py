@@ -59,7 +59,7 @@ class ToyMember:
                 model, num_blocks=num_blocks, max_staged=max_staged, parts=parts, stores=[events], **way
             )
             assert self.offload.disk is not None
-            self.replica = Replica(engine, events, files=SharedFiles(self.offload, self.offload.disk, 1))
+            self.replica = Replica(engine, events, files=SharedFiles(self.offload, self.offload.disk))
         self.inbox: deque[Any] = deque()
         self.outbox: deque[News] = deque()
 

@@ -36,7 +36,8 @@ template <class T> struct Projected {
     const T *fading, *beta;        // [tokens][heads], with a stride; beta is null for Mamba 2
     size_t fading_stride, beta_stride;
     const float *log_rate, *bias, *skip;  // [heads]; skip is null for the delta rule
-    size_t heads, sharing, depth, width;  // `sharing` heads have one query and key
+    size_t heads, groups, depth, width;   // a group of heads has one query and key
+    bool tiled;                           // whether head i is of group i % groups, and not one behind the other
 };
 
 // One token in V vectors of columns of a state.
@@ -85,6 +86,7 @@ void columns(const Projected<T>& p, const StateRuns& runs, size_t run, size_t he
     };
     if (copied) std::fill_n(room, depth * stride, 0.0f);
     const float rate = -std::exp(p.log_rate[head]);
+    const size_t group = p.tiled ? head % p.groups : head / (p.heads / p.groups);
     runs.walk(
         run,
         [&](size_t slot) {
@@ -93,8 +95,8 @@ void columns(const Projected<T>& p, const StateRuns& runs, size_t run, size_t he
             else state = own;
         },
         [&](size_t t) {
-            as_floats(p.query + t * p.stride + head / p.sharing * p.depth, p.depth, query);
-            as_floats(p.key + t * p.stride + head / p.sharing * p.depth, p.depth, key);
+            as_floats(p.query + t * p.stride + group * p.depth, p.depth, query);
+            as_floats(p.key + t * p.stride + group * p.depth, p.depth, key);
             const float time = softplus(to_float(p.fading[t * p.fading_stride + head]) + p.bias[head]);
             const float fade = std::exp(rate * time);
             float beta = 0;
@@ -164,16 +166,17 @@ void norm(const float* x, const T* gate, size_t gate_stride, const float* weight
 extern "C" {
 
 // qkv [tokens][stride]: queries and keys of k_heads, [depth] each, then values of all heads, [width] each. a and b have strides between
-// tokens. states [slots][heads][depth][width] with a stride between slots; out [tokens][heads][width].
+// tokens. states [slots][heads][depth][width] with a stride between slots; out [tokens][heads][width]. Tiled: head i has query and key
+// i % k_heads.
 void delta_rule(int dtype, const void* qkv, size_t stride, const void* a, size_t a_stride, const void* b, size_t b_stride,
                 const float* log_rate, const float* bias, float* states, size_t slot_stride, const int32_t* rows,
                 const int32_t* starts, const int32_t* store_starts, const int32_t* store_tokens, const int32_t* store_slots,
-                float* out, size_t runs, size_t k_heads, size_t heads, size_t depth, size_t width) {
+                float* out, size_t runs, size_t k_heads, size_t heads, size_t depth, size_t width, int tiled) {
     const StateRuns own{rows, starts, store_starts, store_tokens, store_slots};
     const auto call = [&]<class T>(const T* at) {
         const T* key = at + k_heads * depth;
         recur<T>({at, key, key + k_heads * depth, stride, (const T*)a, (const T*)b, a_stride, b_stride, log_rate, bias, nullptr, heads,
-                  heads / k_heads, depth, width},
+                  k_heads, depth, width, tiled != 0},
                  own, runs, states, slot_stride, out);
     };
     if (dtype == FLOAT32) call((const f32*)qkv);
@@ -189,8 +192,8 @@ void mamba2(int dtype, const void* xbc, size_t stride, const void* dt, size_t dt
     const StateRuns own{rows, starts, store_starts, store_tokens, store_slots};
     const auto call = [&]<class T>(const T* at) {
         const T* key = at + heads * width;
-        recur<T>({key + groups * depth, key, at, stride, (const T*)dt, nullptr, dt_stride, 0, log_rate, bias, skip, heads, heads / groups,
-                  depth, width},
+        recur<T>({key + groups * depth, key, at, stride, (const T*)dt, nullptr, dt_stride, 0, log_rate, bias, skip, heads, groups, depth,
+                  width, false},
                  own, runs, states, slot_stride, out);
     };
     if (dtype == FLOAT32) call((const f32*)xbc);

@@ -56,7 +56,9 @@ def _recurrence_kernel(
     fading_stride,
     beta_stride,
     slot_stride,
+    GROUPS: tl.constexpr,
     SHARING: tl.constexpr,
+    TILED: tl.constexpr,
     DEPTH: tl.constexpr,
     WIDTH: tl.constexpr,
     SCALE: tl.constexpr,
@@ -64,7 +66,7 @@ def _recurrence_kernel(
     COLUMNS: tl.constexpr,
 ):
     """Program (i, j, k): block k of the columns of head j of run i. Nobody else reads or writes these in its slots. Without beta
-    it is Mamba 2; SHARING heads have one query and key.
+    it is Mamba 2; SHARING heads have one query and key, one behind the other or, TILED, every GROUPS-th.
     """
     run, head = tl.program_id(0), tl.program_id(1)
     column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
@@ -77,7 +79,7 @@ def _recurrence_kernel(
     state = tl.load(place + row.to(tl.int64) * slot_stride, mask=mask, other=0.0)
     rate = -tl.exp(tl.load(log_rate + head))
     offset = tl.load(bias + head)
-    at_depth = head // SHARING * DEPTH + depth
+    at_depth = (head % GROUPS if TILED else head // SHARING) * DEPTH + depth
     at_column = head * WIDTH + column
     number = 0
     end, slot = kept(run, number, last, row, store_starts, store_tokens, store_slots, has_stores)
@@ -107,12 +109,20 @@ def _recurrence_kernel(
 
 
 def delta_rule(
-    qkv: Tensor, a: Tensor, b: Tensor, decay: Decay, num_k_heads: int, states: Tensor, runs: StateRuns
+    qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    decay: Decay,
+    num_k_heads: int,
+    states: Tensor,
+    runs: StateRuns,
+    *,
+    tiled: bool = False,
 ) -> Tensor:
     """As in `recurrences.py`."""
     depth = num_k_heads * states.shape[2]
     q, k, v = qkv.split((depth, depth, qkv.shape[1] - 2 * depth), dim=1)
-    return _recur(q, k, v, a, b, decay, None, num_k_heads, states, runs)
+    return _recur(q, k, v, a, b, decay, None, num_k_heads, states, runs, tiled)
 
 
 def mamba2(
@@ -135,6 +145,7 @@ def _recur(
     num_groups: int,
     states: Tensor,
     runs: StateRuns,
+    tiled: bool = False,
 ) -> Tensor:
     _, heads, depth, width = states.shape
     assert query.stride(0) == key.stride(0) == value.stride(0)
@@ -156,7 +167,9 @@ def _recur(
         fading.stride(0),
         0 if beta is None else beta.stride(0),
         states.stride(0),
+        GROUPS=num_groups,
         SHARING=heads // num_groups,
+        TILED=tiled,
         DEPTH=depth,
         WIDTH=width,
         SCALE=depth**-0.5,

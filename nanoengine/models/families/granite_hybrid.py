@@ -45,7 +45,8 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     layers = hybrid_layers(fields, "mamba2", KINDS, rope)
     fields.ignore("shared_intermediate_size")
     width = fields.integer("shared_intermediate_size", 1024)
-    experts = _experts(fields, width) if fields.get("num_local_experts", 8) else None
+    is_split = fields.flag("linears_are_split")  # as in GGUF files: a tensor for each matrix, under the usual names
+    experts = _experts(fields, width, is_split) if fields.get("num_local_experts", 8) else None
     if experts is None:
         fields.ignore("num_experts_per_tok")
     layers = [replace(own, has_experts=experts is not None) for own in layers]
@@ -54,7 +55,7 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
         architecture,
         layers=tuple(layers),
         states=_states(fields),
-        names=NAMES,
+        names=TensorNames() if is_split else NAMES,
         attention_scale=fields.number("attention_multiplier", 1.0),
         embedding_scale=fields.number("embedding_multiplier", 1.0),
         residual_scale=fields.number("residual_multiplier", 1.0),
@@ -91,13 +92,13 @@ def _states(fields: ConfigFields) -> StateConfig:
     return check_groups(fields, "mamba_n_heads", states)
 
 
-def _experts(fields: ConfigFields, shared: int) -> ExpertsConfig:
+def _experts(fields: ConfigFields, shared: int, is_split: bool) -> ExpertsConfig:
     count = fields.integer("num_local_experts", 8)
     return ExpertsConfig(
         num_experts=count,
         num_chosen=fields.integer("num_experts_per_tok", 2, count),
         intermediate_size=fields.integer("intermediate_size"),
         normalize=True,
-        are_stacked=True,
+        are_stacked=not is_split,
         shared_size=shared,
     )

@@ -45,7 +45,7 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
         architecture,
         head_dim=256,
         layers=tuple(layers),
-        states=_states(fields, is_packed=architecture == NEXT),
+        states=_states(fields, architecture),
         qk_norm="head",
         norm_offset=1.0,
         has_output_gate=True,
@@ -53,7 +53,7 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     )
 
 
-def _states(fields: ConfigFields, *, is_packed: bool) -> StateConfig:
+def _states(fields: ConfigFields, architecture: str) -> StateConfig:
     groups, heads = (
         fields.integer(f"linear_num_{own}_heads", n, MOST_HEADS) for own, n in (("key", 16), ("value", 32))
     )
@@ -65,7 +65,8 @@ def _states(fields: ConfigFields, *, is_packed: bool) -> StateConfig:
         num_groups=groups,
         depth=depth,
         width=width,
-        is_packed=is_packed,
+        packed=tuple(part for part in ("qkvz", "ba") if fields.flag(f"{part}_is_packed", architecture == NEXT)),
+        is_tiled=fields.flag("value_heads_are_tiled"),
     )
     return check_groups(fields, "linear_num_value_heads", states)
 
