@@ -4,7 +4,7 @@ order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,19 +12,23 @@ from torch import Tensor
 from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.core.weights import EMBEDDING, HEAD
 from nanoengine.kernels.torch_kernels import RowMajor, TorchKernels
+from nanoengine.layers.delta_net import DeltaNet
 from nanoengine.models.decoder import build_model
-from nanoengine.models.model_config import ModelConfig
+from nanoengine.models.model_config import ModelConfig, StateConfig
 
 
 @dataclass(frozen=True)
 class Place:
-    """Outputs [first, first + count) of a matrix; output i of them is `order[i]` of the checkpoint."""
+    """Outputs [first, first + count) of a matrix; output i of them is `order[i]` of the layer that adapters are made for, and
+    input i is its `columns[i]`.
+    """
 
     matrix: int  # in `Decoder.matrices`
     first: int
     count: int
     inputs: int
     order: Tensor  # [count] int64
+    columns: Tensor | None = None  # [inputs] int64; None: all are in their places
 
 
 class _Rows:
@@ -75,4 +79,26 @@ def find_places(config: ModelConfig) -> dict[str, Place]:
                 count, inputs = rows.shape
                 places[name.removesuffix(".weight")] = Place(where, rows.first, count, inputs, order)
             kernels.copied.clear()
-    return places
+    return places if config.states is None or not config.states.is_tiled else _with_tiled_heads(places, config.states)
+
+
+def _with_tiled_heads(places: dict[str, Place], facts: StateConfig) -> dict[str, Place]:
+    """Adapters are made for models whose heads stand group by group, and the GGUF file has another order."""
+    head = torch.arange(facts.num_heads)
+    head = head % facts.num_groups * (facts.num_heads // facts.num_groups) + head // facts.num_groups
+    values = (head[:, None] * facts.width + torch.arange(facts.width)).flatten()
+    keys = 2 * facts.num_groups * facts.depth
+    orders = {
+        "in_proj_qkv": torch.cat((torch.arange(keys), keys + values)),
+        "in_proj_z": values,
+        "in_proj_b": head,
+        "in_proj_a": head,
+    }
+    found = dict(places)
+    for name, place in places.items():
+        end = name.rpartition(f".{DeltaNet.prefix}.")[2]
+        if end in orders:
+            found[name] = replace(place, order=orders[end])
+        elif end == "out_proj":
+            found[name] = replace(place, columns=values)
+    return found
