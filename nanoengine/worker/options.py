@@ -34,4 +34,6 @@ class WorkerOptions:
         for name in ("worker_step_seconds", "worker_start_seconds"):
             seconds = getattr(self, name)
             if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MOST_SECONDS:
-                raise InvalidConfig(f"{name} is {shown(seconds)}: it must be above 0 and at most {MOST_SECONDS} seconds")
+                raise InvalidConfig(
+                    f"{name} is {shown(seconds)}: it must be above 0 and at most {MOST_SECONDS} seconds"
+                )
