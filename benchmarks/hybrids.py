@@ -156,6 +156,8 @@ def copies(llm: LLM) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(f"{__doc__}")
     shape, folder = sys.argv[1:]
     if shape == "tiers":
         tiers(folder)

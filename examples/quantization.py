@@ -76,9 +76,7 @@ def compared(matrix: Tensor) -> None:
 
 def generated() -> None:
     """How likely the prompt is (log probability), and where greedy texts part."""
-    print(
-        "4. the model, by its options: log probability of a prompt, greedy text; its start-up line says what it takes"
-    )
+    print("4. the model, by its options: log probability of a prompt, greedy text")
     first: list[int] | None = None
     for name, options in WAYS:
         with LLM("demo", dtype="float32", device="cpu", max_model_len=256, use_tqdm=False, **options) as llm:

@@ -216,7 +216,7 @@ _MISSING = object()
 def _get(metadata: Mapping[str, Any], key: str, kind: type, default: Any = _MISSING) -> Any:
     value = metadata.get(key, default)
     if value is _MISSING:
-        raise UnsupportedModel(f"the GGUF file has no {key}")
+        raise UnsupportedModel(f"the GGUF file has no {key}; give the model's tokenizer.json with the option tokenizer")
     if value is not default and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
         raise UnsupportedModel(f"{key} is {shown(value)}: it must be of type {kind.__name__}")
     return value

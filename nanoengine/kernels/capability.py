@@ -88,4 +88,4 @@ class NativeAndTriton(Capability):
         if isinstance(kernels, PackageKernels) and formats.keys() - {plain}:
             products = f" ({kernels.quantized_products})"
         passed_over = f"; attention is not {self.passed_over}" if self.passed_over else ""
-        return f"weights: {listed}{products}{passed_over}"
+        return f"weights: {listed or 'in other processes'}{products}{passed_over}"

@@ -63,7 +63,7 @@ class Adapters(PolicyPart):
         with self._lock:
             before = self.loaded.get(name)
             if before is not None and not replaces:
-                raise InvalidRequest(f"the adapter {shown(name)} is loaded: unload it, or load it in place")
+                raise InvalidRequest(f"the adapter {shown(name)} is loaded: unload it first, or say load_inplace")
             if before is not None and before.digest == found.digest:
                 self.loaded.move_to_end(name)
                 return before

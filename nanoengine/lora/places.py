@@ -12,23 +12,22 @@ from torch import Tensor
 from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.core.weights import EMBEDDING, HEAD
 from nanoengine.kernels.torch_kernels import RowMajor, TorchKernels
-from nanoengine.layers.delta_net import DeltaNet
 from nanoengine.models.decoder import build_model
 from nanoengine.models.model_config import ModelConfig, StateConfig
 
 
 @dataclass(frozen=True)
 class Place:
-    """Outputs [first, first + count) of a matrix; output i of them is `order[i]` of the layer that adapters are made for, and
-    input i is its `columns[i]`.
-    """
+    """Outputs [first, first + count) of a matrix; output i of them is `order[i]` of the checkpoint."""
 
     matrix: int  # in `Decoder.matrices`
     first: int
     count: int
     inputs: int
     order: Tensor  # [count] int64
-    columns: Tensor | None = None  # [inputs] int64; None: all are in their places
+    input_order: Tensor | None = (
+        None  # [inputs] int64: input i is that one of the checkpoint. None: they stay as they are
+    )
 
 
 class _Rows:
@@ -79,26 +78,26 @@ def find_places(config: ModelConfig) -> dict[str, Place]:
                 count, inputs = rows.shape
                 places[name.removesuffix(".weight")] = Place(where, rows.first, count, inputs, order)
             kernels.copied.clear()
-    return places if config.states is None or not config.states.is_tiled else _with_tiled_heads(places, config.states)
+    facts = config.states
+    if facts is not None and facts.is_tiled and facts.num_heads > facts.num_groups:
+        places |= {name: _tiled(place, name.rpartition(".")[2], facts) for name, place in places.items()}
+    return places
 
 
-def _with_tiled_heads(places: dict[str, Place], facts: StateConfig) -> dict[str, Place]:
-    """Adapters are made for models whose heads stand group by group, and the GGUF file has another order."""
-    head = torch.arange(facts.num_heads)
-    head = head % facts.num_groups * (facts.num_heads // facts.num_groups) + head // facts.num_groups
-    values = (head[:, None] * facts.width + torch.arange(facts.width)).flatten()
-    keys = 2 * facts.num_groups * facts.depth
-    orders = {
-        "in_proj_qkv": torch.cat((torch.arange(keys), keys + values)),
-        "in_proj_z": values,
-        "in_proj_b": head,
-        "in_proj_a": head,
+def _tiled(place: Place, part: str, facts: StateConfig) -> Place:
+    """For an adapter of a model at Hugging Face, where value heads stand group by group, and not as in this GGUF file."""
+    size = {
+        "in_proj_qkv": facts.width,
+        "in_proj_z": facts.width,
+        "in_proj_b": 1,
+        "in_proj_a": 1,
+        "out_proj": facts.width,
     }
-    found = dict(places)
-    for name, place in places.items():
-        end = name.rpartition(f".{DeltaNet.prefix}.")[2]
-        if end in orders:
-            found[name] = replace(place, order=orders[end])
-        elif end == "out_proj":
-            found[name] = replace(place, columns=values)
-    return found
+    if part not in size:
+        return place
+    rows = torch.arange(facts.num_heads * size[part]).view(facts.num_groups, -1, size[part])
+    heads = rows.transpose(0, 1).flatten()
+    if part == "out_proj":
+        return replace(place, input_order=heads)
+    first = place.count - len(heads)  # queries and keys
+    return replace(place, order=torch.cat([torch.arange(first), first + heads])[place.order])

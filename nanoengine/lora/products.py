@@ -58,8 +58,7 @@ def pieces_of(adapter: Adapter, places: Mapping[str, Place], kept: Kept) -> dict
         )
         dtype = torch.bfloat16 if own.dtypes == ("BF16", "BF16") else torch.float32
         a, b = a.view(own.rank, place.inputs).to(dtype), b.view(place.count, own.rank)[place.order].to(dtype)
-        if place.columns is not None:
-            a = a[:, place.columns]
+        a = a if place.input_order is None else a[:, place.input_order]
         first = place.first
         if place.matrix in kept:
             first, b = _rows_of(first, b, kept[place.matrix])

@@ -16,7 +16,7 @@ class ModelOptions:
     """Options of the model and its files.
 
     Args:
-        tokenizer: a folder or hub name, if the tokenizer is not the model's own.
+        tokenizer: a folder, a hub name or "demo", if the tokenizer is not the model's own.
         quantization: store weights in fewer bits than the checkpoint does: "int8" (a scale for each output), "int4" (groups of 32
             inputs with a scale and a zero point), "int4-128" (groups of 128), or "fp8" (on GPUs that multiply it, with
             activations to match). None: as in the files, which may be quantized themselves.

@@ -35,7 +35,7 @@ def check_context(startup: Startup, ranks: int) -> None:
     name, size = f"decode_context_parallel_size is {ranks}", startup.config.block_size
     windows = [window for window in startup.facts["windows"] if window is not None]
     if windows:
-        raise InvalidConfig(f"{name}, but layers of the model see windows of {windows[0]} tokens: use 1")
+        raise InvalidConfig(f"{name}, but layers of the model see windows or chunks of {windows[0]} tokens: use 1")
     if startup.backend.name != "native":
         raise InvalidConfig(f"{name}, which only the native attention backend computes, not {startup.backend.name}")
     if size % (ranks * PART):

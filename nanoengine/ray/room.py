@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from nanoengine.core.config import EngineConfig
 from nanoengine.ray.options import RayOptions
 from nanoengine.replicas.options import ReplicaOptions
-from nanoengine.worker.capability import NOT_THERE, replaced
+from nanoengine.worker.member import NOT_THERE, replaced
 
 
 class Room(NamedTuple):

@@ -17,7 +17,8 @@ from nanoengine.replicas.carrier import Carrier, LocalCarrier
 from nanoengine.replicas.engine import ReplicatedEngine
 from nanoengine.replicas.observer import ReplicaObserver
 from nanoengine.replicas.options import ReplicaOptions
-from nanoengine.worker.capability import NOT_THERE, WithoutRunner, replaced
+from nanoengine.worker.capability import WithoutRunner
+from nanoengine.worker.member import NOT_THERE, replaced
 
 if TYPE_CHECKING:
     from nanoengine.core.model_runner import ModelRunner

@@ -29,7 +29,9 @@ async def load_adapter(http: HTTPRequest) -> Response:
         await asyncio.to_thread(load)
     except ModelNotFound as error:
         raise Problem(404, str(error), "lora_path") from error
-    except (InvalidRequest, InvalidWeights, UnsupportedModel) as error:
+    except (InvalidWeights, UnsupportedModel) as error:
+        raise Problem(400, str(error), "lora_path") from error
+    except InvalidRequest as error:
         raise Problem(400, str(error), "lora_name") from error
     return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 

@@ -39,8 +39,8 @@ class ServerConfig:
         served_model_name: names that requests may call the model by; answers use the first. None: the model's own.
         api_key: keys of which a request must have one ("Authorization: Bearer KEY"). None: that in the environment variable
             NANOENGINE_API_KEY, if there is one; otherwise everybody is served.
-        admin_key: a key that may do all, and alone may see /view, forget the cache and abort the requests of others. None:
-            /view and the cache are for every key, and nobody aborts the requests of others.
+        admin_key: a key that may do all, and alone may see /view, forget the cache, abort the requests of others, and load and
+            unload adapters. None: /view and the cache are for every key, and the rest is for nobody.
         allowed_host: names besides localhost that a server on a loopback address may be called by ("Host: NAME"): no page of
             another site reaches it under its own name. On another address: the only names, if there are any.
         max_connections: connections that may be open; beyond it, those are closed whose clients have an eighth of them or more.

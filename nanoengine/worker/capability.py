@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,7 +15,7 @@ from nanoengine.core.config import EngineConfig
 from nanoengine.core.errors import InvalidConfig
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.sequence import Request
-from nanoengine.worker.member import Member
+from nanoengine.worker.member import NOT_THERE, Member, replaced
 from nanoengine.worker.options import WorkerOptions
 from nanoengine.worker.remote_runner import RemoteRunner, WorkerLost
 
@@ -28,10 +28,6 @@ logger = logging.getLogger("nanoengine")
 
 REFUSED = ("preemption_mode", "kv_host_memory", "kv_disk_path", "draft_model")
 """Options of capabilities whose policy looks at the runner's tensors."""
-
-
-NOT_THERE: dict[str, Any] = {"lora_modules": None}
-"""Options of who only computes: what they name is read where requests are, and sent."""
 
 
 class Worker(Capability):
@@ -119,15 +115,6 @@ def _new_engine(startup: Startup, new_engine: Callable[[], LLMEngine]) -> LLMEng
     # Both wait for steps in flight.
     engine.step, engine._settle_if_idle = resuming(engine.step), resuming(engine._settle_if_idle)  # type: ignore[method-assign]
     return engine
-
-
-def replaced(config: EngineConfig, values: Mapping[str, Any]) -> EngineConfig:
-    """The same with other values of these options, as far as anybody has them."""
-    options = {
-        kind: dataclasses.replace(own, **{name: value for name, value in values.items() if hasattr(own, name)})
-        for kind, own in config.options.items()
-    }
-    return dataclasses.replace(config, options=options)
 
 
 def refuse(config: EngineConfig, names: Collection[str], why: str) -> None:

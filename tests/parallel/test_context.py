@@ -136,5 +136,5 @@ def test_what_cannot_work_is_refused(options: dict[str, Any], message: str) -> N
 def test_windows_are_refused_by_name(tmp_path: Path) -> None:
     folder = family_checkpoint(tmp_path, "Mistral, a window")
     both = {"tensor_parallel_size": 2, "decode_context_parallel_size": 2, "block_size": 512}
-    with pytest.raises(InvalidConfig, match="layers of the model see windows of 13 tokens: use 1"):
+    with pytest.raises(InvalidConfig, match="layers of the model see windows or chunks of 13 tokens: use 1"):
         LLM(str(folder), use_tqdm=False, device="cpu", **both)
