@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import socket
-import struct
 import time
+from contextlib import suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from threading import Timer
 from typing import Any
 
 from nanoengine.errors import EngineDead
@@ -51,22 +52,24 @@ def connect(address: tuple[str, int], key: bytes, seconds: float = CONNECT_SECON
 
 
 def _prove(own: socket.socket, key: bytes, seconds: float, *, asks_first: bool) -> Connection[Any, Any]:
-    """The same socket, once both sides have proved it. A read that takes longer than that is an OSError."""
+    """The same socket, once both sides have proved it. If that takes longer, it is an EOFError or an OSError."""
     own.setblocking(True)
     with own:
         connection = Connection(own.dup().detach())
+        limit = Timer(seconds, _hang_up, (own,))  # of all: who sends a byte now and then would be read forever
+        limit.start()
         try:
-            _limit_reads(own, seconds)
             for prove in (deliver_challenge, answer_challenge)[:: 1 if asks_first else -1]:
                 prove(connection, key)
-            _limit_reads(own, 0.0)
         except BaseException:
             connection.close()
             raise
+        finally:
+            limit.cancel()
+            limit.join()
     return connection
 
 
-def _limit_reads(own: socket.socket, seconds: float) -> None:
-    """Of all who have the same socket; 0: no limit."""
-    limit = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
-    own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+def _hang_up(own: socket.socket) -> None:
+    with suppress(OSError):  # the other side has
+        own.shutdown(socket.SHUT_RDWR)

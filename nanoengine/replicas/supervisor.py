@@ -325,7 +325,7 @@ class Supervisor:
         self.num_lost += 1
         self._reap(process)
         if slot.current is process:
-            slot.current = None
+            slot.current, slot.num_failed = None, 0  # those of a restart before that: it has run since
             self.counts.leave(slot.number)
         else:
             slot.next = None

@@ -108,6 +108,8 @@ class Identify:
 
     def _problem(self, scope: Scope, headers: dict[bytes, bytes]) -> Problem | None:
         """Why a request is not let in, if it is not. One with a key belongs to the client of that key."""
+        if not scope["path"].isprintable():  # to a route, one with the end of a line behind it is the same path
+            return Problem(400, "the path holds characters that cannot be printed")
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         is_missing = not hosts and scope["http_version"] == "1.1"
         if is_missing or len(hosts) > 1:  # of two, a proxy may have read the other

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from nanoengine.core.config import check_bool
 from nanoengine.core.errors import InvalidConfig, shown
+
+MOST_SECONDS = 2_000_000
+"""What poll(2) can wait: it counts milliseconds in 31 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,5 +33,7 @@ class WorkerOptions:
         check_bool("worker_process", self.worker_process)
         for name in ("worker_step_seconds", "worker_start_seconds"):
             seconds = getattr(self, name)
-            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
-                raise InvalidConfig(f"{name} is {shown(seconds)}: it must be above 0, in seconds")
+            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MOST_SECONDS:
+                raise InvalidConfig(
+                    f"{name} is {shown(seconds)}: it must be above 0 and at most {MOST_SECONDS} seconds"
+                )

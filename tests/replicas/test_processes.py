@@ -197,6 +197,18 @@ def test_what_cannot_be_started_is_given_up() -> None:
         wait_for(engine, lambda: engine.supervisor.num_ready == 2)
 
 
+def test_a_restart_that_is_given_up_does_not_give_up_who_runs() -> None:
+    carrier = ToyCarrier(failing={1, 2, 3})
+    with replicas(1, carrier, replica_start_attempts=3) as engine:
+        want = run(engine, [plain(engine)])
+        engine.restart()
+        wait_for(engine, lambda: carrier.num_starts == 4 and not engine.supervisor.slots[0].is_starting)
+        assert run(engine, [plain(engine)]) == want
+        signal_all([slot.current for slot in engine.supervisor.slots if slot.current], signal.SIGKILL)
+        assert run(engine, [plain(engine)]) == want
+        assert (carrier.num_starts, engine.supervisor.num_lost) == (5, 1)
+
+
 def test_nobody_is_left_behind() -> None:
     carrier = ToyCarrier()
     with replicas(2, carrier) as engine:

@@ -124,6 +124,20 @@ def test_an_admin_alone_sees_and_forgets_what_is_of_all(make_server: MakeServer)
         assert server.request(method, path, headers={"authorization": "Bearer root"}).status == 200
 
 
+def test_no_spelling_of_a_path_leads_around_the_admin_key(make_server: MakeServer) -> None:
+    """A route ends where a line does, and the end of a line may stand behind that."""
+    for server, asked in (
+        (make_server(api_key=("one",), admin_key="root"), ("/reset_prefix_cache", "/v1/load_lora_adapter")),
+        (make_server(), ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")),
+    ):
+        for path in asked:
+            for end, status in (("", (401, 403)), ("%0A", (400,)), ("%0a%0a", (400,)), ("/", (404,)), ("%00", (400,))):
+                body = {"lora_name": "a", "lora_path": "b"}
+                answer = server.post(path + end, body, {"authorization": "Bearer one"})
+                assert answer.status in status, (path, end)
+    assert server.get("/v1/models%0A").status == 400
+
+
 def test_clients_of_different_keys_share_no_prefixes(make_server: MakeServer) -> None:
     def num_cached(server: Server, key: str, **fields: Any) -> int:
         body = {"prompt": "abcdefghijkl", "max_tokens": 1, **fields}

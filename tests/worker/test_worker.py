@@ -204,6 +204,8 @@ def test_what_its_start_up_raises_arrives_by_name() -> None:
     [
         ({"worker_process": 1}, "worker_process must be True or False"),
         ({"worker_step_seconds": 0}, "worker_step_seconds is 0: it must be above 0"),
+        ({"worker_step_seconds": 2.2e6}, "worker_step_seconds is 2200000.0: it must be above 0 and at most 2000000"),
+        ({"worker_start_seconds": float("inf")}, "worker_start_seconds is inf: it must be above 0 and at most"),
         ({"worker_process": True, "preemption_mode": "swap"}, "preemption_mode is not computed by a worker process"),
         ({"worker_process": True, "kv_disk_path": "x"}, "kv_disk_path is not computed by a worker process"),
         ({"worker_process": True, "speculation": "model:demo"}, "draft_model is not computed by a worker process"),
