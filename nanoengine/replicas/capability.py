@@ -65,6 +65,7 @@ class Replicas(Capability):
         make_engine = startup._new_engine
 
         def new_engine() -> LLMEngine:
+            check_prefilled_states(config, has_states=bool(startup.facts.get("states")))
             hash_seed = secrets.randbits(64)
             if new_carrier is not None:
                 carrier: Carrier = new_carrier(hash_seed)
@@ -111,6 +112,16 @@ def check_prefill_replicas(config: EngineConfig) -> None:
         raise InvalidConfig(
             f"prefill_replicas is {count}, and kv_disk_path is None: set it to a folder that all replicas have, in which "
             "prompts go from one to another"
+        )
+
+
+def check_prefilled_states(config: EngineConfig, *, has_states: bool) -> None:
+    """InvalidConfig if prompts would be computed for others, who could not use them for want of states."""
+    count = config.of(ReplicaOptions).prefill_replicas
+    if count and has_states and option(config, SNAPSHOT_MEMORY) == 0:
+        raise InvalidConfig(
+            f"prefill_replicas is {count}, and {SNAPSHOT_MEMORY} is 0: without snapshots of its states nobody can go on from a "
+            "prompt of this model; leave it out, or give it some bytes"
         )
 
 

@@ -101,6 +101,8 @@ def test_states_go_with_the_files(tmp_path: Path) -> None:
         outputs = llm.generate(prompts, params, use_tqdm=False)
         assert told(outputs) == expected
         assert tuple(output.num_cached_tokens for output in outputs) == FILED[:2]
+    with pytest.raises(InvalidConfig, match="prefill_replicas is 1, and snapshot_memory is 0"):
+        LLM(folder, **own, snapshot_memory=0, **OPTIONS)
 
 
 @pytest.mark.parametrize(
