@@ -78,9 +78,7 @@ class Snapshots(KVStore, PolicyPart):
         self._in_flight: deque[tuple[Step, list[Taken], list[Kept]]] = deque()
         self._endings: list[tuple[Snapshot, Kept]] = []  # ordered by the next plan
         self._waiting: list[Sequence] = []
-        self._branches: dict[
-            Sequence, int
-        ] = {}  # where the K/V of a running prompt's prefix was cached, and a state was not
+        self._branches: dict[Sequence, int] = {}  # of a running prompt, tokens whose K/V were cached when it started
         self._drafted: dict[Sequence, int] = {}  # tokens before a run with drafts, whose next run is not planned yet
         self._passing: dict[Sequence, Kept] = {}  # its last snapshot while it decodes
 

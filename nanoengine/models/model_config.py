@@ -52,9 +52,7 @@ class StateConfig:
     conv_bias: bool = False
     proj_bias: bool = False
     packed: tuple[str, ...] = ()  # projections that are one tensor in a checkpoint, as in Qwen3-Next: "qkvz", "ba"
-    is_tiled: bool = (
-        False  # head i has queries and keys of group i % num_groups, and not one group stands behind the other
-    )
+    is_tiled: bool = False  # head i is of group i % num_groups: the heads of a group stand apart
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -6,13 +6,12 @@ import os
 import pickle
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Protocol
 
 from nanoengine.core.config import EngineConfig
 from nanoengine.replicas.link import HEADER
+from nanoengine.worker.child import start_child
 
 
 class Started(Protocol):
@@ -74,16 +73,8 @@ class LocalCarrier:
         self.config, self.hash_seed, self.has_gpus, self.use_tqdm = config, hash_seed, has_gpus, use_tqdm
 
     def start(self, number: int) -> LocalReplica:
-        own, other = socket.socketpair()
-        root = str(Path(__file__).parents[2])
-        paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-        process = subprocess.Popen(
-            [sys.executable, "-m", "nanoengine.replicas.process", str(other.fileno())],
-            pass_fds=[other.fileno()],
-            stdin=subprocess.DEVNULL,
-            env=os.environ | {"PYTHONPATH": paths} | (gpu_of(number, os.environ) if self.has_gpus else {}),
-        )
-        other.close()
+        gpu = gpu_of(number, os.environ) if self.has_gpus else None
+        process, own = start_child("nanoengine.replicas.process", environment=gpu)
         body = pickle.dumps((self.config, self.use_tqdm and number == 0, self.hash_seed))
         own.sendall(HEADER.pack(len(body)) + body)
         self.use_tqdm = False

@@ -20,7 +20,8 @@ import nanoengine
 from nanoengine.builder import Built, build_engine
 from nanoengine.observability.view import take_view
 from nanoengine.replicas.messages import End, Failed, Ping, Pong, Ready, Submit
-from nanoengine.replicas.replica import Replica, portable
+from nanoengine.replicas.replica import Replica
+from nanoengine.worker.child import portable
 
 
 def serve(connection: Connection, build: Callable[[], Built], hash_seed: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from nanoengine.replicas.messages import (
     Submit,
     TellCached,
 )
+from nanoengine.worker.child import portable
 
 EMBEDDING = "embedding"
 """In `Sequence.state`: what an embedding request asks for."""
@@ -224,12 +224,3 @@ class Replica:
             self._changes.append((None, False))
         elif event.group == 0:  # of several groups, the one whose layers see most
             self._changes.append((event.hash, isinstance(event, BlockStored)))
-
-
-def portable(error: Exception) -> Exception:
-    """The same, if it can be sent."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception as problem:  # whatever the error holds
-        return RuntimeError(f"{type(error).__name__}: {error} ({problem})")
-    return error

@@ -9,7 +9,6 @@ end any more.
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -20,6 +19,7 @@ from typing import Any
 
 from nanoengine.builder import build_engine
 from nanoengine.core.config import EngineConfig
+from nanoengine.worker.child import portable
 from nanoengine.worker.member import Member
 
 
@@ -36,7 +36,7 @@ def main(handle: int) -> None:
     try:
         executor = build_engine(config_of(config, member), use_tqdm).engine.executor
     except Exception as error:
-        connection.send((0, False, _portable(error)))
+        connection.send((0, False, portable(error)))
         return
     connection.send((0, True, None))
     while (message := messages.get()) is not None:
@@ -46,7 +46,7 @@ def main(handle: int) -> None:
             result = executor.launch(plan).result()
             answer = number, True, result if member.rank == 0 else None
         except Exception as error:
-            answer = number, False, _portable(error)
+            answer = number, False, portable(error)
         connection.send(answer)
 
 
@@ -63,15 +63,6 @@ def _receive(connection: Connection, messages: SimpleQueue[Any]) -> None:
             messages.put(connection.recv())
     except (EOFError, OSError):
         os._exit(0)  # in the middle of a step, too: nobody waits for it
-
-
-def _portable(error: Exception) -> Exception:
-    """The same, if it can be sent."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception as problem:  # whatever the error holds
-        return RuntimeError(f"{type(error).__name__}: {error} ({problem})")
-    return error
 
 
 if __name__ == "__main__":

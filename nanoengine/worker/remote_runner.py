@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
-import sys
 import tempfile
 import time
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from nanoengine.core.config import EngineConfig
 from nanoengine.core.errors import EngineClosed
 from nanoengine.core.messages import StepPlan, StepResult
 from nanoengine.errors import EngineDead
+from nanoengine.worker.child import start_child
 from nanoengine.worker.member import Member, RankLost
 
 CLOSE_SECONDS = 5.0
@@ -119,17 +117,8 @@ class RemoteRunner:
         return answers
 
     def _new_worker(self, memory: int) -> Connection:
-        own, other = socket.socketpair()
-        root = str(Path(__file__).parents[2])
-        paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-        process = subprocess.Popen(
-            [sys.executable, "-m", "nanoengine.worker.process", str(other.fileno())],
-            pass_fds=[other.fileno(), memory],
-            stdin=subprocess.DEVNULL,
-            env=os.environ | {"PYTHONPATH": paths},
-        )
+        process, own = start_child("nanoengine.worker.process", memory)
         self.processes.append(process)
-        other.close()
         return Connection(own.detach())
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,27 @@ def make(llm: LLM, prompt: list[int], params: SamplingParams, adapter: LoRAReque
     return request
 
 
+Asked = Sequence[tuple[list[int], SamplingParams, LoRARequest | None]]
+
+
+def one_by_one(llm: LLM, asked: Asked) -> list[Request]:
+    """Each request alone, to its end."""
+    made = [make(llm, *own) for own in asked]
+    for request in made:
+        llm.engine.submit(request)
+        while not request.finished:
+            llm.engine.step()
+    return made
+
+
+def guess_with_harm(llm: LLM, alone: list[Request], rng: random.Random) -> None:
+    """Drafts of somebody who has read the answers, and errs or means harm."""
+    speculation = llm.built.capabilities["speculation"].speculation
+    assert speculation is not None
+    speculation.costs = Free()
+    speculation.proposer = Scripted(HARM[rng.choice(sorted(HARM))](knowing(alone)))
+
+
 @needs_kernels
 @pytest.mark.parametrize("seed", range(14))
 def test_what_is_said_with_adapters_has_the_same_bits_in_every_way(
@@ -114,13 +135,8 @@ def test_what_is_said_with_adapters_has_the_same_bits_in_every_way(
         "kernels": "native",
     }
     with opened(model, enforce_eager=True, enable_prefix_caching=False, num_threads=1, **options) as llm:
-        alone = [make(llm, *own) for own in asked]
-        right = []
-        for request in alone:
-            llm.engine.submit(request)
-            while not request.finished:
-                llm.engine.step()
-            right.append(said(request.output()))
+        alone = one_by_one(llm, asked)
+        right = [said(request.output()) for request in alone]
     with opened(model, enable_lora=False, enforce_eager=True, num_threads=1, **options) as llm:
         plain = [own if own[2] is None else None for own in asked]
         for own, expected in zip(plain, right, strict=True):
@@ -138,9 +154,7 @@ def test_what_is_said_with_adapters_has_the_same_bits_in_every_way(
     }
     with opened(model, max_loras=3, **options, **way) as llm:
         if way["speculation"]:
-            speculation = llm.built.capabilities["speculation"].speculation
-            speculation.costs = Free()
-            speculation.proposer = Scripted(HARM[rng.choice(sorted(HARM))](knowing(alone)))
+            guess_with_harm(llm, alone, rng)
         for round in range(2):  # the second finds what the first has left in the cache
             order = rng.sample(range(len(asked)), len(asked))
             made = [make(llm, *asked[i]) for i in order]

@@ -17,12 +17,20 @@ from nanoengine import LLM, LoRARequest, SamplingParams
 from nanoengine.core.config import POLICIES
 from nanoengine.lora.products import _rows_of
 from tests.kernels.marks import needs_kernels
-from tests.lora.test_adapters import GREEDY, SHARED, make, opened, own_adapters, said, tokens
+from tests.lora.test_adapters import (
+    GREEDY,
+    SHARED,
+    guess_with_harm,
+    make,
+    one_by_one,
+    opened,
+    own_adapters,
+    said,
+    tokens,
+)
 from tests.lora.written import write_adapter
 from tests.models.families import SHAPES, WITH_STATES, family_checkpoint
 from tests.parallel.groups import let_group_compute, open_group
-from tests.speculation.scripted import HARM, Scripted
-from tests.speculation.test_every_way import Free, knowing
 from tests.support import threads
 
 FEW_HEADS = {"mamba_n_heads": 4}
@@ -69,13 +77,8 @@ def test_what_ranks_say_with_adapters_has_the_bits_of_one_device(tmp_path: Path,
                 n=1, ignore_eos=True,
             )  # fmt: skip
             asked.append((prompt, params, own))
-        alone = [make(llm, *own) for own in asked]
-        right = []
-        for request in alone:
-            llm.engine.submit(request)
-            while not request.finished:
-                llm.engine.step()
-            right.append(said(request.output()))
+        alone = one_by_one(llm, asked)
+        right = [said(request.output()) for request in alone]
     way = {
         "scheduling_policy": rng.choice(POLICIES),
         "async_scheduling": rng.random() < 0.5,
@@ -90,9 +93,7 @@ def test_what_ranks_say_with_adapters_has_the_bits_of_one_device(tmp_path: Path,
         given = {"max_model_len": 256, "enable_lora": True, **options, **way}
         llm = let_group_compute(stack.enter_context(open_group(size, folder, **given)))
         if way["speculation"]:
-            speculation = llm.built.capabilities["speculation"].speculation
-            speculation.costs = Free()
-            speculation.proposer = Scripted(HARM[rng.choice(sorted(HARM))](knowing(alone)))
+            guess_with_harm(llm, alone, rng)
         for _ in range(2):  # the second finds what the first has left in the cache
             order = rng.sample(range(len(asked)), len(asked))
             made = [make(llm, *asked[i]) for i in order]

@@ -20,7 +20,7 @@ from nanoengine.core.messages import StepPlan
 from nanoengine.core.outputs import RequestOutput
 from nanoengine.errors import EngineDead, InvalidConfig, StepFailed
 from nanoengine.kv_groups.options import KVGroupsOptions
-from nanoengine.worker.process import _portable
+from nanoengine.worker.child import portable
 from nanoengine.worker.remote_runner import RemoteRunner
 from tests.models.families import family_checkpoint
 
@@ -219,5 +219,5 @@ def test_what_cannot_work_is_refused(options: dict[str, Any], message: str) -> N
 def test_errors_that_cannot_be_sent_say_what_they_said() -> None:
     error = StepFailed("it went wrong", [])
     error.outputs = lambda: None  # type: ignore[assignment]
-    assert "StepFailed: it went wrong" in str(_portable(error))
-    assert type(_portable(ValueError("plain"))) is ValueError
+    assert "StepFailed: it went wrong" in str(portable(error))
+    assert type(portable(ValueError("plain"))) is ValueError
