@@ -18,16 +18,16 @@ from nanoengine.models.model_config import ModelConfig, StateConfig
 
 @dataclass(frozen=True)
 class Place:
-    """Outputs [first, first + count) of a matrix; output i of them is `order[i]` of the checkpoint."""
+    """Outputs [first, first + count) of a matrix; output i of them is `order[i]` of the checkpoint, and so of `input_order`, if
+    inputs do not stay as they are.
+    """
 
     matrix: int  # in `Decoder.matrices`
     first: int
     count: int
     inputs: int
     order: Tensor  # [count] int64
-    input_order: Tensor | None = (
-        None  # [inputs] int64: input i is that one of the checkpoint. None: they stay as they are
-    )
+    input_order: Tensor | None = None  # [inputs] int64
 
 
 class _Rows:
