@@ -71,7 +71,7 @@ class ExpertsConfig:
     has_biases: bool = False  # of the router and of each expert's products
     are_stacked: bool = False  # in a checkpoint, one tensor has all of them, gates before ups
     are_transposed: bool = False  # and inputs before outputs
-    weighs_inputs: bool = False  # the sigmoid of its logit multiplies what goes into an expert, and nothing what comes out
+    weighs_inputs: bool = False  # the sigmoid of a logit multiplies what goes into its expert, not what comes out
     shared_size: int = 0  # of an MLP that every token goes through beside them
     shared_is_gated: bool = False  # by a number between 0 and 1
 
