@@ -193,7 +193,7 @@ def launch_attention(dtype: torch.dtype) -> None:
     for (tile, warps, stages), queries, int8 in product(CANDIDATES, (1, 8), (False, True)):
         tuning = replace(DEFAULTS, decode_tile=tile, decode_warps=warps, decode_stages=stages)
         attend(dtype, 128, 4, queries, tuning, int8=int8)
-    attend(dtype, 128, tuning=replace(DEFAULTS, dependent_launch=True))
+    attend(dtype, 128, tuning=replace(DEFAULTS, dependent_launch=1))
 
 
 def launch_states(dtype: torch.dtype) -> None:

@@ -20,18 +20,28 @@ logger = logging.getLogger("nanoengine")
 
 @dataclass(frozen=True)
 class Tuning:
-    """How kernels for 16-bit numbers are launched.
+    """How kernels are launched on one kind of GPU: sizes, and which of several ways of computing the same is used.
 
     Args:
         decode_tile: tokens of K and of V that a program of decode attention works on at once.
         decode_warps: warps of such a program.
         decode_stages: how deep its loads run ahead; 3 + 2 n holds 1 + n tiles in shared memory.
-        decode_programs_per_sm: parts of sequences that are to run side by side on a multiprocessor.
-        decode_longest_part: tokens; a longer sequence is cut even where others fill the device.
+        decode_programs_per_sm: programs of decode attention that are to run side by side on a multiprocessor.
+        decode_longest_part: tokens; a longer sequence is cut even where others fill the device. Not with `decode_equal_shares`.
+        decode_equal_shares: whether all programs of decode attention read equally many tokens, whatever sequences they are of.
+        decode_rotates: whether decode attention norms and rotates q and k, and writes K and V, itself.
         most_product_rows: up to so many rows, products are computed by our own kernel, together with the norm before them and
             the gate behind them; 0 leaves all to cuBLAS.
+        gemv_rows: up to so many rows, a product asks for its weights before it asks for anything else (`gemv.py`); at most 4.
+        gemv_bytes: weights that a program of it reads.
+        packed_gemv_rows: the same for weights of 8 and 4 bits (`packed_gemv.py`); at most 4.
+        swapped_rows: up to so many rows, products are computed with the weights as the left factor (`swap_ab.py`); at most 64.
         dependent_launch: whether a kernel of a decode step may be launched while the one before it ends (programmatic dependent
-            launch, compute capability 9.0 and later).
+            launch, compute capability 9.0 and later): see `dependent.py`. 0: no; 1: as soon as that one has begun to read what
+            it depends on; 2: behind a product, as soon as the product has started.
+        short_prompt: runs of up to so many new tokens are computed by smaller programs of prefill attention.
+        draw_ahead: whether drawing loads the next tile of logits before it looks at this one.
+        draw_in_graph: whether tokens are drawn inside the recorded step where no processor changes its logits.
     """
 
     decode_tile: int = 32
@@ -39,8 +49,17 @@ class Tuning:
     decode_stages: int = 7
     decode_programs_per_sm: int = 4
     decode_longest_part: int = 1024
+    decode_equal_shares: bool = False
+    decode_rotates: bool = False
     most_product_rows: int = 8
-    dependent_launch: bool = False
+    gemv_rows: int = 0
+    gemv_bytes: int = 1 << 14
+    packed_gemv_rows: int = 0
+    swapped_rows: int = 0
+    dependent_launch: int = 0
+    short_prompt: int = 0
+    draw_ahead: bool = False
+    draw_in_graph: bool = False
 
     def save(self, device_name: str) -> Path:
         """Keep it for all GPUs of that name; returns the file."""
@@ -53,21 +72,29 @@ class Tuning:
 
 
 DEFAULTS = Tuning()
+MEASURED = Path(__file__).parent / "measured"
+"""Choices that come with the package: a file for each kind of GPU that `benchmarks/gpu.sh choose` has run on."""
+
+
+def file_name(device_name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "-", device_name).strip("-") + ".json"
 
 
 def file_for(device_name: str) -> Path:
     """Where the choice for a kind of GPU is kept; `NANOENGINE_TUNING` names another folder."""
     named = os.environ.get("NANOENGINE_TUNING")
-    folder = Path(os.path.expanduser(named)) if named else cache_folder("tuning")
-    return folder / (re.sub(r"[^A-Za-z0-9]+", "-", device_name).strip("-") + ".json")
+    return (Path(os.path.expanduser(named)) if named else cache_folder("tuning")) / file_name(device_name)
 
 
 def load_tuning() -> Tuning:
-    """What was chosen for the current GPU; the defaults if nothing was, there is no GPU, or the file is of another version."""
+    """What was chosen for the current GPU, here or for the package; the defaults if nothing was, there is no GPU, or the file is of
+    another version.
+    """
     if not torch.cuda.is_available():
         return DEFAULTS
-    path = file_for(torch.cuda.get_device_name())
-    if not path.is_file():
+    name = torch.cuda.get_device_name()
+    path = next((own for own in (file_for(name), MEASURED / file_name(name)) if own.is_file()), None)
+    if path is None:
         return DEFAULTS
     try:
         found = json.loads(path.read_text())
@@ -79,5 +106,5 @@ def load_tuning() -> Tuning:
         logger.warning("%s holds no tuning of this version, defaults are used: %s", path, error)
         return DEFAULTS
     if torch.cuda.get_device_capability() < (9, 0):  # dependent launches came with Hopper
-        return replace(chosen, dependent_launch=False)
+        return replace(chosen, dependent_launch=0)
     return chosen

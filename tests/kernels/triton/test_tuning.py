@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from nanoengine.kernels.triton.tuning import DEFAULTS, file_for, load_tuning
+from nanoengine.kernels.triton import tuning as module
+from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning, file_for, file_name, load_tuning
 
 NAME = "NVIDIA H100 80GB HBM3"
 
@@ -18,6 +19,7 @@ NAME = "NVIDIA H100 80GB HBM3"
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NANOENGINE_TUNING", str(tmp_path))
+    monkeypatch.setattr(module, "MEASURED", tmp_path / "of the package")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: NAME)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
@@ -25,7 +27,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_what_is_saved_is_found_again() -> None:
     assert load_tuning() == DEFAULTS
-    chosen = replace(DEFAULTS, decode_tile=64, dependent_launch=True)
+    chosen = replace(DEFAULTS, decode_tile=64, dependent_launch=1)
     assert chosen.save(NAME) == file_for(NAME)
     assert load_tuning() == chosen
     replace(chosen, decode_tile=16).save("another GPU")
@@ -49,7 +51,19 @@ def test_without_a_gpu_there_are_defaults(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_an_older_gpu_has_no_dependent_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = replace(DEFAULTS, decode_tile=64, dependent_launch=True)
+    chosen = replace(DEFAULTS, decode_tile=64, dependent_launch=1)
     chosen.save(NAME)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
-    assert load_tuning() == replace(chosen, dependent_launch=False)
+    assert load_tuning() == replace(chosen, dependent_launch=0)
+
+
+def test_a_choice_comes_with_the_package_and_gives_way_to_one_made_here() -> None:
+    def save(folder: Path, tuning: Tuning) -> None:
+        folder.mkdir(exist_ok=True)
+        (folder / file_name(NAME)).write_text(json.dumps(asdict(tuning)))
+
+    theirs, ours = (replace(DEFAULTS, decode_tile=tile) for tile in (16, 64))
+    save(module.MEASURED, theirs)
+    assert load_tuning() == theirs
+    save(file_for(NAME).parent, ours)
+    assert load_tuning() == ours
