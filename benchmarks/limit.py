@@ -60,22 +60,25 @@ class ModelLimit:
         self.logits_flop = 2 * head
         self.pair_flop = 4 * model.num_layers * model.num_heads * model.head_dim
 
-    def seconds(self, work: StepWork, ceiling: Ceiling) -> float:
+    def seconds(self, work: StepWork, ceiling: Ceiling, *, in_turn: bool = False) -> float:
+        """Of one step; `in_turn`: of an engine whose products and attention never run at the same time, as kernels on one stream."""
         if not work.num_tokens:  # it only copies blocks, which an engine need not do
             return 0.0
-        num_bytes = self.weight_bytes + work.num_context * self.kv_bytes
-        flop = work.num_tokens * self.token_flop + work.num_sampled * self.logits_flop + work.num_pairs * self.pair_flop
-        return max(num_bytes / ceiling.read_bytes_s, flop / ceiling.flop_s)
+        products = work.num_tokens * self.token_flop + work.num_sampled * self.logits_flop
+        parts = [(self.weight_bytes, products), (work.num_context * self.kv_bytes, work.num_pairs * self.pair_flop)]
+        if not in_turn:
+            parts = [(sum(own[0] for own in parts), sum(own[1] for own in parts))]
+        return sum(max(num_bytes / ceiling.read_bytes_s, flop / ceiling.flop_s) for num_bytes, flop in parts)
 
-    def workload_seconds(self, workload: Workload, ceiling: Ceiling) -> float:
+    def workload_seconds(self, workload: Workload, ceiling: Ceiling, *, in_turn: bool = False) -> float:
         """The least time of a workload whose requests are all there at the start: one prefill, then as many decode steps
         as the longest output needs, each with all sequences that are not done."""
         lens = [len(prompt) for prompt in workload.prompts]
         prefill = StepWork(sum(lens), len(lens), sum(lens), sum(n * (n + 1) // 2 for n in lens))
-        total = self.seconds(prefill, ceiling)
+        total = self.seconds(prefill, ceiling, in_turn=in_turn)
         pairs = list(zip(lens, workload.output_lens, strict=True))
         for step in range(1, max(workload.output_lens)):
             pairs = [pair for pair in pairs if pair[1] > step]
             context = sum(length for length, _ in pairs) + step * len(pairs)
-            total += self.seconds(StepWork(len(pairs), len(pairs), context, context), ceiling)
+            total += self.seconds(StepWork(len(pairs), len(pairs), context, context), ceiling, in_turn=in_turn)
         return total

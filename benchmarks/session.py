@@ -163,7 +163,7 @@ def open_session(args: argparse.Namespace, report: Report, longest: int) -> Iter
         }
         _warn_of_slow_paths(session)
         if getattr(args, "vs", None):
-            kv_tokens = num_blocks * llm.config.block_size
+            kv_tokens = num_blocks * session.scheduler.blocks.block_size
             generate = Generate(find_model(model), session.dtype, session.device, kv_tokens)
             continuous = ContinuousBatching(generate.model, kv_tokens, llm.config.max_num_seqs)
             session.peers = [generate, continuous]

@@ -48,13 +48,10 @@ class LaunchTimes:
 
 def decode(bench: Bench, session: Session) -> None:
     """Steps of sequences that all decode: how long one takes; how busy the GPU is meanwhile, and with what."""
-    modes = modes_of(session.llm)
+    mode = modes_of(session.llm)[0]
     for num_seqs in dict.fromkeys((bench.args.num_seqs, 1)):
-        for mode in modes[:3]:
-            with running_in(session.llm, mode):
-                decode_steps(
-                    bench, session, num_seqs, {"work": "decode", "mode": str(mode)}, show_kernels=mode == modes[0]
-                )
+        with running_in(session.llm, mode):
+            decode_steps(bench, session, num_seqs, {"work": "decode", "mode": str(mode)}, show_kernels=True)
     if session.device.type != "cuda":
         bench.report.warn("left out: how busy the device is, and with which kernels, which only a GPU says")
 

@@ -120,33 +120,28 @@ def one_stream(bench: Bench, session: Session) -> None:
     prefill = limit.workload_seconds(Workload([[0] * prompt_len], [1]), bench.ceiling)
     context = prompt_len + output_len // 2
     step = limit.seconds(StepWork(1, 1, context, context), bench.ceiling)
-    for mode in modes_of(session.llm)[:2]:
-        case = {"work": "one stream", "mode": str(mode), "input_len": prompt_len, "output_len": output_len}
-        for repetition in range(-WARM_UPS, args.repeat):
-            work = Workload([session.tokens(prompt_len, repetition)], [output_len])
-            with running_in(session.llm, mode):
-                figures = stream_figures(session.run(work, "one stream", temperature=0.0))
-            if repetition >= 0:
-                shares = {"ttft_ms_share": 1000 * prefill / figures["ttft_ms"]}
-                if "tpot_ms" in figures:
-                    shares["tpot_ms_share"] = 1000 * step / figures["tpot_ms"]
-                bench.report.add(case, figures | shares)
+    mode = modes_of(session.llm)[0]
+    case = {"work": "one stream", "mode": str(mode), "input_len": prompt_len, "output_len": output_len}
+    for repetition in range(-WARM_UPS, args.repeat):
+        work = Workload([session.tokens(prompt_len, repetition)], [output_len])
+        with running_in(session.llm, mode):
+            figures = stream_figures(session.run(work, "one stream", temperature=0.0))
+        if repetition >= 0:
+            shares = {"ttft_ms_share": 1000 * prefill / figures["ttft_ms"]}
+            if "tpot_ms" in figures:
+                shares["tpot_ms_share"] = 1000 * step / figures["tpot_ms"]
+            bench.report.add(case, figures | shares)
 
 
 def workload(bench: Bench, session: Session) -> None:
-    """All requests at once: with two steps in flight and with one, turn by turn; then without graphs."""
+    """All requests at once."""
     work = _workload(bench, session)
     bench.report.facts |= {"prompt_tokens": sum(map(len, work.prompts)), "output_tokens": work.num_output_tokens}
-    modes = modes_of(session.llm)
-    _say_what_is_missing(bench, modes)
-    compared = modes[:2]
-    for mode in modes:
-        with running_in(session.llm, mode):
-            _warm_up(session, work)
+    mode = modes_of(session.llm)[0]
+    _say_what_is_missing(bench, [mode])
+    with running_in(session.llm, mode):
+        _warm_up(session, work)
     for _ in range(bench.args.workload_repeat):
-        seconds = [_run_workload(bench, session, work, mode) for mode in compared]
-        bench.report.add({"work": "overlap"}, {"times_as_fast": seconds[1] / seconds[0]})
-    for mode in modes[2:3]:
         _run_workload(bench, session, work, mode)
 
 
@@ -173,8 +168,10 @@ def _run_workload(bench: Bench, session: Session, work: Workload, mode: Mode) ->
 
 def _workload_figures(bench: Bench, session: Session, work: Workload, run: Run) -> Figures:
     least = session.limit.workload_seconds(work, bench.ceiling)
+    in_turn = session.limit.workload_seconds(work, bench.ceiling, in_turn=True)
     return (
         {"output_tok_s": work.num_output_tokens / run.seconds, "output_tok_s_share": least / run.seconds}
+        | {"in_turn_tok_s_share": in_turn / run.seconds}
         | latency_figures(run.requests)
         | step_figures(run.steps, session.limit, bench.ceiling)
     )

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu import targets as gpu_targets
 from benchmarks.gpu.modes import FASTEST, Mode, modes_of, running_in
 from benchmarks.gpu.parts import kept_going
-from benchmarks.gpu.targets import TARGETS, Target
+from benchmarks.gpu.table import LINES, Line
 from benchmarks.gpu.trace import Activity, Busy, busy, read_trace
 from benchmarks.report import Report
 from benchmarks.session import runner_of
@@ -19,15 +18,15 @@ from nanoengine import LLM, SamplingParams
 ROOT = Path(__file__).parent.parent.parent
 
 
-def test_the_targets_ask_for_rows_that_the_benchmarks_make() -> None:
-    """Their words are the same in both places; a misspelled one would be "not run" for ever."""
-    names = ["gpu/kernel_bench", "gpu/attention_kernels", "gpu/engine", "gpu/decode", "latency", "figures"]
+def test_the_lines_ask_for_rows_that_the_benchmarks_make() -> None:
+    """Their words are the same in both places; a misspelled one would stay empty for ever."""
+    names = ["gpu/engine", "gpu/decode", "latency", "figures"]
     sources = "".join((ROOT / "benchmarks" / f"{name}.py").read_text() for name in names)
-    for target in TARGETS:
-        values = [target.case[key] for key in ("work", "kernel") if key in target.case]
-        for word in (target.figure, *target.case, *values):
+    stages = (ROOT / "benchmarks" / "gpu.sh").read_text()
+    for line in LINES:
+        for word in (line.figure, *line.case, *line.case.values()):
             assert f'"{word}"' in sources, word
-        assert target.case.get("mode", str(FASTEST)) == str(FASTEST)
+        assert all(not stage or f"engine {stage} " in stages for stage in line.stages)
 
 
 def test_a_part_that_fails_is_reported_and_ctrl_c_is_not_swallowed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,27 +55,29 @@ def test_an_engine_runs_in_another_mode_and_back(tiny_llm: LLM) -> None:
     assert again[0].outputs[0].token_ids == tokens[0].outputs[0].token_ids
 
 
-SHARE = Target("share", {"work": "a"}, "share", 0.7, "%")
-TIME = Target("time", {"work": "a", "mode": "fast"}, "ms", 8.0, "ms", at_most=True)
+SHARE = Line("share", {"work": "a"}, "share", "%", 0.7)
+TIME = Line("time", {"work": "a", "mode": "fast"}, "ms", "ms", 8.0, True)
 
 
-def reports(share: float, ms: float) -> list[dict[str, object]]:
+def report(share: float, ms: float) -> dict[str, Any]:
     report = Report("some")
     report.add({"work": "a", "mode": "slow"}, {"ms": 1000.0})
     report.add({"work": "a", "mode": "fast"}, {"ms": ms, "share": share})
     report.add({"work": "a", "mode": "fast"}, {"ms": ms + 2, "share": share})
-    return [Report("empty").as_json(), report.as_json()]
+    return report.as_json()
 
 
 @pytest.mark.parametrize(
     ("share", "ms", "verdicts"),
-    [(0.7, 7.0, ("met", "met")), (0.699, 7.1, ("missed", "missed")), (0.71, 9, ("met", "missed"))],
+    [(0.7, 7.0, ["met", "met"]), (0.699, 7.1, ["missed", "missed"]), (0.71, 9, ["met", "missed"])],
 )
-def test_medians_are_compared_with_the_goals(share: float, ms: float, verdicts: tuple[str, str]) -> None:
-    _, *lines = gpu_targets.lines(reports(share, ms), [SHARE, TIME])
-    assert tuple(line.split()[-1] for line in lines) == verdicts
-    assert f"{100 * share:.1f} %" in lines[0]
-    assert f"{ms + 1:.4g} ms" in lines[1]
+def test_medians_are_compared_with_the_goals(share: float, ms: float, verdicts: list[str]) -> None:
+    reports = {"before": Report("empty").as_json(), "after": report(share, ms)}
+    shares, times = (line.cells(reports) for line in (SHARE, TIME))
+    assert [shares[-1], times[-1]] == verdicts
+    assert shares[1:4] == ["-", f"{100 * share:.1f} %", ">= 70.0 %"]
+    assert times[1:4] == ["-", f"{ms + 1:.4g} ms", "<= 8 ms"]
+    assert [line.cells({})[1:3] for line in LINES] == [["-", "-"]] * len(LINES)
 
 
 def test_kernels_side_by_side_count_once() -> None:

@@ -1,4 +1,4 @@
-"""gpu.sh as a whole, in miniature: what its calls leave, and how they go on where they stopped."""
+"""gpu.sh: what it runs and what is left of that, with a stand-in for Python; and the programs themselves, in miniature."""
 
 from __future__ import annotations
 
@@ -6,103 +6,130 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 import subprocess
-import sys
-import tarfile
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-
-from benchmarks.gpu.calls import MACHINE_SECONDS
-from benchmarks.gpu.plans import GPU_TESTS, SMOKE, TRITON_TESTS, stages_of
-from benchmarks.gpu.stages import DONE, GRACE, LEFT_OUT, Ledger
 
 ROOT = Path(__file__).parent.parent.parent
-MOST_FILES = 8
-MOST_SECONDS = 9.5 * 60
+SCRIPT = ROOT / "benchmarks" / "gpu.sh"
+MOST_SECONDS, MOST_FILES = 500, 8
+
+STAND_IN = r"""#!/usr/bin/env bash
+# Notes its arguments, and saves a report where --save says; $FAIL is a word of a command that fails.
+printf '%s\x1f' "$@" >>"$NOTES"
+echo >>"$NOTES"
+while (($#)); do
+    [[ ${FAIL:-} && $1 == *$FAIL* ]] && { echo "FAILED $1"; exit 3; }
+    [[ $1 == --save ]] && echo '{"rows": [{"case": {"work": "workload"}, "figures": {"output_tok_s": {"median": 5}}}]}' >"$2"
+    shift
+done
+echo "the end"
+"""
 
 
-def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "TRITON_"))}
-    command = ["bash", str(ROOT / "benchmarks" / "gpu.sh"), *arguments]
-    variables = own | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"} | environment
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=variables)
+class Script:
+    """gpu.sh with a stand-in for Python."""
+
+    def __init__(self, folder: Path):
+        self.out, self.python, self.notes = folder / "out", folder / "python", folder / "notes"
+        self.python.write_text(STAND_IN)
+        self.python.chmod(0o755)
+
+    def __call__(self, call: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        self.notes.write_text("")
+        own = {"PYTHON": str(self.python), "NOTES": str(self.notes), "MINIATURE": "1", "TMPDIR": str(self.out.parent)}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")} | own
+        command = ["bash", str(SCRIPT), call, str(self.out)]
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=environment | variables)
+
+    def commands(self) -> list[list[str]]:
+        """Of the programs that it has run, in their order."""
+        return [line.split("\x1f")[:-1] for line in self.notes.read_text().splitlines() if line.startswith("-m")]
+
+    def names(self) -> list[str]:
+        return [command[1].rpartition(".")[2] for command in self.commands()]
 
 
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="Triton is made for Linux on x86-64 alone"
-)
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    return Script(tmp_path)
 
 
-@needs_triton
-def test_a_call_and_the_same_call_again(tmp_path: Path) -> None:
-    out, kernel, brought = tmp_path / "out", tmp_path / "kernel.cubin", tmp_path / "brought.tar.gz"
-    kernel.write_bytes(b"compiled elsewhere; the interpreter compiles nothing")
-    with tarfile.open(brought, "w:gz") as archive:
-        archive.add(kernel, "key/kernel.cubin")
-    result = call("tests", str(out), "--miniature", TRITON_ARCHIVE=str(brought))
-    assert result.returncode == 0, result.stdout + result.stderr + (out / "logs.txt").read_text()[-3000:]
-    found: dict[str, Any] = json.loads((out / "figures.json").read_text())["tests"]
-    states = {name: entry["state"] for name, entry in found.items()}
-    assert states == {"triton": DONE, "memcheck": LEFT_OUT, "tune": DONE}
-    assert found["tune"]["report"]["chosen"]
-    assert result.stdout.endswith((out / "table.txt").read_text())
-    assert "goal" in result.stdout
-    files = [path for path in out.rglob("*") if path.is_file()]
-    assert len(files) <= MOST_FILES
-    assert max(len(path.relative_to(out).parts) for path in files) <= 3
-    with tarfile.open(out / "triton.tar.gz") as archive:
-        assert any(name.endswith(".cubin") for name in archive.getnames())
-    assert all(title in (out / "logs.txt").read_text() for title in ("==== tests: triton", "==== tests: tune"))
-
-    (tmp_path / "half.tar.gz").write_bytes((out / "triton.tar.gz").read_bytes()[:100])
-    again = call("tests", str(out), "--miniature", TRITON_ARCHIVE=str(tmp_path / "half.tar.gz"))
-    assert again.returncode == 0
-    assert "kernels are compiled anew" in again.stdout
-    assert again.stdout.count("done before") == 2
+CHOOSE = ["choose", "choose", "engine", "engine", "engine", "peers", "table"]
 
 
-@needs_triton
-def test_stages_of_figures_run_on_a_cpu(tmp_path: Path) -> None:
-    """In this process, which saves them their imports."""
-    stages = stages_of("figures", Ledger(tmp_path), miniature=True)
-    assert [stage.name for stage in stages] == ["warm", "smoke", "engine", "kernels"]
-    for stage in stages:
-        _, _, module, *arguments = stage.command
-        if module == "pytest":
-            assert (ROOT / arguments[-1].partition("::")[0]).exists()
-            continue
-        save = ["--save", str(tmp_path / stage.name)] if stage.saves else []
-        assert importlib.import_module(module).main([*arguments, *save]) == 0, stage.name
-        assert not stage.saves or json.loads((tmp_path / stage.name).read_text())["rows"]
+def test_a_call_and_the_same_call_again(script: Script) -> None:
+    result = script("choose")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert script.names() == CHOOSE
+    assert "after: exit 0 after 0 s: the end" in result.stdout
+    reports = dict(line.split("\t", 1) for line in (script.out / "figures.tsv").read_text().splitlines())
+    assert list(reports) == ["choose", "before", "after", "int8kv", "peers"]
+    assert all(json.loads(report)["rows"] for report in reports.values())
+    files = [path for path in script.out.rglob("*") if path.is_file()]
+    assert len(files) < MOST_FILES, "the tuning is one more"
+    assert not list(script.out.parent.glob("tmp*")), "what is left behind"
+    assert script("choose").stdout.count("done before") == len(CHOOSE) - 1
+    assert script.names() == ["table"]
 
 
-def test_what_cannot_be_run_is_refused(tmp_path: Path) -> None:
-    result = call("figures", str(tmp_path), "--miniature", "--redo", "kernel")
-    assert result.returncode == 1
-    assert "figures has no stage kernel: it has warm, smoke, engine, kernels" in result.stderr
-    assert call().returncode == 2
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU, and the script would use it for ten minutes")
-    result = call("figures", str(tmp_path / "out"))
-    assert result.returncode == 2
-    assert "no NVIDIA GPU that torch can use" in result.stderr
-    assert "torch sees no GPU" in (tmp_path / "out" / "logs.txt").read_text()
+def test_after_a_stage_that_failed_it_goes_on_there(script: Script) -> None:
+    assert script("choose", FAIL="int8").returncode == 0
+    assert script.names() == CHOOSE, "others do not hang on it"
+    assert script("choose").stdout.count("int8kv: exit 0") == 1
+    assert script.names() == ["engine", "table"]
+    (script.out / "done.txt").unlink()
+    failed = script("choose", FAIL="gpu.choose")
+    assert failed.returncode == 3
+    assert "FAILED benchmarks.gpu.choose" in failed.stdout
+    assert script.names() == ["choose", "choose"], "without a choice nothing that follows means anything"
 
 
-@pytest.mark.parametrize("name", ["figures", "tests", "again"])
-def test_every_call_ends_in_time(tmp_path: Path, name: str) -> None:
-    stages = stages_of(name, Ledger(tmp_path), miniature=False)
-    assert len({stage.name for stage in stages}) == len(stages)
-    assert all(set(stage.name) <= set("abcdefghijklmnopqrstuvwxyz_") for stage in stages)
-    assert sum(stage.seconds for stage in stages) + MACHINE_SECONDS + GRACE <= MOST_SECONDS
+def test_every_test_of_the_gpu_is_run(script: Script) -> None:
+    script("tests")
+    run = [argument for command in script.commands() for argument in command if argument.startswith("tests/")]
+    assert {path for path in run if path.startswith("tests/gpu/")} == {
+        f"tests/gpu/{path.name}" for path in (ROOT / "tests" / "gpu").glob("test_*.py")
+    }
+    assert all((ROOT / path).exists() for path in run)
 
 
-def test_every_test_of_the_gpu_is_run() -> None:
-    files = {path.stem for path in (ROOT / "tests" / "gpu").glob("test_*.py")}
-    assert files == {*SMOKE, *GPU_TESTS}
-    assert list(GPU_TESTS)[-1] == "test_memory_on_gpu"
-    assert sum(GPU_TESTS.values()) == 325
-    assert all((ROOT / path).exists() for path in TRITON_TESTS)
+def test_calls_end_in_time() -> None:
+    """Each stage at its limit; those that run side by side have one between them."""
+    text = SCRIPT.read_text()
+    for call in ("choose)", "tests)"):
+        lines = text.partition(f"\n{call}")[2].partition(";;")[0].splitlines()
+        side_by_side = [seconds_of(line) for line in lines if line.endswith("&")]
+        one_by_one = [seconds_of(line) for line in lines if not line.endswith("&")]
+        assert len(one_by_one) >= 3
+        assert max(side_by_side, default=0) + sum(one_by_one) <= MOST_SECONDS
+
+
+def seconds_of(line: str) -> int:
+    found = re.search(r"(?:stage|tests|engine) [\w\"$]+ (?:\"\S+\" )?(\d+)", line)
+    return int(found[1]) if found else 0
+
+
+def test_what_cannot_be_run_is_refused(script: Script) -> None:
+    assert subprocess.run(["bash", str(SCRIPT)], capture_output=True, check=False).returncode == 1
+    assert script("figures").returncode == 2
+    refused = script("tests", MINIATURE="", FAIL="cuda")
+    assert refused.returncode == 2
+    assert "torch sees no NVIDIA GPU" in refused.stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is made for Linux on x86-64 alone")
+@pytest.mark.parametrize("stage", ["choose", "after", "int8kv", "peers"])
+def test_programs_run_on_a_cpu(script: Script, tmp_path: Path, stage: str) -> None:
+    """As the script would start them, in this process, which saves them their imports."""
+    script("choose")
+    (command,) = (own for own in script.commands() if any(argument.endswith(f"/{stage}.json") for argument in own))
+    arguments = [str(tmp_path / "report") if own.endswith(".json") else own for own in command[2:]]
+    assert importlib.import_module(command[1]).main(arguments) == 0
+    report = json.loads((tmp_path / "report").read_text())
+    assert report["rows"]
+    if stage == "choose":
+        (tuning,) = (script.out / "tuning").iterdir()
+        assert json.loads(tuning.read_text()) == report["chosen"]

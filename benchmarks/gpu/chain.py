@@ -1,0 +1,184 @@
+"""Chain: the layers and the head of a model, one decode step in one CUDA graph, as an engine records it.
+
+Kernels are timed in it because it has what one kernel, fifty times in a row, has not: their edges, where a kernel may start while
+the one before it ends, and weights that are in no cache. Weights and K/V are random, made on the device from a seed.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from benchmarks.random_weights import SHAPES
+from nanoengine.attention.triton import TritonAttention
+from nanoengine.core.attention import AttentionMetadata
+from nanoengine.kernels.interface import QuantizedSlot
+from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning
+from nanoengine.kernels.triton_kernels import TritonKernels
+from nanoengine.models.architectures import read_model_config
+from nanoengine.models.decoder import build_model
+from nanoengine.models.loader import Quantizer
+
+BLOCK_SIZE = 16
+WARM_UPS = 3
+
+
+@dataclass
+class Inputs:
+    """A step of decodes: one new token for each sequence. All tensors are on the device."""
+
+    input_ids: Tensor  # [num_seqs] int64, as positions and slots
+    positions: Tensor
+    slots: Tensor
+    seq_lens: Tensor  # [num_seqs] int32: with the new token
+    starts: Tensor  # [num_seqs + 1] int32: each sequence's first new token
+    tables: Tensor  # [num_seqs, width] int32
+
+    def copy_(self, other: Inputs) -> None:
+        for name, tensor in vars(self).items():
+            tensor.copy_(getattr(other, name))
+
+    def clone(self) -> Inputs:
+        return Inputs(**{name: tensor.clone() for name, tensor in vars(self).items()})
+
+    def turned(self) -> Inputs:
+        """The same sequences in the opposite order, with other tokens: no number of one step is right in the other. Both write to
+        the same slots, and neither reads what the other has written.
+        """
+        flipped = {name: tensor.flip(0) for name, tensor in vars(self).items()}
+        return Inputs(**flipped | {"input_ids": self.input_ids.flip(0) ^ 1, "starts": self.starts.clone()})
+
+
+class Chain:
+    """A model and a pool of K/V.
+
+    Args:
+        shape: a key of SHAPES.
+        num_tokens: of K/V, for all sequences of a step.
+        num_layers: of the model, if fewer than the shape has.
+        quantize: makes the weights that layers get; none: they stay numbers.
+    """
+
+    def __init__(
+        self,
+        shape: str,
+        device: torch.device,
+        dtype: torch.dtype,
+        num_tokens: int,
+        num_layers: int | None = None,
+        quantize: Quantizer | None = None,
+    ):
+        facts = SHAPES[shape] | {"dtype": str(dtype).removeprefix("torch.")}
+        if num_layers is not None:
+            facts["num_hidden_layers"] = num_layers
+        self.config, self.device, self.dtype = read_model_config(facts), device, dtype
+        self.random = torch.Generator(device).manual_seed(0)
+        self.kernels, self.backend = TritonKernels(DEFAULTS), TritonAttention(BLOCK_SIZE, DEFAULTS)
+        self.model = build_model(self.config, self.kernels, self.backend, dtype, device)
+        for slot in self.model.checkpoint_tensors().values():
+            values = 1 + self.normal(*slot.shape) / 8 if len(slot.shape) == 1 else self.normal(*slot.shape) / 32
+            if quantize is not None and isinstance(slot, QuantizedSlot) and len(slot.shape) == 2:
+                slot.copy_quantized(quantize(values))
+            else:
+                slot.copy_(values)
+        self.num_blocks, self.max_len = -(-num_tokens // BLOCK_SIZE), self.config.max_position_embeddings
+        self.model.prepare(self.max_len)
+        shape_of_kv = self.backend.kv_shape(self.num_blocks, self.config.num_kv_heads, self.config.head_dim)
+        self.kv = [(self.normal(*shape_of_kv), self.normal(*shape_of_kv)) for _ in range(self.config.num_layers)]
+
+    def normal(self, *shape: int) -> Tensor:
+        """The same numbers in every dtype: they are rounded to bfloat16 first."""
+        numbers = torch.empty(shape, dtype=torch.bfloat16, device=self.device).normal_(generator=self.random)
+        return numbers.to(self.dtype)
+
+    def tune(self, tuning: Tuning) -> None:
+        self.kernels.tuning = self.backend.tuning = tuning
+
+    def inputs(self, lens: Sequence[int]) -> Inputs:
+        """A step of sequences of these lengths, whose blocks lie anywhere in the pool."""
+        random = torch.Generator().manual_seed(0)
+        counts = [-(-n // BLOCK_SIZE) for n in lens]
+        blocks = torch.randperm(self.num_blocks, generator=random)[: sum(counts)].to(torch.int32)
+        tables = torch.zeros(len(lens), self.max_len // BLOCK_SIZE, dtype=torch.int32)
+        for table, count, own in zip(tables, counts, blocks.split(counts), strict=True):
+            table[:count] = own
+        positions = torch.tensor(lens) - 1
+        last = tables.gather(1, (positions // BLOCK_SIZE)[:, None])[:, 0].long()
+        ids = torch.randint(self.config.vocab_size, (len(lens),), generator=random)
+        starts = torch.arange(len(lens) + 1, dtype=torch.int32)
+        slots = last * BLOCK_SIZE + positions % BLOCK_SIZE
+        step = ids, positions, slots, positions.to(torch.int32) + 1, starts, tables
+        return Inputs(*(tensor.to(self.device) for tensor in step))
+
+    def run(self, step: Inputs) -> Tensor:
+        """The logits of a step, and its K and V in the pool."""
+        num_seqs = len(step.seq_lens)
+        metadata = AttentionMetadata(
+            kv_cache=self.kv,
+            slot_mapping=step.slots,
+            num_decodes=num_seqs,
+            query_start_loc=step.starts,
+            seq_lens=step.seq_lens,
+            block_tables=step.tables,
+            query_lens_list=[1] * num_seqs,
+            seq_lens_list=[self.max_len] * num_seqs,  # a bound, as a recorded step has it
+        )
+        hidden = self.model.forward(step.input_ids, step.positions, [metadata] * len(self.kv))
+        return self.model.compute_logits(hidden)
+
+    @torch.inference_mode()
+    def record(self, step: Inputs) -> Callable[[], Tensor]:
+        """What runs the step again, on whatever stands in the same tensors: a CUDA graph where there is a GPU."""
+        return record(self.device, partial(self.run, step))
+
+    def written(self, step: Inputs) -> Tensor:
+        """K and V that a step has written: [layers, 2, num_seqs, heads, head_dim] of the first and the last layer."""
+        block, place = step.slots // BLOCK_SIZE, step.slots % BLOCK_SIZE
+        return torch.stack([torch.stack([cache[block, :, place] for cache in self.kv[i]]) for i in (0, -1)])
+
+
+def record(device: torch.device, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """Work as a CUDA graph, which returns the same tensor each time; itself, where there is no GPU."""
+    if device.type != "cuda":
+        return work
+    side = torch.cuda.Stream(device)
+    with torch.cuda.stream(side):
+        work()  # compiles kernels, which a capture must not
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        result = work()
+
+    def replay() -> Tensor:
+        graph.replay()
+        return result
+
+    return replay
+
+
+@torch.inference_mode()
+def seconds(device: torch.device, work: Callable[[], object], repeats: int) -> float:
+    """Median of single runs; on a GPU by events."""
+    for _ in range(WARM_UPS if repeats > 1 else 1):
+        work()
+    if device.type != "cuda":
+        return statistics.median(_on_host(work) for _ in range(repeats))
+    pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
+    for start, end in pairs:
+        start.record()
+        work()
+        end.record()
+    torch.cuda.synchronize()
+    return statistics.median(start.elapsed_time(end) for start, end in pairs) / 1000
+
+
+def _on_host(work: Callable[[], object]) -> float:
+    start = perf_counter()
+    work()
+    return perf_counter() - start

@@ -1,0 +1,302 @@
+"""Check, measure and choose the variants of the CUDA path for the GPU that is there.
+
+    python -m benchmarks.gpu.choose --save choose.json --tuning FOLDER
+
+From the default tuning on, one field after the other gets its other values, and the fastest is kept (coordinate descent), if all
+it computes is right: logits as near to the default's as rounding leaves them, and in the end the same bits in 200 replays, even
+where every kernel is late. `--warm I N` compiles the I-th part of N of all variants.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.alone import draws, prompts, quantized
+from benchmarks.gpu.chain import BLOCK_SIZE, Chain, Inputs, seconds
+from benchmarks.gpu.clock import Clock, device_facts, measure_rates
+from benchmarks.gpu.kernel_bench import lens_of_workload
+from benchmarks.gpu.parts import kept_going
+from benchmarks.limit import Ceiling, ModelLimit, StepWork
+from benchmarks.options import positive_int
+from benchmarks.random_weights import SHAPES
+from benchmarks.report import Report
+from nanoengine.kernels.triton.dependent import LATE
+from nanoengine.kernels.triton.paged_decode import CANDIDATES
+from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning, file_name
+
+FEW = (1, 4)
+SIZES = (1, 4, 16, 64, 131, 256)
+"""Sequences of a step: one of 1,088 tokens, several as the workload of 256 requests has them when so many are left."""
+LONG = "long"
+"""One sequence of 10,000 tokens among 255 of 600."""
+
+MOVES: tuple[tuple[dict[str, Any], tuple[int | str, ...]], ...] = (
+    ({"gemv_rows": 4}, FEW),
+    ({"gemv_bytes": 1 << 13}, FEW),
+    ({"gemv_bytes": 1 << 15}, FEW),
+    ({"swapped_rows": 16}, (16,)),
+    ({"swapped_rows": 64}, (16, 64)),
+    ({"decode_equal_shares": True}, (*SIZES, LONG)),
+    ({"dependent_launch": 1}, (*SIZES, LONG)),
+    ({"dependent_launch": 2}, (*SIZES, LONG)),
+    ({"decode_rotates": True}, (*SIZES, LONG)),
+    *(
+        (dict(zip(("decode_tile", "decode_warps", "decode_stages"), shape, strict=True)), (*SIZES, LONG))
+        for shape in CANDIDATES
+    ),
+    ({"decode_programs_per_sm": 3}, (*SIZES, LONG)),
+    ({"decode_programs_per_sm": 5}, (*SIZES, LONG)),
+    ({"decode_programs_per_sm": 8}, (*SIZES, LONG)),
+)
+"""What is tried, in this order, and in which steps it can make a difference."""
+
+GAIN = 0.01
+"""A move is kept if the steps that it concerns take so much less time, in their geometric mean."""
+LOSS = 0.03
+"""And if none of them takes so much more."""
+
+REPLAYS = 200
+ROUNDING = 2.0
+"""A variant may be so many times as far from the default as that is from float32."""
+
+
+@dataclass
+class Case:
+    """One size of step: two steps with the same shapes, which take turns, so that nothing that is left from one is right for the
+    other; and the default's logits of both."""
+
+    steps: tuple[Inputs, Inputs]
+    logits: tuple[Tensor, Tensor]
+    least: float  # seconds: of reading weights and K/V once
+
+
+class Chooser:
+    """Times and compares tunings on one chain."""
+
+    def __init__(self, args: argparse.Namespace, report: Report, chain: Chain, ceiling: Ceiling):
+        self.args, self.report, self.chain = args, report, chain
+        limit = ModelLimit(chain.config, chain.dtype.itemsize)
+        self.cases: dict[int | str, Case] = {}
+        chain.tune(DEFAULTS)
+        for size in args.sizes:
+            lens = lens_of(size, args.scale)
+            steps = chain.inputs(lens), chain.inputs(lens).turned()
+            with torch.inference_mode():
+                logits = chain.run(steps[0]).clone(), chain.run(steps[1]).clone()
+            least = limit.seconds(StepWork(len(lens), len(lens), sum(lens), sum(lens)), ceiling)
+            self.cases[size] = Case(steps, logits, least)
+        self.times: dict[tuple[Tuning, int | str], float] = {}
+        self.rounding = self._rounding()
+
+    def _rounding(self) -> float:
+        """How far the default's logits are from those of float32: the root of the mean square, in standard deviations."""
+        size = self.args.sizes[0]
+        lens = lens_of(size, self.args.scale)
+        exact = Chain(self.args.shape, self.chain.device, torch.float32, sum(lens) + BLOCK_SIZE * len(lens))
+        same = Chain(self.args.shape, self.chain.device, self.chain.dtype, sum(lens) + BLOCK_SIZE * len(lens))
+        with torch.inference_mode():
+            found = distance(same.run(same.inputs(lens)), exact.run(exact.inputs(lens)))
+        self.report.add({"work": "rounding"}, {"distance": found})
+        assert found < 0.1, f"the default's logits are {found:.3g} standard deviations from those of float32"
+        return found
+
+    def seconds(self, tuning: Tuning, size: int | str) -> float:
+        """Of one step; infinity if it is wrong, or does not run here."""
+        if (tuning, size) not in self.times:
+            try:
+                self.times[tuning, size] = self._measure(tuning, size)
+            except (
+                Exception
+            ) as error:  # more shared memory than there is, say: Triton and torch have no error in common
+                self._say(f"left out: {changed(tuning)} at {size}: {type(error).__name__}: {str(error)[:200]}")
+                self.times[tuning, size] = math.inf
+        return self.times[tuning, size]
+
+    @torch.inference_mode()
+    def _measure(self, tuning: Tuning, size: int | str) -> float:
+        case = self.cases[size]
+        self.chain.tune(tuning)
+        place = case.steps[0].clone()
+        work = self.chain.record(place)
+        for step, expected in zip(case.steps, case.logits, strict=True):
+            place.copy_(step)
+            error = distance(work(), expected)
+            if not error <= max(ROUNDING * self.rounding, 1e-4):
+                self._say(f"wrong: {changed(tuning)} at {size}: {error:.3g} standard deviations from the default")
+                return math.inf
+        found = seconds(self.chain.device, work, self.args.repeat)
+        self.report.add(
+            {"work": "chain", "sequences": size, "tuning": changed(tuning)},
+            {"us": 1e6 * found, "limit_share": case.least / found},
+        )
+        return found
+
+    def is_better(self, new: Tuning, old: Tuning, sizes: Sequence[int | str]) -> bool:
+        ratios = [self.seconds(new, size) / self.seconds(old, size) for size in sizes]
+        return math.prod(ratios) ** (1 / len(ratios)) < 1 - GAIN and max(ratios) < 1 + LOSS
+
+    def descend(self) -> Tuning:
+        best = DEFAULTS
+        for fields, sizes in self.args.moves:
+            new, concerned = replace(best, **fields), [size for size in sizes if size in self.cases]
+            if new != best and concerned and self.is_better(new, best, concerned):
+                best = new
+                print("kept:", changed(best), flush=True)
+        return best
+
+    @torch.inference_mode()
+    def races(self, tuning: Tuning) -> int:
+        """Replays whose logits or K/V are not those of the same kernels one after the other, of steps that take turns."""
+        wrong = 0
+        for size, case in self.cases.items():
+            self.chain.tune(replace(tuning, dependent_launch=0))
+            place = case.steps[0].clone()
+            work = self.chain.record(place)
+            expected = []
+            for step in case.steps:
+                place.copy_(step)
+                expected.append((work().clone(), self.chain.written(step)))
+            for late in (0, LATE):
+                self.chain.tune(replace(tuning, dependent_launch=tuning.dependent_launch + late))
+                work = self.chain.record(place)
+                for replay in range(self.args.replays if not late else self.args.replays // 10):
+                    step, (logits, written) = case.steps[replay % 2], expected[replay % 2]
+                    place.copy_(step)
+                    same = torch.equal(work(), logits) and torch.equal(self.chain.written(step), written)
+                    wrong += not same
+            self.report.add({"work": "races", "sequences": size, "tuning": changed(tuning)}, {"wrong": float(wrong)})
+        return wrong
+
+    def _say(self, text: str) -> None:
+        print(text, flush=True)
+        self.report.warn(text)
+
+
+def lens_of(size: int | str, scale: int) -> list[int]:
+    if size == LONG:
+        return [max(2, 600 // scale)] * 255 + [max(2, 10_000 // scale)]
+    return [max(2, 1088 // scale)] if size == 1 else [max(2, n) for n in lens_of_workload(int(size), scale)]
+
+
+def tokens_of(sizes: Sequence[int | str], scale: int) -> int:
+    """Of K/V, so that any of these steps has room."""
+    return max(sum(lens) + BLOCK_SIZE * len(lens) for lens in (lens_of(size, scale) for size in sizes))
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    """Root of the mean square of the difference, in standard deviations; infinity where something is not finite."""
+    difference = ((found - expected).square().mean().sqrt() / expected.std()).item()
+    return difference if math.isfinite(difference) else math.inf
+
+
+def changed(tuning: Tuning) -> str:
+    """In what it is not the default."""
+    own = {name: value for name, value in asdict(tuning).items() if value != getattr(DEFAULTS, name)}
+    return ", ".join(f"{name} {value}" for name, value in own.items()) or "default"
+
+
+def variants(moves: Any) -> Iterator[tuple[Tuning, Any]]:
+    """Those that the descent meets if every move is kept."""
+    tuning = DEFAULTS
+    yield tuning, SIZES
+    for fields, sizes in moves:
+        tuning = replace(tuning, **fields)
+        yield tuning, sizes
+
+
+@torch.inference_mode()
+def warm(args: argparse.Namespace, device: torch.device) -> None:
+    """Launch a part of all variants once, in a model of two layers."""
+    work = [(tuning, size) for tuning, sizes in variants(args.moves) for size in sizes if size in args.sizes]
+    mine, of = args.warm
+    chain = Chain(args.shape, device, getattr(torch, args.dtype), tokens_of(args.sizes, args.scale), num_layers=2)
+    for tuning, size in work[mine::of]:
+        try:
+            chain.tune(tuning)
+            chain.run(chain.inputs(lens_of(size, args.scale)))
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+        except Exception as error:  # it will be said once, where it is measured
+            print(changed(tuning), size, type(error).__name__, str(error)[:300])
+
+
+def main(arguments: Sequence[str]) -> int:
+    args = _parser().parse_args(arguments)
+    device = torch.device(args.device)
+    torch.manual_seed(0)
+    args.moves = MOVES
+    if device.type != "cuda":  # the interpreter launches nothing early
+        args.moves = [move for move in MOVES if "dependent_launch" not in move[0]][: args.most_moves]
+    if args.warm:
+        warm(args, device)
+        return 0
+    report = Report("gpu_choose", device_facts(device))
+    clock = Clock(device, repeats=5)
+    rates = measure_rates(clock, getattr(torch, args.dtype))
+    del clock
+    report.add({"work": "(device)"}, rates.figures)
+    best = DEFAULTS
+    chain = Chain(args.shape, device, getattr(torch, args.dtype), tokens_of(args.sizes, args.scale))
+    with kept_going(report, "variants"):
+        chooser = Chooser(args, report, chain, rates.ceiling)
+        best = chooser.descend()
+        while wrong := chooser.races(best):
+            report.warn(f"{changed(best)}: {wrong} replays differ")
+            if not best.dependent_launch:
+                raise AssertionError("replays differ without dependent launches, too")
+            best = replace(best, dependent_launch=best.dependent_launch - 1)
+        for size in args.sizes:
+            pair = [chooser.seconds(tuning, size) for tuning in (DEFAULTS, best)]
+            report.add({"work": "step", "sequences": size}, {"before_us": 1e6 * pair[0], "after_us": 1e6 * pair[1]})
+    with kept_going(report, "prompts"):
+        best = prompts(chain, report, best, args.prompts, args.repeat)
+    with kept_going(report, "drawing"):
+        draws(chain, report, args.draws, args.repeat)
+    with kept_going(report, "quantized"):
+        best = quantized(device, args.quantized_shape, getattr(torch, args.dtype), report, best, args)
+    report.facts["chosen"] = asdict(best)
+    name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+    args.tuning.mkdir(parents=True, exist_ok=True)
+    (args.tuning / file_name(name)).write_text(json.dumps(asdict(best), indent=1) + "\n")
+    report.save(args.save)
+    report.show()
+    return 1 if "failed" in report.facts else 0
+
+
+def _size(text: str) -> int | str:
+    return LONG if text == LONG else positive_int(text)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("gpu_choose", description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
+    parser.add_argument("--shape", default="qwen3-0.6b", choices=SHAPES, help="of the model (default: %(default)s)")
+    parser.add_argument("--quantized-shape", default="qwen3-4b", choices=SHAPES, help="(default: %(default)s)")
+    parser.add_argument("--sizes", type=_size, nargs="+", default=[*SIZES, LONG], help="sequences of a step")
+    parser.add_argument("--scale", type=positive_int, default=1, help="divides the lengths of sequences (default: 1)")
+    parser.add_argument("--repeat", type=positive_int, default=20, help="replays that are timed (default: 20)")
+    parser.add_argument("--replays", type=positive_int, default=REPLAYS, help="that must agree to the bit")
+    parser.add_argument("--prompts", type=positive_int, nargs="*", default=[128, 256, 512, 1024, 2048, 4096, 16384])
+    parser.add_argument("--draws", type=positive_int, nargs="*", default=[1, 256], help="rows of logits")
+    parser.add_argument("--most-moves", type=positive_int, help="on a CPU, the first of them (default: all)")
+    parser.add_argument(
+        "--warm", type=int, nargs=2, metavar=("I", "N"), help="only compile part I of N of all variants"
+    )
+    parser.add_argument("--tuning", type=Path, default=Path("tuning"), help="folder of what is chosen")
+    parser.add_argument("--save", type=Path, default=Path("choose.json"), help="write the JSON here")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
