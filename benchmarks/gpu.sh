@@ -49,7 +49,7 @@ peers=()
 model=(--model "$work/model" --option tokenizer=demo --option max_model_len=4096)
 processes=14
 if [[ ${MINIATURE:-} ]]; then # the interpreter is slow: everything once, as small as it can be
-    choose+=(--device cpu --dtype float32 --shape tiny --quantized-shape tiny --sizes 1 --scale 200 --repeat 1 --replays 2 --most-moves 1
+    choose+=(--device cpu --dtype float32 --shape tiny --quantized-shape tiny --sizes 1 3 --scale 30 --repeat 1 --replays 2 --most-moves 1
         --prompts 9 --draws 1)
     model=(--device cpu --dtype float32 --model demo --option num_kv_blocks=60 --stream-len 8 3 --repeat 1 --num-seqs 2
         --input-len 3 9 --output-len 2 4 --decode-len 4 --decode-steps 2)
@@ -66,21 +66,24 @@ fi
 case $call in
 choose)
     if [[ ! ${MINIATURE:-} ]]; then "$python" -m benchmarks.random_weights qwen3-0.6b "$work/model" 2>"$work/model.log" & fi
-    stage warm 60 bash -c 'for ((i = 0; i < $1; i++)); do "${@:2}" --warm $i $1 & done; wait' warm "$processes" "$python" "${choose[@]}"
+    stage warm 50 bash -c 'for ((i = 0; i < $1; i++)); do "${@:2}" --warm $i $1 & done; wait' warm "$processes" "$python" "${choose[@]}"
     wait
-    stage choose 200 "$python" "${choose[@]}" || exit # nothing that follows would mean anything
+    stage choose 180 "$python" "${choose[@]}" || exit # nothing that follows would mean anything
     NANOENGINE_TUNING=$work/default "$python" -c "$keep_defaults"
     engine before "$work/default" 45 "one stream" workload
-    engine after "$out/tuning" 75 "equal tokens" "one stream" workload decode start-up
+    engine after "$out/tuning" 70 "equal tokens" "one stream" workload decode start-up
+    mkdir -p "$work/drawn"
+    for file in "$out"/tuning/*.json; do sed 's/"draw_in_graph": false/"draw_in_graph": true/' "$file" >"$work/drawn/$(basename "$file")"; done
+    engine drawn "$work/drawn" 45 "one stream" workload
     engine int8kv "$out/tuning" 40 workload --option kv_cache_dtype=int8
     stage peers 60 "$python" -m benchmarks.gpu.peers "${peers[@]}" --save "$work/peers.json"
     "$python" -m benchmarks.gpu.table "$out/figures.tsv" | tee -a "$out/table.txt"
     ;;
 tests) # side by side but for those that measure the card's memory; each file in a process of its own, which an illegal access would poison
-    for name in hybrids engine graphs waiting two_engines precision features quantization demo; do
-        tests "$name" 150 "tests/gpu/test_${name}_on_gpu.py" -k "not states_are_counted" &
+    for file in tests/gpu/test_*.py; do
+        name=$(basename "$file" .py)
+        if [[ $name != test_memory_on_gpu ]]; then tests "$name" 150 "$file" -k "not states_are_counted" & fi
     done
-    tests sizes 150 tests/gpu/test_attention_at_full_size.py tests/gpu/test_sampling_at_full_size.py &
     tests triton 150 -n 6 --dist worksteal tests/kernels/triton tests/kernels/test_contract.py &
     wait
     tests memory 90 tests/gpu/test_memory_on_gpu.py

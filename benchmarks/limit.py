@@ -61,7 +61,7 @@ class ModelLimit:
         self.pair_flop = 4 * model.num_layers * model.num_heads * model.head_dim
 
     def seconds(self, work: StepWork, ceiling: Ceiling, *, in_turn: bool = False) -> float:
-        """Of one step; `in_turn`: of an engine whose products and attention never run at the same time, as kernels on one stream."""
+        """Of one step; `in_turn`: of an engine whose products and attention never run at the same time: kernels on one stream."""
         if not work.num_tokens:  # it only copies blocks, which an engine need not do
             return 0.0
         products = work.num_tokens * self.token_flop + work.num_sampled * self.logits_flop

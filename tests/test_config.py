@@ -36,7 +36,7 @@ LIMITS = {
 
 def test_the_defaults_are_valid() -> None:
     config = read_config("demo", {})
-    assert config == read_config("demo", {"block_size": 16})
+    assert config == read_config("demo", {"max_num_seqs": 256})
     assert value_of(config, "speculation") is None, "an engine guesses nothing unless it is told to"
 
 
@@ -87,7 +87,7 @@ def test_counts_must_be_positive_integers(name: str, value: object) -> None:
         read_config("demo", {name: value})
 
 
-@pytest.mark.parametrize("name", ["max_num_seqs", "max_num_batched_tokens", "block_size", "seed", "num_drafts"])
+@pytest.mark.parametrize("name", ["max_num_seqs", "max_num_batched_tokens", "seed", "num_drafts"])
 def test_counts_without_a_default_meaning_may_not_be_none(name: str) -> None:
     with pytest.raises(InvalidConfig, match=name):
         read_config("demo", {name: None})
@@ -154,7 +154,7 @@ KEPT: dict[str, list[Any]] = {
     "device": ["cuda:1"],
     "gpu_memory_utilization": [1, 0.01],
     "max_model_len": [None, 4096],
-    "block_size": [256],
+    "block_size": [None, 256],
     "seed": [-3, 2**64 - 1, -(2**63)],
     "speculation": [None, "ngram", "suffix", "model:some/folder"],
     "num_drafts": [1],

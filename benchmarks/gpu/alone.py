@@ -75,8 +75,9 @@ def _add(
 
 
 @torch.inference_mode()
-def draws(chain: Chain, report: Report, rows: Sequence[int], repeat: int) -> None:
-    """Drawing a token for each row: greedy, at random, and from what filters leave."""
+def draws(chain: Chain, report: Report, tuning: Tuning, rows: Sequence[int], repeat: int) -> Tuning:
+    """Drawing a token for each row: greedy, at random, and from what filters leave. There is nothing to choose."""
+    chain.tune(tuning)
     device, vocab = chain.device, chain.config.vocab_size
     for count in rows:
         logits = torch.randn(count, vocab, device=device, dtype=torch.float32, generator=chain.random) * 3
@@ -88,12 +89,14 @@ def draws(chain: Chain, report: Report, rows: Sequence[int], repeat: int) -> Non
         }.items():
             ones = torch.ones(count + 1, dtype=torch.float32, device=device)
             seeds = torch.arange(count + 1, dtype=torch.int64, device=device)
-            table = SamplingTable(ones * temperature, ones.int() * top_k, ones * top_p, ones * 0, seeds)
+            filtering = set(range(count)) if top_k else set()
+            table = SamplingTable(ones * temperature, ones.int() * top_k, ones * top_p, ones * 0, seeds, filtering)
             work = partial(chain.kernels.choose_tokens, logits, table, entries, entries)
             found = seconds(device, record(device, work), repeat)
             report.add(
                 {"work": "drawing", "rows": count, "how": how}, {"us": 1e6 * found, "gb_s": logits.nbytes / found / 1e9}
             )
+    return tuning
 
 
 @torch.inference_mode()

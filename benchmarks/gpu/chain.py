@@ -26,6 +26,8 @@ from nanoengine.models.decoder import build_model
 from nanoengine.models.loader import Quantizer
 
 BLOCK_SIZE = 16
+MOST_SEQS = 256
+"""As many blocks of the pool hold new tokens."""
 WARM_UPS = 3
 
 
@@ -87,7 +89,8 @@ class Chain:
                 slot.copy_quantized(quantize(values))
             else:
                 slot.copy_(values)
-        self.num_blocks, self.max_len = -(-num_tokens // BLOCK_SIZE), self.config.max_position_embeddings
+        self.num_blocks = MOST_SEQS + -(-num_tokens // BLOCK_SIZE)
+        self.max_len = self.config.max_position_embeddings
         self.model.prepare(self.max_len)
         shape_of_kv = self.backend.kv_shape(self.num_blocks, self.config.num_kv_heads, self.config.head_dim)
         self.kv = [(self.normal(*shape_of_kv), self.normal(*shape_of_kv)) for _ in range(self.config.num_layers)]
@@ -101,14 +104,17 @@ class Chain:
         self.kernels.tuning = self.backend.tuning = tuning
 
     def inputs(self, lens: Sequence[int]) -> Inputs:
-        """A step of sequences of these lengths, whose blocks lie anywhere in the pool."""
+        """A step of sequences of about these lengths, whose blocks lie anywhere in the pool.
+
+        The new token of each is the first of a block that holds new tokens alone: no step reads what another one has written.
+        """
         random = torch.Generator().manual_seed(0)
-        counts = [-(-n // BLOCK_SIZE) for n in lens]
-        blocks = torch.randperm(self.num_blocks, generator=random)[: sum(counts)].to(torch.int32)
+        counts = [n // BLOCK_SIZE for n in lens]
+        blocks = MOST_SEQS + torch.randperm(self.num_blocks - MOST_SEQS, generator=random)[: sum(counts)]
         tables = torch.zeros(len(lens), self.max_len // BLOCK_SIZE, dtype=torch.int32)
-        for table, count, own in zip(tables, counts, blocks.split(counts), strict=True):
-            table[:count] = own
-        positions = torch.tensor(lens) - 1
+        for i, (count, own) in enumerate(zip(counts, blocks.split(counts), strict=True)):
+            tables[i, :count], tables[i, count] = own, i
+        positions = torch.tensor(counts) * BLOCK_SIZE
         last = tables.gather(1, (positions // BLOCK_SIZE)[:, None])[:, 0].long()
         ids = torch.randint(self.config.vocab_size, (len(lens),), generator=random)
         starts = torch.arange(len(lens) + 1, dtype=torch.int32)

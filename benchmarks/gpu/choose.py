@@ -13,7 +13,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.alone import draws, prompts, quantized
-from benchmarks.gpu.chain import BLOCK_SIZE, Chain, Inputs, seconds
+from benchmarks.gpu.chain import Chain, Inputs, seconds
 from benchmarks.gpu.clock import Clock, device_facts, measure_rates
 from benchmarks.gpu.kernel_bench import lens_of_workload
 from benchmarks.gpu.parts import kept_going
@@ -31,7 +31,6 @@ from benchmarks.options import positive_int
 from benchmarks.random_weights import SHAPES
 from benchmarks.report import Report
 from nanoengine.kernels.triton.dependent import LATE
-from nanoengine.kernels.triton.paged_decode import CANDIDATES
 from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning, file_name
 
 FEW = (1, 4)
@@ -40,23 +39,21 @@ SIZES = (1, 4, 16, 64, 131, 256)
 LONG = "long"
 """One sequence of 10,000 tokens among 255 of 600."""
 
+ALL = (*SIZES, LONG)
+SHAPE = "decode_tile", "decode_warps", "decode_stages", "decode_programs_per_sm"
 MOVES: tuple[tuple[dict[str, Any], tuple[int | str, ...]], ...] = (
+    ({"gemv_rows": 1}, FEW),
     ({"gemv_rows": 4}, FEW),
-    ({"gemv_bytes": 1 << 13}, FEW),
-    ({"gemv_bytes": 1 << 15}, FEW),
+    ({"dependent_launch": 1}, ALL),
+    ({"dependent_launch": 2}, ALL),
     ({"swapped_rows": 16}, (16,)),
     ({"swapped_rows": 64}, (16, 64)),
-    ({"decode_equal_shares": True}, (*SIZES, LONG)),
-    ({"dependent_launch": 1}, (*SIZES, LONG)),
-    ({"dependent_launch": 2}, (*SIZES, LONG)),
-    ({"decode_rotates": True}, (*SIZES, LONG)),
-    *(
-        (dict(zip(("decode_tile", "decode_warps", "decode_stages"), shape, strict=True)), (*SIZES, LONG))
-        for shape in CANDIDATES
-    ),
-    ({"decode_programs_per_sm": 3}, (*SIZES, LONG)),
-    ({"decode_programs_per_sm": 5}, (*SIZES, LONG)),
-    ({"decode_programs_per_sm": 8}, (*SIZES, LONG)),
+    ({"decode_equal_shares": True}, ALL),
+    ({"decode_rotates": True}, ALL),
+    ({"decode_programs_per_sm": 3}, ALL),
+    *((dict(zip(SHAPE, own, strict=True)), ALL) for own in ((32, 4, 5, 5), (16, 2, 7, 7), (64, 4, 5, 3))),
+    ({"gemv_bytes": 1 << 13}, FEW),
+    ({"gemv_bytes": 1 << 15}, FEW),
 )
 """What is tried, in this order, and in which steps it can make a difference."""
 
@@ -102,8 +99,8 @@ class Chooser:
         """How far the default's logits are from those of float32: the root of the mean square, in standard deviations."""
         size = self.args.sizes[0]
         lens = lens_of(size, self.args.scale)
-        exact = Chain(self.args.shape, self.chain.device, torch.float32, sum(lens) + BLOCK_SIZE * len(lens))
-        same = Chain(self.args.shape, self.chain.device, self.chain.dtype, sum(lens) + BLOCK_SIZE * len(lens))
+        exact = Chain(self.args.shape, self.chain.device, torch.float32, sum(lens))
+        same = Chain(self.args.shape, self.chain.device, self.chain.dtype, sum(lens))
         with torch.inference_mode():
             found = distance(same.run(same.inputs(lens)), exact.run(exact.inputs(lens)))
         self.report.add({"work": "rounding"}, {"distance": found})
@@ -190,7 +187,7 @@ def lens_of(size: int | str, scale: int) -> list[int]:
 
 def tokens_of(sizes: Sequence[int | str], scale: int) -> int:
     """Of K/V, so that any of these steps has room."""
-    return max(sum(lens) + BLOCK_SIZE * len(lens) for lens in (lens_of(size, scale) for size in sizes))
+    return max(sum(lens_of(size, scale)) for size in sizes)
 
 
 def distance(found: Tensor, expected: Tensor) -> float:
@@ -245,32 +242,41 @@ def main(arguments: Sequence[str]) -> int:
     rates = measure_rates(clock, getattr(torch, args.dtype))
     del clock
     report.add({"work": "(device)"}, rates.figures)
-    best = DEFAULTS
     chain = Chain(args.shape, device, getattr(torch, args.dtype), tokens_of(args.sizes, args.scale))
-    with kept_going(report, "variants"):
-        chooser = Chooser(args, report, chain, rates.ceiling)
-        best = chooser.descend()
-        while wrong := chooser.races(best):
-            report.warn(f"{changed(best)}: {wrong} replays differ")
-            if not best.dependent_launch:
-                raise AssertionError("replays differ without dependent launches, too")
-            best = replace(best, dependent_launch=best.dependent_launch - 1)
-        for size in args.sizes:
-            pair = [chooser.seconds(tuning, size) for tuning in (DEFAULTS, best)]
-            report.add({"work": "step", "sequences": size}, {"before_us": 1e6 * pair[0], "after_us": 1e6 * pair[1]})
-    with kept_going(report, "prompts"):
-        best = prompts(chain, report, best, args.prompts, args.repeat)
-    with kept_going(report, "drawing"):
-        draws(chain, report, args.draws, args.repeat)
-    with kept_going(report, "quantized"):
-        best = quantized(device, args.quantized_shape, getattr(torch, args.dtype), report, best, args)
+    best = DEFAULTS
+    parts: dict[str, Callable[[Tuning], Tuning]] = {
+        "variants": lambda _: fastest(Chooser(args, report, chain, rates.ceiling)),
+        "prompts": lambda tuning: prompts(chain, report, tuning, args.prompts, args.repeat),
+        "drawing": lambda tuning: draws(chain, report, tuning, args.draws, args.repeat),
+        "quantized": lambda tuning: quantized(device, args.quantized_shape, chain.dtype, report, tuning, args),
+    }
+    for name, part in parts.items():
+        with kept_going(report, name):
+            best = part(best)
+        keep(args, report, best)  # after each part: one may be the last that this process can run
+    report.show()
+    return 1 if "failed" in report.facts else 0
+
+
+def fastest(chooser: Chooser) -> Tuning:
+    """The end of the descent, launched as early as makes no difference to any bit."""
+    best = chooser.descend()
+    while wrong := chooser.races(best):
+        chooser.report.warn(f"{changed(best)}: {wrong} replays differ")
+        assert best.dependent_launch, "replays differ without dependent launches, too"
+        best = replace(best, dependent_launch=best.dependent_launch - 1)
+    for size in chooser.cases:
+        before, after = (1e6 * chooser.seconds(tuning, size) for tuning in (DEFAULTS, best))
+        chooser.report.add({"work": "step", "sequences": size}, {"before_us": before, "after_us": after})
+    return best
+
+
+def keep(args: argparse.Namespace, report: Report, best: Tuning) -> None:
     report.facts["chosen"] = asdict(best)
-    name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+    name = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
     args.tuning.mkdir(parents=True, exist_ok=True)
     (args.tuning / file_name(name)).write_text(json.dumps(asdict(best), indent=1) + "\n")
     report.save(args.save)
-    report.show()
-    return 1 if "failed" in report.facts else 0
 
 
 def _size(text: str) -> int | str:

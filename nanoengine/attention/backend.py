@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from nanoengine.core import attention as core
-from nanoengine.core.attention import AttentionSpec, KVLayer
+from nanoengine.core.attention import AttentionMetadata, AttentionSpec, KVLayer
+from nanoengine.core.flash_attention import find_package
 from nanoengine.core.model_config import ModelConfig
 from nanoengine.errors import InvalidConfig, shown
 
@@ -24,6 +25,10 @@ of q and k, and the write of k and v, in one go. qkv is [num_tokens, (num_heads 
 then of k, then of v."""
 
 
+WriteAndAttend = Callable[[Tensor, Changes, KVLayer, AttentionMetadata, AttentionSpec, Tensor | None], Tensor]
+"""(qkv, changes, kv, metadata, spec, sinks) -> what each new token sees: `RotateAndWrite`, and `attend` behind it."""
+
+
 class AttentionBackend(core.AttentionBackend):
     """A backend that may keep K/V as int8, be recorded, and read what sequences share once."""
 
@@ -31,6 +36,8 @@ class AttentionBackend(core.AttentionBackend):
     """Fields of `AttentionSpec`, beside the scale, that it heeds."""
     rotate_and_write: RotateAndWrite | None = None
     """What it offers in place of norms, rotations and `write_kv` one after the other."""
+    write_and_attend: WriteAndAttend | None = None
+    """What it offers in place of that and attention."""
     block_major = False
     """Whether the K/V of all layers of a block lie side by side: a block is then copied, and first touched, in one piece."""
     capturable = False
@@ -69,14 +76,16 @@ def choose_backend(
     device: torch.device,
     dtype: torch.dtype,
     model: ModelConfig,
-    block_size: int,
+    block_size: int | None,
     specs: Sequence[AttentionSpec] = (),
     *,
     quantized: bool = False,
 ) -> tuple[AttentionBackend, str]:
-    """The backend of that name, or for "auto" the fastest that can run here; and why faster ones cannot.
+    """The backend of that name, or for "auto" the first that can run here; and why those before it cannot. On a GPU the package
+    flash-attn comes before our own kernels, and torch's copy of it behind them.
 
     Args:
+        block_size: None: as the backend likes it.
         specs: what the layers of the model ask for; none of them asks for more than a scale if nothing is said.
         quantized: whether K/V are to be kept as int8.
 
@@ -93,16 +102,20 @@ def choose_backend(
     backends = {backend.name: backend for backend in (*on_cuda, *on_cpu)}
     if name != "auto" and name not in backends:
         raise InvalidConfig(f"attention_backend is {shown(name)}: it must be one of auto, {', '.join(backends)}")
-    best_first = on_cuda if device.type == "cuda" else on_cpu
     reasons: dict[str, str] = {}
-    for backend in best_first if name == "auto" else [backends[name]]:
-        reason = backend.unsupported_reason(device, dtype, model.head_dim, block_size) or _missing_feature(
-            backend, specs
-        )
+    in_order = on_cuda if device.type == "cuda" else on_cpu
+    if name != "auto":
+        in_order = (backends[name],)
+    elif in_order is on_cuda and isinstance(missing := find_package(), str):
+        in_order, reasons = (TritonAttention, FlashAttention, TorchAttention), {FlashAttention.name: missing}
+    for backend in in_order:
+        size = block_size or backend.default_block_size
+        reason = backend.unsupported_reason(device, dtype, model.head_dim, size) or _missing_feature(backend, specs)
         if reason is None and quantized and not backend.quantizes:
             reason = "it has no int8 cache, and kv_cache_dtype is 'int8': choose 'auto'"
         if reason is None:
-            return backend(block_size), _list(reasons)
+            reasons.pop(backend.name, None)
+            return backend(size), _list(reasons)
         reasons[backend.name] = reason
     raise InvalidConfig(f"no attention backend can run: {_list(reasons)}")
 

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from nanoengine.attention.backend import AttentionBackend, Changes, window_of
-from nanoengine.core.attention import AttentionSpec, KVLayer, Runs
+from nanoengine.core.attention import AttentionMetadata, AttentionSpec, KVLayer, Runs
 from nanoengine.kernels.kv_int8 import SCALE_BYTES
 from nanoengine.kernels.triton.launch import unsupported_reason
 from nanoengine.kernels.triton.tuning import Tuning, load_tuning
 
 BLOCK_SIZES = tuple(1 << i for i in range(4, 9))
-HEAD_DIMS = tuple(1 << i for i in range(4, 9))
+HEAD_DIMS = range(16, 257, 16)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 CAPABILITY = (8, 0)
@@ -38,6 +38,8 @@ class TritonAttention(AttentionBackend):
 
     def __init__(self, block_size: int, tuning: Tuning | None = None):
         # Triton is not installed everywhere, and whoever asks unsupported_reason must not need it.
+        from nanoengine.kernels.triton.decode_in_shares import decode_in_shares
+        from nanoengine.kernels.triton.dependent import behind
         from nanoengine.kernels.triton.kv_int8 import views
         from nanoengine.kernels.triton.paged_decode import Workspace, paged_decode
         from nanoengine.kernels.triton.paged_prefill import paged_prefill
@@ -46,7 +48,10 @@ class TritonAttention(AttentionBackend):
         self.block_size = block_size
         self.tuning = tuning or load_tuning()
         self._rotate_and_write, self._write = rotate_and_write, write_kv
-        self._prefill, self._decode = paged_prefill, paged_decode
+        self._prefill, self._decode, self._decode_in_shares = paged_prefill, paged_decode, decode_in_shares
+        self._launch = behind(self.tuning.dependent_launch)
+        if self.tuning.decode_equal_shares and self.tuning.decode_rotates:
+            self.write_and_attend = self._write_and_attend
         self._int8_views = views
         self._workspace = Workspace()
 
@@ -55,7 +60,7 @@ class TritonAttention(AttentionBackend):
         if block_size not in BLOCK_SIZES:
             return f"block_size {block_size} is not a power of two from {BLOCK_SIZES[0]} to {BLOCK_SIZES[-1]}"
         if head_dim not in HEAD_DIMS:
-            return f"head_dim {head_dim} is not a power of two from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}"
+            return f"head_dim {head_dim} is not a multiple of {HEAD_DIMS.step} up to {HEAD_DIMS[-1]}"
         if dtype not in DTYPES:
             return f"it computes in bfloat16, float16 and float32, not in {str(dtype).removeprefix('torch.')}"
         if reason := unsupported_reason(device):
@@ -74,7 +79,7 @@ class TritonAttention(AttentionBackend):
 
     def rotate_and_write(self, qkv: Tensor, changes: Changes, kv: KVLayer, slot_mapping: Tensor) -> Tensor:
         views, scales = self._views(kv)
-        options = {**scales, "dependent": self.tuning.dependent_launch}
+        options = {**scales, "launch": self._launch}
         return self._rotate_and_write(qkv, changes, views, slot_mapping, **options)
 
     def write_kv(self, k: Tensor, v: Tensor, kv: KVLayer, slot_mapping: Tensor) -> None:
@@ -83,23 +88,39 @@ class TritonAttention(AttentionBackend):
 
     def decode(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
         caches, scales = self._views(kv)
-        return self._decode(
-            q,
-            *caches,
-            runs.block_tables,
-            runs.seq_lens,
-            spec.scale,
-            self._workspace,
-            self.tuning,
-            query_start_loc=runs.query_start_loc,
-            max_query_len=runs.longest,
-            **{**scales, **_asked(spec), "sinks": sinks},
-        )
+        given = q, *caches, runs.block_tables, runs.seq_lens, spec.scale, self._workspace, self.tuning
+        asked = {**scales, **_asked(spec), "sinks": sinks}
+        if self.tuning.decode_equal_shares and _has_one_token_each(runs, len(q)):
+            return self._decode_in_shares(*given, **asked, plans=_plans(runs))
+        return self._decode(*given, **asked, query_start_loc=runs.query_start_loc, max_query_len=runs.longest)
+
+    def _write_and_attend(
+        self,
+        qkv: Tensor,
+        changes: Changes,
+        kv: KVLayer,
+        metadata: AttentionMetadata,
+        spec: AttentionSpec,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        """See `attention.backend`. Decodes of one token each norm and rotate, and write, themselves."""
+        runs, (caches, scales) = metadata.decodes, self._views(kv)
+        head_dim = caches[0].shape[3]
+        alone = runs is not None and metadata.chunks is None and _has_one_token_each(runs, len(qkv))
+        if runs is None or not alone or scales or head_dim & (head_dim - 1):
+            q = self.rotate_and_write(qkv, changes, kv, metadata.slot_mapping)
+            return self.attend(q, kv, metadata, spec, sinks)
+        num_kv_heads = caches[0].shape[2]
+        heads = qkv.unflatten(1, (-1, head_dim))
+        q, k, v = heads.split((heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads), dim=1)
+        given = q, *caches, runs.block_tables, runs.seq_lens, spec.scale, self._workspace, self.tuning
+        new = k, v, changes, metadata.slot_mapping
+        return self._decode_in_shares(*given, **_asked(spec), sinks=sinks, plans=_plans(runs), new=new)
 
     def prefill(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
         tables, starts, lens = runs.block_tables, runs.query_start_loc, runs.seq_lens
         (caches, scales), longest = self._views(kv), runs.longest
-        asked = {**scales, **_asked(spec), "sinks": sinks}
+        asked = {**scales, **_asked(spec), "sinks": sinks, "tuning": self.tuning}
         return self._prefill(q, *caches, tables, starts, lens, longest, spec.scale, **asked)
 
     def _views(self, kv: KVLayer) -> tuple[KVLayer, dict[str, Any]]:
@@ -109,6 +130,18 @@ class TritonAttention(AttentionBackend):
             return (k_cache.transpose(1, 2), v_cache.transpose(1, 2)), {}
         (k, k_scales), (v, v_scales) = (self._int8_views(cache, self.block_size) for cache in kv)
         return (k, v), {"k_scales": k_scales, "v_scales": v_scales}
+
+
+def _has_one_token_each(runs: Runs, num_tokens: int) -> bool:
+    return runs.longest == 1 and len(runs.seq_lens) == num_tokens
+
+
+def _plans(runs: Runs) -> dict[tuple[int, int], Tensor]:
+    """What the layers of a step plan in turn."""
+    if runs.plan is None:
+        runs.plan = {}
+    plans: dict[tuple[int, int], Tensor] = runs.plan
+    return plans
 
 
 def _asked(spec: AttentionSpec) -> dict[str, Any]:

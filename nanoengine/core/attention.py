@@ -93,6 +93,7 @@ class AttentionBackend(ABC):
     """
 
     name: str
+    default_block_size = 16  # tokens, if the user says nothing
 
     def __init__(self, block_size: int):
         self.block_size = block_size

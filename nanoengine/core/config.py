@@ -31,7 +31,7 @@ class EngineConfig:
         scheduling_policy: "prefill_first": prompts alone, while any can start; "mixed": every running sequence gets its next
             token, and prompts share the rest of the step.
         long_prefill_token_threshold: most tokens of one prompt in one step. None: max_num_batched_tokens.
-        block_size: tokens of a block of the KV cache.
+        block_size: tokens of a block of the KV cache. None: 256 where flash-attn computes attention, 16 elsewhere.
         num_kv_blocks: size of the KV pool in blocks. None: from memory.
         kv_cache_memory: size of the KV pool in bytes, or as "2GiB". None: from free memory.
         gpu_memory_utilization: share of the GPU's memory that the engine may fill, weights included.
@@ -54,7 +54,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 8192
     scheduling_policy: str = "prefill_first"
     long_prefill_token_threshold: int | None = None
-    block_size: int = 16
+    block_size: int | None = None
     num_kv_blocks: int | None = None
     kv_cache_memory: int | None = field(default=None, metadata=BYTES)
     gpu_memory_utilization: float = 0.9
@@ -71,11 +71,11 @@ class EngineConfig:
         for name in ("model", "device", "attention_backend"):
             if not isinstance(getattr(self, name), str):
                 raise InvalidConfig(f"{name} is {shown(getattr(self, name))}: it must be a string")
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
             check_count(name, getattr(self, name), 2**20)
-        optional = ("max_model_len", "long_prefill_token_threshold", "num_kv_blocks", "kv_cache_memory", "num_threads")
-        limits = (2**24, 2**20, MAX_INT32 - 1, 2**50, 1024)
-        for name, limit in zip(optional, limits, strict=True):
+        optional = {"max_model_len": 2**24, "long_prefill_token_threshold": 2**20, "block_size": 2**20}
+        optional |= {"num_kv_blocks": MAX_INT32 - 1, "kv_cache_memory": 2**50, "num_threads": 1024}
+        for name, limit in optional.items():
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name), limit)
         if self.num_kv_blocks is not None and self.kv_cache_memory is not None:

@@ -29,9 +29,8 @@ class LogitsProcessor:
     """
 
     pieces: Mapping[int, Any]  # of the rows that ask for it; while there is none, only `start` and `end` are called
-    forbids = (
-        True  # whether it may leave no token of a row: otherwise a row without a finite logit is the model's fault
-    )
+    forbids = True
+    """Whether it may leave no token of a row: otherwise a row without a finite logit is the model's fault."""
 
     def start(self, started: Seq[Started]) -> None:
         """Rows begin anew; `end` was called for all of them."""
@@ -74,7 +73,8 @@ class Sampler:
         self.vocab_size, self.kernels, self.device = vocab_size, kernels, device
         self.processors: list[LogitsProcessor] = []  # in this order
         zeros = torch.zeros(num_rows + 1, device=device.torch_device)
-        self.table = SamplingTable(zeros, zeros.int(), zeros + 1, zeros.clone(), zeros.long())
+        self.filtering: set[int] = set()  # rows that may keep less than all tokens
+        self.table = SamplingTable(zeros, zeros.int(), zeros + 1, zeros.clone(), zeros.long(), self.filtering)
 
     def apply(self, plan: StepPlan) -> None:
         """Rows that end or begin anew."""
@@ -85,9 +85,12 @@ class Sampler:
         for processor in self.processors:
             processor.end(ended)
             processor.start(started)
+        self.filtering.difference_update(ended)
         if not started:
             return
         params = [start.sampling.params for start in started]
+        few = (own.temperature > 0 and (own.top_k > 0 or own.top_p < 1 or own.min_p > 0) for own in params)
+        self.filtering.update(start.row for start, keeps_few in zip(started, few, strict=True) if keeps_few)
         top_k = [own.top_k if 0 < own.top_k < self.vocab_size else 0 for own in params]
         seeds = np.array([start.sampling.seed for start in started], np.uint64).view(np.int64)
         integers = self.device.send(np.array([[start.row for start in started], top_k, seeds], np.int64))
@@ -98,15 +101,15 @@ class Sampler:
             column.index_copy_(0, integers[0], values)
 
     def sample(
-        self, plan: StepPlan, logits: Tensor, on_host: Seq[np.ndarray], on_device: Seq[Tensor], last_tokens: Tensor
+        self, plan: StepPlan, logits: Tensor, on_host: Seq[np.ndarray], on_device: Seq[Tensor], drawn: Tensor | None
     ) -> Read:
         """Sample a token for every row of logits.
 
         Args:
             logits: [n, vocab_size] float32; overwritten. Those behind the samples of the plan are padding.
             on_host: the row that each sample goes into, and where in its sequence the token will stand: [num_samples] each.
-            on_device: the same with padding: [n] each.
-            last_tokens: [num_rows + 1] int64: each token is written into its row.
+            on_device: the same with padding: [n] each; and last_tokens, [num_rows + 1] int64: each token is written into its row.
+            drawn: [n] int64: what is written there already, the tokens if logits stay as they are and no row has filters.
         """
         rows, positions = on_host
         asked = [own for own in self.processors if own.pieces]
@@ -117,9 +120,11 @@ class Sampler:
             drafts = self.verifier.drafts(plan, len(logits))
         for processor, numbers in bound:
             processor.apply(logits, numbers, rows, drafts)
-        tokens = self.kernels.choose_tokens(logits, self.table, on_device[0], on_device[1], last_tokens)
+        tokens = None if bound or self.filtering else drawn
+        if tokens is None:
+            tokens = self.kernels.choose_tokens(logits, self.table, *on_device)
         if self.verifier is not None and drafts is not None:
-            verified = self.verifier.verify(drafts, tokens, last_tokens)
+            verified = self.verifier.verify(drafts, tokens, on_device[2])
         reads = [own.observe(logits, tokens, numbers, rows, verified) for own, numbers in bound]
         sampled = tokens[: len(rows)].to("cpu", non_blocking=True)
         num_accepted = None if verified is None else verified.num_accepted.to("cpu", non_blocking=True)

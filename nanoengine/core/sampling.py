@@ -27,6 +27,7 @@ class SamplingTable:
     top_p: Tensor  # [num_rows] float32: of what top_k leaves, the likeliest with that probability, and the one that reaches it
     min_p: Tensor  # [num_rows] float32: as likely as the likeliest times this; 0 keeps all
     seeds: Tensor  # [num_rows] int64, the 64 bits of each seed
+    filtering: set[int] | None = None  # on the host: the rows that may keep less than all tokens; None: any may
 
 
 def draw_tokens(logits: Tensor, keys: Tensor, temperature: Tensor) -> Tensor:

@@ -44,14 +44,14 @@ class Startup:
     def __init__(self, config: EngineConfig, capabilities: Seq[Capability] = (), *, use_tqdm: bool = False):
         self.config, self.capabilities, self.use_tqdm = config, capabilities, use_tqdm
         self.facts: dict[str, Any] = {}  # what one capability tells another
+        self.passed_over = ""  # behind the name of the attention backend: which come before it, and why they cannot run
         self.parts: list[PolicyPart] = []
         self.stores: list[KVStore] = []
         self.default_params = SamplingParams()
         self.costly_params = SamplingParams(top_k=10, top_p=0.9)  # of requests that take most memory
         self.most_drafts = 0  # of a sequence in a step
         self.layouts: list[KVLayout] = [FullLayout()]
-        size = config.block_size
-        self.blocks_needed: Callable[[int], int] = lambda num_tokens: -(-num_tokens // size)  # of one sequence, at once
+        self.blocks_needed: Callable[[int], int] = lambda n: -(-n // self.block_size)  # of a sequence of n tokens
         self.kv_dtype: torch.dtype | None = None  # None: that of the model
         self.block_bytes = self.later_bytes = 0  # of a block; beside the pool, on a CPU, as it is used
 
@@ -73,7 +73,7 @@ class Startup:
             capability.runner(self)
         self.blocks = BlockManager(
             self.num_blocks,
-            config.block_size,
+            self.block_size,
             self.layouts,
             self.stores,
             enable_prefix_caching=config.enable_prefix_caching,
@@ -97,6 +97,7 @@ class Startup:
         self.dtype: torch.dtype = self._first("dtype", self._choose_dtype)
         self.kernels: Kernels = self._first("kernels", Kernels)
         self.backend: AttentionBackend = self._first("backend", self._choose_backend)
+        self.block_size = self.backend.block_size  # as asked for, or as the backend likes it
         try:
             self.model: Decoder = self._first("model", self._load_model)
         except torch.OutOfMemoryError as error:
@@ -130,13 +131,15 @@ class Startup:
 
     def _choose_backend(self) -> AttentionBackend:
         """The attention backend that was asked for, or the fastest that can run."""
-        name, size = self.config.attention_backend, self.config.block_size
-        reason = FlashAttention.unsupported_reason(
-            self.device.torch_device, self.dtype, self.model_config.head_dim, size
-        )
+        name, asked = self.config.attention_backend, self.config.block_size
+        where = self.device.torch_device, self.dtype, self.model_config.head_dim
+        reason = FlashAttention.unsupported_reason(*where, asked or FlashAttention.default_block_size)
         if name not in ("auto", "torch", "flash_attn") or (name == "flash_attn" and reason):
             raise InvalidConfig(f"attention_backend is {shown(name)}: it must be auto, torch or flash_attn ({reason})")
-        return TorchAttention(size) if reason or name == "torch" else FlashAttention(size)
+        if name == "auto" and reason and self.device.is_cuda:
+            self.passed_over = f" (not flash_attn: {reason})"
+        backend = TorchAttention if reason or name == "torch" else FlashAttention
+        return backend(asked or backend.default_block_size)
 
     def _load_model(self) -> Decoder:
         assert isinstance(self.model_config, Qwen3Config)
@@ -158,7 +161,7 @@ class Startup:
 
     def run_largest_steps(self) -> None:
         """Run them in a small pool, on a runner with all that capabilities add to one: prompts, decodes, decodes with drafts."""
-        budget, size = self.config.max_num_batched_tokens, self.config.block_size
+        budget, size = self.config.max_num_batched_tokens, self.block_size
         length = min(budget, self.config.max_model_len or self.model_config.max_position_embeddings)
         self.num_blocks, self.max_model_len = -(-length // size), length
         self.runner = self.new_runner(self.num_blocks, length)
@@ -191,13 +194,12 @@ class Startup:
 
     def new_runner(self, num_blocks: int, max_model_len: int) -> ModelRunner:
         """A runner with a pool of its own."""
-        config, device = self.config, self.device
+        device = self.device
         self.model.prepare(max_model_len)
         kv_cache = self.new_kv_cache(num_blocks)
-        rows = Rows(self.num_rows, len(self.groups), -(-max_model_len // config.block_size), device)
+        rows = Rows(self.num_rows, len(self.groups), -(-max_model_len // self.block_size), device)
         sampler = Sampler(self.num_rows, self.model_config.vocab_size, self.kernels, device)
-        limits = config.block_size, config.max_num_batched_tokens
-        return ModelRunner(self.model, kv_cache, rows, sampler, *limits)
+        return ModelRunner(self.model, kv_cache, rows, sampler, self.block_size, self.config.max_num_batched_tokens)
 
     def new_kv_cache(self, num_blocks: int) -> KVCache:
         where = self.groups, self.block_shape, self.kv_dtype or self.dtype, self.device.torch_device
@@ -235,13 +237,15 @@ class Startup:
     def description(self) -> str:
         """The start-up line: what runs where, and how long a sequence may be."""
         name, where = self.config.model, self.device.torch_device
-        threads = f", {torch.get_num_threads()} threads" if where.type == "cpu" else ""
+        attention = f"attention by {self.backend.name}{self.passed_over}"
+        how = f"{torch.get_num_threads()} threads" if where.type == "cpu" else attention
         what = f"{name[-60:]}: {str(self.dtype).removeprefix('torch.')} on {where}"
-        return f"{what}, {self.kernels.name} kernels{threads}, context {self.max_model_len} tokens"
+        return f"{what}, {self.kernels.name} kernels, {how}, context {self.max_model_len} tokens"
 
     def details(self) -> str:
         """What else there is to know of it."""
-        kernels = f"kernels: {self.kernels.name} ({self.kernels.description}); attention: {self.backend.name}"
-        pool = f"KV pool: {self.num_blocks} blocks x {self.config.block_size} tokens"
+        kernels = f"kernels: {self.kernels.name} ({self.kernels.description})"
+        kernels += f"; attention: {self.backend.name}{self.passed_over}"
+        pool = f"KV pool: {self.num_blocks} blocks x {self.block_size} tokens"
         words = (own.describe_itself(self) for own in self.capabilities)
         return "; ".join(filter(None, [self.model_config.architecture, kernels, pool, *words]))

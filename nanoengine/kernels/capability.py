@@ -29,8 +29,6 @@ logger = logging.getLogger("nanoengine")
 
 class NativeAndTriton(Capability):
     options = KernelOptions
-    passed_over = ""
-    """Why faster attention backends cannot run."""
 
     def dtype(self, startup: Startup) -> torch.dtype:
         asked, checkpoint, device = startup.config.dtype, startup.model_config.dtype, startup.device.torch_device
@@ -62,12 +60,15 @@ class NativeAndTriton(Capability):
         own, name = startup.config.of(KernelOptions), startup.config.attention_backend
         if own.kv_cache_dtype == "int8":
             startup.kv_dtype = torch.int8
-        if name == "auto" and startup.kernels.name == "torch":
-            name = "torch"  # what other backends need, the kernels that were made for the device need too
+        is_plain = startup.kernels.name == "torch" and (own.kernels == "torch" or not startup.device.is_cuda)
+        if name == "auto" and is_plain:
+            name = "torch"  # what others need, the kernels that were made for the device need too, but for flash-attn
         where = startup.device.torch_device, startup.dtype, startup.model_config, startup.config.block_size
         specs = attention_specs(startup.model_config)
         is_int8 = startup.kv_dtype is torch.int8
-        found, self.passed_over = choose_backend(name, *where, specs, quantized=is_int8)
+        found, passed_over = choose_backend(name, *where, specs, quantized=is_int8)
+        if passed_over:
+            startup.passed_over = f" (not {passed_over})"
         if is_int8:
             found.kv_shape = partial(found.kv_shape, quantized=True)  # type: ignore[method-assign]
         return found
@@ -87,5 +88,4 @@ class NativeAndTriton(Capability):
         kernels, products = startup.kernels, ""
         if isinstance(kernels, PackageKernels) and formats.keys() - {plain}:
             products = f" ({kernels.quantized_products})"
-        passed_over = f"; attention is not {self.passed_over}" if self.passed_over else ""
-        return f"weights: {listed or 'in other processes'}{products}{passed_over}"
+        return f"weights: {listed or 'in other processes'}{products}"

@@ -44,7 +44,7 @@ class KVGroups(Capability):
         )
         groups = group_layers(windows, chunked=startup.facts["chunked"])
         startup.layouts[:] = [group.layout(most_new) for group in groups]
-        startup.blocks_needed = Need(groups, config.block_size, most_new, startup.depth).num_blocks
+        startup.blocks_needed = Need(groups, startup.block_size, most_new, startup.depth).num_blocks
         startup.facts["kv_groups"] = groups
         return [group.layers for group in groups]
 

@@ -97,7 +97,7 @@ def fingerprint(startup: Startup) -> str:
     models = [startup, *filter(None, [startup.facts.get("draft_model")])]
     used = [(own.model_config, own.backend.name, _weights(own, startup.max_model_len)) for own in models]
     kernels = startup.kernels.name, startup.kernels.fingerprint, getattr(startup.kernels, "quantized_products", "")
-    stored = startup.dtype, startup.kv_dtype, startup.config.block_size, startup.groups
+    stored = startup.dtype, startup.kv_dtype, startup.block_size, startup.groups
     return xxhash.xxh3_128_hexdigest(repr((used, kernels, stored)).encode())
 
 

@@ -32,7 +32,7 @@ def check_context(startup: Startup, ranks: int) -> None:
     Raises:
         InvalidConfig: the model, the backend or the blocks do not allow for it.
     """
-    name, size = f"decode_context_parallel_size is {ranks}", startup.config.block_size
+    name, size = f"decode_context_parallel_size is {ranks}", startup.block_size
     windows = [window for window in startup.facts["windows"] if window is not None]
     if windows:
         raise InvalidConfig(f"{name}, but layers of the model see windows or chunks of {windows[0]} tokens: use 1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from nanoengine.core.capability import Capability
@@ -34,4 +35,9 @@ class Ray(Capability):
 
         connect(own.ray_address)
         room = room_of_each(config, nodes())
-        startup.facts[CARRIER] = lambda hash_seed: RayCarrier(config_of_each(config, room), room, hash_seed)
+
+        def new_carrier(hash_seed: int) -> RayCarrier:
+            told = dataclasses.replace(config, block_size=startup.block_size)  # as where their blocks are looked up
+            return RayCarrier(config_of_each(told, room), room, hash_seed)
+
+        startup.facts[CARRIER] = new_carrier

@@ -42,13 +42,14 @@ class Recording(Capability):
 
     def _record(self, startup: Startup) -> RecordedSteps:
         on_cpu, backend = startup.device.torch_device.type == "cpu", startup.backend
-        max_len = -(-startup.max_model_len // startup.config.block_size) * startup.config.block_size
+        max_len = -(-startup.max_model_len // startup.block_size) * startup.block_size
         steps = RecordedSteps(
             startup.runner,
             _recorder(startup.device.torch_device),
             self._buckets(startup, on_cpu=on_cpu),
             max_len,
             reads_shared_once=getattr(backend, "reads_shared_once", False),
+            draws=getattr(startup.kernels, "draws_in_recordings", False),
         )
         if not on_cpu:
             steps.record_all(use_tqdm=startup.use_tqdm)

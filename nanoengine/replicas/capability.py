@@ -66,12 +66,13 @@ class Replicas(Capability):
 
         def new_engine() -> LLMEngine:
             check_prefilled_states(config, has_states=bool(startup.facts.get("states")))
+            told = dataclasses.replace(config, block_size=startup.block_size)  # as where their blocks are looked up
             hash_seed = secrets.randbits(64)
             if new_carrier is not None:
                 carrier: Carrier = new_carrier(hash_seed)
             else:
                 memory = option(startup.config, SNAPSHOT_MEMORY) if option(config, SNAPSHOT_MEMORY) is None else None
-                each = config_of_each(config, startup.num_blocks, memory, has_gpus=has_gpus)
+                each = config_of_each(told, startup.num_blocks, memory, has_gpus=has_gpus)
                 carrier = LocalCarrier(each, hash_seed, has_gpus=has_gpus, use_tqdm=startup.use_tqdm)
             adapters = next((found for own in others if (found := getattr(own, "adapters", None)) is not None), None)
             options = config.of(ReplicaOptions)

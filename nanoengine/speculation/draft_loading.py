@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from nanoengine.core.block_manager import FullLayout
 from nanoengine.core.errors import InvalidConfig
@@ -22,7 +23,8 @@ def load_draft_model(name: str, startup: Startup) -> Startup:
         kind: replace(own, tokenizer=None) if hasattr(own, "tokenizer") else own
         for kind, own in startup.config.options.items()
     }
-    config = replace(startup.config, model=name, dtype=dtype, max_model_len=max_len, options=options)
+    own: dict[str, Any] = {"model": name, "dtype": dtype, "max_model_len": max_len, "block_size": startup.block_size}
+    config = replace(startup.config, **own, options=options)
     parts = [type(own)() for own in startup.capabilities if own.options is not SpeculationOptions]
     draft = Startup(config, parts, use_tqdm=startup.use_tqdm)
     draft.describe()

@@ -41,7 +41,7 @@ def time_steps(startup: Startup) -> StepTiming:
     runner, max_tokens = startup.runner, startup.config.max_num_batched_tokens
     most_new = min(MAX_NEW, startup.max_model_len, max_tokens)
     before = min(HISTORY, startup.max_model_len - most_new)
-    num_table_blocks = -(-(before + most_new) // startup.config.block_size)
+    num_table_blocks = -(-(before + most_new) // startup.block_size)
     tables = [[1 + i % startup.num_blocks for i in range(num_table_blocks)]] * len(startup.layouts)
     measured = []
     for size in SIZES:

@@ -88,6 +88,7 @@ def _new_runner(startup: Startup, num_blocks: int, _: int) -> ModelRunner:
         num_threads=config.num_threads if size == 1 else max(1, threads // size),
         num_kv_blocks=num_blocks,
         kv_cache_memory=None,
+        block_size=startup.block_size,
     )
     own = config.of(WorkerOptions)
     limits = {"step_seconds": own.worker_step_seconds, "start_seconds": own.worker_start_seconds}

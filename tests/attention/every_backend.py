@@ -48,14 +48,14 @@ class Kind:
 
 
 NATIVE = Kind("native", (16, 32, 48, 64, 256), (32, 64, 96, 128, 160, 224, 256), 1100, 600_000)
-TRITON = Kind("triton", (16, 32), (16, 32), 70, 30_000, dtypes=(torch.float32, torch.float16, torch.bfloat16), looser=4)
-PACKAGED = frozenset({"window", "soft_cap"})
+TRITON = Kind(
+    "triton", (16, 32), (16, 32, 48), 70, 30_000, dtypes=(torch.float32, torch.float16, torch.bfloat16), looser=4
+)
 KINDS = (
     Kind("torch", (1, 4, 16), (2, 8, 32), 90, 60_000),
     NATIVE,
     TRITON,
-    Kind("flash_attn_2", (256,), (8, 16, 32), 560, 120_000, PACKAGED, False),
-    Kind("flash_attn_3", (1, 16, 24), (8, 16, 32), 90, 60_000, PACKAGED, False),
+    *(Kind(package, (256,), (8, 24, 32), 560, 120_000, frozenset({"window"}), False) for package in PACKAGES),
 )
 every_backend = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 

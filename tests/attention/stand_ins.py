@@ -13,19 +13,19 @@ from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from itertools import pairwise
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
-from nanoengine.attention import flash_attn
-from nanoengine.core import flash_attention
+from nanoengine.core import flash_attention, torch_flash
 
-PACKAGES = ("flash_attn_2", "flash_attn_3")
-MODULES = {"flash_attn_2": "flash_attn", "flash_attn_3": "flash_attn_interface"}
+PACKAGES = ("flash_attn", "torch_flash")
+MODULES = {"flash_attn": "flash_attn", "torch_flash": "torch.nn.attention.varlen"}
 
-CAPABILITY = {"flash_attn_2": (8, 0), "flash_attn_3": (9, 0)}
+CAPABILITY = (8, 0)
 """Of the GPU that there seems to be."""
 
 HALF = (torch.float16, torch.bfloat16)
@@ -36,9 +36,9 @@ Functions = dict[str, Callable[..., Tensor]]
 
 @contextmanager
 def installed(
-    package: str, *, exact: bool = False, capability: tuple[int, int] | Literal["right"] | None = "right"
+    package: str, *, exact: bool = False, capability: tuple[int, int] | None = CAPABILITY
 ) -> Iterator[Functions]:
-    """Let a package seem to be installed, alone, on a machine whose every device is a GPU that it runs on.
+    """Let flash-attn, or torch's copy of it, seem to be there, alone, on a machine whose every device is a GPU that it runs on.
 
     Args:
         package: one of PACKAGES.
@@ -51,7 +51,8 @@ def installed(
     dtypes = EXACT if exact else HALF
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flash_attention, "DTYPES", dtypes)
-        pretend_gpu(patch, CAPABILITY[package] if capability == "right" else capability)
+        pretend_gpu(patch, capability)
+        patch.setattr(torch_flash, "LEAST", TorchVersion("0"))
         for module in MODULES.values():
             patch.setitem(sys.modules, module, None)  # as if it were not installed
         name, functions = MODULES[package], functions_of(package, dtypes)
@@ -68,8 +69,7 @@ def module_of(name: str, functions: Functions) -> ModuleType:
 
 def pretend_gpu(patch: pytest.MonkeyPatch, capability: tuple[int, int] | None) -> None:
     """Let our backends take every device for a GPU of that compute capability, or for none if that is None."""
-    for module in (flash_attention, flash_attn):
-        patch.setattr(module, "capability", lambda _: capability)
+    patch.setattr(flash_attention, "capability", lambda _: capability)
 
 
 # flash-attn 2.8: flash_attn/flash_attn_interface.py, csrc/flash_attn/flash_api.cpp
@@ -78,12 +78,9 @@ VARLEN_2 = """q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, d
 WITH_KVCACHE_2 = """q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None,
     cache_batch_idx=None, cache_leftpad=None, block_table=None, softmax_scale=None, causal=False, window_size=(-1, -1),
     softcap=0.0, rotary_interleaved=True, alibi_slopes=None, num_splits=0, return_softmax_lse=False"""
-# flash-attn 3: hopper/flash_attn_interface.py, hopper/flash_api.cpp
-WITH_KVCACHE_3 = """q, k_cache, v_cache, k=None, v=None, qv=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None,
-    cache_batch_idx=None, cache_leftpad=None, page_table=None, cu_seqlens_q=None, cu_seqlens_k_new=None, max_seqlen_q=None,
-    rotary_seqlens=None, q_descale=None, k_descale=None, v_descale=None, softmax_scale=None, causal=False, window_size=(-1, -1),
-    attention_chunk=0, softcap=0.0, rotary_interleaved=True, scheduler_metadata=None, num_splits=0, pack_gqa=None, sm_margin=0,
-    return_softmax_lse=False"""
+# torch 2.13: torch/nn/attention/varlen.py, aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp
+VARLEN_ATTN = """query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1),
+    enable_gqa=False, seqused_k=None, block_table=None, num_splits=None"""
 
 
 def functions_of(package: str, dtypes: Sequence[torch.dtype] = HALF) -> Functions:
@@ -100,30 +97,38 @@ def functions_of(package: str, dtypes: Sequence[torch.dtype] = HALF) -> Function
         check_pages(k_cache, block_table)
         return attend_rows(q, k_cache, v_cache, cache_seqlens, block_table, dtypes, **how)
 
-    def with_kvcache_3(q, k_cache, v_cache, cache_seqlens, page_table, cu_seqlens_q, max_seqlen_q, **how):  # type: ignore[no-untyped-def]
-        if cu_seqlens_q is None:
-            return attend_rows(q, k_cache, v_cache, cache_seqlens, page_table, dtypes, **how)
-        check_tensors(q, k_cache, v_cache, page_table, dtypes)
-        query_lens = lengths(cu_seqlens_q, len(q), len(page_table), max_seqlen_q)
-        return attend(q, k_cache, v_cache, query_lens, integers(cache_seqlens, len(page_table)), page_table, **how)
+    def varlen_attn(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, **how):  # type: ignore[no-untyped-def]
+        q, k, v, table, window = query, key, value, how["block_table"], how["window_size"]
+        check_pages(k, table)
+        check_tensors(q, k, v, table, dtypes)
+        check(how["enable_gqa"] or q.shape[1] == k.shape[2], "Expect as many heads of keys as of queries")
+        is_split_rightly = max_q == 1 and window == (-1, -1) and q.shape[1] > k.shape[2]
+        check(how["num_splits"] == 1 or is_split_rightly, "parts of a sequence may be put into other rows")
+        query_lens, seq_lens = lengths(cu_seq_q, len(q), len(table), max_q), integers(how["seqused_k"], len(table))
+        integers(cu_seq_k, len(table) + 1)
+        check(type(max_k) is int and max_k >= max(seq_lens), f"the longest of {seq_lens} is not {max_k}")
+        return attend(q, k, v, query_lens, seq_lens, table, how["scale"], False, window, 0.0)
 
     found: dict[str, list[tuple[str, str, Callable[..., Tensor]]]] = {
-        "flash_attn_2": [
+        "flash_attn": [
             ("flash_attn_varlen_func", VARLEN_2, varlen),
             ("flash_attn_with_kvcache", WITH_KVCACHE_2, with_kvcache_2),
         ],
-        "flash_attn_3": [("flash_attn_with_kvcache", WITH_KVCACHE_3, with_kvcache_3)],
+        "torch_flash": [("varlen_attn", VARLEN_ATTN, varlen_attn)],
     }
-    return {name: declared(declaration, body) for name, declaration, body in found[package]}
+    return {name: declared(declaration, body, HOW[package]) for name, declaration, body in found[package]}
 
 
-HOW = ("softmax_scale", "causal", "window_size", "softcap")
+HOW = {
+    "flash_attn": ("softmax_scale", "causal", "window_size", "softcap"),
+    "torch_flash": ("scale", "window_size", "enable_gqa", "seqused_k", "block_table", "num_splits"),
+}
 
 
-def declared(declaration: str, body: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def declared(declaration: str, body: Callable[..., Tensor], how: Sequence[str]) -> Callable[..., Tensor]:
     """`body` as a function with these parameters."""
     signature = inspect.signature(eval("lambda " + " ".join(declaration.split()) + ": None"))
-    heeded = {*inspect.signature(body).parameters, *HOW} - {"how"}
+    heeded = {*inspect.signature(body).parameters, *how} - {"how"}
 
     def call(*arguments: Any, **options: Any) -> Tensor:
         given = signature.bind(*arguments, **options)

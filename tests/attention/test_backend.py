@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from nanoengine import LLM
+from nanoengine.attention import backend as backend_module
 from nanoengine.attention import triton as triton_module
 from nanoengine.attention.backend import AttentionBackend, choose_backend
 from nanoengine.attention.flash_attn import FlashAttention
 from nanoengine.attention.native import NativeAttention
 from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.attention.triton import TritonAttention
+from nanoengine.core import attention as core
 from nanoengine.core.attention import AttentionSpec
 from nanoengine.errors import InvalidConfig
 from tests.kernels.marks import needs_kernels
@@ -47,6 +53,16 @@ def test_auto_is_torch_where_the_native_backend_cannot_run(block_size: int, head
     assert choose("torch", block_size, head_dim) == ("torch", ""), "none was passed over"
     with pytest.raises(InvalidConfig, match="no attention backend can run: native: "):
         choose("native", block_size, head_dim)
+
+
+@needs_kernels
+def test_start_up_says_who_was_passed_over(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        caplog.at_level(logging.DEBUG, "nanoengine"),
+        LLM(str(tiny), device="cpu", num_kv_blocks=200, block_size=8, use_tqdm=False),
+    ):
+        said = "attention: torch (not native: block_size 8 is no multiple of 16); KV pool: 200 blocks x 8 tokens"
+        assert said in caplog.text
 
 
 @pytest.mark.parametrize("name", ["flashy", "", "Torch", "cpu"])
@@ -83,15 +99,17 @@ ON_CUDA: list[type[AttentionBackend]] = [FlashAttention, TritonAttention, TorchA
 
 @pytest.fixture
 def able(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """All backends for GPUs can run."""
+    """All backends for GPUs can run, and flash-attn is installed."""
     for backend in ON_CUDA:
         monkeypatch.setattr(backend, "unsupported_reason", lambda *_: None)
-        monkeypatch.setattr(backend, "__init__", lambda *_: None)
+        monkeypatch.setattr(backend, "__init__", core.AttentionBackend.__init__)
+    monkeypatch.setattr(backend_module, "find_package", lambda: sys)
     return monkeypatch
 
 
 def on_gpu(name: str = "auto", *specs: AttentionSpec, quantized: bool = False) -> tuple[type[AttentionBackend], str]:
-    backend, passed_over = choose_backend(name, CUDA, HALF, TOY, 16, specs, quantized=quantized)
+    backend, passed_over = choose_backend(name, CUDA, HALF, TOY, None, specs, quantized=quantized)
+    assert backend.block_size == (256 if isinstance(backend, FlashAttention) else 16)
     return type(backend), passed_over
 
 
@@ -112,7 +130,8 @@ def test_the_first_that_can_run_is_chosen_and_reasons_are_said(able: pytest.Monk
     ("asked", "chosen"),
     [
         ({}, FlashAttention),
-        ({"window": 128, "soft_cap": 50.0}, FlashAttention),
+        ({"window": 128}, FlashAttention),
+        ({"soft_cap": 50.0}, TritonAttention),
         ({"sinks": True}, TritonAttention),
         ({"window": 128, "sinks": True}, TritonAttention),
         ({"window": 128, "chunked": True}, TritonAttention),
@@ -120,9 +139,27 @@ def test_the_first_that_can_run_is_chosen_and_reasons_are_said(able: pytest.Monk
     ids=str,
 )
 def test_the_first_that_heeds_all_is_chosen(asked: dict[str, Any], chosen: type[AttentionBackend]) -> None:
-    lacks = next((name for name in ("sinks", "chunked") if name in asked), None)
-    reason = f"flash_attn: it has no {lacks}, and a layer of the model asks for {lacks}=True" if lacks else ""
+    lacks = next((name for name in ("sinks", "chunked", "soft_cap") if name in asked), None)
+    reason = f"flash_attn: it has no {lacks}, and a layer of the model asks for {lacks}={asked[lacks]}" if lacks else ""
     assert on_gpu("auto", AttentionSpec(0.5), AttentionSpec(0.5, **asked)) == (chosen, reason)
+
+
+def test_torch_s_copy_of_flash_attn_comes_behind_our_own_kernels(able: pytest.MonkeyPatch) -> None:
+    able.setattr(backend_module, "find_package", lambda: "it is not there")
+    assert on_gpu() == (TritonAttention, "flash_attn: it is not there")
+    assert on_gpu("flash_attn") == (FlashAttention, "")
+    able.setattr(TritonAttention, "unsupported_reason", lambda *_: "no Triton")
+    assert on_gpu() == (FlashAttention, "triton: no Triton")
+    able.setattr(FlashAttention, "unsupported_reason", lambda *_: "neither is torch's")
+    assert on_gpu() == (TorchAttention, "flash_attn: neither is torch's; triton: no Triton")
+
+
+def test_blocks_of_another_size_are_asked_for(able: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    for backend in ON_CUDA[:2]:
+        able.setattr(backend, "unsupported_reason", lambda *where: asked.append(where[-1]) or "no")
+    assert [choose_backend("auto", CUDA, HALF, TOY, size)[0].block_size for size in (64, None)] == [64, 16]
+    assert asked == [64, 64, 256, 16]
 
 
 @pytest.mark.usefixtures("able")
@@ -163,9 +200,9 @@ def test_what_the_native_backend_takes(dtype: torch.dtype, dim: int, block_size:
     [
         (HALF, 16, 16, (8, 0), None),
         (torch.float32, 256, 256, (10, 0), None),
-        (torch.float16, 128, 64, (9, 0), None),
+        (torch.float16, 96, 64, (9, 0), None),
         *((HALF, 64, size, (9, 0), f"block_size {size} is not a power of two from 16 to 256") for size in (8, 48, 512)),
-        *((HALF, dim, 16, (9, 0), f"head_dim {dim} is not a power of two from 16 to 256") for dim in (8, 96, 512)),
+        *((HALF, dim, 16, (9, 0), f"head_dim {dim} is not a multiple of 16 up to 256") for dim in (8, 72, 512)),
         (torch.float64, 64, 16, (9, 0), "it computes in bfloat16, float16 and float32, not in float64"),
         (HALF, 64, 16, (7, 5), "the GPU has compute capability 7.5, and 8.0 is the least"),
     ],

@@ -57,7 +57,7 @@ def script(tmp_path: Path) -> Script:
     return Script(tmp_path)
 
 
-CHOOSE = ["choose", "choose", "engine", "engine", "engine", "peers", "table"]
+CHOOSE = ["choose", "choose", "engine", "engine", "engine", "engine", "peers", "table"]
 
 
 def test_a_call_and_the_same_call_again(script: Script) -> None:
@@ -66,7 +66,7 @@ def test_a_call_and_the_same_call_again(script: Script) -> None:
     assert script.names() == CHOOSE
     assert "after: exit 0 after 0 s: the end" in result.stdout
     reports = dict(line.split("\t", 1) for line in (script.out / "figures.tsv").read_text().splitlines())
-    assert list(reports) == ["choose", "before", "after", "int8kv", "peers"]
+    assert list(reports) == ["choose", "before", "after", "drawn", "int8kv", "peers"]
     assert all(json.loads(report)["rows"] for report in reports.values())
     files = [path for path in script.out.rglob("*") if path.is_file()]
     assert len(files) < MOST_FILES, "the tuning is one more"
@@ -101,8 +101,8 @@ def test_calls_end_in_time() -> None:
     text = SCRIPT.read_text()
     for call in ("choose)", "tests)"):
         lines = text.partition(f"\n{call}")[2].partition(";;")[0].splitlines()
-        side_by_side = [seconds_of(line) for line in lines if line.endswith("&")]
-        one_by_one = [seconds_of(line) for line in lines if not line.endswith("&")]
+        side_by_side = [seconds_of(line) for line in lines if " &" in line]
+        one_by_one = [seconds_of(line) for line in lines if " &" not in line]
         assert len(one_by_one) >= 3
         assert max(side_by_side, default=0) + sum(one_by_one) <= MOST_SECONDS
 
@@ -125,7 +125,7 @@ def test_what_cannot_be_run_is_refused(script: Script) -> None:
 def test_programs_run_on_a_cpu(script: Script, tmp_path: Path, stage: str) -> None:
     """As the script would start them, in this process, which saves them their imports."""
     script("choose")
-    (command,) = (own for own in script.commands() if any(argument.endswith(f"/{stage}.json") for argument in own))
+    *_, command = (own for own in script.commands() if any(argument.endswith(f"/{stage}.json") for argument in own))
     arguments = [str(tmp_path / "report") if own.endswith(".json") else own for own in command[2:]]
     assert importlib.import_module(command[1]).main(arguments) == 0
     report = json.loads((tmp_path / "report").read_text())

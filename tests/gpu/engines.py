@@ -6,9 +6,10 @@ import random
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.modes import MODES, Mode, modes_of
 from nanoengine import LLM, SamplingParams
 from tests.e2e.small_engine import assert_idle
-from tests.support import backend_of, fill_kv_with_nan
+from tests.support import fill_kv_with_nan, model_runner
 
 DEVICE = "cuda"
 VOCAB_SIZE = 300
@@ -22,14 +23,23 @@ Tokens = list[list[list[int]]]
 
 
 def open_llm(folder: Path, **options: Any) -> LLM:
-    """An engine over a pool full of NaN, if its backend leaves alone what nobody wrote."""
+    """An engine over a pool full of NaN. On a GPU its kernels are our own, unless
+    others are asked for."""
     defaults: dict[str, Any] = {"dtype": "float32", "device": DEVICE, "max_model_len": MAX_LEN, "max_num_seqs": 16}
     if "gpu_memory_utilization" not in options:
         defaults["num_kv_blocks"] = 400
     llm = LLM(str(folder), use_tqdm=False, **defaults | options)
-    if backend_of(llm).name != "flash_attn":  # version 3 multiplies it by 0
-        fill_kv_with_nan(llm)
+    runner = model_runner(llm)
+    assert runner.kernels.name == options.get("kernels", "triton") or not runner.device.is_cuda
+    fill_kv_with_nan(llm)
     return llm
+
+
+def every_mode(llm: LLM) -> list[Mode]:
+    """All modes on a GPU, where an engine that has recorded nothing is an error."""
+    modes = modes_of(llm)
+    assert modes == list(MODES) or not model_runner(llm).device.is_cuda
+    return modes
 
 
 def requests(count: int = 24, seed: int = 0) -> tuple[list[list[int]], list[SamplingParams]]:
@@ -38,7 +48,7 @@ def requests(count: int = 24, seed: int = 0) -> tuple[list[list[int]], list[Samp
     No token hangs on a thread: noise of 1e-4 on every logit, ten times what float32 sums in another order make, changes none.
     """
     rng = random.Random(seed)
-    shared = [rng.randrange(VOCAB_SIZE) for _ in range(40)]
+    shared = [rng.randrange(VOCAB_SIZE) for _ in range(70)]  # more than a block of any engine that must find them
     own = [[rng.randrange(VOCAB_SIZE) for _ in range(1 + (17 * i) % 50)] for i in range(count)]
     prompts = [shared * (i % 3 == 0) + tokens for i, tokens in enumerate(own)]
     hows: list[dict[str, Any]] = [

@@ -40,6 +40,7 @@ PREFILLS = {
 FEATURES = {
     "gpt-oss": (Heads(8, 8, 64), AttentionSpec(1.0, window=128, sinks=True)),
     "gpt-oss, every other layer": (Heads(8, 8, 64), AttentionSpec(1.0, sinks=True)),
+    "Llama 4": (Heads(8, 5, 128), AttentionSpec(1.0, window=8192, chunked=True)),
     "Gemma 2": (Heads(8, 2, 256), AttentionSpec(1.0, window=4096, soft_cap=50.0)),
 }
 
@@ -95,7 +96,9 @@ LENS, QUERY_LENS = [1, 127, 129, 4097, 8192, 8193, 20_000], [1, 60, 129, 300, 10
 @pytest.mark.parametrize(
     ("heads", "spec", "lens", "query_lens"),
     [
-        pytest.param(SMALL, AttentionSpec(1.0, 20, True, 9.0), [1, 17, 60], [1, 5, 40], id="small"),
+        pytest.param(
+            SMALL, AttentionSpec(1.0, window=20, sinks=True, soft_cap=9.0), [1, 17, 60], [1, 5, 40], id="small"
+        ),
         *(pytest.param(*asked, LENS, QUERY_LENS, marks=needs_gpu, id=name) for name, asked in FEATURES.items()),
     ],
 )

@@ -10,6 +10,7 @@ from nanoengine import LLM, RequestOutput, SamplingParams
 from tests.gpu.marks import needs_gpu
 
 PROMPTS = ["To be, or not to be", "def main(", "The", "import os\n\nclass Reader:\n", "A list of numbers: 1, 2, 3,"]
+ON_GPU = {"device": "cuda", "kernels": "triton", "attention_backend": "triton"}
 CLEAR = 1e-3
 """Least difference of the best two log probabilities at which no rounding decides."""
 
@@ -34,7 +35,7 @@ def clear_tokens(output: RequestOutput) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "options", [pytest.param({"device": "cpu"}, id="cpu"), pytest.param({"device": "cuda"}, marks=needs_gpu, id="cuda")]
+    "options", [pytest.param({"device": "cpu"}, id="cpu"), pytest.param(ON_GPU, marks=needs_gpu, id="cuda")]
 )
 def test_greedy_tokens_are_those_of_torch(options: dict[str, str]) -> None:
     exact = [clear_tokens(output) for output in greedy(2, device="cpu", kernels="torch")]

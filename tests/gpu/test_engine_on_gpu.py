@@ -11,7 +11,8 @@ import torch
 
 from benchmarks.gpu.modes import MODES, Mode, modes_of, running_in
 from nanoengine import LLM, SamplingParams
-from tests.gpu.engines import MAX_LEN, TINY_POOL, VOCAB_SIZE, Tokens, generate, on_cpu, open_llm, requests
+from tests.e2e.small_engine import assert_idle
+from tests.gpu.engines import MAX_LEN, TINY_POOL, VOCAB_SIZE, Tokens, every_mode, generate, open_llm, requests
 from tests.gpu.marks import needs_gpu
 from tests.support import backend_of, fill_kv_with_nan, forced_logits, model_runner, reference_logits, reference_model
 
@@ -97,8 +98,21 @@ def test_logprobs_best_of_bans_and_penalties_are_those_of_the_cpu(checkpoint: Pa
         )
         for i in range(len(prompts))
     ]
-    expected = on_cpu(checkpoint, prompts, params)
+    with open_llm(checkpoint, device="cpu", kernels="torch") as llm:
+        tokens, logprobs = tokens_and_logprobs(llm, prompts, params)
     with open_llm(checkpoint) as llm:
-        for mode in modes_of(llm):
+        for mode in every_mode(llm):
             with running_in(llm, mode):
-                assert generate(llm, prompts, params) == expected, mode
+                found, near = tokens_and_logprobs(llm, prompts, params)
+                assert found == tokens, mode
+                assert near == pytest.approx(logprobs, abs=1e-3), mode
+
+
+def tokens_and_logprobs(
+    llm: LLM, prompts: list[list[int]], params: list[SamplingParams]
+) -> tuple[list[list[int]], list[float]]:
+    """Of every completion; the log probabilities are summed up, and 0 where nobody has asked for them."""
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    assert_idle(llm)
+    completions = [completion for output in outputs for completion in output.outputs]
+    return [own.token_ids for own in completions], [own.cumulative_logprob or 0.0 for own in completions]

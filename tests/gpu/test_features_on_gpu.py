@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu.modes import modes_of, running_in
+from benchmarks.gpu.modes import running_in
 from nanoengine import LLM, SamplingParams
 from nanoengine.speculation.step_costs import StepCosts
-from tests.gpu.engines import MODEL, TINY_POOL, VOCAB_SIZE, Tokens, generate, open_llm, requests
+from tests.gpu.engines import MODEL, TINY_POOL, VOCAB_SIZE, Tokens, every_mode, generate, open_llm, requests
 from tests.gpu.marks import needs_gpu
 from tests.speculation.scripted import Scripted
 from tests.support import tiny_checkpoint
@@ -38,7 +38,7 @@ def test_guessed_ahead(checkpoint: Path, expected: Tokens, device: dict[str, Any
         speculation = llm.built.capabilities["speculation"].speculation
         assert speculation is not None
         speculation.proposer, speculation.costs = Scripted(say), StepCosts()
-        for mode in modes_of(llm):
+        for mode in every_mode(llm):
             llm.reset_prefix_cache()
             before = speculation.snapshot()
             with running_in(llm, mode):
@@ -52,7 +52,7 @@ def test_swapped_out_and_back(checkpoint: Path, expected: Tokens, device: dict[s
     """And found again in host memory: the pool is too small to keep them, the host is not."""
     options = {"num_kv_blocks": TINY_POOL, "preemption_mode": "swap", "kv_host_memory": HOST_MEMORY}
     with open_llm(checkpoint, **device, **options) as llm:
-        for mode in modes_of(llm):
+        for mode in every_mode(llm):
             llm.reset_prefix_cache()
             before = llm.engine.scheduler.num_preemptions
             with running_in(llm, mode):
@@ -74,7 +74,7 @@ def test_lengths_that_nobody_has_limited(tmp_path: Path, device: dict[str, Any])
         exact = generate(llm, prompts, params)
     with LLM(str(checkpoint), **options | device) as llm:
         assert llm.engine.max_model_len == 40_960
-        for mode in modes_of(llm):
+        for mode in every_mode(llm):
             llm.reset_prefix_cache()
             with running_in(llm, mode):
                 assert generate(llm, prompts, params) == exact, mode

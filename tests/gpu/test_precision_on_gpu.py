@@ -46,7 +46,7 @@ def skip_unless_it_runs(checkpoint: Path, backend: str, dtype: str) -> None:
 
 def open_half(checkpoint: Path, backend: str, dtype: str) -> LLM:
     size = BLOCK_SIZES.get(backend, 16)
-    kernels = "torch" if backend == "torch" else "auto"
+    kernels = "torch" if backend == "torch" else "triton"
     options = {"attention_backend": backend, "kernels": kernels, "block_size": size, "max_model_len": 512}
     return open_llm(checkpoint, dtype=dtype, num_kv_blocks=6400 // size, **options)
 

@@ -10,7 +10,7 @@ from nanoengine.kernels.triton.launch import float8_unsupported_reason
 from nanoengine.kernels.triton_kernels import TritonKernels
 from nanoengine.quantization.at_load import quantizer
 from tests.gpu.marks import needs_gpu
-from tests.gpu.test_demo_on_gpu import PROMPTS, clear_tokens, greedy
+from tests.gpu.test_demo_on_gpu import ON_GPU, PROMPTS, clear_tokens, greedy
 
 pytestmark = needs_gpu
 
@@ -20,19 +20,20 @@ def test_greedy_tokens_are_those_of_torch(name: str) -> None:
     stored = {"quantization": name, "activation_dtype": "float32"}
     exact = [clear_tokens(output) for output in greedy(2, device="cpu", kernels="torch", **stored)]
     assert sum(map(len, exact)) > 10 * len(PROMPTS), "hardly any token is a close call"
-    found = [output.outputs[0].token_ids for output in greedy(device="cuda", **stored)]
+    found = [output.outputs[0].token_ids for output in greedy(**ON_GPU, **stored)]
     assert [tokens[: len(clear)] for tokens, clear in zip(found, exact, strict=True)] == exact
 
 
 def test_floats_of_8_bits_stay_near_the_model_or_say_why_they_cannot() -> None:
     if float8_unsupported_reason(torch.device("cuda")) is not None:
         with pytest.raises(InvalidConfig, match="int8"):
-            greedy(device="cuda", quantization="fp8")
+            greedy(**ON_GPU, quantization="fp8")
         return
     first = []
     for options in ({"quantization": "fp8"}, {}):
-        logprobs = [output.outputs[0].logprobs for output in greedy(1, device="cuda", **options)]
+        logprobs = [output.outputs[0].logprobs for output in greedy(1, **ON_GPU, **options)]
         first.append([max(entry.logprob for entry in found[0].values()) for found in logprobs if found])
+    assert first[0] != first[1], "the weights are rounded"
     torch.testing.assert_close(torch.tensor(first[0]), torch.tensor(first[1]), atol=0.5, rtol=0.0)
 
 

@@ -34,7 +34,7 @@ def rows_of_every_kind(count: int, vocab_size: int) -> Rows:
     return Rows(rows, seed=1)
 
 
-@pytest.mark.parametrize("kind", ["random", "ties", "peaked"])
+@pytest.mark.parametrize("kind", ["random", "ties", "peaked", "banned"])
 @pytest.mark.parametrize(("count", "vocab_size"), SIZES)
 def test_a_full_batch(count: int, vocab_size: int, kind: str) -> None:
     rows, logits = rows_of_every_kind(count, vocab_size), random_logits(kind, count, vocab_size, seed=3)

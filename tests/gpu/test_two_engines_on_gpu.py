@@ -31,6 +31,7 @@ def spoil_free_memory() -> None:
 @pytest.mark.parametrize("closed_before", [False, True], ids=["while the other runs", "before the other begins"])
 def test_graphs_of_an_engine_outlive_another(checkpoint: Path, expected: Tokens, closed_before: bool) -> None:
     first = open_llm(checkpoint, max_num_seqs=32)
+    assert model_runner(first).recorder is not None
     assert generate(first, *requests()) == expected
     if closed_before:
         first.close()
@@ -48,6 +49,7 @@ def test_graphs_of_an_engine_outlive_another(checkpoint: Path, expected: Tokens,
 def test_engines_take_turns_and_many_come_and_go(checkpoint: Path, expected: Tokens) -> None:
     """More than the tables that any cache in between might keep, each with other sizes."""
     with open_llm(checkpoint) as one, open_llm(checkpoint, enforce_eager=True) as other:
+        assert model_runner(one).recorder is not None
         for turn in range(3):
             for llm in (one, other):
                 llm.reset_prefix_cache()

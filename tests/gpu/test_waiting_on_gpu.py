@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -52,6 +52,19 @@ def watch(llm: LLM, monkeypatch: pytest.MonkeyPatch, *, prompts: bool) -> list[S
 
     monkeypatch.setattr(runner, "launch", watched)
     return seen
+
+
+WAITS: dict[str, Callable[[torch.Tensor], object]] = {
+    "a number is read": torch.Tensor.item,
+    "a copy from memory that may be swapped out": lambda x: x.copy_(torch.zeros(1)),
+}
+
+
+@pytest.mark.parametrize("wait", [pytest.param(wait, marks=needs_gpu, id=name) for name, wait in WAITS.items()])
+def test_waiting_is_seen(wait: Callable[[torch.Tensor], object]) -> None:
+    x = torch.ones(1, device="cuda")
+    with pytest.raises(RuntimeError, match="synchronizing"), waiting_is_an_error():
+        wait(x)
 
 
 @pytest.mark.parametrize("prompts", [False, True], ids=["decodes", "prompts too"])

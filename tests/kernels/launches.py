@@ -17,12 +17,15 @@ from nanoengine.kernels.kv_int8 import SCALE_BYTES
 from nanoengine.kernels.recurrences import Decay, StateRuns, Stores
 from nanoengine.kernels.triton.activation import gate_and_multiply, sigmoid_gate
 from nanoengine.kernels.triton.compute_slot_mapping import compute_slot_mapping
+from nanoengine.kernels.triton.decode_in_shares import Plans, decode_in_shares
 from nanoengine.kernels.triton.experts import mixture
-from nanoengine.kernels.triton.few_rows import ROWS, most_rows, product_of_few_rows
-from nanoengine.kernels.triton.float8 import quantize_rows
+from nanoengine.kernels.triton.few_rows import MANY_OUTPUTS, ROWS, most_rows, product_of_few_rows
+from nanoengine.kernels.triton.float8 import quantize_rows, scale_sums
+from nanoengine.kernels.triton.gemv import MOST_ROWS, gemv
 from nanoengine.kernels.triton.kv_int8 import views
 from nanoengine.kernels.triton.norm import add_rms_norm, gated_norm, rms_norm
 from nanoengine.kernels.triton.packed import Packed
+from nanoengine.kernels.triton.packed_gemv import packed_gemv
 from nanoengine.kernels.triton.paged_decode import CANDIDATES, paged_decode
 from nanoengine.kernels.triton.paged_prefill import paged_prefill
 from nanoengine.kernels.triton.recurrence import delta_rule, mamba2
@@ -30,6 +33,7 @@ from nanoengine.kernels.triton.rotate_and_write import rotate_and_write, write_k
 from nanoengine.kernels.triton.sampling import choose_tokens
 from nanoengine.kernels.triton.short_conv import short_conv
 from nanoengine.kernels.triton.split_kv import Workspace
+from nanoengine.kernels.triton.swap_ab import swap_ab
 from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning
 
 HALF, FULL = (torch.bfloat16, torch.float16), torch.float32
@@ -54,12 +58,13 @@ def launch_all() -> None:
     for dtype in DTYPES:
         launch_norms_and_gates(dtype)
         launch_products(dtype)
+        launch_packed_gemv(dtype)
         launch_experts(dtype)
         launch_attention(dtype)
         launch_states(dtype)
-        for head_dim, block_size in ((16, 16), (64, 16), (128, 64), (256, 256)):
+        for head_dim, block_size in ((16, 16), (64, 16), (128, 64), (96, 16), (256, 256)):
             launch_writes(dtype, head_dim, block_size)
-    launch_writes(torch.bfloat16, 128, 64, dependent=True)
+    launch_writes(torch.bfloat16, 128, 64, launch=1)
     launch_steps()
 
 
@@ -67,10 +72,11 @@ def launch_norms_and_gates(dtype: torch.dtype) -> None:
     for size in (48, 1024, 5120, 12288):
         x, weight = some(9, size, dtype=dtype), some(size)
         rms_norm(x, weight, 1e-6)
-        add_rms_norm(x, x, weight, 1e-6)
+        add_rms_norm(x, x, weight, 1e-6, launch=int(size == 1024))
         quantize_rows(x)
+        scale_sums(some(9, size), some(9, 1), some(size, 1), None, dtype)
     for activation in ACTIVATIONS:
-        gate_and_multiply(some(9, 2 * 3072, dtype=dtype), activation)
+        gate_and_multiply(some(9, 2 * 3072, dtype=dtype), activation, launch=int(activation == "silu"))
 
 
 def packed(outputs: int, inputs: int, format: str) -> Packed:
@@ -101,10 +107,30 @@ def launch_products(dtype: torch.dtype) -> None:
         given = {name: offered[name] for name in asked}
         product_of_few_rows(x, weight, eps=1e-6, **given, **options)
         if dtype is torch.bfloat16 and asked == {"residual", "norm"} and not format:
-            product_of_few_rows(x, weight, eps=1e-6, **given, **options, dependent=True)
+            product_of_few_rows(x, weight, eps=1e-6, **given, **options, launch=2)
+        if not format and outputs < MANY_OUTPUTS:
+            for count, launch in ((1, 2), (MOST_ROWS, 0)):
+                few = {name: some(count, inputs, dtype=dtype) if name == "residual" else given[name] for name in asked}
+                gemv(some(count, inputs, dtype=dtype), weight, eps=1e-6, **few, **options, launch=launch)
+            if dtype is not FULL and "norm" not in asked:
+                for count, launch in ((5, 2), (64, 1)):
+                    swap_ab(some(count, inputs, dtype=dtype), weight, Workspace(), **options, launch=launch)
+    gemv(some(1, 9728, dtype=dtype), some(2560, 9728, dtype=dtype), launch=1)
+    if dtype is not FULL:
+        swap_ab(some(32, 1000, dtype=dtype), some(2500, 1000, dtype=dtype), Workspace(), bias=some(2500, dtype=dtype))
     for format in FORMATS:
         packed(4096, 1024, format).dequantize(dtype)
         packed(4096, 896, format).dequantize(dtype, some(9, dtype=torch.int64))
+
+
+def launch_packed_gemv(dtype: torch.dtype) -> None:
+    """Products of a model of 2,560 dimensions, and of one of 896: their chunks differ in size."""
+    shapes = (2560, 6144, False), (2560, 19456, True), (9728, 2560, False), (896, 1152, False)
+    formats = FORMATS if dtype is torch.bfloat16 else ("int8",)
+    for (inputs, outputs, gates), format, rows in product(shapes, formats, (1, MOST_ROWS)):
+        x, weight = some(rows, inputs, dtype=dtype), packed(outputs, inputs, format)
+        around: dict[str, Any] = {"norm": some(inputs), "residual": x, "eps": 1e-6} if outputs > inputs else {}
+        packed_gemv(x, weight, **around, activation="silu" if gates else None, launch=int(rows == 1))
 
 
 def launch_experts(dtype: torch.dtype) -> None:
@@ -137,15 +163,15 @@ def written(caches: dict[str, Tensor]) -> dict[str, Any]:
     return {"kv": (caches.pop("k_cache"), caches.pop("v_cache")), **caches}
 
 
-def launch_writes(dtype: torch.dtype, head_dim: int, block_size: int, *, dependent: bool = False) -> None:
+def launch_writes(dtype: torch.dtype, head_dim: int, block_size: int, *, launch: int = 0) -> None:
     tokens, heads = 5, 4
     qkv, slots = some(tokens, 3 * heads * head_dim, dtype=dtype), some(tokens, dtype=torch.int64)
     norms, angles = [some(head_dim)] * 2, [some(tokens, 1, head_dim // 2)] * 2
-    parts = product((False, True), repeat=2) if head_dim == 128 and not dependent else [(True, True)]
+    parts = product((False, True), repeat=2) if head_dim == 128 and not launch else [(True, True)]
     for (norm, rotate), int8 in product(parts, (False, True)):
         around = (*(norms if norm else (None, None)), 1e-6, *(angles if rotate else (None, None)))
         into = caches(dtype, heads, head_dim, block_size, int8=int8)
-        rotate_and_write(qkv, around, slot_mapping=slots, **written(into), dependent=dependent)
+        rotate_and_write(qkv, around, slot_mapping=slots, **written(into), launch=launch)
     k = qkv[:, : heads * head_dim].unflatten(1, (heads, head_dim))
     write_kv(k, k, slot_mapping=slots, **written(caches(dtype, heads, head_dim, block_size, int8=True)))
 
@@ -167,12 +193,36 @@ def attend(
     given = caches(dtype, kv_heads, head_dim, 16, int8=int8) | asked | {"sinks": some(heads) if sinks else None}
     q, tables, lens, starts = some(tokens, heads, head_dim, dtype=dtype), whole(seqs, 256), whole(seqs), whole(seqs + 1)
     if queries is None:
-        paged_prefill(
-            q, block_tables=tables, query_start_loc=starts, seq_lens=lens, max_query_len=100, scale=0.1, **given
-        )
+        given |= {"query_start_loc": starts, "max_query_len": 100, "tuning": tuning}
+        paged_prefill(q, block_tables=tables, seq_lens=lens, scale=0.1, **given)
     else:
         given |= {"query_start_loc": starts, "max_query_len": queries, "workspace": Workspace(), "tuning": tuning}
         paged_decode(q, block_tables=tables, seq_lens=lens, scale=0.1, **given)
+
+
+def attend_in_shares(
+    dtype: torch.dtype,
+    head_dim: int,
+    group: int = 2,
+    tuning: Tuning = DEFAULTS,
+    *,
+    rotates: bool = False,
+    sinks: bool = False,
+    int8: bool = False,
+    **asked: Any,
+) -> None:
+    """Two layers of a decode; the second finds the plan of the first."""
+    seqs, kv_heads = 3, 4
+    heads, plans = kv_heads * group, Plans()
+    given = caches(dtype, kv_heads, head_dim, 16, int8=int8) | asked | {"sinks": some(heads) if sinks else None}
+    qkv = some(seqs, (heads + 2 * kv_heads) * head_dim, dtype=dtype).unflatten(1, (-1, head_dim))
+    q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
+    if rotates:
+        changes = (some(head_dim), some(head_dim), 1e-6, *[some(seqs, 1, head_dim // 2)] * 2)
+        given["new"] = (k, v, changes, some(seqs, dtype=torch.int64))
+    for _ in range(2):
+        given |= {"workspace": Workspace(), "tuning": tuning, "plans": plans}
+        decode_in_shares(q, block_tables=whole(seqs, 256), seq_lens=whole(seqs), scale=0.1, **given)
 
 
 def launch_attention(dtype: torch.dtype) -> None:
@@ -181,6 +231,10 @@ def launch_attention(dtype: torch.dtype) -> None:
     """
     for head_dim, queries, int8 in product((64, 128, 256), (None, 1, 4, 16), (False, True)):
         attend(dtype, head_dim, 2, queries, int8=int8)
+    attend(dtype, 96, 1, None)
+    attend(dtype, 96, 1, 1)
+    for rotates in (False, True):
+        attend_in_shares(dtype, 128, rotates=rotates)
     for queries in (None, 1, 16):
         attend(dtype, 256, 2, queries, window=4096, soft_cap=50.0)
         attend(dtype, 128, 5, queries, window=-8192)
@@ -193,7 +247,15 @@ def launch_attention(dtype: torch.dtype) -> None:
     for (tile, warps, stages), queries, int8 in product(CANDIDATES, (1, 8), (False, True)):
         tuning = replace(DEFAULTS, decode_tile=tile, decode_warps=warps, decode_stages=stages)
         attend(dtype, 128, 4, queries, tuning, int8=int8)
-    attend(dtype, 128, tuning=replace(DEFAULTS, dependent_launch=1))
+    early = replace(DEFAULTS, dependent_launch=1)
+    attend(dtype, 128, tuning=early)
+    attend(dtype, 128, queries=None, tuning=replace(DEFAULTS, short_prompt=100))
+    for rotates in (False, True):
+        attend_in_shares(dtype, 128, 4, early, rotates=rotates, soft_cap=50.0)
+    attend_in_shares(dtype, 64, 7, early, rotates=True)
+    attend_in_shares(dtype, 128, 1, int8=True)
+    attend_in_shares(dtype, 96, 1, early)
+    attend_in_shares(dtype, 256, 8, early, window=1024)
 
 
 def launch_states(dtype: torch.dtype) -> None:
@@ -233,3 +295,6 @@ def launch_steps() -> None:
         rows = some(3, vocab_size), table, whole(3), whole(3)
         for last_tokens in (None, some(9, dtype=torch.int64)):
             choose_tokens(*rows, last_tokens)
+        choose_tokens(rows[0], replace(table, filtering=set()), *rows[2:], last_tokens)
+        choose_tokens(rows[0], replace(table, filtering=set()), *rows[2:], last_tokens, launch=1)
+        choose_tokens(*rows, last_tokens, launch=1)

@@ -8,6 +8,7 @@ from transformers.models.granitemoehybrid.modeling_granitemoehybrid import Grani
 
 from nanoengine.layers.mamba2 import Mamba2
 from nanoengine.models.model_config import StateConfig
+from tests.support import norm_by_groups
 
 from .mixers import check_against, factory
 
@@ -28,4 +29,6 @@ def test_it_is_that_of_transformers(groups: int, bias: bool) -> None:
         conv_bias=bias,
         proj_bias=bias,
     )
-    check_against(Mamba2(0, 24, facts, factory(), config.rms_norm_eps), GraniteMoeHybridMambaLayer(config, 0))
+    theirs = GraniteMoeHybridMambaLayer(config, 0)
+    norm_by_groups(theirs, groups)
+    check_against(Mamba2(0, 24, facts, factory(), config.rms_norm_eps), theirs)

@@ -11,6 +11,8 @@ FLASH = "nanoengine/attention/flash_attn.py"
 LAYER = "nanoengine/core/layers.py"
 CORE = "nanoengine/core/torch_attention.py"
 METADATA = "nanoengine/core/attention.py"
+TORCH_FLASH = "nanoengine/core/torch_flash.py"
+TEST_FLASH = "tests/core/test_flash_attention.py"
 TEST_CORE = "tests/core/test_torch_attention.py"
 TEST_TORCH = "tests/attention/test_contract.py"
 
@@ -109,7 +111,7 @@ MUTANTS = (
         "starts - self.num_decode_tokens if first else starts,",
         "starts,",
         "Chunks behind decodes take the queries of others for their own.",
-        ("tests/core/test_flash_attention.py",),
+        (TEST_FLASH,),
     ),
     Mutant(
         "missing-feature-goes-unnoticed",
@@ -130,10 +132,34 @@ MUTANTS = (
     Mutant(
         "flash-window-is-one-too-wide",
         FLASH,
-        "WITHOUT_WINDOW if spec.window is None else (spec.window - 1, 0)",
-        "WITHOUT_WINDOW if spec.window is None else (spec.window, 0)",
+        "NO_WINDOW if spec.window is None else (spec.window - 1, 0)",
+        "NO_WINDOW if spec.window is None else (spec.window, 0)",
         "The window that FlashAttention is told has one token too many.",
-        ("tests/attention/test_flash_attn.py", "tests/attention/test_flash_attn.py"),
+        ("tests/attention/test_flash_attn.py",),
+    ),
+    Mutant(
+        "torch-may-cut-any-sequence-into-parts",
+        TORCH_FLASH,
+        "num_splits=None if is_alone and q.shape[1] > k.shape[2] else 1",
+        "num_splits=None",
+        "Torch's copy of flash-attn puts parts of sequences into wrong rows.",
+        (TEST_FLASH,),
+    ),
+    Mutant(
+        "torch-sees-all-without-a-mask",
+        TORCH_FLASH,
+        'is_alone = how["max_seqlen_q"] == 1 and window == NO_WINDOW',
+        "is_alone = window == NO_WINDOW",
+        "Where torch's copy of flash-attn computes, tokens see those behind them.",
+        (TEST_FLASH,),
+    ),
+    Mutant(
+        "blocks-of-one-size-for-all-backends",
+        "nanoengine/core/flash_attention.py",
+        "default_block_size = PAGE",
+        "default_block_size = 16",
+        "flash-attn is passed over, since the blocks that nobody asked for are too small for it.",
+        (TEST_FLASH,),
     ),
     Mutant(
         "keys-are-written-unrotated",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from typing import NoReturn
 
 import pytest
 
-from nanoengine.builder import read_config
+from nanoengine.builder import build_engine, read_config
+from nanoengine.core.config import EngineConfig
 from nanoengine.errors import InvalidConfig
 from nanoengine.kv_groups.options import KVGroupsOptions
 from nanoengine.lora.options import LoRAOptions
+from nanoengine.replicas import capability
 from nanoengine.replicas.capability import check_gpus, config_of_each
 from nanoengine.replicas.carrier import gpu_of
 from nanoengine.replicas.options import ReplicaOptions
@@ -27,6 +30,20 @@ def test_replicas_share_the_cores_and_the_memory_of_a_machine() -> None:
     assert (each.num_kv_blocks, each.num_threads) == (30, 3)
     memory = config_of_each(read_config("demo", {"replicas": 2, "kv_cache_memory": "1MiB"}), 101, has_gpus=False)
     assert (memory.num_kv_blocks, memory.kv_cache_memory) == (None, 1 << 20)
+
+
+def test_blocks_are_as_large_as_where_they_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may compute on another device than this process, and like other blocks."""
+
+    class Started(Exception): ...
+
+    def start(config: EngineConfig, *_: object, **__: object) -> NoReturn:
+        raise Started(config.block_size)
+
+    monkeypatch.setattr(capability, "LocalCarrier", start)
+    for given, size in (({}, 16), ({"block_size": 256}, 256)):
+        with pytest.raises(Started, match=f"^{size}$"):
+            build_engine(read_config("demo", {"replicas": 1, "device": "cpu", **given}), use_tqdm=False)
 
 
 def test_replicas_share_the_memory_of_snapshots() -> None:

@@ -138,8 +138,9 @@ class Bench:
             [
                 torch.tensor([*own, *[fill] * padding], dtype=torch.int32)
                 for own, fill in ((rows, self.num_rows), (positions, 0))
-            ],
-            self.last_tokens,
+            ]
+            + [self.last_tokens],
+            None,
         )
         result = StepResult([])
         read(result)

@@ -23,14 +23,14 @@ class Watch:
         self.starts: set[int] = set()
         self.num_unsaid = 0  # plans that leave it to others to guess
         self.started: dict[int, int] = {}  # row -> tokens
-        self.config = SimpleNamespace(max_num_batched_tokens=max_tokens, block_size=block_size)
-        self.num_rows, self.max_model_len, self.num_blocks = num_rows, max_len, num_blocks
+        self.config = SimpleNamespace(max_num_batched_tokens=max_tokens)
+        self.num_rows, self.max_model_len, self.num_blocks, self.block_size = num_rows, max_len, num_blocks, block_size
         self.layouts, self.runner, self.facts = [None] * num_groups, self, {}
 
     def result(self) -> None: ...
 
     def launch(self, plan: StepPlan) -> Watch:
-        block_size = self.config.block_size
+        block_size = self.block_size
         for row, token_ids, tables, sampling in plan.started:
             assert 0 <= row < self.num_rows
             assert sampling.num_prompt_tokens == len(token_ids)

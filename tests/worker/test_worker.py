@@ -156,6 +156,7 @@ def test_it_has_as_many_snapshots_of_states_as_are_given_out(tmp_path: Path) -> 
         slots = llm.built.capabilities["kv_groups"].snapshots.num_slots  # type: ignore[attr-defined]
         own = remote(llm).config.of(KVGroupsOptions).snapshot_memory
         assert own is not None
+        assert remote(llm).config.block_size == 16, "as is counted here, on whatever device it computes"
         assert slots == OPTIONS["num_kv_blocks"], "as many as there are blocks"
 
 

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nanoengine.kernels.gates import ACTIVATIONS
+from nanoengine.kernels.triton import dependent
 
 BLOCK = 1024
 """Columns of a program."""
@@ -29,23 +30,28 @@ def gated(gate, up, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def _gate_and_multiply_kernel(gate_up, out, width, stride, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr):
+def _gate_and_multiply_kernel(
+    gate_up, out, width, stride, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr, LAUNCH: tl.constexpr
+):
     """Program (i, j): block j of row i."""
+    dependent.start(LAUNCH)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < width
     source = gate_up + row * stride + column
+    dependent.wait(LAUNCH)
     gate = tl.load(source, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(source + width, mask=mask, other=0.0).to(tl.float32)
     tl.store(out + row * width + column, gated(gate, up, ACTIVATION).to(out.dtype.element_ty), mask=mask)
 
 
-def gate_and_multiply(gate_up: Tensor, activation: str) -> Tensor:
+def gate_and_multiply(gate_up: Tensor, activation: str, launch: int = 0) -> Tensor:
     """GATES[activation](gate, up), computed in float32 and rounded once.
 
     Args:
         gate_up: [n, 2 * width], the gate and then what it changes; rows may have gaps.
         activation: one of ACTIVATIONS.
+        launch: see `dependent.py`.
 
     Returns:
         [n, width], of the same dtype.
@@ -55,9 +61,17 @@ def gate_and_multiply(gate_up: Tensor, activation: str) -> Tensor:
     out = gate_up.new_empty(n, width)
     if out.numel():
         grid = (n, triton.cdiv(width, BLOCK))
-        number = ACTIVATIONS.index(activation)
-        sizes = width, gate_up.stride(0)
-        _gate_and_multiply_kernel[grid](gate_up, out, *sizes, BLOCK=BLOCK, ACTIVATION=number, num_warps=NUM_WARPS)
+        _gate_and_multiply_kernel[grid](
+            gate_up,
+            out,
+            width,
+            gate_up.stride(0),
+            BLOCK=BLOCK,
+            ACTIVATION=ACTIVATIONS.index(activation),
+            LAUNCH=launch,
+            num_warps=NUM_WARPS,
+            **dependent.options(launch),
+        )
     return out
 
 

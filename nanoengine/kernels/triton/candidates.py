@@ -13,6 +13,8 @@ from torch import Tensor
 
 from nanoengine.core import sampling
 from nanoengine.core.sampling import SamplingTable
+from nanoengine.kernels.triton import dependent
+from nanoengine.kernels.triton.dependent import LAUNCH_PLAIN
 from nanoengine.kernels.triton.launch import num_multiprocessors
 
 TILE = 1024
@@ -85,12 +87,15 @@ def _find_peaks_kernel(
     vocab_size,
     logits_stride,
     part_size,
+    LAUNCH: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Program (i, j): the highest logit of each group in part j of row i, and what the group weighs relative to that.
 
     Nothing is done for a row without filters.
     """
+    dependent.start(LAUNCH)
+    dependent.wait(LAUNCH)
     i = tl.program_id(0)
     entry = tl.load(rows + i)
     temperature = tl.load(temperatures + entry)
@@ -195,7 +200,7 @@ def mass_kept(row, size, value, equals, highest, inverse, TILE: tl.constexpr):
     return tl.sum(total) + tl.minimum(tl.sum(count), equals) * tl.exp((value - highest) * inverse)
 
 
-def find_peaks(logits: Tensor, table: SamplingTable, rows: Tensor) -> tuple[Tensor, Tensor]:
+def find_peaks(logits: Tensor, table: SamplingTable, rows: Tensor, launch: int = LAUNCH_PLAIN) -> tuple[Tensor, Tensor]:
     """The highest logit of each group of tokens, of the rows that have filters: the arguments are those of `choose_tokens`.
 
     Returns:
@@ -218,8 +223,10 @@ def find_peaks(logits: Tensor, table: SamplingTable, rows: Tensor) -> tuple[Tens
         vocab_size,
         row_stride(logits),
         part_size,
+        LAUNCH=launch,
         TILE=TILE,
         num_warps=NUM_WARPS,
+        **dependent.options(launch),
     )
     return peaks, masses
 

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nanoengine.core.kernels import PlacedTokens
+from nanoengine.kernels.triton import dependent
 
 TILE = 256
 """Tokens of a program."""
@@ -41,8 +42,11 @@ def _slot_mapping_kernel(
     GROUPS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
+    LAUNCH: tl.constexpr,
 ):
     """Program (i, j): tile j of the tokens of sequence i, in every KV group."""
+    dependent.start(LAUNCH)
+    dependent.wait(LAUNCH)
     sequence = tl.program_id(0)
     row = tl.load(rows + sequence).to(tl.int64)
     is_padding = row == padding_row
@@ -79,8 +83,13 @@ def compute_slot_mapping(
     tables: Tensor,
     block_size: int,
     max_query_len: int,
+    launch: int = 0,
 ) -> PlacedTokens:
-    """`Kernels.compute_slot_mapping`; a block_size is a power of two. Tokens of padding are 0, at position 0."""
+    """`Kernels.compute_slot_mapping`; a block_size is a power of two. Tokens of padding are 0, at position 0.
+
+    Args:
+        launch: see `dependent.py`.
+    """
     num_seqs = len(rows)
     assert block_size == triton.next_power_of_2(block_size), "block_size must be a power of two"
     assert len(query_start_loc) == num_seqs + 1
@@ -110,5 +119,7 @@ def compute_slot_mapping(
             BLOCK_SIZE=block_size,
             TILE=TILE,
             num_warps=NUM_WARPS,
+            LAUNCH=launch,
+            **dependent.options(launch),
         )
     return PlacedTokens(input_ids, positions, slot_mapping, seq_lens)

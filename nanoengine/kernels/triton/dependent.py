@@ -1,15 +1,18 @@
-"""Programmatic dependent launch: a kernel starts while the one before it still runs, and waits where it needs what that one writes.
+"""Programmatic dependent launch: a kernel starts while the one before it still runs, and waits where it needs what that writes.
 
 The rules (CUDA programming guide, "Programmatic Dependent Launch"; compute capability 9.0 and later). Before its wait a kernel may
+
 1. read constants: weights, norms, tables of angles;
 2. read what is older than the kernel before, but only if that kernel lets the next one start behind its own wait;
 3. prefetch anything;
 4. write nothing.
-Every launch has a program that waits: otherwise it could end before the kernel before it does, and the wait of the next one would
-say nothing of that. A kernel that does not wait is launched normally, behind everything before it.
 
-`LAUNCH` of a kernel is one of the three below. With LAUNCH_EARLY a kernel lets the next one start at once, so that more weights are
-on their way at the same time: then rule 2 does not hold for the next one. Only products do that, and what follows a product obeys.
+Every launch has a program that waits: otherwise it could end before the kernel before it does, and the wait of the next one
+would say nothing of that. A kernel that does not wait is launched normally, behind everything before it.
+
+`LAUNCH` of a kernel is one of the three below. With LAUNCH_EARLY a kernel lets the next one start at once, so that more weights
+are on their way at the same time: then rule 2 does not hold for the next one. Only products do that, and what follows a product
+obeys.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from triton.language.extra import cuda
 LAUNCH_PLAIN, LAUNCH_DEPENDENT, LAUNCH_EARLY = 0, 1, 2
 LATE = 4
 """Added to LAUNCH: after its wait the kernel does nothing for a while. A kernel behind it that reads too early then reads what is
-old: `benchmarks/gpu/right.py` looks for that."""
+old: `benchmarks/gpu/choose.py` looks for that."""
 
 
 @triton.jit
@@ -49,3 +52,8 @@ def wait(LAUNCH: tl.constexpr):
 def options(launch: int) -> dict[str, Any]:
     """What a launch of that kind is given, besides LAUNCH."""
     return {"launch_pdl": True} if launch else {}
+
+
+def behind(launch: int) -> int:
+    """How a kernel that is no product is launched, where products are launched like that: never with LAUNCH_EARLY."""
+    return launch - 1 if launch % 4 == LAUNCH_EARLY else launch

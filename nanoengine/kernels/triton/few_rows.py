@@ -10,9 +10,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra import cuda
 
 from nanoengine.kernels.gates import ACTIVATIONS
+from nanoengine.kernels.triton import dependent
 from nanoengine.kernels.triton.activation import gated
 from nanoengine.kernels.triton.packed import NUMBERS, Packed, column_of, numbers_of, scales_of
 from nanoengine.kernels.triton.paged_cache import dot
@@ -67,18 +67,17 @@ def _few_rows_kernel(
     BITS: tl.constexpr,
     GROUPS: tl.constexpr,
     ZEROS: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    LAUNCH: tl.constexpr,
 ):
     """Program i: outputs [i * TILE, (i + 1) * TILE) of all rows; weights are read DEPTH inputs at a time, rows for the norm
     NORM_DEPTH at a time. With BITS weights are packed, and read DEPTH bytes at a time; without, they are numbers.
     """
+    dependent.start(LAUNCH)
     output = tl.program_id(0) * TILE + tl.arange(0, TILE)
     row, step = tl.arange(0, ROWS), tl.arange(0, DEPTH)
     has_row = (row < num_rows)[:, None]
     has_output = (output < OUTPUTS)[:, None]
-    if DEPENDENT:  # the kernel before may still write what this one reads, or read where it writes
-        cuda.gdc_wait()
-        cuda.gdc_launch_dependents()
+    dependent.wait(LAUNCH)
 
     scale_of_row = tl.full([ROWS], 1.0, tl.float32)
     if NORM:
@@ -145,7 +144,7 @@ def product_of_few_rows(
     eps: float = 0.0,
     activation: str | None = None,
     out_dtype: torch.dtype | None = None,
-    dependent: bool = False,
+    launch: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """rms_norm(x + residual) W^T + bias, or the gate of it; the norm and each of the others only if they are given.
 
@@ -160,7 +159,7 @@ def product_of_few_rows(
         norm: [inputs] float32, the weight of the norm; `eps` is added to the mean of the squares.
         activation: by which the first half of the outputs gates the second; without one there are no gates.
         out_dtype: that of x, if not given.
-        dependent: launch it while the kernel before it ends (compute capability 9.0 and later).
+        launch: see `dependent.py`.
 
     Returns:
         [num_rows, outputs], or half as wide for gates; and x + residual, or x if there is no residual.
@@ -189,10 +188,10 @@ def product_of_few_rows(
         GATE=activation is not None,
         ACTIVATION=0 if activation is None else ACTIVATIONS.index(activation),
         BIAS=bias is not None,
-        DEPENDENT=dependent,
+        LAUNCH=launch,
         num_warps=NUM_WARPS,
         num_stages=NUM_STAGES,
-        **({"launch_pdl": True} if dependent else {}),
+        **dependent.options(launch),
     )
     return out, total
 

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nanoengine.core.sampling import SamplingTable
+from nanoengine.kernels.triton import dependent
 from nanoengine.kernels.triton.candidates import (
     GROUP,
     LEAST_TEMPERATURE,
@@ -32,6 +33,7 @@ from nanoengine.kernels.triton.candidates import (
     tile,
     weight_of,
 )
+from nanoengine.kernels.triton.dependent import LAUNCH_PLAIN
 
 TILE = 4096
 """Logits that are looked at together: of a whole row many must be on their way at once, of candidates there are but hundreds."""
@@ -155,12 +157,15 @@ def _find_limits_kernel(
     candidate_ids,
     vocab_size,
     logits_stride,
+    LAUNCH: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Row i of `Limits`.
 
     Dividing by the temperature keeps the order, so values are those of the logits themselves; only weights need it.
     """
+    dependent.start(LAUNCH)
+    dependent.wait(LAUNCH)
     i = tl.program_id(0)
     entry = tl.load(rows + i)
     temperature = tl.load(temperatures + entry)
@@ -201,11 +206,11 @@ def _find_limits_kernel(
     tl.store(counts + i, count)
 
 
-def find_limits(logits: Tensor, table: SamplingTable, rows: Tensor) -> Limits:
+def find_limits(logits: Tensor, table: SamplingTable, rows: Tensor, launch: int = LAUNCH_PLAIN) -> Limits:
     """What the filters of each row keep; the arguments are those of `choose_tokens`."""
     n, vocab_size = logits.shape
     device = logits.device
-    peaks, masses = find_peaks(logits, table, rows)
+    peaks, masses = find_peaks(logits, table, rows, launch)
     groups = torch.empty(n, MOST_GROUPS.value, dtype=torch.int32, device=device)
     candidates = torch.empty(n, MOST_GROUPS.value * GROUP.value, dtype=torch.float32, device=device)
     limits = Limits(
@@ -228,7 +233,9 @@ def find_limits(logits: Tensor, table: SamplingTable, rows: Tensor) -> Limits:
         *limits,
         vocab_size,
         row_stride(logits),
+        LAUNCH=launch,
         TILE=TILE,
         num_warps=NUM_WARPS,
+        **dependent.options(launch),
     )
     return limits

@@ -22,6 +22,9 @@ LARGEST = tl.constexpr(448.0)
 MULTIPLE = 16
 """Sizes of matrices that `_scaled_mm` takes are multiples of it."""
 
+SCALED_AT_ONCE = 1024
+"""Sums of a row that a program scales."""
+
 ScaledProduct = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, torch.dtype], Tensor]
 """(a, b, scales of a, scales of b, bias, out_dtype) -> (scales of a * a) @ (b * scales of b) + bias: [rows, inputs] and
 [inputs, outputs] float8_e4m3fn, scales [rows, 1] and [1, outputs] float32, or both [1, 1]; sums are float32."""
@@ -41,16 +44,18 @@ class Float8Rows:
     Attributes:
         numbers: [outputs, inputs] float8_e4m3fn.
         scales: [outputs, 1] float32.
+        one: [1, 1] float32, which scales nothing; made once, where no CUDA graph is captured.
     """
 
     numbers: Tensor
     scales: Tensor
+    one: Tensor
 
     @classmethod
     def like(cls, source: Float8, outputs: int, device: torch.device) -> Float8Rows:
         """A place for so many rows; what is unset is 0."""
         numbers = torch.zeros(outputs, source.shape[1], dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
-        return cls(numbers, torch.zeros(outputs, 1, device=device))
+        return cls(numbers, torch.zeros(outputs, 1, device=device), torch.ones(1, 1, device=device))
 
     def take_rows(self, first: int, source: QuantizedTensor) -> bool:
         """Put rows into their place, from `first` on, unless they are of another format: then nothing changes."""
@@ -74,9 +79,8 @@ class Float8Rows:
         if out_dtype is torch.bfloat16:
             return multiply(rows, self.numbers.T, scales, self.scales.T, bias, out_dtype)
         # Scales by rows make bfloat16 alone with all versions of CUDA that torch is built for.
-        one = torch.ones(1, 1, device=x.device)
-        out = multiply(rows, self.numbers.T, one, one, None, torch.float32).mul_(scales).mul_(self.scales.T)
-        return (out if bias is None else out.add_(bias)).to(out_dtype)
+        sums = multiply(rows, self.numbers.T, self.one, self.one, None, torch.float32)
+        return scale_sums(sums, scales, self.scales, bias, out_dtype)
 
 
 def can_multiply(source: Float8, outputs: int) -> bool:
@@ -125,6 +129,37 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
         block, warps = _sizes(size)
         _quantize_kernel[(rows,)](x.contiguous(), numbers, scales, SIZE=size, BLOCK=block, num_warps=warps)
     return numbers, scales
+
+
+@triton.jit
+def _scale_kernel(sums, of_rows, of_columns, bias, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr):
+    """Program (i, j): columns [j * BLOCK, (j + 1) * BLOCK) of row i."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = column < SIZE
+    values = tl.load(sums + row * SIZE + column, mask=mask) * tl.load(of_rows + row)
+    values *= tl.load(of_columns + column, mask=mask)
+    if BIAS:
+        values += tl.load(bias + column, mask=mask).to(tl.float32)
+    tl.store(out + row * SIZE + column, values.to(out.dtype.element_ty), mask=mask)
+
+
+def scale_sums(
+    sums: Tensor, of_rows: Tensor, of_columns: Tensor, bias: Tensor | None, out_dtype: torch.dtype
+) -> Tensor:
+    """sums * scales of their rows * scales of their columns + bias; in their place, if they are to be float32.
+
+    Args:
+        sums: [rows, size] float32; logits of many rows are so large that each pass over them counts.
+        of_rows, of_columns: [rows, 1] and [size, 1] float32.
+        bias: [size].
+    """
+    rows, size = sums.shape
+    out = sums if out_dtype is torch.float32 else torch.empty_like(sums, dtype=out_dtype)
+    _scale_kernel[(rows, triton.cdiv(size, SCALED_AT_ONCE))](
+        *(sums, of_rows, of_columns, bias, out), SIZE=size, BLOCK=SCALED_AT_ONCE, BIAS=bias is not None
+    )
+    return out
 
 
 def _sizes(size: int) -> tuple[int, int]:

@@ -9,15 +9,30 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nanoengine.kernels.triton import dependent
+
 
 @triton.jit
 def _rms_norm_kernel(
-    x, residual, weight, out, eps, x_stride, residual_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr
+    x,
+    residual,
+    weight,
+    out,
+    eps,
+    x_stride,
+    residual_stride,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ADD: tl.constexpr,
+    LAUNCH: tl.constexpr,
 ):
     """Row i: with ADD, the residual becomes x + residual, and the norm is of that."""
+    dependent.start(LAUNCH)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     mask = column < SIZE
+    factors = tl.load(weight + column, mask=mask, other=0.0)
+    dependent.wait(LAUNCH)
     values = tl.load(x + row * x_stride + column, mask=mask, other=0.0).to(tl.float32)
     if ADD:
         place = residual + row * residual_stride + column
@@ -26,30 +41,30 @@ def _rms_norm_kernel(
         tl.store(place, rounded, mask=mask)
         values = rounded.to(tl.float32)  # the norm of what the next layer gets
     scale = 1.0 / tl.sqrt(tl.sum(values * values) / SIZE + eps)
-    normed = values * scale * tl.load(weight + column, mask=mask, other=0.0)
-    tl.store(out + row * SIZE + column, normed.to(out.dtype.element_ty), mask=mask)
+    tl.store(out + row * SIZE + column, (values * scale * factors).to(out.dtype.element_ty), mask=mask)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, launch: int = 0) -> Tensor:
     """x / rms(x) * weight over the last dimension, computed in float32.
 
     Args:
         x: [..., size]; the last dimension is contiguous.
         weight: [size] float32.
         eps: is added to the mean of the squares.
+        launch: see `dependent.py`.
 
     Returns:
         [..., size], of the dtype of x.
     """
-    return _launch(x, None, weight, eps)
+    return _launch(x, None, weight, eps, launch)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, launch: int = 0) -> tuple[Tensor, Tensor]:
     """(rms_norm(x + residual), x + residual), where the sum is rounded to its dtype first, and takes the residual's place.
 
     The residual is like x, and overwritten: its leading dimensions must be those of one list of rows.
     """
-    return _launch(x, residual, weight, eps), residual
+    return _launch(x, residual, weight, eps, launch), residual
 
 
 @triton.jit
@@ -105,7 +120,7 @@ def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, 
     return out
 
 
-def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, launch: int) -> Tensor:
     size = x.shape[-1]
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     if not x.numel():
@@ -124,7 +139,9 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> T
         SIZE=size,
         BLOCK=triton.next_power_of_2(size),
         ADD=residual is not None,
+        LAUNCH=launch,
         num_warps=_num_warps(size),
+        **dependent.options(launch),
     )
     return out
 

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nanoengine.kernels.triton.paged_cache import INTERPRETED
 from nanoengine.quantization.tensor import Grouped, QuantizedTensor
 
 BLOCK = 32
@@ -26,6 +27,9 @@ TILE, DEPTH = 4, 512
 """Outputs and bytes of each that a program dequantizes."""
 
 NUM_WARPS = 4
+
+RAISED = tl.constexpr(0x4B000000)
+"""The bits of the float 2^23: what stands in the lowest of them, a whole number, is added to it."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +167,70 @@ def numbers_of(stored, scale, zero, half: tl.constexpr, BITS: tl.constexpr):
     if BITS == 4:
         stored = (stored >> (4 * half)) & 15
     return (stored.to(tl.float32) - zero) * scale
+
+
+@triton.jit
+def _raised_bytes(stored):
+    """2^23 + each byte, float32: by a permute each, since few units of a multiprocessor can convert integers."""
+    if INTERPRETED:
+        found = stored.to(tl.float32) + 8388608.0
+    else:
+        found = tl.inline_asm_elementwise(
+            """
+            prmt.b32 $0, $4, 0x4B000000, 0x7650;
+            prmt.b32 $1, $4, 0x4B000000, 0x7651;
+            prmt.b32 $2, $4, 0x4B000000, 0x7652;
+            prmt.b32 $3, $4, 0x4B000000, 0x7653;
+            """,
+            "=&f,=&f,=&f,=&f,r",
+            [stored],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=4,
+        )
+    return found
+
+
+@triton.jit
+def _halves(stored):
+    """The low half of each byte, and the high one: of four bytes at a time."""
+    if INTERPRETED:
+        low, high = stored & 15, stored >> 4
+    else:
+        low, high = tl.inline_asm_elementwise(
+            """
+            and.b32 $0, $2, 0x0F0F0F0F;
+            shr.u32 $1, $2, 4;
+            and.b32 $1, $1, 0x0F0F0F0F;
+            """,
+            "=&r,=&r,r",
+            [stored],
+            dtype=(tl.uint8, tl.uint8),
+            is_pure=True,
+            pack=4,
+        )
+    return low, high
+
+
+@triton.jit
+def raised_numbers(stored, BITS: tl.constexpr):
+    """2^23 + what bytes stand for, float32: (each,), or if there are two numbers to a byte (low half, high half)."""
+    if BITS == 4:
+        low, high = _halves(stored)
+        found = _raised_bytes(low), _raised_bytes(high)
+    else:
+        found = (_raised_bytes(stored),)  # type: ignore[assignment]
+    return found
+
+
+@triton.jit
+def raised_zeros(zeros, first, place, BITS: tl.constexpr, ZEROS: tl.constexpr):
+    """2^23 + the zeros at first + place, float32; a raised number less its zero is exact."""
+    if ZEROS:
+        found = (tl.load(zeros + first + place).to(tl.int32) | RAISED).to(tl.float32, bitcast=True)
+    else:
+        found = tl.full(place.shape, 8388608.0 + (1 << BITS >> 1), tl.float32)
+    return found
 
 
 @triton.jit

@@ -52,6 +52,46 @@ def capped(scores, CAP: tl.constexpr):
     return scores
 
 
+@triton.jit
+def within(exists, dim, HEAD_DIM: tl.constexpr):
+    """[rows, dimensions], or [rows, 1]: what there is of rows, in registers for a power of two of dimensions."""
+    PADDED: tl.constexpr = dim.shape[0] > HEAD_DIM
+    return exists[:, None] & (dim < HEAD_DIM)[None, :] if PADDED else exists[:, None]
+
+
+@triton.jit
+def load_heads(place, dim, HEAD_DIM: tl.constexpr):
+    """Heads at places [rows, dimensions]; zeros beyond what a head has."""
+    PADDED: tl.constexpr = dim.shape[0] > HEAD_DIM
+    return tl.load(place, mask=(dim < HEAD_DIM)[None, :], other=0) if PADDED else tl.load(place)
+
+
+@triton.jit
+def ask_for(
+    k_head,
+    v_head,
+    table,
+    start,
+    end,
+    block_stride,
+    slot_stride,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Ask for K and V of the first TOKENS tokens from `start` on: they come into the L2 cache, and nothing is read (compute
+    capability 9.0 and later).
+    """
+    BYTES: tl.constexpr = HEAD_DIM * k_head.dtype.element_ty.primitive_bitwidth // 8
+    if not INTERPRETED and start < end:
+        i = tl.arange(0, 2 * TOKENS)
+        token = tl.minimum(start + i % TOKENS, end - 1)
+        block = tl.load(table + token // BLOCK_SIZE).to(tl.int64)
+        place = tl.where(i < TOKENS, k_head, v_head) + block * block_stride + token % BLOCK_SIZE * slot_stride
+        hint: tl.constexpr = f"cp.async.bulk.prefetch.L2.global [$1], {BYTES}; mov.u32 $0, 0;"
+        tl.inline_asm_elementwise(hint, "=r,l", [place], dtype=tl.int32, is_pure=False, pack=1)
+
+
 def aligned(q: Tensor) -> Tensor:
     """Queries [rows, heads, head_dim] as they are, or if a head is not one piece at a multiple of 16 bytes, a copy of them."""
     ragged = q.stride(2) != 1 or any(stride * q.element_size() % 16 for stride in q.stride()[:2]) or q.data_ptr() % 16

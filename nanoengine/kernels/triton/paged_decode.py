@@ -12,9 +12,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nanoengine.kernels.triton import dependent
 from nanoengine.kernels.triton.kv_int8 import NUMBERS_IN_SCALE, dequantized
 from nanoengine.kernels.triton.launch import num_multiprocessors
-from nanoengine.kernels.triton.paged_cache import LOG2E, LOWEST, aligned, cache_strides, capped, dot, first_seen
+from nanoengine.kernels.triton.paged_cache import (
+    LOG2E,
+    LOWEST,
+    aligned,
+    ask_for,
+    cache_strides,
+    capped,
+    dot,
+    first_seen,
+    load_heads,
+    within,
+)
 from nanoengine.kernels.triton.split_kv import COMBINED, MAX_PARTS, STEP, Workspace, combine, part_size, split
 from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning
 
@@ -35,6 +47,64 @@ def _row(row, num_tokens, num_heads, HEADS: tl.constexpr, QUERIES: tl.constexpr)
         token, head = row // HEADS, row % HEADS
         return token, head, (token < num_tokens) & (head < num_heads)
     return row * 0, row, row < num_heads
+
+
+@triton.jit
+def walk(
+    acc,
+    sums,
+    highest,
+    query,
+    position,
+    row_start,
+    start,
+    end,
+    k_head,
+    v_head,
+    k_scales,
+    v_scales,
+    table,
+    block_stride,
+    slot_stride,
+    scale,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    QUERIES: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+):
+    """Attend to tokens `start` to `end` of a sequence. Of several queries, each sees those from `row_start` to `position`."""
+    ALIGNED: tl.constexpr = 16 // (k_head.dtype.element_ty.primitive_bitwidth // 8)  # elements in 16 bytes
+    dim = tl.arange(0, query.shape[1])
+    # The compiler's pipeline runs over three loads: it has the block ids of a tile in shared memory before it asks for the tile,
+    # and asks for that two rounds or more before it is used. So a loop of 3 + 2 n stages holds 1 + n tiles of K and of V.
+    for first in range(start, end, TILE):
+        token = first + tl.arange(0, TILE)
+        if QUERIES > 1:
+            visible = token[None, :] <= position[:, None]
+            if WINDOW:
+                visible &= token[None, :] >= row_start[:, None]
+        else:
+            visible = (token < end)[None, :]
+        token = tl.minimum(token, end - 1)  # a place beyond the end repeats the last token: no weight, but finite
+        block = tl.load(table + token // BLOCK_SIZE).to(tl.int64)  # times the stride it may not fit 32 bits
+        place = tl.multiple_of(block * block_stride + token % BLOCK_SIZE * slot_stride, ALIGNED)[:, None] + dim[None, :]
+        k = load_heads(k_head + place, dim, HEAD_DIM)
+        v = load_heads(v_head + place, dim, HEAD_DIM)
+        if k_scales is not None:
+            scale_place = block * (block_stride // NUMBERS_IN_SCALE) + token % BLOCK_SIZE
+            k = dequantized(k, tl.load(k_scales + scale_place), query.dtype)
+            v = dequantized(v, tl.load(v_scales + scale_place), query.dtype)
+        scores = dot(query, tl.trans(k), tl.zeros(sums.shape, tl.float32)) * scale
+        scores = tl.where(visible, capped(scores, SOFT_CAP), float("-inf"))
+        higher = tl.maximum(highest, tl.max(scores, axis=1))  # finite: LOWEST, or a tile holds at least one token
+        shrink = tl.exp2(highest - higher)[:, None]
+        weights = tl.exp2(scores - higher[:, None])
+        sums = sums * shrink + weights
+        acc = dot(weights.to(v.dtype), v, acc * shrink)
+        highest = higher
+    return acc, sums, highest
 
 
 @triton.jit(
@@ -78,7 +148,7 @@ def _decode_kernel(
     AT_ONCE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    LAUNCH: tl.constexpr,
 ):
     """Program (i, j, p): part p of what is seen of sequence j, for the i-th lot of the rows that share a KV head.
 
@@ -89,10 +159,9 @@ def _decode_kernel(
     HEAD_DIM], and the logarithms of the sums of their weights to `log_sums`, both float32; the last of them to arrive, by the
     count of `arrivals`, combines them all. `scale` has log2(e) in it: all exponentials and logarithms are of base 2.
     """
-    if DEPENDENT:  # the kernel before may still write what this one reads, or read where it writes
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    dependent.start(LAUNCH)
     HEAD_LOTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
+    DIMS: tl.constexpr = triton.next_power_of_2(HEAD_DIM)
     LOTS: tl.constexpr = HEAD_LOTS * ((QUERIES + TOKENS - 1) // TOKENS)
     ALIGNED: tl.constexpr = 16 // (k_cache.dtype.element_ty.primitive_bitwidth // 8)  # elements in 16 bytes
     Q_ALIGNED: tl.constexpr = 16 // (q.dtype.element_ty.primitive_bitwidth // 8)
@@ -123,21 +192,28 @@ def _decode_kernel(
         start += seq_len - seen
     end = tl.minimum(start + size, seq_len)
 
+    head_start = tl.multiple_of(kv_head.to(tl.int64) * kv_head_stride, ALIGNED)
+    k_head = tl.multiple_of(k_cache + head_start, 16)
+    v_head = tl.multiple_of(v_cache + head_start, 16)
+    table = block_tables + seq * table_stride
+    # Lengths and tables are older than the embeddings of the step, which are launched behind everything before them: they may be
+    # read before the wait. The query and K and V of new tokens are not, so that of K and V only a hint comes before.
+    if LAUNCH:
+        ask_for(k_head, v_head, table, start, end, block_stride, slot_stride, HEAD_DIM, BLOCK_SIZE, 64)
+    dependent.wait(LAUNCH)
+
     row = tl.arange(0, ROWS)
     token_of, head_of, exists = _row(row, query_len - first_query, GROUP - first_head, HEADS, QUERIES)
     head = kv_head * GROUP + first_head + head_of
-    dim = tl.arange(0, HEAD_DIM)
+    dim = tl.arange(0, DIMS)
     # The launch has made sure of these multiples of 16 bytes. To know them makes loads wide, and those of K/V asynchronous.
     q_start = tl.multiple_of(q + first_token * q_token_stride, 16)
     q_place = head.to(tl.int64) * q_head_stride
     if QUERIES > 1:
         q_place += token_of * q_token_stride
     q_place = tl.multiple_of(q_place, Q_ALIGNED)[:, None] + dim[None, :]
-    query = tl.load(q_start + q_place, mask=exists[:, None], other=0.0)
-    head_start = tl.multiple_of(kv_head.to(tl.int64) * kv_head_stride, ALIGNED)
-    k_head = tl.multiple_of(k_cache + head_start, 16)
-    v_head = tl.multiple_of(v_cache + head_start, 16)
-    table = block_tables + seq * table_stride
+    there = within(exists, dim, HEAD_DIM)
+    query = tl.load(q_start + q_place, mask=there, other=0.0)
     if k_scales is not None:
         k_scales += head_start // NUMBERS_IN_SCALE
         v_scales += head_start // NUMBERS_IN_SCALE
@@ -145,7 +221,7 @@ def _decode_kernel(
     # Of several tokens, the earlier ones may see nothing of a tile: then there is no score, and no weight.
     highest = tl.full([ROWS], LOWEST if QUERIES > 1 else float("-inf"), tl.float32)
     sums = tl.zeros([ROWS, TILE], tl.float32)  # summed up over the tile once, at the end: warps need not meet for it
-    acc = tl.zeros([ROWS, HEAD_DIM], tl.float32)
+    acc = tl.zeros([ROWS, DIMS], tl.float32)
     if sinks is not None:  # a weight without a value, which the first part counts for all
         sink = tl.load(sinks + head, mask=exists, other=0.0) * LOG2E
         highest = tl.where(part == 0, tl.maximum(sink, highest), highest)
@@ -153,48 +229,26 @@ def _decode_kernel(
     if QUERIES > 1:
         position = seq_len - query_len + first_query + token_of
         row_start = first_seen(position, WINDOW)
-    # The compiler's pipeline runs over three loads: it has the block ids of a tile in shared memory before it asks for the tile,
-    # and asks for that two rounds or more before it is used. So a loop of 3 + 2 n stages holds 1 + n tiles of K and of V.
-    for first in range(start, end, TILE):
-        token = first + tl.arange(0, TILE)
-        if QUERIES > 1:
-            visible = token[None, :] <= position[:, None]
-            if WINDOW:
-                visible &= token[None, :] >= row_start[:, None]
-        else:
-            visible = (token < end)[None, :]
-        token = tl.minimum(token, end - 1)  # a place beyond the end repeats the last token: no weight, but finite
-        block = tl.load(table + token // BLOCK_SIZE).to(tl.int64)  # times the stride it may not fit 32 bits
-        place = tl.multiple_of(block * block_stride + token % BLOCK_SIZE * slot_stride, ALIGNED)[:, None] + dim[None, :]
-        k = tl.load(k_head + place)
-        v = tl.load(v_head + place)
-        if k_scales is not None:
-            scale_place = block * (block_stride // NUMBERS_IN_SCALE) + token % BLOCK_SIZE
-            k = dequantized(k, tl.load(k_scales + scale_place), query.dtype)
-            v = dequantized(v, tl.load(v_scales + scale_place), query.dtype)
-        scores = dot(query, tl.trans(k), tl.zeros([ROWS, TILE], tl.float32)) * scale
-        scores = tl.where(visible, capped(scores, SOFT_CAP), float("-inf"))
-        higher = tl.maximum(highest, tl.max(scores, axis=1))  # finite: LOWEST, or a tile holds at least one token
-        shrink = tl.exp2(highest - higher)[:, None]
-        weights = tl.exp2(scores - higher[:, None])
-        sums = sums * shrink + weights
-        acc = dot(weights.to(v.dtype), v, acc * shrink)
-        highest = higher
-
+    else:
+        position, row_start = None, None
+    acc, sums, highest = walk(
+        acc, sums, highest, query, position, row_start, start, end, k_head, v_head, k_scales, v_scales, table, block_stride,
+        slot_stride, scale, HEAD_DIM, BLOCK_SIZE, TILE, QUERIES, WINDOW, SOFT_CAP,
+    )  # fmt: skip
     total = tl.sum(sums, axis=1)
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # zeros, if the sequence is empty
     num_kv_heads = tl.num_programs(0) // LOTS
     out += ((first_token * num_kv_heads + kv_head) * GROUP + first_head) * HEAD_DIM
     if parts == 1:
         pointer = out + (token_of * num_kv_heads * GROUP + head_of)[:, None] * HEAD_DIM + dim[None, :]
-        tl.store(pointer, result.to(out.dtype.element_ty), mask=exists[:, None])
+        tl.store(pointer, result.to(out.dtype.element_ty), mask=there)
     else:
         KEPT: tl.constexpr = TOKENS * HEADS
         lot = seq * tl.num_programs(0) + tl.program_id(0)
         results += lot * KEPT * most_parts * HEAD_DIM
         log_sums += lot * KEPT * most_parts
         index = row * most_parts + part
-        tl.store(results + index[:, None] * HEAD_DIM + dim[None, :], result, mask=exists[:, None])
+        tl.store(results + index[:, None] * HEAD_DIM + dim[None, :], result, mask=there)
         tl.store(log_sums + index, highest + tl.log2(total), mask=exists)
         # One thread counts for all: before it does, all have stored; then all see what others stored before they counted.
         tl.debug_barrier()
@@ -245,10 +299,12 @@ def paged_decode(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not len(q):
         return out
-    tile, num_warps, num_stages = _shape(q.dtype, head_dim, tuning, int8=k_scales is not None)
+    tile, num_warps, num_stages = tile_shape(q.dtype, head_dim, tuning, int8=k_scales is not None)
     group = num_heads // num_kv_heads
     max_query_len = max_query_len if len(q) == num_seqs else max(max_query_len, 2)  # some may have none
-    constants = _constants(group, max_query_len, head_dim, block_size, tile, num_warps, tuning.dependent_launch)
+    constants = _constants(
+        group, max_query_len, head_dim, block_size, tile, num_warps, dependent.behind(tuning.dependent_launch)
+    )
     heads, tokens, queries, step = (constants[name] for name in ("HEADS", "TOKENS", "QUERIES", "STEP"))
     num_lots = num_kv_heads * triton.cdiv(group, heads) * triton.cdiv(queries, tokens)
     longest = min([block_tables.shape[1] * block_size, *([abs(window) + queries - 1] if window else [])])
@@ -281,12 +337,12 @@ def paged_decode(
         SOFT_CAP=soft_cap or 0.0,
         num_warps=num_warps,
         num_stages=num_stages,
-        **({"launch_pdl": True} if tuning.dependent_launch else {}),
+        **dependent.options(constants["LAUNCH"]),
     )
     return out
 
 
-def _shape(dtype: torch.dtype, head_dim: int, tuning: Tuning, *, int8: bool = False) -> tuple[int, int, int]:
+def tile_shape(dtype: torch.dtype, head_dim: int, tuning: Tuning, *, int8: bool = False) -> tuple[int, int, int]:
     """Tokens in a tile, warps and stages. `tuning` means heads of 128; others have tiles of as many bytes, if they can.
 
     float32 is multiplied without tensor cores, to be exact: it wants threads, and does not wait for memory. What is dequantized
@@ -294,13 +350,14 @@ def _shape(dtype: torch.dtype, head_dim: int, tuning: Tuning, *, int8: bool = Fa
     """
     if dtype is torch.float32:
         return 16, 8, 1 if int8 else 3
-    tile = max(16, min(tuning.decode_tile * 128 // head_dim, STEP))  # 16 is the least that tensor cores sum over
+    tile = tuning.decode_tile * 128 // triton.next_power_of_2(head_dim)
+    tile = max(16, min(tile, STEP))  # 16 is the least that tensor cores sum over
     return tile, tuning.decode_warps, tuning.decode_stages
 
 
 def _constants(
-    group: int, max_query_len: int, head_dim: int, block_size: int, tile: int, num_warps: int, dependent: bool
-) -> dict[str, int | bool]:
+    group: int, max_query_len: int, head_dim: int, block_size: int, tile: int, num_warps: int, launch: int
+) -> dict[str, int]:
     """What the kernel is compiled for.
 
     Of several tokens, there are as many as fill its rows, so that there are few kernels. The results of a part are large then: a
@@ -325,6 +382,6 @@ def _constants(
         "TILE": tile,
         "STEP": step,
         "MAX_PARTS": MAX_PARTS,
-        "AT_ONCE": max(1, combined // (tokens * heads * head_dim)),
-        "DEPENDENT": dependent,
+        "AT_ONCE": max(1, combined // (tokens * heads * triton.next_power_of_2(head_dim))),
+        "LAUNCH": launch,
     }

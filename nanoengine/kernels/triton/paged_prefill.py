@@ -13,7 +13,18 @@ import triton.language as tl
 from torch import Tensor
 
 from nanoengine.kernels.triton.kv_int8 import NUMBERS_IN_SCALE, dequantized
-from nanoengine.kernels.triton.paged_cache import LOG2E, LOWEST, aligned, cache_strides, capped, dot, first_seen
+from nanoengine.kernels.triton.paged_cache import (
+    LOG2E,
+    LOWEST,
+    aligned,
+    cache_strides,
+    capped,
+    dot,
+    first_seen,
+    load_heads,
+    within,
+)
+from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning
 
 MOST_HEADS = 16
 """Most query heads of a group that share a tile; a larger group takes several tiles."""
@@ -46,7 +57,7 @@ def _walk(
 ):
     """Attend to tokens `start` to `end`. Unless MASKED, those are whole tiles, and every row sees them all."""
     ALIGNED: tl.constexpr = 16 // (k_head.dtype.element_ty.primitive_bitwidth // 8)  # elements in 16 bytes
-    dim = tl.arange(0, HEAD_DIM)
+    dim = tl.arange(0, query.shape[1])
     # In shared memory are, in turn, the block ids of a tile, K and V: the compiler's pipeline runs over all three, and a
     # loop of 5 stages has two tiles there.
     for first in range(start, end, TILE):
@@ -58,8 +69,8 @@ def _walk(
             token = tl.minimum(token, end - 1)  # a place beyond the end repeats the last token: no weight, but finite
         block = tl.load(table + token // BLOCK_SIZE).to(tl.int64)  # times the stride it may not fit 32 bits
         place = tl.multiple_of(block * block_stride + token % BLOCK_SIZE * slot_stride, ALIGNED)[:, None] + dim[None, :]
-        k = tl.load(k_head + place)
-        v = tl.load(v_head + place)
+        k = load_heads(k_head + place, dim, HEAD_DIM)
+        v = load_heads(v_head + place, dim, HEAD_DIM)
         if k_scales is not None:
             scale_place = block * (block_stride // NUMBERS_IN_SCALE) + token % BLOCK_SIZE
             k = dequantized(k, tl.load(k_scales + scale_place), query.dtype)
@@ -128,13 +139,13 @@ def _prefill_kernel(
     row = tl.arange(0, ROWS)
     token = first + row // HEADS
     in_group = (tl.program_id(0) % LOTS) * HEADS + row % HEADS
-    dim = tl.arange(0, HEAD_DIM)
+    dim = tl.arange(0, triton.next_power_of_2(HEAD_DIM))
     # The launch has made sure of these multiples of 16 bytes. To know them makes loads wide, and those of K/V asynchronous.
     q_start = tl.multiple_of(q + start.to(tl.int64) * q_token_stride, 16)
     q_token = tl.minimum(token, query_len - 1)  # rows beyond the last token or head repeat it, and are not stored
     q_head = kv_head * GROUP + tl.minimum(in_group, GROUP - 1)
     q_place = tl.multiple_of(q_token.to(tl.int64) * q_token_stride + q_head * q_head_stride, Q_ALIGNED)
-    query = tl.load(q_start + q_place[:, None] + dim[None, :])
+    query = load_heads(q_start + q_place[:, None] + dim[None, :], dim, HEAD_DIM)
     head_start = tl.multiple_of(kv_head.to(tl.int64) * kv_head_stride, ALIGNED)
     k_head = tl.multiple_of(k_cache + head_start, 16)
     v_head = tl.multiple_of(v_cache + head_start, 16)
@@ -146,7 +157,7 @@ def _prefill_kernel(
     history = seq_len - query_len
     position = history + q_token
     seen = tl.minimum(history + first + TOKENS, seq_len)
-    acc = tl.zeros([ROWS, HEAD_DIM], tl.float32)
+    acc = tl.zeros([ROWS, dim.shape[0]], tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     highest = tl.full([ROWS], LOWEST if WINDOW else float("-inf"), tl.float32)
     if sinks is not None:  # a weight without a value
@@ -180,7 +191,8 @@ def _prefill_kernel(
     num_heads = tl.num_programs(0) // LOTS * GROUP
     out_row = (start + token).to(tl.int64) * num_heads + kv_head * GROUP + in_group
     present = (token < query_len) & (in_group < GROUP)
-    tl.store(out + out_row[:, None] * HEAD_DIM + dim[None, :], result.to(out.dtype.element_ty), mask=present[:, None])
+    place = out_row[:, None] * HEAD_DIM + dim[None, :]
+    tl.store(out + place, result.to(out.dtype.element_ty), mask=within(present, dim, HEAD_DIM))
 
 
 def paged_prefill(
@@ -198,13 +210,14 @@ def paged_prefill(
     window: int = 0,
     sinks: Tensor | None = None,
     soft_cap: float | None = None,
+    tuning: Tuning = DEFAULTS,
 ) -> Tensor:
     """Attention of the last tokens of each sequence, each over the tokens up to itself that it sees.
 
     FlashAttention-2 (Dao, 2023), with the query heads that share K and V side by side in a tile, as if they were tokens.
 
     Args:
-        q: [num_tokens, num_heads, head_dim], head_dim a power of two from 16 to 256: the new tokens of all sequences.
+        q: [num_tokens, num_heads, head_dim], head_dim a multiple of 16 up to 256: the new tokens of all sequences.
         k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim] of the dtype of q or int8, with the same strides: see
             `paged_cache.cache_strides`. A block_size is a power of two. The new tokens are in it.
         block_tables: [num_seqs, width] int32, rows may have gaps.
@@ -217,6 +230,7 @@ def paged_prefill(
             In a block table, what stands before the first of them is not read.
         sinks: [num_heads] float32, contiguous: one more score for each head, which takes weight and has no value.
         soft_cap: scores become soft_cap * tanh(score / soft_cap); not those of sinks.
+        tuning: how 16-bit numbers are computed.
 
     Returns:
         [num_tokens, num_heads, head_dim], of the dtype of q; sums are float32.
@@ -233,7 +247,8 @@ def paged_prefill(
         return out
     group = num_heads // num_kv_heads
     heads = min(triton.next_power_of_2(group), MOST_HEADS)
-    rows, tile, num_warps, num_stages = _shape(q.dtype, head_dim, int8=k_scales is not None)
+    is_short = max_query_len <= tuning.short_prompt
+    rows, tile, num_warps, num_stages = _shape(q.dtype, head_dim, int8=k_scales is not None, is_short=is_short)
     grid = (num_kv_heads * triton.cdiv(group, heads), len(seq_lens), triton.cdiv(max_query_len, rows // heads))
     _prefill_kernel[grid](
         out,
@@ -264,8 +279,10 @@ def paged_prefill(
     return out
 
 
-def _shape(dtype: torch.dtype, head_dim: int, *, int8: bool) -> tuple[int, int, int, int]:
+def _shape(dtype: torch.dtype, head_dim: int, *, int8: bool, is_short: bool) -> tuple[int, int, int, int]:
     """Rows and tokens in a tile, warps and stages: what fits the 163 KB of shared memory of an A100, without spills.
+
+    Short prompts have few tiles: smaller ones are work for more multiprocessors, two of them for each.
 
     float32 is multiplied without tensor cores, to be exact; its small tiles are for the compiler, which unrolls all of one.
     An int8 tile passes through registers on its way: there is room for fewer rows, and in float32 for no tile ahead of its turn.
@@ -274,4 +291,6 @@ def _shape(dtype: torch.dtype, head_dim: int, *, int8: bool) -> tuple[int, int, 
         return 32, 16, 8, 1 if int8 else 3
     if head_dim > 128:
         return 64, 32, 8, 5
+    if is_short and not int8:
+        return 64, 64, 4, 4
     return 64 if int8 else 128, 64, 8, 5

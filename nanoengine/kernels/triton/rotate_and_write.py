@@ -8,11 +8,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra import cuda
 
 from nanoengine.attention.backend import Changes
 from nanoengine.core.attention import KVLayer
+from nanoengine.kernels.triton import dependent
 from nanoengine.kernels.triton.kv_int8 import NUMBERS_IN_SCALE, check_scales, quantized, scale_of
+from nanoengine.kernels.triton.paged_cache import within
 
 ELEMENTS = 1024
 """Of a group of heads: enough for wide reads, and few enough that one token still is work for several programs."""
@@ -36,7 +37,8 @@ def _store(
 ):
     """Write the halves of the heads of a token, each [heads, HALF] float32, rounded to a dtype even if 8 bits are kept of it."""
     head = head.to(tl.int64)[:, None]
-    target = cache + block * block_stride + place * slot_stride + head * head_stride + tl.arange(0, HALF)[None, :]
+    pair = tl.arange(0, first.shape[1])
+    target = cache + block * block_stride + place * slot_stride + head * head_stride + pair[None, :]
     first, second = first.to(dtype), second.to(dtype)
     if scales is not None:
         first, second = first.to(tl.float32), second.to(tl.float32)
@@ -44,8 +46,39 @@ def _store(
         first, second = quantized(first, scale), quantized(second, scale)
         scale_place = (block * block_stride + head * head_stride) // NUMBERS_IN_SCALE + place
         tl.store(scales + scale_place, scale[:, None], mask=written)
+    if pair.shape[0] > HALF:
+        written = written & (pair < HALF)[None, :]
     tl.store(target, first, mask=written)
     tl.store(target + HALF, second, mask=written)
+
+
+@triton.jit
+def normed_and_rotated(
+    first,
+    second,
+    weight,
+    cos,
+    sin,
+    eps,
+    pair,
+    HEAD_DIM: tl.constexpr,
+    NORM: tl.constexpr,
+    ROTATE: tl.constexpr,
+):
+    """The halves of heads of q or k of a token, each [heads, pairs] float32. `weight`, `cos` and `sin` are addresses."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    PADDED: tl.constexpr = pair.shape[0] > HALF
+    there = pair < HALF
+    if NORM:
+        square = tl.sum(first * first + second * second, axis=1) / HEAD_DIM
+        scale = (1.0 / tl.sqrt(square + eps))[:, None]
+        first = first * scale * tl.load(weight + pair, mask=there if PADDED else None)[None, :]
+        second = second * scale * tl.load(weight + HALF + pair, mask=there if PADDED else None)[None, :]
+    if ROTATE:
+        cosine = tl.load(cos + pair, mask=there if PADDED else None)[None, :]
+        sine = tl.load(sin + pair, mask=there if PADDED else None)[None, :]
+        first, second = first * cosine - second * sine, second * cosine + first * sine
+    return first, second
 
 
 @triton.jit
@@ -81,13 +114,12 @@ def _rotate_and_write_kernel(
     HEADS: tl.constexpr,
     NORM: tl.constexpr,
     ROTATE: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    LAUNCH: tl.constexpr,
 ):
     """Program (i, j): group j of the heads of token i. The groups of q come first, then those of k and those of v."""
     HALF: tl.constexpr = HEAD_DIM // 2
-    if DEPENDENT:  # the kernel before may still write what this one reads, or read where it writes
-        cuda.gdc_wait()
-        cuda.gdc_launch_dependents()
+    dependent.start(LAUNCH)
+    dependent.wait(LAUNCH)  # the kernel before may still write what this one reads, or read where it writes
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     q_groups = tl.cdiv(num_heads, HEADS)
@@ -100,8 +132,8 @@ def _rotate_and_write_kernel(
     count = tl.where(is_q, num_heads, num_kv_heads)
     stride = tl.where(is_q, q_stride, tl.where(is_v, v_stride, k_stride))
     head = group_of_kind * HEADS + tl.arange(0, HEADS)
-    pair = tl.arange(0, HALF)
-    mask = (head < count)[:, None]
+    pair = tl.arange(0, triton.next_power_of_2(HALF))
+    mask = within(head < count, pair, HALF)
     heads = q if is_q else (v if is_v else k)
     source = heads + token * stride + (head * HEAD_DIM)[:, None] + pair[None, :]
     first = tl.load(source, mask=mask, other=0.0).to(tl.float32)
@@ -116,16 +148,11 @@ def _rotate_and_write_kernel(
             v.dtype.element_ty, HALF,
         )  # fmt: skip
     else:
-        if NORM:
-            square = tl.sum(first * first + second * second, axis=1) / HEAD_DIM
-            scale = (1.0 / tl.sqrt(square + eps))[:, None]
-            weight = (q_weight if is_q else k_weight) + pair
-            first = first * scale * tl.load(weight)[None, :]
-            second = second * scale * tl.load(weight + HALF)[None, :]
+        weight = (q_weight if is_q else k_weight) if NORM else None
         if ROTATE:
-            cosine = tl.load(cos + token * angle_stride + pair)[None, :]
-            sine = tl.load(sin + token * angle_stride + pair)[None, :]
-            first, second = first * cosine - second * sine, second * cosine + first * sine
+            cos += token * angle_stride
+            sin += token * angle_stride
+        first, second = normed_and_rotated(first, second, weight, cos, sin, eps, pair, HEAD_DIM, NORM, ROTATE)
         if is_q:
             target = q_out + token * num_heads * HEAD_DIM + (head * HEAD_DIM)[:, None] + pair[None, :]
             tl.store(target, first.to(q_out.dtype.element_ty), mask=mask)
@@ -145,7 +172,7 @@ def rotate_and_write(
     *,
     k_scales: Tensor | None = None,
     v_scales: Tensor | None = None,
-    dependent: bool = False,
+    launch: int = 0,
 ) -> Tensor:
     """Norm and rotate the heads of q and k, write k and v to the cache, and return q.
 
@@ -158,7 +185,7 @@ def rotate_and_write(
         kv: each [num_blocks, block_size, num_kv_heads, head_dim], with any strides but for the last dimension's, 1.
         slot_mapping: [num_tokens] int64: where each token is written, in slots of the cache; -1 is nowhere.
         k_scales, v_scales: those of an int8 cache: see `kv_int8.views`.
-        dependent: launch it while the kernel before it ends (compute capability 9.0 and later).
+        launch: see `dependent.py`.
 
     Returns:
         q, [num_tokens, num_heads, head_dim], of the dtype of qkv.
@@ -169,7 +196,7 @@ def rotate_and_write(
     assert qkv.stride(1) == 1
     q, k, v = qkv.unflatten(1, (-1, head_dim)).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     q_out = q.new_empty(q.shape)
-    _launch(q, k, v, changes, slot_mapping, q_out, kv, k_scales, v_scales, dependent)
+    _launch(q, k, v, changes, slot_mapping, q_out, kv, k_scales, v_scales, launch)
     return q_out
 
 
@@ -189,7 +216,7 @@ def write_kv(
         kv, slot_mapping, k_scales, v_scales: as for `rotate_and_write`.
     """
     no_q, unchanged = k[:, :0], (None, None, 0.0, None, None)
-    _launch(no_q, k, v, unchanged, slot_mapping, no_q, kv, k_scales, v_scales, False)
+    _launch(no_q, k, v, unchanged, slot_mapping, no_q, kv, k_scales, v_scales, dependent.LAUNCH_PLAIN)
 
 
 def _launch(
@@ -202,13 +229,12 @@ def _launch(
     kv: KVLayer,
     k_scales: Tensor | None,
     v_scales: Tensor | None,
-    dependent: bool,
+    launch: int,
 ) -> None:
     """q, k and v are [num_tokens, heads, head_dim]; rows may have gaps, heads may not."""
     (q_weight, k_weight, _, cos, sin), (k_cache, v_cache) = changes, kv
     num_tokens, num_kv_heads, head_dim = k.shape
     num_heads = q.shape[1]
-    assert head_dim == triton.next_power_of_2(head_dim), "head_dim must be a power of two"
     assert k.stride()[1:] == v.stride()[1:] == (head_dim, 1)
     assert k_cache.stride(3) == v_cache.stride(3) == 1
     assert slot_mapping.is_contiguous()
@@ -247,15 +273,15 @@ def _launch(
         HEADS=heads,
         NORM=q_weight is not None and k_weight is not None,
         ROTATE=cos is not None and sin is not None,
-        DEPENDENT=dependent,
+        LAUNCH=launch,
         num_warps=_num_warps(k.itemsize),
-        **({"launch_pdl": True} if dependent else {}),
+        **dependent.options(launch),
     )
 
 
 def heads_of_a_group(head_dim: int) -> int:
     """Heads that a program works on."""
-    return max(1, ELEMENTS // head_dim)
+    return max(1, ELEMENTS // triton.next_power_of_2(head_dim))
 
 
 def _num_warps(itemsize: int) -> int:

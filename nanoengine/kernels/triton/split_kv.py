@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nanoengine.kernels.triton.paged_cache import LOWEST
+from nanoengine.kernels.triton.paged_cache import LOWEST, within
 from nanoengine.kernels.triton.tuning import Tuning
 
 STEP = 64
@@ -18,7 +18,7 @@ STEP = 64
 MAX_PARTS = 128
 """Most parts of a sequence, a power of two: one program combines them all, and it alone is waited for."""
 
-MOST_PROGRAMS = 1 << 13
+MOST_PROGRAMS = 1 << 15
 """Programs of a launch that cuts sequences because they may be long: most of them find nothing to do, and take time for that."""
 
 COMBINED = 512
@@ -112,20 +112,22 @@ def combine(
         log_sums: [ROWS, most_parts], the logarithms of sums of weights; -inf where nothing has weight.
     """
     row = tl.arange(0, ROWS)
-    dim = tl.arange(0, HEAD_DIM)
+    dim = tl.arange(0, triton.next_power_of_2(HEAD_DIM))
+    PADDED: tl.constexpr = dim.shape[0] > HEAD_DIM
     every = tl.arange(0, MAX_PARTS)[None, :]
     there = exists[:, None] & (every < parts)
     log_sum = tl.load(log_sums + row[:, None] * most_parts + every, mask=there, other=LOWEST)
     highest = tl.max(log_sum, axis=1)
     total = highest + tl.log2(tl.sum(tl.exp2(log_sum - highest[:, None]), axis=1))
-    combined = tl.zeros([ROWS, HEAD_DIM], tl.float32)
+    combined = tl.zeros([ROWS, dim.shape[0]], tl.float32)
     for first in tl.range(0, parts, AT_ONCE, num_stages=3):  # asks for results two rounds before they are used
         part = first + tl.arange(0, AT_ONCE)
         index = row[:, None] * most_parts + part[None, :]
         written = exists[:, None] & (part < parts)[None, :]
         weight = tl.exp2(tl.load(log_sums + index, mask=written, other=LOWEST) - total[:, None])
         pointer = results + index[:, :, None] * HEAD_DIM + dim[None, None, :]
-        result = tl.load(pointer, mask=written[:, :, None], other=0.0)
+        here = written[:, :, None] & (dim < HEAD_DIM)[None, None, :] if PADDED else written[:, :, None]
+        result = tl.load(pointer, mask=here, other=0.0)
         combined += tl.sum(weight[:, :, None] * result, axis=1)
     pointer = out + place[:, None] + dim[None, :]
-    tl.store(pointer, combined.to(out.dtype.element_ty), mask=exists[:, None])
+    tl.store(pointer, combined.to(out.dtype.element_ty), mask=within(exists, dim, HEAD_DIM))

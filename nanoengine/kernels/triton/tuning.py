@@ -1,5 +1,5 @@
-"""Tuning: the sizes of kernels that only a measurement can choose. `benchmarks/gpu/tune.py` measures, and writes its choice for
-this kind of GPU where the next start finds it; without that file, the defaults hold."""
+"""Tuning: sizes and ways of kernels that only a measurement can choose. `benchmarks/gpu/choose.py` measures, and writes its choice
+for this kind of GPU; the package brings those that were made so far. Without such a file, the defaults hold."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ class Tuning:
             launch, compute capability 9.0 and later): see `dependent.py`. 0: no; 1: as soon as that one has begun to read what
             it depends on; 2: behind a product, as soon as the product has started.
         short_prompt: runs of up to so many new tokens are computed by smaller programs of prefill attention.
-        draw_ahead: whether drawing loads the next tile of logits before it looks at this one.
         draw_in_graph: whether tokens are drawn inside the recorded step where no processor changes its logits.
     """
 
@@ -58,7 +57,6 @@ class Tuning:
     swapped_rows: int = 0
     dependent_launch: int = 0
     short_prompt: int = 0
-    draw_ahead: bool = False
     draw_in_graph: bool = False
 
     def save(self, device_name: str) -> Path:
@@ -87,8 +85,8 @@ def file_for(device_name: str) -> Path:
 
 
 def load_tuning() -> Tuning:
-    """What was chosen for the current GPU, here or for the package; the defaults if nothing was, there is no GPU, or the file is of
-    another version.
+    """What was chosen for the current GPU, here or for the package; the defaults if nothing was, there is no GPU, or the file is
+    of another version.
     """
     if not torch.cuda.is_available():
         return DEFAULTS

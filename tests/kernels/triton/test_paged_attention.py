@@ -116,7 +116,7 @@ def test_sequences_that_have_several_tokens_one_or_none(tuning: Tuning) -> None:
 
 def test_more_parts_than_are_combined_at_once() -> None:
     """The last lot is full or is not."""
-    at_once = module._constants(2, 1, 256, 64, 16, num_warps=8, dependent=False)["AT_ONCE"]
+    at_once = module._constants(2, 1, 256, 64, 16, num_warps=8, launch=0)["AT_ONCE"]
     assert at_once == 8
     check(pool_of(Heads(1, 2, 256), [8 * STEP, 8 * STEP + 1, 17 * STEP - 3], CUT, block_size=256))
 
@@ -267,7 +267,7 @@ def test_it_is_launched_early_if_it_is_tuned_so(dependent: bool) -> None:
     tuning = replace(UNCUT, decode_tile=16, decode_warps=2, decode_stages=5, dependent_launch=dependent)
     found = launch_of(Heads(2, 20, 32), tuning, dtype=torch.bfloat16)
     assert found.grid == (4, 1, 1)
-    assert (found.values["DEPENDENT"], found.values["TILE"]) == (dependent, 64)
+    assert (found.values["LAUNCH"], found.values["TILE"]) == (dependent, 64)
     assert found.options == {"num_warps": 2, "num_stages": 5} | ({"launch_pdl": True} if dependent else {})
 
 
@@ -296,9 +296,20 @@ def test_tiles_are_filled_and_no_larger_than_they_must(
 @pytest.mark.parametrize(("head_dim", "tile"), [(16, 64), (64, 64), (128, 32), (256, 16)])
 def test_tiles_of_other_heads_have_as_many_bytes_if_they_can(head_dim: int, tile: int) -> None:
     for dtype in (torch.bfloat16, torch.float16):
-        assert module._shape(dtype, head_dim, DEFAULTS) == (tile, DEFAULTS.decode_warps, DEFAULTS.decode_stages)
-    assert module._shape(torch.float32, head_dim, DEFAULTS) == (16, 8, 3)
-    assert module._shape(torch.bfloat16, 128, DEFAULTS) in CANDIDATES
+        assert module.tile_shape(dtype, head_dim, DEFAULTS) == (tile, DEFAULTS.decode_warps, DEFAULTS.decode_stages)
+    assert module.tile_shape(torch.float32, head_dim, DEFAULTS) == (16, 8, 3)
+    assert module.tile_shape(torch.bfloat16, 128, DEFAULTS) in CANDIDATES
+
+
+def test_short_prompts_have_smaller_programs() -> None:
+    tuning = replace(DEFAULTS, short_prompt=40)
+    for count, shape in ((20, (64, 4, 4)), (40, (64, 4, 4)), (41, (128, 8, 5))):
+        pool = pool_of(Heads(1, 2, 32), [50], tuning, dtype=torch.bfloat16)
+        q, metadata = last(pool, [count])
+        with noting() as launches:
+            attend(pool, q, replace(metadata, num_decodes=0))
+        [launch] = launches
+        assert (launch.values["ROWS"], launch.options["num_warps"], launch.options["num_stages"]) == shape
 
 
 def test_engines_do_not_count_together() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from nanoengine.kernels.triton_kernels import TritonKernels
 from nanoengine.quantization.at_load import quantizer
 from tests.kernels.formulas import DEVICE, random, weight_of
 from tests.kernels.mixtures import assert_mixture, mixture
+from tests.kernels.noting import noting
 
 
 @pytest.mark.parametrize(
@@ -40,6 +43,85 @@ def test_products_of_few_rows_are_our_own(
     kernels.norm_linear(x, x.clone(), norm, 1e-6, weight, None)
     kernels.norm_gated_linear(x, None, norm, 1e-6, weight)
     assert seen == [num_rows] * 5 * ours
+
+
+@pytest.mark.parametrize(
+    ("tuned", "num_rows", "expected"),
+    [
+        ({}, 1, "few few few few few"),
+        ({"gemv_rows": 4}, 4, "gemv gemv gemv gemv gemv"),
+        ({"gemv_rows": 4}, 5, "few few few few few"),
+        ({"gemv_rows": 9, "most_product_rows": 0}, 5, ""),
+        ({"swapped_rows": 64}, 1, "swap swap swap norm swap norm swap"),
+        ({"swapped_rows": 64, "gemv_rows": 4}, 1, "gemv gemv gemv gemv gemv"),
+        ({"swapped_rows": 6, "gemv_rows": 4}, 6, "swap swap swap norm swap norm swap"),
+        ({"swapped_rows": 6}, 7, "few few few few few"),
+        ({"swapped_rows": 99}, 65, ""),
+    ],
+    ids=str,
+)
+def test_which_kernel_computes_a_product(
+    monkeypatch: pytest.MonkeyPatch, tuned: dict[str, int], num_rows: int, expected: str
+) -> None:
+    """The one that puts weights first, then the one that swaps its factors, then that of few rows; cuBLAS, beyond all of them."""
+    kernels, seen = TritonKernels(replace(DEFAULTS, **tuned)), []  # type: ignore[arg-type]
+
+    def watched(name: str, of: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            seen.append(name)
+            return of(*args, **options)
+
+        return call
+
+    for name, function in (
+        ("few", "product_of_few_rows"),
+        ("gemv", "gemv"),
+        ("swap", "swap_ab"),
+        ("norm", "add_rms_norm"),
+    ):
+        monkeypatch.setattr(module, function, watched(name, getattr(module, function)))
+    with DEVICE:
+        x, norm = torch.randn(num_rows, 64).bfloat16(), torch.ones(64)
+        weight = weight_of(kernels, torch.randn(96, 64).bfloat16())
+    kernels.linear(x, weight, None)
+    kernels.gated_linear(x, weight)
+    kernels.logits(x, weight)
+    kernels.norm_linear(x, x.clone(), norm, 1e-6, weight, None)
+    kernels.norm_gated_linear(x, x.clone(), norm, 1e-6, weight)
+    if expected:
+        assert seen == expected.split()
+    else:
+        assert set(seen) == {"norm"}
+
+
+def test_a_head_of_many_outputs_is_left_to_programs_of_large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = TritonKernels(replace(DEFAULTS, gemv_rows=4, swapped_rows=64))
+    monkeypatch.setattr(module, "MANY_OUTPUTS", 96)
+    monkeypatch.setattr(module, "gemv", None)
+    monkeypatch.setattr(module, "swap_ab", None)
+    with DEVICE:
+        weight = weight_of(kernels, torch.randn(96, 64).bfloat16())
+        for num_rows in (1, 5, 9):
+            assert kernels.logits(torch.randn(num_rows, 64).bfloat16(), weight).shape == (num_rows, 96)
+
+
+@pytest.mark.parametrize(("tuned", "of_products", "of_others"), [(0, 0, 0), (1, 1, 1), (2, 2, 1), (6, 6, 5)])
+def test_only_products_let_the_next_kernel_start_at_once(tuned: int, of_products: int, of_others: int) -> None:
+    """What is launched like that reads what is older than the kernel before it at its own risk (`dependent.py`)."""
+    bf16 = torch.bfloat16
+    for options in ({}, {"gemv_rows": 4}, {"swapped_rows": 64}, {"most_product_rows": 0}):
+        kernels = TritonKernels(replace(DEFAULTS, dependent_launch=tuned, **options))  # type: ignore[arg-type]
+        x, norm = torch.empty(2, 64, dtype=bf16, device="meta"), torch.empty(64, device="meta")
+        weight = weight_of(kernels, torch.empty(96, 64, dtype=bf16, device="meta"))
+        with noting() as launches:
+            kernels.norm_linear(x, x, norm, 1e-6, weight, None)
+            kernels.norm_gated_linear(x, None, norm, 1e-6, weight)
+        names = {launch.name.strip("_") for launch in launches}
+        assert names & {"rms_norm_kernel", "gemv_kernel", "swap_ab_kernel", "few_rows_kernel"}
+        for launch in launches:
+            is_product = launch.name not in ("_rms_norm_kernel", "_gate_and_multiply_kernel")
+            assert launch.values["LAUNCH"] == (of_products if is_product else of_others)
+            assert launch.options.get("launch_pdl", False) == bool(tuned)
 
 
 @pytest.mark.parametrize("way", ["alone", "behind a product"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -75,6 +76,7 @@ def test_no_noise_is_above_the_bound_and_the_least_bits_come_close() -> None:
     assert float(noise[0]) < sampling.MOST_NOISE.value < float(noise[0]) + 0.1
 
 
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="takes the interpreter's single multiprocessor")
 @settings(deadline=None, max_examples=5)
 @given(
     temperature=st.sampled_from([0.0, 0.5, 1.0, 1e-5]),
@@ -95,8 +97,6 @@ def test_tiles_that_are_passed_over_do_not_hold_the_best(
 ) -> None:
     """A program has a whole row of tiles here, each so many times the temperature below the highest."""
     n = candidates.PROGRAMS_PER_SM * num_multiprocessors(DEVICE, interpreted=1)
-    if n > 100:
-        pytest.skip("takes the interpreter's single multiprocessor")
     vocab_size = 3 * TILE + 7
     levels = -torch.tensor(steps) * (temperature or 1.0)
     row = levels.repeat_interleave(TILE)[:vocab_size]
@@ -110,6 +110,38 @@ def test_tiles_that_are_passed_over_do_not_hold_the_best(
             score = score + own_noise(position_key(own, position), vocab_size)
         expected.append(int(score.argmax()))
     assert rows.choose(row.expand(n, -1).contiguous().to(DEVICE)) == expected
+
+
+@triton.jit
+def _may_reach_kernel(scores, equal, above, logits, bits, temperature, more, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    offset = tl.arange(0, BLOCK)
+    x, own = tl.load(logits + offset), tl.load(bits + offset).to(tl.uint64)
+    score = tl.div_rn(x, temperature) + sampling._noise_of(own)
+    tl.store(scores + offset, score)
+    for out, top in ((equal, score), (above, score + more)):
+        bound = sampling._just_below(top)
+        tl.store(out + offset, sampling._may_reach(bound, x, 1.0 / temperature, own).to(tl.int32))
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 0.03, 1.0, 100.0])
+@pytest.mark.parametrize("size", [0.0, 1e-3, 30.0, 1e6, 1e30, 3e38])
+def test_a_score_may_reach_itself_and_nothing_far_above_it(temperature: float, size: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    block = 1 << 12
+    logits = size * (2 * torch.rand(block, generator=generator) - 1)
+    bits = torch.randint(-(2**63), 2**63 - 1, (block,), generator=generator)
+    bits >>= torch.randint(0, 30, (block,), generator=generator)  # much noise, and little
+    logits[:3] = torch.tensor([torch.inf, -torch.inf, 0.0])
+    logits, bits = logits.to(DEVICE), bits.to(DEVICE)
+    scores, equal, above = (
+        torch.empty(block, dtype=dtype, device=DEVICE) for dtype in (torch.float32, *[torch.int32] * 2)
+    )
+    _may_reach_kernel[(1,)](scores, equal, above, logits, bits, temperature, 0.25, BLOCK=block)
+    assert equal[scores > -torch.inf].all()
+    noise = scores - logits / temperature
+    usual = (noise > 3) & (noise < 10) & (scores.abs() < 1e4)
+    assert not above[usual].any()
+    assert usual.sum() > 100 or size / temperature > 1e4
 
 
 def own_noise(key: int, count: int) -> Tensor:
@@ -166,6 +198,26 @@ def test_rows_with_gaps() -> None:
     logits = wide[:, :2000].clone()
     wide[:, 2000:] = torch.nan
     assert rows.choose(wide[:, :2000]) == rows.choose(logits)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_no_row_has_filters_two_launches_choose_the_same_tokens(kind: str) -> None:
+    rows = Rows([{}, GREEDY, {"temperature": 0.3}, {"temperature": 0.0, "top_k": 3}], 7)
+    logits = random_logits(kind, 4, 3 * TILE + 7, 7)
+    table, entries, positions = rows._arguments()
+    plain = replace(table, filtering=set())
+    assert choose_tokens(logits, plain, entries, positions).tolist() == rows.choose(logits)
+    with noting() as launches:
+        choose_tokens(logits, plain, entries, positions)
+    assert [launch.name for launch in launches] == ["_draw_kernel", "_choose_best_kernel"]
+
+
+def test_without_limits_a_row_that_has_filters_gets_no_token() -> None:
+    rows = Rows([{"top_p": 0.9}, {}], 3)
+    logits = random_logits("random", 2, 50, 3)
+    table, entries, positions = rows._arguments()
+    found = choose_tokens(logits, replace(table, filtering=set()), entries, positions).tolist()
+    assert found == [NONE_LEFT, rows.choose(logits)[1]]
 
 
 def test_no_rows() -> None:

@@ -1,0 +1,132 @@
+"""What the machine code of some kernels for compute capability 9.0 does before it waits for the kernel before: a line of JSON for
+each launch. No GPU is needed.
+
+`python -m tests.kernels.gpu_code`, without TRITON_INTERPRET.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import warnings
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from nanoengine.kernels.triton.gemv import gemv
+from nanoengine.kernels.triton.norm import add_rms_norm
+from nanoengine.kernels.triton.packed import Packed
+from nanoengine.kernels.triton.packed_gemv import packed_gemv
+from nanoengine.kernels.triton.split_kv import Workspace
+from nanoengine.kernels.triton.swap_ab import swap_ab
+from tests.kernels.noting import Launch, noting
+
+INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)(.*?);", re.MULTILINE)
+BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
+"""What a thread loads, by the suffix of a load; without one 4."""
+
+
+@dataclass
+class Code:
+    """What is in the code of a launch. Bytes are those that a program loads from global memory: every load stands for one of each
+    thread, so loops count once.
+
+    Attributes:
+        values: sizes that the kernel was compiled for.
+        before, behind: bytes loaded before and behind the wait.
+        prefetches: instructions before the wait that ask for memory to come into the L2 cache.
+        stores: to global memory, before the wait.
+        trigger: whether the next kernel may start before the wait.
+        spills: loads and stores of registers that found no place.
+        conversions: of integers to floats.
+    """
+
+    kernel: str
+    values: dict[str, int]
+    waits: int
+    before: int
+    behind: int
+    prefetches: int
+    stores: int
+    trigger: bool
+    spills: int
+    conversions: int
+
+
+def disassembler() -> str | None:
+    """The one that comes with Triton."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    return str(tool) if tool.is_file() else None
+
+
+def some(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def launch_some() -> None:
+    """The products of a layer of 1,024 dimensions, one of very many inputs, one that swaps factors, and a norm."""
+    norm = some(1024, dtype=torch.float32)
+    one, two = some(1, 1024), some(2, 1024)
+    gemv(one, some(4096, 1024), residual=one, norm=norm, eps=1e-6, launch=2)
+    gemv(two, some(6144, 1024), residual=two, norm=norm, eps=1e-6, activation="silu", launch=1)
+    gemv(some(1, 3072), some(1024, 3072), launch=2)
+    gemv(some(1, 9728), some(2560, 9728), launch=1)
+    for bits, outputs, launch in ((8, 6144, 2), (4, 6144, 1)):
+        numbers, scales = some(outputs, 2560 * bits // 8, dtype=torch.uint8), some(outputs, 1, dtype=torch.float32)
+        weight, large, norms = Packed(numbers, scales, None, bits), some(1, 2560), some(2560, dtype=torch.float32)
+        packed_gemv(large, weight, residual=large, norm=norms, eps=1e-6, launch=launch)
+    swap_ab(some(16, 2048), some(1024, 2048), Workspace(), launch=2)
+    add_rms_norm(two, two, norm, 1e-6, launch=1)
+
+
+def read(launch: Launch) -> Code:
+    source = ASTSource(launch.kernel, launch.signature, launch.constants, launch.attributes)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=launch.options)
+    tool = disassembler()
+    assert tool is not None
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        listing = subprocess.run([tool, "-sass", file.name], capture_output=True, text=True, check=True).stdout
+    names = [found[1] for found in INSTRUCTION.finditer(listing)]
+    waits = [i for i, name in enumerate(names) if name.startswith("ACQBULK")]
+    wait = waits[0] if waits else 0
+    threads = 32 * launch.options["num_warps"]
+
+    def loaded(part: list[str]) -> int:
+        loads = [name.split(".")[1:] for name in part if re.match(r"LDG(STS)?\b", name)]
+        return threads * sum(next((BYTES[each] for each in suffixes if each in BYTES), 4) for suffixes in loads)
+
+    def count(part: list[str], *kinds: str) -> int:
+        return sum(name.split(".")[0] in kinds for name in part)
+
+    return Code(
+        launch.name,
+        {name: value for name, value in launch.values.items() if name.isupper() and isinstance(value, int)},
+        len(waits),
+        loaded(names[:wait]),
+        loaded(names[wait:]),
+        count(names[:wait], "UBLKPF"),
+        count(names[:wait], "STG", "ATOMG", "RED"),
+        count(names[:wait], "PREEXIT") > 0,
+        count(names, "LDL", "STL"),
+        count(names, "I2F", "I2FP"),
+    )
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")  # of what a coming Triton will do
+    if disassembler() is None:
+        sys.exit("this Triton comes without cuobjdump")
+    with noting() as launches:
+        launch_some()
+    for launch in launches:
+        print(json.dumps(asdict(read(launch))))

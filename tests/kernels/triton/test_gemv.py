@@ -1,0 +1,71 @@
+"""Products of one to four rows whose weights come first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from nanoengine.kernels.triton import gemv as module
+from nanoengine.kernels.triton.few_rows import product_of_few_rows
+from nanoengine.kernels.triton.gemv import MOST_ROWS, gemv
+from nanoengine.kernels.triton.tuning import DEFAULTS
+from nanoengine.kernels.triton_kernels import TritonKernels
+from tests.kernels.contract import Case, Kind, Operation, after_norm, check_operation, gated_linear, id_of, linear
+from tests.kernels.formulas import DEVICE, random
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@pytest.mark.parametrize("make", [linear, gated_linear, after_norm], ids=id_of)
+def test_it_keeps_the_contract_of_kernels(monkeypatch: pytest.MonkeyPatch, make: Callable[[Case], Operation]) -> None:
+    """With chunks so small that there are several, and only some are held in registers."""
+    monkeypatch.setattr(module, "CHUNK", 64)
+    monkeypatch.setattr(module, "LARGEST_CHUNK", 64)
+    monkeypatch.setattr(module, "HELD_BYTES", 1 << 11)
+    monkeypatch.setattr("nanoengine.kernels.triton_kernels.product_of_few_rows", None)
+    tunings = [replace(DEFAULTS, gemv_rows=9, gemv_bytes=size, most_product_rows=0) for size in (600, 1 << 14)]
+    kind = Kind([TritonKernels(tuning) for tuning in tunings], (MOST_ROWS, 300, 12), DTYPES, (), 4, DEVICE)
+    check_operation(make, kind, range(8))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "sizes"),
+    [
+        (1024, 4096, (8, 1024, 1)),
+        (2048, 1024, (4, 2048, 1)),
+        (3072, 1024, (4, 1024, 3)),
+        (2560, 6144, (4, 1024, 3)),
+        (896, 1152, (8, 1024, 1)),
+        (4096, 2560, (2, 4096, 1)),
+        (9728, 2560, (1, 1024, 10)),
+        (28672, 8192, (1, 1024, 16)),
+        (40, 24, (32, 64, 1)),
+    ],
+)
+def test_a_program_reads_about_as_much_as_it_is_told(inputs: int, outputs: int, sizes: tuple[int, int, int]) -> None:
+    """Registers hold what it reads before it waits."""
+    assert module._sizes(inputs, outputs, 2, 1 << 14) == dict(zip(("TILE", "CHUNK", "HELD"), sizes, strict=True))
+    of_gates = module._sizes(inputs, outputs, 4, 1 << 14)
+    assert of_gates["TILE"] == max(1, sizes[0] // 2) or inputs == 40
+    for tile, chunk, held in (sizes, tuple(of_gates.values())):
+        assert tile * chunk * held * 2 <= module.HELD_BYTES
+
+
+@pytest.mark.parametrize(("inputs", "rows"), [(3072, 3), (9728, 1)])
+def test_it_stands_in_for_the_other_product_of_few_rows(inputs: int, rows: int) -> None:
+    """Sums may differ in their order: not in what they are rounded to before."""
+
+    def numbers(*shape: int) -> Tensor:
+        return random(*shape, dtype=torch.bfloat16, seed=len(shape) + shape[0]).to(DEVICE)
+
+    given = {"residual": numbers(rows, inputs) * 9, "norm": torch.rand(inputs, device=DEVICE), "eps": 1e-6}
+    x, weight, bias = numbers(rows, inputs), numbers(5, inputs), numbers(5)
+    (found, total), (expected, sums) = (
+        product(x, weight, bias=bias, out_dtype=torch.float32, **given) for product in (gemv, product_of_few_rows)
+    )
+    assert torch.equal(total, sums)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-5)
