@@ -67,8 +67,8 @@ case $call in
 choose)
     if [[ ! ${MINIATURE:-} ]]; then "$python" -m benchmarks.random_weights qwen3-0.6b "$work/model" 2>"$work/model.log" & fi
     stage warm 50 bash -c 'for ((i = 0; i < $1; i++)); do "${@:2}" --warm $i $1 & done; wait' warm "$processes" "$python" "${choose[@]}"
-    wait
     stage choose 180 "$python" "${choose[@]}" || exit # nothing that follows would mean anything
+    wait
     NANOENGINE_TUNING=$work/default "$python" -c "$keep_defaults"
     engine before "$work/default" 45 "one stream" workload
     engine after "$out/tuning" 70 "equal tokens" "one stream" workload decode start-up

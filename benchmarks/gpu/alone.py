@@ -26,7 +26,7 @@ AT_ONCE = 8
 GAIN = 0.02
 
 CONTEXT, FEW = 1088, 4
-NEAR = 0.05
+NEAR = 0.15
 """Standard deviations of the logits: more than rounding to bfloat16 makes, and less than a wrong number."""
 
 

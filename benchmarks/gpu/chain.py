@@ -154,6 +154,7 @@ def record(device: torch.device, work: Callable[[], Tensor]) -> Callable[[], Ten
     if device.type != "cuda":
         return work
     side = torch.cuda.Stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
         work()  # compiles kernels, which a capture must not
     torch.cuda.synchronize()

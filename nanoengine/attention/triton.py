@@ -39,7 +39,6 @@ class TritonAttention(AttentionBackend):
     def __init__(self, block_size: int, tuning: Tuning | None = None):
         # Triton is not installed everywhere, and whoever asks unsupported_reason must not need it.
         from nanoengine.kernels.triton.decode_in_shares import decode_in_shares
-        from nanoengine.kernels.triton.dependent import behind
         from nanoengine.kernels.triton.kv_int8 import views
         from nanoengine.kernels.triton.paged_decode import Workspace, paged_decode
         from nanoengine.kernels.triton.paged_prefill import paged_prefill
@@ -49,7 +48,6 @@ class TritonAttention(AttentionBackend):
         self.tuning = tuning or load_tuning()
         self._rotate_and_write, self._write = rotate_and_write, write_kv
         self._prefill, self._decode, self._decode_in_shares = paged_prefill, paged_decode, decode_in_shares
-        self._launch = behind(self.tuning.dependent_launch)
         if self.tuning.decode_equal_shares and self.tuning.decode_rotates:
             self.write_and_attend = self._write_and_attend
         self._int8_views = views
@@ -79,7 +77,7 @@ class TritonAttention(AttentionBackend):
 
     def rotate_and_write(self, qkv: Tensor, changes: Changes, kv: KVLayer, slot_mapping: Tensor) -> Tensor:
         views, scales = self._views(kv)
-        options = {**scales, "launch": self._launch}
+        options = {**scales, "launch": self.tuning.launch(len(qkv))}
         return self._rotate_and_write(qkv, changes, views, slot_mapping, **options)
 
     def write_kv(self, k: Tensor, v: Tensor, kv: KVLayer, slot_mapping: Tensor) -> None:

@@ -17,7 +17,6 @@ from nanoengine.kernels.interface import ExpertBiases, ExpertWeights, Kernels
 from nanoengine.kernels.torch_kernels import RowMajor, RowMajorExperts
 from nanoengine.kernels.triton.activation import gate_and_multiply, sigmoid_gate
 from nanoengine.kernels.triton.compute_slot_mapping import compute_slot_mapping
-from nanoengine.kernels.triton.dependent import behind
 from nanoengine.kernels.triton.experts import mixture
 from nanoengine.kernels.triton.few_rows import MANY_OUTPUTS, ROWS, most_rows, product_of_few_rows
 from nanoengine.kernels.triton.float8 import Float8Rows, ScaledProduct, scaled_mm
@@ -67,10 +66,9 @@ class TritonKernels(Kernels):
         self.draws_in_recordings = self.tuning.draw_in_graph
         self._workspace = Workspace()
 
-    @property
-    def _launch(self) -> int:
-        """Of all that is no product."""
-        return behind(self.tuning.dependent_launch)
+    def _launch(self, rows: Tensor) -> int:
+        """Of all that is no product, by the rows of a step."""
+        return self.tuning.launch(len(rows))
 
     def new_weight(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> LateWeight:
         has_float8 = self.multiply is not None or float8_unsupported_reason(device) is None
@@ -103,13 +101,13 @@ class TritonKernels(Kernels):
         return content.dequantize(_of(weight).dtype, token_ids)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return rms_norm(x, weight, eps, self._launch)
+        return rms_norm(x, weight, eps, self._launch(x))
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        return add_rms_norm(x, residual, weight, eps, self._launch)
+        return add_rms_norm(x, residual, weight, eps, self._launch(x))
 
     def gate(self, both: Tensor, activation: str) -> Tensor:
-        return gate_and_multiply(both, activation, self._launch)
+        return gate_and_multiply(both, activation, self._launch(both))
 
     def gated_linear(self, x: Tensor, weight: Weight, activation: str = "silu") -> Tensor:
         content = _content(weight)
@@ -136,7 +134,7 @@ class TritonKernels(Kernels):
     def choose_tokens(
         self, logits: Tensor, table: SamplingTable, rows: Tensor, positions: Tensor, last_tokens: Tensor | None = None
     ) -> Tensor:
-        return choose_tokens(logits, table, rows, positions, last_tokens, self._launch)
+        return choose_tokens(logits, table, rows, positions, last_tokens, self._launch(logits))
 
     def new_experts(
         self, experts: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device
@@ -166,17 +164,17 @@ class TritonKernels(Kernels):
         if isinstance(content, Float8Rows):
             return None
         tuning, rows = self.tuning, len(x)
-        options = {**around, "norm": norm, "launch": tuning.dependent_launch}
+        options = {**around, "norm": norm, "launch": tuning.launch(rows, product=True)}
         if isinstance(content, Packed):
             if rows <= min(tuning.packed_gemv_rows, MOST_PACKED_GEMV_ROWS):
-                return packed_gemv(x, content, **options, bytes_read=tuning.gemv_bytes)
+                return packed_gemv(x, content, **options)
             most = most_rows(x.dtype) if norm is None else ROWS
             return product_of_few_rows(x, content, **options) if rows <= most else None
         weight = content.tensor
         outputs = len(weight) if around.get("activation") is None else len(weight) // 2
         if outputs < MANY_OUTPUTS:  # with more, few_rows.py has so many programs that memory never stands still
             if rows <= min(tuning.gemv_rows, MOST_GEMV_ROWS):
-                return gemv(x, weight, **options, bytes_read=tuning.gemv_bytes)
+                return gemv(x, weight, **options)
             if rows <= min(tuning.swapped_rows, MOST_SWAPPED_ROWS) and x.dtype is not torch.float32:
                 del options["norm"]
                 return None if norm is not None else (swap_ab(x, weight, self._workspace, **options), x)

@@ -298,7 +298,7 @@ def decode_in_shares(
     lots = num_kv_heads * triton.cdiv(group, heads)
     side_by_side = _side_by_side(q, k_cache, tile, num_stages, tuning)
     shares = max(1, num_multiprocessors(q.device, 132) * side_by_side // lots)
-    launch = dependent.behind(tuning.dependent_launch)
+    launch = tuning.launch(num_tokens)
     if (window, shares) not in plans:
         plans[window, shares] = plan_shares(seq_lens, shares, window, launch)
         launch = dependent.LAUNCH_PLAIN  # this reads the plan at once

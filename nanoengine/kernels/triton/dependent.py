@@ -1,6 +1,7 @@
 """Programmatic dependent launch: a kernel starts while the one before it still runs, and waits where it needs what that writes.
 
-The rules (CUDA programming guide, "Programmatic Dependent Launch"; compute capability 9.0 and later). Before its wait a kernel may
+The rules (CUDA programming guide, "Programmatic Dependent Launch"; compute capability 9.0 and later). Before its wait, a kernel
+may
 
 1. read constants: weights, norms, tables of angles;
 2. read what is older than the kernel before, but only if that kernel lets the next one start behind its own wait;
@@ -52,8 +53,3 @@ def wait(LAUNCH: tl.constexpr):
 def options(launch: int) -> dict[str, Any]:
     """What a launch of that kind is given, besides LAUNCH."""
     return {"launch_pdl": True} if launch else {}
-
-
-def behind(launch: int) -> int:
-    """How a kernel that is no product is launched, where products are launched like that: never with LAUNCH_EARLY."""
-    return launch - 1 if launch % 4 == LAUNCH_EARLY else launch

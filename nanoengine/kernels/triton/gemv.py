@@ -15,7 +15,6 @@ from torch import Tensor
 from nanoengine.kernels.gates import ACTIVATIONS
 from nanoengine.kernels.triton import dependent
 from nanoengine.kernels.triton.activation import gated
-from nanoengine.kernels.triton.tuning import DEFAULTS
 
 MOST_ROWS = 4
 """Rows that a program computes, one after the other; for more, tensor cores are quicker."""
@@ -25,6 +24,9 @@ CHUNK = 1024
 
 LARGEST_CHUNK = 4096
 """The same where the inputs are a power of two, and make one chunk."""
+
+BYTES = 1 << 14
+"""Weights that a program reads, or up to twice as many, since its outputs are a power of two."""
 
 HELD_BYTES = 1 << 15
 """Weights that a program keeps in registers while it waits: 64 registers of every thread. It loads the rest behind the wait."""
@@ -188,14 +190,12 @@ def gemv(
     activation: str | None = None,
     out_dtype: torch.dtype | None = None,
     launch: int = 0,
-    bytes_read: int = DEFAULTS.gemv_bytes,
 ) -> tuple[Tensor, Tensor]:
     """The same as `few_rows.product_of_few_rows` of a weight that is not packed, and rounded where that is.
 
     Args:
         x: [num_rows, inputs], at most MOST_ROWS rows.
         launch: see `dependent.py`.
-        bytes_read: weights that a program reads, or up to twice as many, since its outputs are a power of two.
 
     Returns:
         [num_rows, outputs], or half as wide for gates; and x + residual, or x if there is no residual.
@@ -210,7 +210,7 @@ def gemv(
     total = x if residual is None else torch.empty_like(x)
     if not num_rows:
         return out, total
-    sizes = _sizes(inputs, outputs, weight.element_size() * (1 if activation is None else 2), bytes_read)
+    sizes = _sizes(inputs, outputs, weight.element_size() * (1 if activation is None else 2))
     _gemv_kernel[(triton.cdiv(outputs, sizes["TILE"]),)](
         *(x, residual, norm, weight, bias, out, total, eps),
         ROWS=num_rows,
@@ -229,7 +229,7 @@ def gemv(
     return out, total
 
 
-def _sizes(inputs: int, outputs: int, bytes_of_input: int, bytes_read: int) -> dict[str, int]:
+def _sizes(inputs: int, outputs: int, bytes_of_input: int) -> dict[str, int]:
     """Outputs of a program, inputs of a chunk, and how many chunks are loaded before the wait.
 
     Args:
@@ -238,7 +238,7 @@ def _sizes(inputs: int, outputs: int, bytes_of_input: int, bytes_read: int) -> d
     chunk = triton.next_power_of_2(inputs)
     if chunk != inputs or chunk > LARGEST_CHUNK:
         chunk = min(chunk, CHUNK)
-    tile = triton.next_power_of_2(triton.cdiv(bytes_read * 7 // 8, inputs * bytes_of_input))
+    tile = triton.next_power_of_2(triton.cdiv(BYTES * 7 // 8, inputs * bytes_of_input))
     tile = min(tile, triton.next_power_of_2(outputs))
     held = max(1, HELD_BYTES // (tile * chunk * bytes_of_input))
     return {"TILE": tile, "CHUNK": chunk, "HELD": min(held, triton.cdiv(inputs, chunk))}

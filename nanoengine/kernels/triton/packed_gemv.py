@@ -290,7 +290,6 @@ def packed_gemv(
     activation: str | None = None,
     out_dtype: torch.dtype | None = None,
     launch: int = 0,
-    bytes_read: int = BYTES_READ,
 ) -> tuple[Tensor, Tensor]:
     """rms_norm(x + residual) W^T + bias, or the gate of it; the norm and each of the others only if they are given.
 
@@ -305,7 +304,6 @@ def packed_gemv(
         activation: by which the first half of the outputs gates the second; without one there are no gates.
         out_dtype: that of x, if not given.
         launch: which launch it is (`dependent.py`).
-        bytes_read: weights that a program reads, about.
 
     Returns:
         [num_rows, outputs], or half as wide for gates; and x + residual, or x if there is no residual.
@@ -323,7 +321,7 @@ def packed_gemv(
         return out, total
     bits, groups, has_zeros = weight.form
     chunks = _chunks(inputs * bits // 8)
-    tile = _tile(inputs * bits // 8 * sets, outputs, _most_outputs(num_rows, has_groups=groups > 1) // sets, bytes_read)
+    tile = _tile(inputs * bits // 8 * sets, outputs, _most_outputs(num_rows, has_groups=groups > 1) // sets)
     held = HELD_BYTES // (LARGEST_PIECE * PIECES.value * tile * sets)
     _packed_gemv_kernel[(triton.cdiv(outputs, tile),)](
         *(x, residual, norm, weight.numbers, weight.scales, weight.zeros, bias, out, total, eps),
@@ -353,9 +351,9 @@ def _most_outputs(rows: int, *, has_groups: bool) -> int:
     return (8 if has_groups else 16) if rows <= 2 else (2 if has_groups else 4)
 
 
-def _tile(width: int, outputs: int, most: int, bytes_read: int) -> int:
+def _tile(width: int, outputs: int, most: int) -> int:
     """Outputs of a program, a power of two, where each has so many bytes, with its gate."""
-    wanted = min(bytes_read / width, outputs // PROGRAMS, most)
+    wanted = min(BYTES_READ / width, outputs // PROGRAMS, most)
     return 1 << round(math.log2(max(wanted, 1)))
 
 

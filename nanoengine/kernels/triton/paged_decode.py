@@ -302,9 +302,7 @@ def paged_decode(
     tile, num_warps, num_stages = tile_shape(q.dtype, head_dim, tuning, int8=k_scales is not None)
     group = num_heads // num_kv_heads
     max_query_len = max_query_len if len(q) == num_seqs else max(max_query_len, 2)  # some may have none
-    constants = _constants(
-        group, max_query_len, head_dim, block_size, tile, num_warps, dependent.behind(tuning.dependent_launch)
-    )
+    constants = _constants(group, max_query_len, head_dim, block_size, tile, num_warps, tuning.launch(len(q)))
     heads, tokens, queries, step = (constants[name] for name in ("HEADS", "TOKENS", "QUERIES", "STEP"))
     num_lots = num_kv_heads * triton.cdiv(group, heads) * triton.cdiv(queries, tokens)
     longest = min([block_tables.shape[1] * block_size, *([abs(window) + queries - 1] if window else [])])

@@ -1,5 +1,5 @@
-"""Tuning: sizes and ways of kernels that only a measurement can choose. `benchmarks/gpu/choose.py` measures, and writes its choice
-for this kind of GPU; the package brings those that were made so far. Without such a file, the defaults hold."""
+"""Tuning: sizes and ways of kernels that only a measurement can choose. `benchmarks/gpu/choose.py` measures, and
+writes its choice for this kind of GPU; the package brings those that were made so far. Without such a file, the defaults hold."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Tuning:
         most_product_rows: up to so many rows, products are computed by our own kernel, together with the norm before them and
             the gate behind them; 0 leaves all to cuBLAS.
         gemv_rows: up to so many rows, a product asks for its weights before it asks for anything else (`gemv.py`); at most 4.
-        gemv_bytes: weights that a program of it reads.
         packed_gemv_rows: the same for weights of 8 and 4 bits (`packed_gemv.py`); at most 4.
         swapped_rows: up to so many rows, products are computed with the weights as the left factor (`swap_ab.py`); at most 64.
         dependent_launch: whether a kernel of a decode step may be launched while the one before it ends (programmatic dependent
             launch, compute capability 9.0 and later): see `dependent.py`. 0: no; 1: as soon as that one has begun to read what
             it depends on; 2: behind a product, as soon as the product has started.
+        dependent_rows: in steps of more rows none is: programs that wait would take room from those that read K/V.
         short_prompt: runs of up to so many new tokens are computed by smaller programs of prefill attention.
         draw_in_graph: whether tokens are drawn inside the recorded step where no processor changes its logits.
     """
@@ -52,12 +52,19 @@ class Tuning:
     decode_rotates: bool = False
     most_product_rows: int = 8
     gemv_rows: int = 0
-    gemv_bytes: int = 1 << 14
     packed_gemv_rows: int = 0
     swapped_rows: int = 0
     dependent_launch: int = 0
+    dependent_rows: int = 16
     short_prompt: int = 0
     draw_in_graph: bool = False
+
+    def launch(self, rows: int, *, product: bool = False) -> int:
+        """How a kernel of a step of so many rows is launched (`dependent.py`): only products let the next one start at once."""
+        if rows > self.dependent_rows:
+            return 0
+        is_early = self.dependent_launch % 4 == 2
+        return self.dependent_launch - (is_early and not product)
 
     def save(self, device_name: str) -> Path:
         """Keep it for all GPUs of that name; returns the file."""

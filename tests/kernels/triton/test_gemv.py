@@ -27,9 +27,11 @@ def test_it_keeps_the_contract_of_kernels(monkeypatch: pytest.MonkeyPatch, make:
     monkeypatch.setattr(module, "LARGEST_CHUNK", 64)
     monkeypatch.setattr(module, "HELD_BYTES", 1 << 11)
     monkeypatch.setattr("nanoengine.kernels.triton_kernels.product_of_few_rows", None)
-    tunings = [replace(DEFAULTS, gemv_rows=9, gemv_bytes=size, most_product_rows=0) for size in (600, 1 << 14)]
-    kind = Kind([TritonKernels(tuning) for tuning in tunings], (MOST_ROWS, 300, 12), DTYPES, (), 4, DEVICE)
-    check_operation(make, kind, range(8))
+    tuning = replace(DEFAULTS, gemv_rows=9, most_product_rows=0)
+    kind = Kind([TritonKernels(tuning)], (MOST_ROWS, 300, 12), DTYPES, (), 4, DEVICE)
+    for size, cases in ((600, range(4)), (1 << 14, range(4, 8))):
+        monkeypatch.setattr(module, "BYTES", size)
+        check_operation(make, kind, cases)
 
 
 @pytest.mark.parametrize(
@@ -48,8 +50,8 @@ def test_it_keeps_the_contract_of_kernels(monkeypatch: pytest.MonkeyPatch, make:
 )
 def test_a_program_reads_about_as_much_as_it_is_told(inputs: int, outputs: int, sizes: tuple[int, int, int]) -> None:
     """Registers hold what it reads before it waits."""
-    assert module._sizes(inputs, outputs, 2, 1 << 14) == dict(zip(("TILE", "CHUNK", "HELD"), sizes, strict=True))
-    of_gates = module._sizes(inputs, outputs, 4, 1 << 14)
+    assert module._sizes(inputs, outputs, 2) == dict(zip(("TILE", "CHUNK", "HELD"), sizes, strict=True))
+    of_gates = module._sizes(inputs, outputs, 4)
     assert of_gates["TILE"] == max(1, sizes[0] // 2) or inputs == 40
     for tile, chunk, held in (sizes, tuple(of_gates.values())):
         assert tile * chunk * held * 2 <= module.HELD_BYTES
