@@ -72,10 +72,7 @@ choose)
     NANOENGINE_TUNING=$work/default "$python" -c "$keep_defaults"
     engine before "$work/default" 45 "one stream" workload
     engine after "$out/tuning" 70 "equal tokens" "one stream" workload decode start-up
-    mkdir -p "$work/drawn"
-    for file in "$out"/tuning/*.json; do sed 's/"draw_in_graph": false/"draw_in_graph": true/' "$file" >"$work/drawn/$(basename "$file")"; done
-    engine drawn "$work/drawn" 45 "one stream" workload
-    engine int8kv "$out/tuning" 40 workload --option kv_cache_dtype=int8
+    engine int8kv "$out/tuning" 45 workload --option kv_cache_dtype=int8
     stage peers 60 "$python" -m benchmarks.gpu.peers "${peers[@]}" --save "$work/peers.json"
     "$python" -m benchmarks.gpu.table "$out/figures.tsv" | tee -a "$out/table.txt"
     ;;

@@ -64,8 +64,6 @@ LINES = (
     Line("256 requests: output tokens a second", WORKLOAD, "output_tok_s", "", 28_400),
     Line("256 requests: of the limit", WORKLOAD, "output_tok_s_share", "%", 0.77),
     Line("256 requests: of the limit of one kernel after the other", WORKLOAD, "in_turn_tok_s_share", "%"),
-    Line("one stream: TPOT, tokens drawn in the graph", STREAM, "tpot_ms", "ms", stages=("after", "drawn")),
-    Line("256 requests, tokens drawn in the graph", WORKLOAD, "output_tok_s", "", stages=("after", "drawn")),
     Line("256 requests, int8 K/V: output tokens a second", WORKLOAD, "output_tok_s", "", 34_000, stages=("", "int8kv")),
     Line("float32: requests that overlap or graphs change", {"work": "equal tokens"}, "differing", "", 0, True),
 )

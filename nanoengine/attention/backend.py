@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.core import attention as core
-from nanoengine.core.attention import AttentionMetadata, AttentionSpec, KVLayer
+from nanoengine.core.attention import AttentionSpec, KVLayer
 from nanoengine.core.flash_attention import find_package
 from nanoengine.core.model_config import ModelConfig
 from nanoengine.errors import InvalidConfig, shown
@@ -25,10 +25,6 @@ of q and k, and the write of k and v, in one go. qkv is [num_tokens, (num_heads 
 then of k, then of v."""
 
 
-WriteAndAttend = Callable[[Tensor, Changes, KVLayer, AttentionMetadata, AttentionSpec, Tensor | None], Tensor]
-"""(qkv, changes, kv, metadata, spec, sinks) -> what each new token sees: `RotateAndWrite`, and `attend` behind it."""
-
-
 class AttentionBackend(core.AttentionBackend):
     """A backend that may keep K/V as int8, be recorded, and read what sequences share once."""
 
@@ -36,8 +32,6 @@ class AttentionBackend(core.AttentionBackend):
     """Fields of `AttentionSpec`, beside the scale, that it heeds."""
     rotate_and_write: RotateAndWrite | None = None
     """What it offers in place of norms, rotations and `write_kv` one after the other."""
-    write_and_attend: WriteAndAttend | None = None
-    """What it offers in place of that and attention."""
     block_major = False
     """Whether the K/V of all layers of a block lie side by side: a block is then copied, and first touched, in one piece."""
     capturable = False

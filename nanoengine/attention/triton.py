@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.attention.backend import AttentionBackend, Changes, window_of
-from nanoengine.core.attention import AttentionMetadata, AttentionSpec, KVLayer, Runs
+from nanoengine.core.attention import AttentionSpec, KVLayer, Runs
 from nanoengine.kernels.kv_int8 import SCALE_BYTES
 from nanoengine.kernels.triton.launch import unsupported_reason
 from nanoengine.kernels.triton.tuning import Tuning, load_tuning
@@ -38,18 +38,17 @@ class TritonAttention(AttentionBackend):
 
     def __init__(self, block_size: int, tuning: Tuning | None = None):
         # Triton is not installed everywhere, and whoever asks unsupported_reason must not need it.
-        from nanoengine.kernels.triton.decode_in_shares import decode_in_shares
+        from nanoengine.kernels.triton.drafted_decode import drafted_decode
         from nanoengine.kernels.triton.kv_int8 import views
-        from nanoengine.kernels.triton.paged_decode import Workspace, paged_decode
+        from nanoengine.kernels.triton.paged_decode import paged_decode
         from nanoengine.kernels.triton.paged_prefill import paged_prefill
         from nanoengine.kernels.triton.rotate_and_write import rotate_and_write, write_kv
+        from nanoengine.kernels.triton.split_kv import Workspace
 
         self.block_size = block_size
         self.tuning = tuning or load_tuning()
         self._rotate_and_write, self._write = rotate_and_write, write_kv
-        self._prefill, self._decode, self._decode_in_shares = paged_prefill, paged_decode, decode_in_shares
-        if self.tuning.decode_equal_shares and self.tuning.decode_rotates:
-            self.write_and_attend = self._write_and_attend
+        self._prefill, self._decode, self._decode_drafted = paged_prefill, paged_decode, drafted_decode
         self._int8_views = views
         self._workspace = Workspace()
 
@@ -88,32 +87,11 @@ class TritonAttention(AttentionBackend):
         caches, scales = self._views(kv)
         given = q, *caches, runs.block_tables, runs.seq_lens, spec.scale, self._workspace, self.tuning
         asked = {**scales, **_asked(spec), "sinks": sinks}
-        if self.tuning.decode_equal_shares and _has_one_token_each(runs, len(q)):
-            return self._decode_in_shares(*given, **asked, plans=_plans(runs))
-        return self._decode(*given, **asked, query_start_loc=runs.query_start_loc, max_query_len=runs.longest)
-
-    def _write_and_attend(
-        self,
-        qkv: Tensor,
-        changes: Changes,
-        kv: KVLayer,
-        metadata: AttentionMetadata,
-        spec: AttentionSpec,
-        sinks: Tensor | None,
-    ) -> Tensor:
-        """See `attention.backend`. Decodes of one token each norm and rotate, and write, themselves."""
-        runs, (caches, scales) = metadata.decodes, self._views(kv)
-        head_dim = caches[0].shape[3]
-        alone = runs is not None and metadata.chunks is None and _has_one_token_each(runs, len(qkv))
-        if runs is None or not alone or scales or head_dim & (head_dim - 1):
-            q = self.rotate_and_write(qkv, changes, kv, metadata.slot_mapping)
-            return self.attend(q, kv, metadata, spec, sinks)
-        num_kv_heads = caches[0].shape[2]
-        heads = qkv.unflatten(1, (-1, head_dim))
-        q, k, v = heads.split((heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads), dim=1)
-        given = q, *caches, runs.block_tables, runs.seq_lens, spec.scale, self._workspace, self.tuning
-        new = k, v, changes, metadata.slot_mapping
-        return self._decode_in_shares(*given, **_asked(spec), sinks=sinks, plans=_plans(runs), new=new)
+        if runs.longest > 1 or len(q) != len(runs.seq_lens):  # padding may have more tokens than one, or none
+            return self._decode_drafted(*given, runs.query_start_loc, runs.longest, **asked)
+        if runs.plan is None:
+            runs.plan = {}  # the layers of a step fill it
+        return self._decode(*given, runs.plan, **asked)
 
     def prefill(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
         tables, starts, lens = runs.block_tables, runs.query_start_loc, runs.seq_lens
@@ -128,18 +106,6 @@ class TritonAttention(AttentionBackend):
             return (k_cache.transpose(1, 2), v_cache.transpose(1, 2)), {}
         (k, k_scales), (v, v_scales) = (self._int8_views(cache, self.block_size) for cache in kv)
         return (k, v), {"k_scales": k_scales, "v_scales": v_scales}
-
-
-def _has_one_token_each(runs: Runs, num_tokens: int) -> bool:
-    return runs.longest == 1 and len(runs.seq_lens) == num_tokens
-
-
-def _plans(runs: Runs) -> dict[tuple[int, int], Tensor]:
-    """What the layers of a step plan in turn."""
-    if runs.plan is None:
-        runs.plan = {}
-    plans: dict[tuple[int, int], Tensor] = runs.plan
-    return plans
 
 
 def _asked(spec: AttentionSpec) -> dict[str, Any]:

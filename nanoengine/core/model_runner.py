@@ -39,10 +39,8 @@ class RunnerPart:
 class StepRecorder(Protocol):
     """Replays steps that were recorded: CUDA graphs, CPU step programs."""
 
-    def logits(self, plan: StepPlan) -> tuple[Tensor, Packed, Tensor | None] | None:
-        """The logits of a recorded step, the numbers of this plan, which may be padded, and `drawn` of `Sampler.sample`; None for
-        one that is not recorded.
-        """
+    def logits(self, plan: StepPlan) -> tuple[Tensor, Packed] | None:
+        """The logits of a recorded step with the numbers of this plan, which may be padded; None for a step that is none."""
 
 
 class LaunchedStep:
@@ -125,9 +123,9 @@ class ModelRunner:
         recorded = None if self.recorder is None or plan.needs_hidden else self.recorder.logits(plan)
         reads: list[Read] = []
         if recorded is not None:
-            logits, packed, drawn = recorded
+            logits, packed = recorded
         else:
-            packed, drawn = pack(plan, self.rows), None
+            packed = pack(plan, self.rows)
             self.send(packed)
             batch = self.batch(packed)
             for part in self.parts:
@@ -139,8 +137,8 @@ class ModelRunner:
             if plan.num_samples < len(hidden):
                 hidden = hidden.index_select(0, batch.sampled_tokens)
             logits = self.model.compute_logits(hidden)
-        on_device = [*(self.numbers[section] for section in packed.sections[-2:]), self.rows.last_tokens]
-        return [self.sampler.sample(plan, logits, packed.sampled, on_device, drawn), *reads]
+        on_device = [self.numbers[section] for section in packed.sections[-2:]]
+        return [self.sampler.sample(plan, logits, packed.sampled, on_device, self.rows.last_tokens), *reads]
 
     def send(self, packed: Packed) -> None:
         """Put the numbers of a step where `batch` reads them."""

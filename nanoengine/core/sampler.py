@@ -101,15 +101,15 @@ class Sampler:
             column.index_copy_(0, integers[0], values)
 
     def sample(
-        self, plan: StepPlan, logits: Tensor, on_host: Seq[np.ndarray], on_device: Seq[Tensor], drawn: Tensor | None
+        self, plan: StepPlan, logits: Tensor, on_host: Seq[np.ndarray], on_device: Seq[Tensor], last_tokens: Tensor
     ) -> Read:
         """Sample a token for every row of logits.
 
         Args:
             logits: [n, vocab_size] float32; overwritten. Those behind the samples of the plan are padding.
             on_host: the row that each sample goes into, and where in its sequence the token will stand: [num_samples] each.
-            on_device: the same with padding: [n] each; and last_tokens, [num_rows + 1] int64: each token is written into its row.
-            drawn: [n] int64: what is written there already, the tokens if logits stay as they are and no row has filters.
+            on_device: the same with padding: [n] each.
+            last_tokens: [num_rows + 1] int64: each token is written into its row.
         """
         rows, positions = on_host
         asked = [own for own in self.processors if own.pieces]
@@ -120,11 +120,9 @@ class Sampler:
             drafts = self.verifier.drafts(plan, len(logits))
         for processor, numbers in bound:
             processor.apply(logits, numbers, rows, drafts)
-        tokens = None if bound or self.filtering else drawn
-        if tokens is None:
-            tokens = self.kernels.choose_tokens(logits, self.table, *on_device)
+        tokens = self.kernels.choose_tokens(logits, self.table, on_device[0], on_device[1], last_tokens)
         if self.verifier is not None and drafts is not None:
-            verified = self.verifier.verify(drafts, tokens, on_device[2])
+            verified = self.verifier.verify(drafts, tokens, last_tokens)
         reads = [own.observe(logits, tokens, numbers, rows, verified) for own, numbers in bound]
         sampled = tokens[: len(rows)].to("cpu", non_blocking=True)
         num_accepted = None if verified is None else verified.num_accepted.to("cpu", non_blocking=True)

@@ -63,7 +63,6 @@ class TritonKernels(Kernels):
     def __init__(self, tuning: Tuning | None = None, multiply: ScaledProduct | None = None) -> None:
         self.tuning = tuning or load_tuning()
         self.multiply = multiply
-        self.draws_in_recordings = self.tuning.draw_in_graph
         self._workspace = Workspace()
 
     def _launch(self, rows: Tensor) -> int:
@@ -166,19 +165,19 @@ class TritonKernels(Kernels):
         tuning, rows = self.tuning, len(x)
         options = {**around, "norm": norm, "launch": tuning.launch(rows, product=True)}
         if isinstance(content, Packed):
-            if rows <= min(tuning.packed_gemv_rows, MOST_PACKED_GEMV_ROWS):
+            if rows <= MOST_PACKED_GEMV_ROWS:
                 return packed_gemv(x, content, **options)
             most = most_rows(x.dtype) if norm is None else ROWS
             return product_of_few_rows(x, content, **options) if rows <= most else None
         weight = content.tensor
         outputs = len(weight) if around.get("activation") is None else len(weight) // 2
         if outputs < MANY_OUTPUTS:  # with more, few_rows.py has so many programs that memory never stands still
-            if rows <= min(tuning.gemv_rows, MOST_GEMV_ROWS):
+            if rows <= MOST_GEMV_ROWS:
                 return gemv(x, weight, **options)
             if rows <= min(tuning.swapped_rows, MOST_SWAPPED_ROWS) and x.dtype is not torch.float32:
                 del options["norm"]
                 return None if norm is not None else (swap_ab(x, weight, self._workspace, **options), x)
-        return product_of_few_rows(x, weight, **options) if rows <= min(tuning.most_product_rows, ROWS) else None
+        return product_of_few_rows(x, weight, **options) if rows <= ROWS else None
 
 
 def _of(weight: Weight) -> LateWeight:

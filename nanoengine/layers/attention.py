@@ -6,39 +6,25 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionBackend, Changes
+from nanoengine.attention.backend import AttentionBackend
 from nanoengine.core import layers as core
-from nanoengine.core.attention import AttentionMetadata, AttentionSpec, KVLayer
+from nanoengine.core.attention import AttentionSpec, KVLayer
 from nanoengine.core.layers import Angles, RMSNorm
 from nanoengine.core.model_config import ModelConfig
 
 
 class Attention(core.Attention):
-    """The core's, over a backend that may offer `rotate_and_write`, or all of it."""
+    """The core's, over a backend that may offer `rotate_and_write`."""
 
     backend: AttentionBackend
 
-    def __call__(self, qkv: Tensor, angles: Angles | None, metadata: AttentionMetadata) -> Tensor:
-        if self.backend.write_and_attend is None:
-            return super().__call__(qkv, angles, metadata)
-        changes, kv = self._changes(self.prepare(qkv, angles)), metadata.kv_cache[self.layer]
-        return self.backend.write_and_attend(qkv, changes, kv, metadata, self.spec, self.sinks)
-
     def write(self, qkv: Tensor, angles: Angles | None, kv: KVLayer, slot_mapping: Tensor) -> Tensor:
-        angles = self.prepare(qkv, angles)
         if self.backend.rotate_and_write is None:
             return super().write(qkv, angles, kv, slot_mapping)
-        return self.backend.rotate_and_write(qkv, self._changes(angles), kv, slot_mapping)
-
-    def prepare(self, qkv: Tensor, angles: Angles | None) -> Angles | None:
-        """Change q and k as no backend does; returns what they are still to be rotated by."""
-        return angles
-
-    def _changes(self, angles: Angles | None) -> Changes:
         q_weight, k_weight = (norm.weight for norm in self.norms) if self.norms else (None, None)
         eps = self.norms[0].eps if self.norms else 0.0
         cos, sin = (None, None) if angles is None else angles
-        return q_weight, k_weight, eps, cos, sin
+        return self.backend.rotate_and_write(qkv, (q_weight, k_weight, eps, cos, sin), kv, slot_mapping)
 
 
 class WideNormAttention(Attention):
@@ -50,17 +36,18 @@ class WideNormAttention(Attention):
         super().__init__(layer, config, spec, backend)
         self.wide_norms = norms
 
-    def prepare(self, qkv: Tensor, angles: Angles | None) -> Angles | None:
+    def write(self, qkv: Tensor, angles: Angles | None, kv: KVLayer, slot_mapping: Tensor) -> Tensor:
         width = self.num_kv_heads * self.head_dim
         q, k, _ = qkv.split((qkv.shape[1] - 2 * width, width, width), dim=1)
         for norm, part in zip(self.wide_norms, (q, k), strict=True):
             part.copy_(norm(part.contiguous()))
-        return angles
+        return super().write(qkv, angles, kv, slot_mapping)
 
 
 class ScaledAttention(Attention):
     """Nothing is rotated, and queries are multiplied by factors that stand in place of angles: see `QueryScale`."""
 
-    def prepare(self, qkv: Tensor, angles: Angles | None) -> None:
+    def write(self, qkv: Tensor, angles: Angles | None, kv: KVLayer, slot_mapping: Tensor) -> Tensor:
         assert angles is not None
         qkv[:, : qkv.shape[1] - 2 * self.num_kv_heads * self.head_dim].mul_(angles[0])
+        return super().write(qkv, None, kv, slot_mapping)

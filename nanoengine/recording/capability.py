@@ -49,7 +49,6 @@ class Recording(Capability):
             self._buckets(startup, on_cpu=on_cpu),
             max_len,
             reads_shared_once=getattr(backend, "reads_shared_once", False),
-            draws=getattr(startup.kernels, "draws_in_recordings", False),
         )
         if not on_cpu:
             steps.record_all(use_tqdm=startup.use_tqdm)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -29,16 +28,13 @@ class Recorder(Protocol):
 
 
 class RecordedSteps:
-    """All recordings of one runner, from the numbers of a step to its logits, or to tokens. They share memory: a result is good
-    until the next.
+    """All recordings of one runner, from the numbers of a step to its logits. They share memory: logits are good until the next.
 
     Args:
         runner: whose steps they are.
         buckets: that are recorded, the smallest first.
         max_len: longest sequence in tokens.
         reads_shared_once: steps whose sequences share blocks run without a recording: attention then reads those once.
-        draws: recordings draw tokens behind the logits, as if no row had filters. The sampler decides whether these are the
-            tokens. If they are not, it draws anew into the same places of `last_tokens`, which nothing reads in between.
     """
 
     def __init__(
@@ -49,14 +45,11 @@ class RecordedSteps:
         max_len: int,
         *,
         reads_shared_once: bool = False,
-        draws: bool = False,
     ):
         self.buckets, self._runner, self._recorder = buckets, runner, recorder
-        self._max_len, self._reads_shared_once, self._draws = max_len, reads_shared_once, draws
+        self._max_len, self._reads_shared_once = max_len, reads_shared_once
         self.variant: Callable[[], object] = lambda: None  # what else decides which calls a step makes
         self._replays: dict[tuple[Bucket, object], Callable[[], Tensor]] = {}
-        self._drawn: dict[tuple[Bucket, object], Tensor] = {}
-        self._plain = replace(runner.sampler.table, filtering=set())
 
     def __len__(self) -> int:
         return len(self.buckets)
@@ -71,7 +64,7 @@ class RecordedSteps:
     @torch.inference_mode()
     def record(self, bucket: Bucket) -> None:
         """Record a bucket on numbers that are all padding."""
-        shape, runner, key = bucket.shape(self._max_len), self._runner, (bucket, self.variant())
+        shape, runner = bucket.shape(self._max_len), self._runner
         runner.send(pad(pack(StepPlan(), runner.rows), shape, runner.rows))
 
         def work() -> Tensor:
@@ -79,16 +72,11 @@ class RecordedSteps:
             hidden = runner.model.forward(batch.input_ids, batch.positions, batch.metadata)
             if bucket.is_prompt:
                 hidden = hidden.index_select(0, batch.sampled_tokens)
-            logits = runner.model.compute_logits(hidden)
-            if self._draws:
-                rows, positions = (runner.numbers[section] for section in shape.sections[-2:])
-                last_tokens = runner.rows.last_tokens
-                self._drawn[key] = runner.kernels.choose_tokens(logits, self._plain, rows, positions, last_tokens)
-            return logits
+            return runner.model.compute_logits(hidden)
 
-        self._replays[key] = self._recorder.record(work)
+        self._replays[bucket, self.variant()] = self._recorder.record(work)
 
-    def logits(self, plan: StepPlan) -> tuple[Tensor, Packed, Tensor | None] | None:
+    def logits(self, plan: StepPlan) -> tuple[Tensor, Packed] | None:
         """See `StepRecorder`."""
         if self._reads_shared_once and any(plan.num_common_blocks):
             return None
@@ -112,4 +100,4 @@ class RecordedSteps:
         if (len(packed.query_lens), packed.num_tokens) != (len(shape.query_lens), shape.num_tokens):
             packed = pad(packed, shape, runner.rows)
         runner.send(packed)
-        return self._replays[key](), packed, self._drawn.get(key)
+        return self._replays[key](), packed

@@ -57,7 +57,7 @@ def script(tmp_path: Path) -> Script:
     return Script(tmp_path)
 
 
-CHOOSE = ["choose", "choose", "engine", "engine", "engine", "engine", "peers", "table"]
+CHOOSE = ["choose", "choose", "engine", "engine", "engine", "peers", "table"]
 
 
 def test_a_call_and_the_same_call_again(script: Script) -> None:
@@ -66,7 +66,7 @@ def test_a_call_and_the_same_call_again(script: Script) -> None:
     assert script.names() == CHOOSE
     assert "after: exit 0 after 0 s: the end" in result.stdout
     reports = dict(line.split("\t", 1) for line in (script.out / "figures.tsv").read_text().splitlines())
-    assert list(reports) == ["choose", "before", "after", "drawn", "int8kv", "peers"]
+    assert list(reports) == ["choose", "before", "after", "int8kv", "peers"]
     assert all(json.loads(report)["rows"] for report in reports.values())
     files = [path for path in script.out.rglob("*") if path.is_file()]
     assert len(files) < MOST_FILES, "the tuning is one more"

@@ -24,8 +24,6 @@ WIDTH = (HEADS + 2 * KV_HEADS) * DIM
 class Recorder:
     """A backend that notes its calls."""
 
-    write_and_attend: Any = None
-
     def __init__(self, *, offers: bool = False):
         self.calls: list[tuple[Any, ...]] = []
         self.rotate_and_write = self._rotate_and_write if offers else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,6 @@ import pytest
 import torch
 
 from nanoengine import LLM, SamplingParams
-from nanoengine.core.sampler import Sampler
-from nanoengine.core.sampling import SamplingTable
-from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.recording.recorded_steps import RecordedSteps
 from tests.e2e.late import late_device
 from tests.e2e.small_engine import assert_idle, open_llm
@@ -60,62 +56,3 @@ def test_every_decode_step_is_replayed_from_a_recording_whatever_its_sampling_ne
         for more in ({}, {"logprobs": 1}, {"presence_penalty": 1.0}, {"bad_words": ["a"]}, {"min_tokens": 9}):
             llm.generate(PROMPTS, replace(plain, **more), use_tqdm=False)
         assert [recording.num_replays for recording in device.recordings] == [8, 5 * 8, 0, 0]
-
-
-WISHES: list[dict[str, Any]] = [
-    {"temperature": 0.0},
-    {"temperature": 0.9},
-    {"temperature": 0.9, "max_tokens": 25},
-    {"temperature": 0.0, "max_tokens": 25},
-    {"temperature": 0.9, "top_p": 0.5, "max_tokens": 4},
-    {"temperature": 0.0, "logprobs": 2, "max_tokens": 3},
-    {"temperature": 0.7, "frequency_penalty": 1.5, "max_tokens": 6},
-    {"temperature": 0.8, "min_tokens": 3},
-]
-
-
-@pytest.mark.parametrize("options", [{}, {"speculation": "ngram"}], ids=str)
-def test_tokens_that_recordings_draw_are_those_that_the_sampler_would(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
-) -> None:
-    """Rows whose logits are changed or filtered come and go, with two steps in flight."""
-    choose, sample = TorchKernels.choose_tokens, Sampler.sample
-    draws: list[Any] = []
-    steps: Counter[tuple[bool, bool]] = Counter()  # (whether the recording has drawn, whether the sampler did)
-
-    def chosen(kernels: TorchKernels, logits: Any, table: SamplingTable, *rest: Any) -> Any:
-        if not table.filtering:  # as Triton's, which then looks at no filters
-            zeros = torch.zeros_like(table.top_p)
-            table = replace(table, top_k=zeros.int(), top_p=zeros + 1, min_p=zeros)
-        draws.append(choose(kernels, logits, table, *rest))
-        return draws[-1]
-
-    def sampled(sampler: Sampler, *rest: Any) -> Any:
-        before = len(draws)
-        read = sample(sampler, *rest)
-        steps[rest[-1] is not None, len(draws) > before] += 1
-        return read
-
-    monkeypatch.setattr(TorchKernels, "choose_tokens", chosen)
-    monkeypatch.setattr(Sampler, "sample", sampled)
-    found = []
-    for draws_there in (False, True):
-        monkeypatch.setattr(TorchKernels, "draws_in_recordings", draws_there, raising=False)
-        more: dict[str, Any] = {
-            "kernels": "torch",
-            "attention_backend": "torch",
-            "async_scheduling": True,
-            "max_num_seqs": 3,
-        }
-        with late_device(can_record=True, seed=0), open_llm(tiny, **more, **options) as llm:
-            params = [
-                SamplingParams(seed=i, ignore_eos=True, **({"max_tokens": 9} | own)) for i, own in enumerate(WISHES)
-            ]
-            outputs = llm.generate([[5, 6, 7, i] * 3 for i in range(len(params))], params, use_tqdm=False)
-            found.append([output.outputs[0].token_ids for output in outputs])
-            assert_idle(llm)
-        if not draws_there:
-            assert set(steps) == {(False, True)}
-    assert found[0] == found[1]
-    assert steps[True, False] > 10, "the recording's tokens are used"
-    assert steps[True, True] > 5, "the sampler draws anew"

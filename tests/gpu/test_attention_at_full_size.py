@@ -46,16 +46,22 @@ FEATURES = {
 
 
 def check(
-    heads: Heads, lens: list[int], query_lens: list[int], spec: AttentionSpec = PLAIN, num_blocks: int | None = None
+    heads: Heads,
+    lens: list[int],
+    query_lens: list[int],
+    spec: AttentionSpec = PLAIN,
+    num_blocks: int | None = None,
+    *,
+    drafted: bool = False,
 ) -> None:
-    """The last tokens of each sequence attend to all up to them; decodes, if each has one."""
+    """The last tokens of each sequence attend to all up to them; decodes, if each has one or they are drafts."""
     starts = [n - count for n, count in zip(lens, query_lens, strict=True)]
     with DEVICE:
         sequences = Sequences(heads, BLOCK_SIZE, lens, torch.bfloat16, num_blocks=num_blocks)
         spec = replace(spec, scale=heads.dim**-0.5)
         pool = Pool(sequences, TritonAttention(BLOCK_SIZE), norms=False, rotated=False, spec=spec)
         pool.fill(starts)
-        out = pool.step(len(lens) if max(query_lens) == 1 else 0, starts, lens)
+        out = pool.step(len(lens) if drafted or max(query_lens) == 1 else 0, starts, lens)
         assert_attended(out, pool.exact(starts, lens), 4)
         if spec.window is None:
             written = sum(int(part.isfinite().sum()) for part in pool.memory.flatten().split(1 << 28))
@@ -71,6 +77,17 @@ def check(
 )
 def test_decodes(heads: Heads, lens: list[int]) -> None:
     check(heads, lens, [1] * len(lens))
+
+
+@pytest.mark.parametrize(
+    ("heads", "lens"),
+    [
+        pytest.param(SMALL, [1, 17, 33], id="small"),
+        *(pytest.param(PRODUCTION, lens, marks=needs_gpu, id=name) for name, lens in DECODES.items()),
+    ],
+)
+def test_decodes_with_drafts(heads: Heads, lens: list[int]) -> None:
+    check(heads, lens, [min(n, 1 + (i + 1) % 5) for i, n in enumerate(lens)], drafted=True)
 
 
 @pytest.mark.parametrize("count", [pytest.param(count, marks=needs_gpu) for count in STEPS_OF_THE_WORKLOAD])
@@ -105,6 +122,7 @@ LENS, QUERY_LENS = [1, 127, 129, 4097, 8192, 8193, 20_000], [1, 60, 129, 300, 10
 def test_windows_sinks_and_soft_caps(heads: Heads, spec: AttentionSpec, lens: list[int], query_lens: list[int]) -> None:
     check(heads, lens, [1] * len(lens), spec)
     check(heads, lens, query_lens, spec)
+    check(heads, lens, [min(n, 4) for n in lens], spec, drafted=True)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ pytestmark = needs_gpu
 
 
 @triton.jit
-def _raise(stored: Any, found: Any, BITS: tl.constexpr, BYTES: tl.constexpr) -> None:
+def _raise(stored, found, BITS: tl.constexpr, BYTES: tl.constexpr):
     place = tl.arange(0, BYTES)
     numbers = raised_numbers(tl.load(stored + place), BITS)
     tl.store(found + place, numbers[0])

@@ -17,7 +17,7 @@ from nanoengine.kernels.kv_int8 import SCALE_BYTES
 from nanoengine.kernels.recurrences import Decay, StateRuns, Stores
 from nanoengine.kernels.triton.activation import gate_and_multiply, sigmoid_gate
 from nanoengine.kernels.triton.compute_slot_mapping import compute_slot_mapping
-from nanoengine.kernels.triton.decode_in_shares import Plans, decode_in_shares
+from nanoengine.kernels.triton.drafted_decode import drafted_decode
 from nanoengine.kernels.triton.experts import mixture
 from nanoengine.kernels.triton.few_rows import MANY_OUTPUTS, ROWS, most_rows, product_of_few_rows
 from nanoengine.kernels.triton.float8 import quantize_rows, scale_sums
@@ -26,7 +26,7 @@ from nanoengine.kernels.triton.kv_int8 import views
 from nanoengine.kernels.triton.norm import add_rms_norm, gated_norm, rms_norm
 from nanoengine.kernels.triton.packed import Packed
 from nanoengine.kernels.triton.packed_gemv import packed_gemv
-from nanoengine.kernels.triton.paged_decode import CANDIDATES, paged_decode
+from nanoengine.kernels.triton.paged_decode import Plans, paged_decode
 from nanoengine.kernels.triton.paged_prefill import paged_prefill
 from nanoengine.kernels.triton.recurrence import delta_rule, mamba2
 from nanoengine.kernels.triton.rotate_and_write import rotate_and_write, write_kv
@@ -191,50 +191,26 @@ def attend(
     seqs, kv_heads = 3, 4
     heads, tokens = kv_heads * group, seqs * (queries or 100)
     given = caches(dtype, kv_heads, head_dim, 16, int8=int8) | asked | {"sinks": some(heads) if sinks else None}
-    q, tables, lens, starts = some(tokens, heads, head_dim, dtype=dtype), whole(seqs, 256), whole(seqs), whole(seqs + 1)
+    q, starts = some(tokens, heads, head_dim, dtype=dtype), whole(seqs + 1)
+    given |= {"block_tables": whole(seqs, 256), "seq_lens": whole(seqs), "scale": 0.1, "tuning": tuning}
     if queries is None:
-        given |= {"query_start_loc": starts, "max_query_len": 100, "tuning": tuning}
-        paged_prefill(q, block_tables=tables, seq_lens=lens, scale=0.1, **given)
+        paged_prefill(q, **given, query_start_loc=starts, max_query_len=100)
+    elif queries > 1:
+        drafted_decode(q, **given, workspace=Workspace(), query_start_loc=starts, max_query_len=queries)
     else:
-        given |= {"query_start_loc": starts, "max_query_len": queries, "workspace": Workspace(), "tuning": tuning}
-        paged_decode(q, block_tables=tables, seq_lens=lens, scale=0.1, **given)
-
-
-def attend_in_shares(
-    dtype: torch.dtype,
-    head_dim: int,
-    group: int = 2,
-    tuning: Tuning = DEFAULTS,
-    *,
-    rotates: bool = False,
-    sinks: bool = False,
-    int8: bool = False,
-    **asked: Any,
-) -> None:
-    """Two layers of a decode; the second finds the plan of the first."""
-    seqs, kv_heads = 3, 4
-    heads, plans = kv_heads * group, Plans()
-    given = caches(dtype, kv_heads, head_dim, 16, int8=int8) | asked | {"sinks": some(heads) if sinks else None}
-    qkv = some(seqs, (heads + 2 * kv_heads) * head_dim, dtype=dtype).unflatten(1, (-1, head_dim))
-    q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
-    if rotates:
-        changes = (some(head_dim), some(head_dim), 1e-6, *[some(seqs, 1, head_dim // 2)] * 2)
-        given["new"] = (k, v, changes, some(seqs, dtype=torch.int64))
-    for _ in range(2):
-        given |= {"workspace": Workspace(), "tuning": tuning, "plans": plans}
-        decode_in_shares(q, block_tables=whole(seqs, 256), seq_lens=whole(seqs), scale=0.1, **given)
+        plans = Plans()
+        for _ in range(2):  # the second layer finds the plan of the first
+            paged_decode(q, **given, workspace=Workspace(), plans=plans)
 
 
 def launch_attention(dtype: torch.dtype) -> None:
     """Heads of the usual sizes, and what Gemma 2, gpt-oss and Llama 4 ask for; several tokens of each sequence fill 16 rows, 32
-    or more. For bfloat16 also groups of other sizes, every candidate, and the launch that does not wait for the one before.
+    or more. For bfloat16 also groups of other sizes, other tiles, and launches that depend on the one before.
     """
     for head_dim, queries, int8 in product((64, 128, 256), (None, 1, 4, 16), (False, True)):
         attend(dtype, head_dim, 2, queries, int8=int8)
     attend(dtype, 96, 1, None)
     attend(dtype, 96, 1, 1)
-    for rotates in (False, True):
-        attend_in_shares(dtype, 128, rotates=rotates)
     for queries in (None, 1, 16):
         attend(dtype, 256, 2, queries, window=4096, soft_cap=50.0)
         attend(dtype, 128, 5, queries, window=-8192)
@@ -244,18 +220,16 @@ def launch_attention(dtype: torch.dtype) -> None:
         return
     for group, queries in ((1, 1), (4, 1), (8, 1), (16, 1), (1, 8), (2, 17), (8, 8)):
         attend(dtype, 128, group, queries)
-    for (tile, warps, stages), queries, int8 in product(CANDIDATES, (1, 8), (False, True)):
+    for (tile, warps, stages), queries, int8 in product(((32, 4, 7), (16, 2, 7)), (1, 8), (False, True)):
         tuning = replace(DEFAULTS, decode_tile=tile, decode_warps=warps, decode_stages=stages)
         attend(dtype, 128, 4, queries, tuning, int8=int8)
-    early = replace(DEFAULTS, dependent_launch=1)
-    attend(dtype, 128, tuning=early)
-    attend(dtype, 128, queries=None, tuning=replace(DEFAULTS, short_prompt=100))
-    for rotates in (False, True):
-        attend_in_shares(dtype, 128, 4, early, rotates=rotates, soft_cap=50.0)
-    attend_in_shares(dtype, 64, 7, early, rotates=True)
-    attend_in_shares(dtype, 128, 1, int8=True)
-    attend_in_shares(dtype, 96, 1, early)
-    attend_in_shares(dtype, 256, 8, early, window=1024)
+    early = replace(DEFAULTS, dependent_launch=2)
+    for head_dim, group in ((64, 7), (96, 1), (128, 4)):
+        attend(dtype, head_dim, group, tuning=early)
+    attend(dtype, 128, queries=8, tuning=early)
+    attend(dtype, 128, queries=None, tuning=replace(DEFAULTS, short_prompt=0))
+    for head_dim, int8 in product((64, 128), (False, True)):
+        attend(dtype, head_dim, 8, soft_cap=50.0, int8=int8)
 
 
 def launch_states(dtype: torch.dtype) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -53,33 +51,6 @@ def test_it_writes_in_one_go_where_that_is_offered_and_then_attends(norms: bool,
     for got, right in zip(given, expected, strict=True):
         assert got is right or got == right
     check_attended(backend, out, qkv[:, : HEADS * DIM].unflatten(-1, (HEADS, DIM)) + 1, metadata)
-
-
-@pytest.mark.parametrize("kind", [Attention, ScaledAttention])
-def test_it_leaves_all_to_a_backend_that_offers_it(kind: type[Attention]) -> None:
-    """But for what no backend does."""
-    backend = Recorder()
-    calls: list[tuple[Any, ...]] = []
-    qkv, angles, metadata = step()
-    factors = (torch.full((len(qkv), 1), 2.0),) * 2
-    expected = qkv.clone()
-    if kind is ScaledAttention:
-        expected[:, : HEADS * DIM] *= 2
-
-    def write_and_attend(*given: Any) -> torch.Tensor:
-        calls.append(given)
-        return qkv
-
-    backend.write_and_attend = write_and_attend
-    layer = layer_over(backend, norm_of(), norm_of(), kind=kind)
-    assert layer(qkv, factors if kind is ScaledAttention else angles, metadata) is qkv
-    [(got, changes, *rest)] = calls
-    assert torch.equal(got, expected)
-    weights = [norm.weight for norm in layer.norms]
-    right = (*weights, 1e-6, *((None, None) if kind is ScaledAttention else angles))
-    assert all(mine is yours or mine == yours for mine, yours in zip(changes, right, strict=True))
-    assert rest == [metadata.kv_cache[1], metadata, layer.spec, layer.sinks]
-    assert not backend.calls
 
 
 @pytest.mark.parametrize("offers", [True, False])

@@ -103,7 +103,7 @@ def test_launches_of_a_decode_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_seqs: int, per_layer: int
 ) -> None:
     """Of few rows: the first norm and q, k, v; their norms, rotation and write; attention; its projection; the second norm and
-    the gates; the way down. Of more, both norms and the gate are kernels of their own. Beside layers there are 9.
+    the gates; the way down. Of more, both norms and the gate are kernels of their own. Beside layers there are 10.
     """
     counts = launches_of(tiny_checkpoint(tmp_path, num_hidden_layers=2), num_seqs, monkeypatch)
-    assert sum(counts.values()) == 9 + 2 * per_layer, counts
+    assert sum(counts.values()) == 10 + 2 * per_layer, counts

@@ -52,22 +52,6 @@ MUTANTS = (
         (TEST_PROCESSORS, TEST_ENGINE),
     ),
     Mutant(
-        "changed-logits-keep-what-was-drawn",
-        SAMPLER,
-        "None if bound or self.filtering else drawn",
-        "None if self.filtering else drawn",
-        "The tokens of a recorded step are taken although a penalty or a ban has changed its logits.",
-        ("tests/e2e/test_as_on_a_gpu.py",),
-    ),
-    Mutant(
-        "filtered-rows-keep-what-was-drawn",
-        SAMPLER,
-        "None if bound or self.filtering else drawn",
-        "None if bound else drawn",
-        "The tokens of a recorded step are taken although a row of it keeps the likeliest alone.",
-        ("tests/e2e/test_as_on_a_gpu.py",),
-    ),
-    Mutant(
         "rejected-samples-are-tokens",
         "nanoengine/core/scheduler.py",
         "enumerate(sampled[: num_accepted + 1])",

@@ -138,9 +138,8 @@ class Bench:
             [
                 torch.tensor([*own, *[fill] * padding], dtype=torch.int32)
                 for own, fill in ((rows, self.num_rows), (positions, 0))
-            ]
-            + [self.last_tokens],
-            None,
+            ],
+            self.last_tokens,
         )
         result = StepResult([])
         read(result)

@@ -87,8 +87,8 @@ class SampledToy(ToyModel):
         result = StepResult([])
         if sampled:
             where = np.array(rows, np.int32), np.array(positions, np.int32)
-            on_device = [*map(torch.from_numpy, where), self.last_tokens]
-            self.sampler.sample(plan, logits_of(torch.tensor(sampled)), where, on_device, None)(result)
+            on_device = [torch.from_numpy(own) for own in where]
+            self.sampler.sample(plan, logits_of(torch.tensor(sampled)), where, on_device, self.last_tokens)(result)
             self.last |= {row: int(self.last_tokens[row]) for row in rows}
         if read is not None:
             read(result)

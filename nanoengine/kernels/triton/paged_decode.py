@@ -1,11 +1,13 @@
-"""Attention of the last tokens of each sequence, one or a few, over its paged K/V, cut into parts that run side by side.
+"""Attention of the last token of each sequence over its paged K/V, by programs that all read equally many tokens.
 
-It knows block tables and lengths. Whose tokens they are, and how the cache came to be filled, it does not know.
+It knows block tables and lengths. Whose tokens they are, and how the cache came to be filled, it does not know. Several tokens of
+a sequence are `drafted_decode`.
 """
 
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 import triton
@@ -13,116 +15,44 @@ import triton.language as tl
 from torch import Tensor
 
 from nanoengine.kernels.triton import dependent
-from nanoengine.kernels.triton.kv_int8 import NUMBERS_IN_SCALE, dequantized
+from nanoengine.kernels.triton.equal_shares import combine_shares, part_of, plan_shares
+from nanoengine.kernels.triton.kv_int8 import NUMBERS_IN_SCALE
 from nanoengine.kernels.triton.launch import num_multiprocessors
 from nanoengine.kernels.triton.paged_cache import (
     LOG2E,
-    LOWEST,
     aligned,
     ask_for,
     cache_strides,
-    capped,
-    dot,
     first_seen,
-    load_heads,
     within,
 )
-from nanoengine.kernels.triton.split_kv import COMBINED, MAX_PARTS, STEP, Workspace, combine, part_size, split
-from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning
+from nanoengine.kernels.triton.paged_walk import ROWS, tile_shape, walk
+from nanoengine.kernels.triton.split_kv import COMBINED, STEP, Workspace
+from nanoengine.kernels.triton.tuning import Tuning
 
-ROWS = 16
-"""Rows that a program computes at least, a query head of a token each: the smallest tile that tensor cores multiply."""
+REGISTERS = 1 << 16
+"""Of a multiprocessor. Programs that do not run side by side with the others would begin when those end."""
 
-MOST_ROWS = 32
-"""Rows that a program computes at most. Other tokens and heads are another program's, which finds K and V in the GPU's cache."""
+RESERVED = 1 << 10
+"""Bytes of shared memory that CUDA takes for every program."""
 
-CANDIDATES = ((32, 4, 5), (32, 4, 7), (16, 2, 7), (64, 4, 5))
-"""Tiles, warps and stages that are worth measuring, as `Tuning` has them: from 24 to 64 KB of tiles in shared memory."""
-
-
-@triton.jit
-def _row(row, num_tokens, num_heads, HEADS: tl.constexpr, QUERIES: tl.constexpr):
-    """Which token and which head of a lot a row is, and whether it is one of those that there are."""
-    if QUERIES > 1:
-        token, head = row // HEADS, row % HEADS
-        return token, head, (token < num_tokens) & (head < num_heads)
-    return row * 0, row, row < num_heads
+Plans = dict[tuple[int, int], Tensor]
+"""Those of a step, by window and number of shares."""
 
 
-@triton.jit
-def walk(
-    acc,
-    sums,
-    highest,
-    query,
-    position,
-    row_start,
-    start,
-    end,
-    k_head,
-    v_head,
-    k_scales,
-    v_scales,
-    table,
-    block_stride,
-    slot_stride,
-    scale,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-    QUERIES: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
-):
-    """Attend to tokens `start` to `end` of a sequence. Of several queries, each sees those from `row_start` to `position`."""
-    ALIGNED: tl.constexpr = 16 // (k_head.dtype.element_ty.primitive_bitwidth // 8)  # elements in 16 bytes
-    dim = tl.arange(0, query.shape[1])
-    # The compiler's pipeline runs over three loads: it has the block ids of a tile in shared memory before it asks for the tile,
-    # and asks for that two rounds or more before it is used. So a loop of 3 + 2 n stages holds 1 + n tiles of K and of V.
-    for first in range(start, end, TILE):
-        token = first + tl.arange(0, TILE)
-        if QUERIES > 1:
-            visible = token[None, :] <= position[:, None]
-            if WINDOW:
-                visible &= token[None, :] >= row_start[:, None]
-        else:
-            visible = (token < end)[None, :]
-        token = tl.minimum(token, end - 1)  # a place beyond the end repeats the last token: no weight, but finite
-        block = tl.load(table + token // BLOCK_SIZE).to(tl.int64)  # times the stride it may not fit 32 bits
-        place = tl.multiple_of(block * block_stride + token % BLOCK_SIZE * slot_stride, ALIGNED)[:, None] + dim[None, :]
-        k = load_heads(k_head + place, dim, HEAD_DIM)
-        v = load_heads(v_head + place, dim, HEAD_DIM)
-        if k_scales is not None:
-            scale_place = block * (block_stride // NUMBERS_IN_SCALE) + token % BLOCK_SIZE
-            k = dequantized(k, tl.load(k_scales + scale_place), query.dtype)
-            v = dequantized(v, tl.load(v_scales + scale_place), query.dtype)
-        scores = dot(query, tl.trans(k), tl.zeros(sums.shape, tl.float32)) * scale
-        scores = tl.where(visible, capped(scores, SOFT_CAP), float("-inf"))
-        higher = tl.maximum(highest, tl.max(scores, axis=1))  # finite: LOWEST, or a tile holds at least one token
-        shrink = tl.exp2(highest - higher)[:, None]
-        weights = tl.exp2(scores - higher[:, None])
-        sums = sums * shrink + weights
-        acc = dot(weights.to(v.dtype), v, acc * shrink)
-        highest = higher
-    return acc, sums, highest
-
-
-@triton.jit(
-    do_not_specialize=["table_stride", "to_fill", "longest_part", "most_parts"],  # they change from step to step
-    do_not_specialize_on_alignment=["block_tables", "query_start_loc", "seq_lens"],
-)
+@triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["block_tables", "seq_lens"])
 def _decode_kernel(
     out,
     results,
     log_sums,
     arrivals,
+    plan,
     q,
     k_cache,
     v_cache,
     k_scales,
     v_scales,
     block_tables,
-    query_start_loc,
     seq_lens,
     sinks,
     scale,
@@ -132,132 +62,121 @@ def _decode_kernel(
     slot_stride,
     kv_head_stride,
     table_stride,
-    to_fill,
-    longest_part,
-    most_parts,
     GROUP: tl.constexpr,
     HEADS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    QUERIES: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     STEP: tl.constexpr,
-    MAX_PARTS: tl.constexpr,
     AT_ONCE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     LAUNCH: tl.constexpr,
 ):
-    """Program (i, j, p): part p of what is seen of sequence j, for the i-th lot of the rows that share a KV head.
+    """Program (i, j): share j of all tokens, for the i-th lot of HEADS query heads that share a KV head.
 
-    Rows of a lot are HEADS query heads of each of TOKENS tokens; the rest of ROWS is padding. A sequence has at most QUERIES
-    tokens, or just one if that is 1. `out` is [num_tokens, num_heads, HEAD_DIM].
-
-    The only part of a sequence writes to `out`. One of several writes its rows to `results`, [num_seqs, lots, rows, most_parts,
-    HEAD_DIM], and the logarithms of the sums of their weights to `log_sums`, both float32; the last of them to arrive, by the
-    count of `arrivals`, combines them all. `scale` has log2(e) in it: all exponentials and logarithms are of base 2.
+    The share that reads all of a sequence writes to `out`. Others write their rows to `results`, [lots, 2 * shares, HEADS,
+    HEAD_DIM], at `part_of`, and the logarithms of the sums of their weights to `log_sums`, both float32; the last of them to
+    arrive, by the count of `arrivals`, [lots, shares], combines them all. `scale` has log2(e) in it.
     """
     dependent.start(LAUNCH)
-    HEAD_LOTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     DIMS: tl.constexpr = triton.next_power_of_2(HEAD_DIM)
-    LOTS: tl.constexpr = HEAD_LOTS * ((QUERIES + TOKENS - 1) // TOKENS)
+    LOTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     ALIGNED: tl.constexpr = 16 // (k_cache.dtype.element_ty.primitive_bitwidth // 8)  # elements in 16 bytes
     Q_ALIGNED: tl.constexpr = 16 // (q.dtype.element_ty.primitive_bitwidth // 8)
-    kv_head = tl.program_id(0) // LOTS
-    first_head = tl.program_id(0) % HEAD_LOTS * HEADS
-    first_query = tl.program_id(0) % LOTS // HEAD_LOTS * TOKENS
-    seq = tl.program_id(1).to(tl.int64)
-    part = tl.program_id(2)
-    if QUERIES > 1:
-        first_token = tl.load(query_start_loc + seq)
-        query_len = tl.load(query_start_loc + seq + 1) - first_token
-        first_token = (first_token + first_query).to(tl.int64)
-        if first_query >= query_len:
-            return
-    else:
-        first_token = seq
-        query_len = 1
-    seq_len = tl.load(seq_lens + seq)
-    seen = seq_len
-    if WINDOW:
-        seen = seq_len - first_seen(seq_len - query_len, WINDOW)
-    size = part_size(seen, to_fill, longest_part, STEP)
-    parts = tl.maximum(tl.cdiv(seen, size), 1)
-    if part >= parts:
-        return
-    start = part * size
-    if WINDOW:
-        start += seq_len - seen
-    end = tl.minimum(start + size, seq_len)
+    lot, share = tl.program_id(0), tl.program_id(1)
+    num_shares, num_heads = tl.num_programs(1), tl.num_programs(0) // LOTS * GROUP
+    kv_head, first_head = lot // LOTS, lot % LOTS * HEADS
+    results += lot.to(tl.int64) * (2 * num_shares * HEADS * HEAD_DIM)
+    log_sums += lot * (2 * num_shares * HEADS)
+
+    # Where this share begins, and where the next one does: see `plan_shares`.
+    size = num_shares + 1
+    own = plan + share
+    first_seq, last_seq = tl.load(own), tl.load(own + 1)
+    start, stop = tl.load(own + size), tl.load(own + size + 1)
+    seq_len = tl.load(own + 2 * size)
+    first_share, next_first_share = tl.load(own + 3 * size), tl.load(own + 3 * size + 1)
+    parts, next_parts = tl.load(own + 4 * size), tl.load(own + 4 * size + 1)
+    is_cut = next_first_share <= share  # the last sequence goes on in the next share
+    end_seq = tl.where(is_cut, last_seq + 1, last_seq)
 
     head_start = tl.multiple_of(kv_head.to(tl.int64) * kv_head_stride, ALIGNED)
     k_head = tl.multiple_of(k_cache + head_start, 16)
     v_head = tl.multiple_of(v_cache + head_start, 16)
-    table = block_tables + seq * table_stride
-    # Lengths and tables are older than the embeddings of the step, which are launched behind everything before them: they may be
-    # read before the wait. The query and K and V of new tokens are not, so that of K and V only a hint comes before.
-    if LAUNCH:
-        ask_for(k_head, v_head, table, start, end, block_stride, slot_stride, HEAD_DIM, BLOCK_SIZE, 64)
-    dependent.wait(LAUNCH)
-
-    row = tl.arange(0, ROWS)
-    token_of, head_of, exists = _row(row, query_len - first_query, GROUP - first_head, HEADS, QUERIES)
-    head = kv_head * GROUP + first_head + head_of
-    dim = tl.arange(0, DIMS)
-    # The launch has made sure of these multiples of 16 bytes. To know them makes loads wide, and those of K/V asynchronous.
-    q_start = tl.multiple_of(q + first_token * q_token_stride, 16)
-    q_place = head.to(tl.int64) * q_head_stride
-    if QUERIES > 1:
-        q_place += token_of * q_token_stride
-    q_place = tl.multiple_of(q_place, Q_ALIGNED)[:, None] + dim[None, :]
-    there = within(exists, dim, HEAD_DIM)
-    query = tl.load(q_start + q_place, mask=there, other=0.0)
     if k_scales is not None:
         k_scales += head_start // NUMBERS_IN_SCALE
         v_scales += head_start // NUMBERS_IN_SCALE
+    # Tables and lengths are older than the embeddings of the step, which are launched behind everything before them. The plan
+    # is older than this kernel in the layer before, which lets others start behind its own wait only; the layer that plans
+    # launches it plainly. So all of these may be read before the wait. The query, and K and V of new tokens, may not: of K and
+    # V only a hint comes before.
+    if LAUNCH:
+        table = block_tables + first_seq.to(tl.int64) * table_stride
+        end = tl.where(first_seq == last_seq, stop, seq_len)
+        ask_for(k_head, v_head, table, start, end, block_stride, slot_stride, HEAD_DIM, BLOCK_SIZE, STEP)
+    dependent.wait(LAUNCH)
 
-    # Of several tokens, the earlier ones may see nothing of a tile: then there is no score, and no weight.
-    highest = tl.full([ROWS], LOWEST if QUERIES > 1 else float("-inf"), tl.float32)
-    sums = tl.zeros([ROWS, TILE], tl.float32)  # summed up over the tile once, at the end: warps need not meet for it
-    acc = tl.zeros([ROWS, DIMS], tl.float32)
-    if sinks is not None:  # a weight without a value, which the first part counts for all
-        sink = tl.load(sinks + head, mask=exists, other=0.0) * LOG2E
-        highest = tl.where(part == 0, tl.maximum(sink, highest), highest)
-        sums = tl.where((part == 0) & (tl.arange(0, TILE) == 0)[None, :], 1.0, sums)
-    if QUERIES > 1:
-        position = seq_len - query_len + first_query + token_of
-        row_start = first_seen(position, WINDOW)
-    else:
-        position, row_start = None, None
-    acc, sums, highest = walk(
-        acc, sums, highest, query, position, row_start, start, end, k_head, v_head, k_scales, v_scales, table, block_stride,
-        slot_stride, scale, HEAD_DIM, BLOCK_SIZE, TILE, QUERIES, WINDOW, SOFT_CAP,
-    )  # fmt: skip
-    total = tl.sum(sums, axis=1)
-    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # zeros, if the sequence is empty
-    num_kv_heads = tl.num_programs(0) // LOTS
-    out += ((first_token * num_kv_heads + kv_head) * GROUP + first_head) * HEAD_DIM
-    if parts == 1:
-        pointer = out + (token_of * num_kv_heads * GROUP + head_of)[:, None] * HEAD_DIM + dim[None, :]
-        tl.store(pointer, result.to(out.dtype.element_ty), mask=there)
-    else:
-        KEPT: tl.constexpr = TOKENS * HEADS
-        lot = seq * tl.num_programs(0) + tl.program_id(0)
-        results += lot * KEPT * most_parts * HEAD_DIM
-        log_sums += lot * KEPT * most_parts
-        index = row * most_parts + part
-        tl.store(results + index[:, None] * HEAD_DIM + dim[None, :], result, mask=there)
-        tl.store(log_sums + index, highest + tl.log2(total), mask=exists)
-        # One thread counts for all: before it does, all have stored; then all see what others stored before they counted.
-        tl.debug_barrier()
-        if tl.atomic_add(arrivals + lot, 1, sem="acq_rel", scope="gpu") == parts - 1:
-            tl.store(arrivals + lot, 0)  # nobody else comes before the next launch
-            kept = tl.arange(0, KEPT)
-            its_token, its_head, wanted = _row(kept, query_len - first_query, GROUP - first_head, HEADS, QUERIES)
-            place_of = (its_token * num_kv_heads * GROUP + its_head) * HEAD_DIM
-            combine(out, place_of, wanted, results, log_sums, parts, most_parts, HEAD_DIM, KEPT, MAX_PARTS, AT_ONCE)
+    row = tl.arange(0, ROWS)
+    exists = (row < HEADS) & (row < GROUP - first_head)
+    head = kv_head * GROUP + first_head + row
+    dim = tl.arange(0, DIMS)
+    there = within(exists, dim, HEAD_DIM)
+    # What is the same for all sequences is worked out again for each: kept, it would take too many registers.
+    for seq in tl.range(first_seq, end_seq, num_stages=1, disable_licm=True):
+        next_len = tl.load(seq_lens + seq + 1, mask=seq + 1 < end_seq, other=0)  # long before it is asked for
+        is_first = (seq > first_seq) | (first_share == share)  # the share that has the first tokens of the sequence
+        is_last = (seq < last_seq) | (is_cut == 0)  # the one that has its last token
+        end = tl.where(is_last, seq_len, stop)
+        token = tl.cast(seq, tl.int64)
+        table = block_tables + token * table_stride
+
+        highest = tl.full([ROWS], float("-inf"), tl.float32)
+        sums = tl.zeros([ROWS, TILE], tl.float32)
+        acc = tl.zeros([ROWS, DIMS], tl.float32)
+        if sinks is not None:  # a weight without a value, which the first part counts for all
+            sink = tl.load(sinks + head, mask=exists, other=0.0) * LOG2E
+            highest = tl.where(is_first, sink, highest)
+            sums = tl.where(is_first & (tl.arange(0, TILE) == 0)[None, :], 1.0, sums)
+        # The launch has made sure of these multiples of 16 bytes. To know them makes loads wide.
+        place = tl.multiple_of(head.to(tl.int64) * q_head_stride, Q_ALIGNED)[:, None] + dim[None, :]
+        query = tl.load(tl.multiple_of(q + token * q_token_stride, 16) + place, mask=there, other=0.0)
+        acc, sums, highest = walk(
+            acc, sums, highest, query, None, None, start, end, k_head, v_head, k_scales, v_scales, table, block_stride,
+            slot_stride, scale, HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP,
+        )  # fmt: skip
+
+        total = tl.sum(sums, axis=1)
+        result = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # zeros, if the sequence is empty
+        if is_first & is_last:
+            pointer = out + (token * num_heads + head[:, None]) * HEAD_DIM + dim[None, :]
+            tl.store(pointer, result.to(out.dtype.element_ty), mask=there)
+        else:
+            index = part_of(share, is_first) * HEADS + row
+            tl.store(results + index[:, None] * HEAD_DIM + dim[None, :], result, mask=there)
+            tl.store(log_sums + index, highest + tl.log2(total), mask=exists)
+        seq_len = next_len
+        start = first_seen(next_len - 1, WINDOW) if WINDOW else 0
+
+    # Two sequences at most have parts elsewhere: that which another share began, and that which another share ends.
+    # One thread counts for all: before it does, all have stored; then all see what others stored before they counted.
+    tl.debug_barrier()
+    for begun_here in tl.range(0, 2, num_stages=1):
+        here = begun_here == 1
+        its_seq = tl.where(here, last_seq, first_seq).to(tl.int64)
+        its_first_share = tl.where(here, share, first_share)
+        its_parts = tl.where(here, next_parts, parts)
+        if tl.where(here, next_first_share == share, first_share < share):
+            count = arrivals + lot * num_shares + its_first_share
+            if tl.atomic_add(count, 1, sem="acq_rel", scope="gpu") == its_parts - 1:
+                tl.store(count, 0)  # nobody else comes before the next launch
+                kept = tl.arange(0, HEADS)
+                its_place = (kv_head * GROUP + first_head + kept) * HEAD_DIM
+                combine_shares(
+                    out + its_seq * num_heads * HEAD_DIM, its_place, kept < GROUP - first_head, results, log_sums,
+                    its_first_share, its_parts, HEAD_DIM, HEADS, AT_ONCE,
+                )  # fmt: skip
 
 
 def paged_decode(
@@ -268,118 +187,102 @@ def paged_decode(
     seq_lens: Tensor,
     scale: float,
     workspace: Workspace,
-    tuning: Tuning = DEFAULTS,
+    tuning: Tuning,
+    plans: Plans,
     *,
     k_scales: Tensor | None = None,
     v_scales: Tensor | None = None,
-    query_start_loc: Tensor | None = None,
-    max_query_len: int = 1,
     window: int = 0,
     sinks: Tensor | None = None,
     soft_cap: float | None = None,
 ) -> Tensor:
-    """Attention of the last tokens of each sequence, one or a few, each over the tokens up to itself that it sees, in one launch.
+    """Attention of the last token of each sequence over the tokens that it sees, in one launch, and one more that plans.
 
-    K and V are read once for all query heads that share them, and for as many tokens as make MOST_ROWS with these, with a running
-    maximum (Dao et al., FlashAttention, 2022). Long sequences are cut into parts (Flash-Decoding, Dao et al., 2023), which the
-    last program to end combines. How many parts there can be depends on shapes and `max_query_len` alone, so that a launch can
-    be captured in a CUDA graph; how many there are, and how long, on the lengths: see `split_kv.split`.
+    K and V are read once for all query heads that share them, with a running maximum (Dao et al., FlashAttention, 2022). There
+    are as many programs as run side by side, whatever the lengths are, so that a launch can be captured in a CUDA graph. All read
+    equally many tokens, to within STEP of them: none is waited for that has a longer sequence. The last program that ends a part
+    of a sequence combines all of them (Flash-Decoding, Dao et al., 2023).
 
-    The earlier of the last tokens multiply V of the later ones by 0, so that V which is not finite spoils them all.
-
-    Args are those of `paged_prefill`, where the new tokens are the last ones, and:
+    Args are those of `paged_prefill`, where token i is the last one of sequence i, and:
         workspace: of the engine; no other launch may use it at the same time.
-        tuning: how 16-bit numbers are computed.
-        query_start_loc: it is not read if `max_query_len` is 1 and there are as many tokens as sequences: then token i is that of
-            sequence i. Only a sequence of length 0 may have more than `max_query_len` tokens; those may get anything.
+        plans: those of layers before with the same lengths; this one's is added if it is not there.
     """
-    num_seqs, (_, num_heads, head_dim) = len(seq_lens), q.shape
+    num_seqs, (num_tokens, num_heads, head_dim) = len(seq_lens), q.shape
+    assert num_tokens == num_seqs, "a sequence has one token"
     block_size, num_kv_heads = k_cache.shape[1:3]
-    q = aligned(q)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    if not len(q):
+    if not num_tokens:
         return out
+    q = aligned(q)
     tile, num_warps, num_stages = tile_shape(q.dtype, head_dim, tuning, int8=k_scales is not None)
     group = num_heads // num_kv_heads
-    max_query_len = max_query_len if len(q) == num_seqs else max(max_query_len, 2)  # some may have none
-    constants = _constants(group, max_query_len, head_dim, block_size, tile, num_warps, tuning.launch(len(q)))
-    heads, tokens, queries, step = (constants[name] for name in ("HEADS", "TOKENS", "QUERIES", "STEP"))
-    num_lots = num_kv_heads * triton.cdiv(group, heads) * triton.cdiv(queries, tokens)
-    longest = min([block_tables.shape[1] * block_size, *([abs(window) + queries - 1] if window else [])])
-    cut = split(num_seqs * num_lots, longest, num_multiprocessors(q.device, 132), tuning, step)
-    in_parts = cut.most_parts if cut.most_parts > 1 else 0
-    rows = num_seqs * num_lots * tokens * heads
-    results = torch.empty(rows, in_parts, head_dim, dtype=torch.float32, device=q.device)
-    log_sums = torch.empty(rows, in_parts, dtype=torch.float32, device=q.device)
-    _decode_kernel[(num_lots, num_seqs, cut.most_parts)](
+    heads = triton.next_power_of_2(min(group, ROWS))
+    lots = num_kv_heads * triton.cdiv(group, heads)
+    side_by_side = _side_by_side(q, k_cache, tile, num_stages, tuning)
+    shares = max(1, num_multiprocessors(q.device, 132) * side_by_side // lots)
+    launch = tuning.launch(num_tokens)
+    if (window, shares) not in plans:
+        plans[window, shares] = plan_shares(seq_lens, shares, window, launch)
+        launch = dependent.LAUNCH_PLAIN  # this reads the plan at once
+    results = torch.empty(lots, 2 * shares, heads, head_dim, dtype=torch.float32, device=q.device)
+    log_sums = torch.empty(lots, 2 * shares, heads, dtype=torch.float32, device=q.device)
+    _decode_kernel[(lots, shares)](
         out,
         results,
         log_sums,
-        workspace.counters(num_seqs * num_lots, q.device),
+        workspace.counters(lots * shares, q.device),
+        plans[window, shares],
         q,
         k_cache,
         v_cache,
         k_scales,
         v_scales,
         block_tables,
-        query_start_loc if queries > 1 else None,
         seq_lens,
         sinks,
         scale * math.log2(math.e),
         *q.stride()[:2],
         *cache_strides(k_cache, v_cache, k_scales, v_scales),
         block_tables.stride(0),
-        *cut,
-        **constants,
+        GROUP=group,
+        HEADS=heads,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        ROWS=ROWS,
+        TILE=tile,
+        STEP=STEP,
+        AT_ONCE=max(1, COMBINED * num_warps // (heads * triton.next_power_of_2(head_dim))),
         WINDOW=window,
         SOFT_CAP=soft_cap or 0.0,
         num_warps=num_warps,
         num_stages=num_stages,
-        **dependent.options(constants["LAUNCH"]),
+        maxnreg=min(255, REGISTERS // (32 * num_warps * side_by_side) // 8 * 8),
+        LAUNCH=launch,
+        **dependent.options(launch),
     )
     return out
 
 
-def tile_shape(dtype: torch.dtype, head_dim: int, tuning: Tuning, *, int8: bool = False) -> tuple[int, int, int]:
-    """Tokens in a tile, warps and stages. `tuning` means heads of 128; others have tiles of as many bytes, if they can.
+def _side_by_side(q: Tensor, k_cache: Tensor, tile: int, num_stages: int, tuning: Tuning) -> int:
+    """Programs that run side by side on a multiprocessor: those of the tuning, if it has room for them.
 
-    float32 is multiplied without tensor cores, to be exact: it wants threads, and does not wait for memory. What is dequantized
-    for it takes so many registers that there are none for another tile.
+    Those of float32 have twice as many warps, numbers of 8 bits are dequantized in registers, and long tiles have more scores
+    there: fewer have registers. Shared memory holds the tiles of K and V that are on their way, the query, block ids and scales;
+    Triton 3.6 takes just that.
     """
-    if dtype is torch.float32:
-        return 16, 8, 1 if int8 else 3
-    tile = tuning.decode_tile * 128 // triton.next_power_of_2(head_dim)
-    tile = max(16, min(tile, STEP))  # 16 is the least that tensor cores sum over
-    return tile, tuning.decode_warps, tuning.decode_stages
+    count, dims, size = tuning.decode_programs_per_sm, triton.next_power_of_2(q.shape[2]), k_cache.element_size()
+    if q.dtype is torch.float32 or size == 1:
+        count //= 2
+    elif tile > 32:
+        count = count * 3 // 4
+    tiles = 2 * tile * dims * size * ((num_stages - 3) // 2 + 1)
+    beside = ROWS * dims * q.element_size() + tile * (68 if size == 1 else 44) + RESERVED
+    return max(1, min(count, _shared_memory(q.device) // (tiles + beside)))
 
 
-def _constants(
-    group: int, max_query_len: int, head_dim: int, block_size: int, tile: int, num_warps: int, launch: int
-) -> dict[str, int]:
-    """What the kernel is compiled for.
-
-    Of several tokens, there are as many as fill its rows, so that there are few kernels. The results of a part are large then: a
-    part is so long that it reads eight times as many bytes, and who combines parts asks for more at once while registers last.
-    """
-    heads = triton.next_power_of_2(min(group, ROWS))
-    rows, queries, step, combined = ROWS, 1, STEP, COMBINED * num_warps
-    if max_query_len > 1:
-        queries = triton.next_power_of_2(max_query_len)
-        rows = max(ROWS, min(heads * queries, MOST_ROWS))
-        queries = max(queries, rows // heads)
-        step, combined = 8 * rows, COMBINED * 4 * MOST_ROWS // rows
-    tokens = rows // heads if queries > 1 else 1
-    return {
-        "GROUP": group,
-        "HEADS": heads,
-        "TOKENS": tokens,
-        "QUERIES": queries,
-        "HEAD_DIM": head_dim,
-        "BLOCK_SIZE": block_size,
-        "ROWS": rows,
-        "TILE": tile,
-        "STEP": step,
-        "MAX_PARTS": MAX_PARTS,
-        "AT_ONCE": max(1, combined // (tokens * heads * triton.next_power_of_2(head_dim))),
-        "LAUNCH": launch,
-    }
+@cache
+def _shared_memory(device: torch.device) -> int:
+    """Bytes that a multiprocessor has; for the interpreter those of an H100."""
+    if device.type != "cuda":
+        return 228 << 10
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor)

@@ -53,35 +53,6 @@ def _store(
 
 
 @triton.jit
-def normed_and_rotated(
-    first,
-    second,
-    weight,
-    cos,
-    sin,
-    eps,
-    pair,
-    HEAD_DIM: tl.constexpr,
-    NORM: tl.constexpr,
-    ROTATE: tl.constexpr,
-):
-    """The halves of heads of q or k of a token, each [heads, pairs] float32. `weight`, `cos` and `sin` are addresses."""
-    HALF: tl.constexpr = HEAD_DIM // 2
-    PADDED: tl.constexpr = pair.shape[0] > HALF
-    there = pair < HALF
-    if NORM:
-        square = tl.sum(first * first + second * second, axis=1) / HEAD_DIM
-        scale = (1.0 / tl.sqrt(square + eps))[:, None]
-        first = first * scale * tl.load(weight + pair, mask=there if PADDED else None)[None, :]
-        second = second * scale * tl.load(weight + HALF + pair, mask=there if PADDED else None)[None, :]
-    if ROTATE:
-        cosine = tl.load(cos + pair, mask=there if PADDED else None)[None, :]
-        sine = tl.load(sin + pair, mask=there if PADDED else None)[None, :]
-        first, second = first * cosine - second * sine, second * cosine + first * sine
-    return first, second
-
-
-@triton.jit
 def _rotate_and_write_kernel(
     q,
     k,
@@ -148,11 +119,17 @@ def _rotate_and_write_kernel(
             v.dtype.element_ty, HALF,
         )  # fmt: skip
     else:
-        weight = (q_weight if is_q else k_weight) if NORM else None
+        there = (pair < HALF) if pair.shape[0] > HALF else None
+        if NORM:
+            square = tl.sum(first * first + second * second, axis=1) / HEAD_DIM
+            scale = (1.0 / tl.sqrt(square + eps))[:, None]
+            weight = (q_weight if is_q else k_weight) + pair
+            first = first * scale * tl.load(weight, mask=there)[None, :]
+            second = second * scale * tl.load(weight + HALF, mask=there)[None, :]
         if ROTATE:
-            cos += token * angle_stride
-            sin += token * angle_stride
-        first, second = normed_and_rotated(first, second, weight, cos, sin, eps, pair, HEAD_DIM, NORM, ROTATE)
+            angle = token * angle_stride + pair
+            cosine, sine = tl.load(cos + angle, mask=there)[None, :], tl.load(sin + angle, mask=there)[None, :]
+            first, second = first * cosine - second * sine, second * cosine + first * sine
         if is_q:
             target = q_out + token * num_heads * HEAD_DIM + (head * HEAD_DIM)[:, None] + pair[None, :]
             tl.store(target, first.to(q_out.dtype.element_ty), mask=mask)

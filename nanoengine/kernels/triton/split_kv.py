@@ -13,7 +13,10 @@ from nanoengine.kernels.triton.paged_cache import LOWEST, within
 from nanoengine.kernels.triton.tuning import Tuning
 
 STEP = 64
-"""Parts are multiples of so many tokens at least, and those of every tile."""
+"""Tokens: parts and shares are multiples of them at least, and they of every tile."""
+
+LONGEST_PART = 1024
+"""Tokens: a longer sequence is cut even where others fill the device."""
 
 MAX_PARTS = 128
 """Most parts of a sequence, a power of two: one program combines them all, and it alone is waited for."""
@@ -61,8 +64,8 @@ class Split(NamedTuple):
     most_parts: int
 
 
-def split(programs: int, longest: int, num_sms: int, tuning: Tuning, step: int = STEP) -> Split:
-    """Cut sequences into as many parts as run side by side; those longer than `tuning.decode_longest_part` into more.
+def split(programs: int, longest: int, num_sms: int, tuning: Tuning, step: int) -> Split:
+    """Cut sequences into as many parts as run side by side; those longer than LONGEST_PART into more.
 
     Where sequences fill the device, memory is busy, and parts gain nothing but balance: a long sequence among short ones would be
     waited for alone. No sequence has more than MAX_PARTS, nor all together more than MOST_PROGRAMS: where they would, the longest
@@ -75,7 +78,7 @@ def split(programs: int, longest: int, num_sms: int, tuning: Tuning, step: int =
     """
     to_fill = min(max(1, num_sms * tuning.decode_programs_per_sm // programs), MAX_PARTS)
     most = max(1, min(MOST_PROGRAMS // programs, MAX_PARTS))
-    tokens = max(tuning.decode_longest_part, triton.cdiv(longest, most), 1)
+    tokens = max(LONGEST_PART, triton.cdiv(longest, most))
     longest_part = triton.cdiv(tokens, step) * step
     most_parts = max(1, min(to_fill, triton.cdiv(longest, step)), triton.cdiv(longest, longest_part))
     return Split(to_fill, longest_part, most_parts)

@@ -20,44 +20,30 @@ logger = logging.getLogger("nanoengine")
 
 @dataclass(frozen=True)
 class Tuning:
-    """How kernels are launched on one kind of GPU: sizes, and which of several ways of computing the same is used.
+    """How kernels are launched on one kind of GPU. The defaults are what an H100 chose (2026-11-26, benchmarks/gpu.md); where
+    launches can depend on each other, they do as there.
 
     Args:
         decode_tile: tokens of K and of V that a program of decode attention works on at once.
         decode_warps: warps of such a program.
         decode_stages: how deep its loads run ahead; 3 + 2 n holds 1 + n tiles in shared memory.
         decode_programs_per_sm: programs of decode attention that are to run side by side on a multiprocessor.
-        decode_longest_part: tokens; a longer sequence is cut even where others fill the device. Not with `decode_equal_shares`.
-        decode_equal_shares: whether all programs of decode attention read equally many tokens, whatever sequences they are of.
-        decode_rotates: whether decode attention norms and rotates q and k, and writes K and V, itself.
-        most_product_rows: up to so many rows, products are computed by our own kernel, together with the norm before them and
-            the gate behind them; 0 leaves all to cuBLAS.
-        gemv_rows: up to so many rows, a product asks for its weights before it asks for anything else (`gemv.py`); at most 4.
-        packed_gemv_rows: the same for weights of 8 and 4 bits (`packed_gemv.py`); at most 4.
         swapped_rows: up to so many rows, products are computed with the weights as the left factor (`swap_ab.py`); at most 64.
         dependent_launch: whether a kernel of a decode step may be launched while the one before it ends (programmatic dependent
             launch, compute capability 9.0 and later): see `dependent.py`. 0: no; 1: as soon as that one has begun to read what
             it depends on; 2: behind a product, as soon as the product has started.
-        dependent_rows: in steps of more rows none is: programs that wait would take room from those that read K/V.
+        dependent_rows: in steps of more rows none is: cuBLAS computes their products, and there is little to gain.
         short_prompt: runs of up to so many new tokens are computed by smaller programs of prefill attention.
-        draw_in_graph: whether tokens are drawn inside the recorded step where no processor changes its logits.
     """
 
     decode_tile: int = 32
     decode_warps: int = 4
-    decode_stages: int = 7
+    decode_stages: int = 5
     decode_programs_per_sm: int = 4
-    decode_longest_part: int = 1024
-    decode_equal_shares: bool = False
-    decode_rotates: bool = False
-    most_product_rows: int = 8
-    gemv_rows: int = 0
-    packed_gemv_rows: int = 0
-    swapped_rows: int = 0
+    swapped_rows: int = 16
     dependent_launch: int = 0
-    dependent_rows: int = 16
-    short_prompt: int = 0
-    draw_in_graph: bool = False
+    dependent_rows: int = 64
+    short_prompt: int = 512
 
     def launch(self, rows: int, *, product: bool = False) -> int:
         """How a kernel of a step of so many rows is launched (`dependent.py`): only products let the next one start at once."""
@@ -77,6 +63,8 @@ class Tuning:
 
 
 DEFAULTS = Tuning()
+DEPENDENT = replace(DEFAULTS, dependent_launch=2)
+"""The defaults of GPUs that can launch kernels so."""
 MEASURED = Path(__file__).parent / "measured"
 """Choices that come with the package: a file for each kind of GPU that `benchmarks/gpu.sh choose` has run on."""
 
@@ -97,19 +85,19 @@ def load_tuning() -> Tuning:
     """
     if not torch.cuda.is_available():
         return DEFAULTS
+    can_depend = torch.cuda.get_device_capability() >= (9, 0)
+    defaults = DEPENDENT if can_depend else DEFAULTS
     name = torch.cuda.get_device_name()
     path = next((own for own in (file_for(name), MEASURED / file_name(name)) if own.is_file()), None)
     if path is None:
-        return DEFAULTS
+        return defaults
     try:
         found = json.loads(path.read_text())
-        wrong = [field.name for field in fields(Tuning) if type(found[field.name]) is not type(field.default)]
+        wrong = [field.name for field in fields(Tuning) if type(found[field.name]) is not int]
         if wrong or len(found) != len(fields(Tuning)):
-            raise ValueError(f"not a number or flag of this version: {', '.join(wrong) or sorted(found)}")
+            raise ValueError(f"not a number of this version: {', '.join(wrong) or sorted(found)}")
         chosen = Tuning(**found)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         logger.warning("%s holds no tuning of this version, defaults are used: %s", path, error)
-        return DEFAULTS
-    if torch.cuda.get_device_capability() < (9, 0):  # dependent launches came with Hopper
-        return replace(chosen, dependent_launch=0)
-    return chosen
+        return defaults
+    return chosen if can_depend else replace(chosen, dependent_launch=0)

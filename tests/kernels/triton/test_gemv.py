@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor
 from nanoengine.kernels.triton import gemv as module
 from nanoengine.kernels.triton.few_rows import product_of_few_rows
 from nanoengine.kernels.triton.gemv import MOST_ROWS, gemv
-from nanoengine.kernels.triton.tuning import DEFAULTS
 from nanoengine.kernels.triton_kernels import TritonKernels
 from tests.kernels.contract import Case, Kind, Operation, after_norm, check_operation, gated_linear, id_of, linear
 from tests.kernels.formulas import DEVICE, random
@@ -27,8 +25,7 @@ def test_it_keeps_the_contract_of_kernels(monkeypatch: pytest.MonkeyPatch, make:
     monkeypatch.setattr(module, "LARGEST_CHUNK", 64)
     monkeypatch.setattr(module, "HELD_BYTES", 1 << 11)
     monkeypatch.setattr("nanoengine.kernels.triton_kernels.product_of_few_rows", None)
-    tuning = replace(DEFAULTS, gemv_rows=9, most_product_rows=0)
-    kind = Kind([TritonKernels(tuning)], (MOST_ROWS, 300, 12), DTYPES, (), 4, DEVICE)
+    kind = Kind([TritonKernels()], (MOST_ROWS, 300, 12), DTYPES, (), 4, DEVICE)
     for size, cases in ((600, range(4)), (1 << 14, range(4, 8))):
         monkeypatch.setattr(module, "BYTES", size)
         check_operation(make, kind, cases)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ import torch
 from nanoengine.kernels.triton import packed_gemv as module
 from nanoengine.kernels.triton.packed import Packed
 from nanoengine.kernels.triton.packed_gemv import MOST_ROWS, packed_gemv
-from nanoengine.kernels.triton.tuning import DEFAULTS
 from nanoengine.kernels.triton_kernels import TritonKernels
 from nanoengine.quantization.tensor import Grouped
 from tests.kernels.contract import Case, Kind, Operation, after_norm, check_operation, gated_linear, id_of, linear
@@ -30,7 +28,7 @@ def packed(source: Grouped) -> Packed:
 @pytest.mark.parametrize("make", [linear, gated_linear, after_norm], ids=id_of)
 def test_it_keeps_the_contract_of_kernels(monkeypatch: pytest.MonkeyPatch, make: Callable[[Case], Operation]) -> None:
     monkeypatch.setattr(module, "PROGRAMS", 2)
-    kind = Kind([TritonKernels(replace(DEFAULTS, packed_gemv_rows=9))], (MOST_ROWS, 300, 24), DTYPES, GROUPS, 4, DEVICE)
+    kind = Kind([TritonKernels()], (MOST_ROWS, 300, 24), DTYPES, GROUPS, 4, DEVICE)
     check_operation(make, kind, range(16))
 
 
@@ -96,10 +94,9 @@ def test_more_rows_are_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("nanoengine.kernels.triton_kernels.packed_gemv", watched)
     source = drawn(GROUPS[-1], 8, 64)
-    for asked in (0, 2, 9):
-        kernels = TritonKernels(replace(DEFAULTS, packed_gemv_rows=asked))
-        weight = kernels.new_weight(8, 64, torch.float32, DEVICE)
-        weight.rows(0, 8).copy_quantized(source)
-        for rows in (1, 2, 4, 5):
-            kernels.linear(torch.ones(rows, 64, device=DEVICE), weight, None)
-    assert seen == [1, 2, 1, 2, 4]
+    kernels = TritonKernels()
+    weight = kernels.new_weight(8, 64, torch.float32, DEVICE)
+    weight.rows(0, 8).copy_quantized(source)
+    for rows in (1, 2, 4, 5):
+        kernels.linear(torch.ones(rows, 64, device=DEVICE), weight, None)
+    assert seen == [1, 2, 4]

@@ -16,40 +16,52 @@ from torch import Tensor
 
 from nanoengine.attention.triton import TritonAttention
 from nanoengine.core.attention import AttentionMetadata, AttentionSpec
-from nanoengine.kernels.triton import paged_decode as module
-from nanoengine.kernels.triton import split_kv
+from nanoengine.kernels.triton import drafted_decode, paged_decode, split_kv
+from nanoengine.kernels.triton.drafted_decode import MOST_ROWS
 from nanoengine.kernels.triton.paged_cache import cache_strides
-from nanoengine.kernels.triton.paged_decode import CANDIDATES, MOST_ROWS, ROWS
-from nanoengine.kernels.triton.split_kv import STEP
+from nanoengine.kernels.triton.paged_walk import ROWS, tile_shape
+from nanoengine.kernels.triton.split_kv import COMBINED, STEP
 from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning
 from tests.attention.contract import check_step
 from tests.attention.every_backend import DEVICE, TRITON, written_in_torch
 from tests.attention.paged import PLAIN, Heads, Pool, Sequences, assert_attended
 from tests.kernels.noting import Launch, noting
 
-UNCUT = replace(DEFAULTS, decode_programs_per_sm=1, decode_longest_part=1 << 20)
-"""No sequence is cut where others fill the device."""
-
-CUT = replace(UNCUT, decode_longest_part=STEP)
-"""Every sequence is cut into as many parts as it has steps."""
+ONE = replace(DEFAULTS, decode_programs_per_sm=1)
+DRAFTED_STEP = 8 * ROWS
+"""Tokens that parts are multiples of, where those of drafts fill 16 rows."""
 
 FULL = AttentionSpec(0.3, window=100, sinks=True, soft_cap=9.0)
 SCALED = replace(PLAIN, scale=0.3)
-whole_or_in_parts = pytest.mark.parametrize("tuning", [UNCUT, CUT], ids=["whole", "in parts"])
+whole_or_in_parts = pytest.mark.parametrize("in_parts", [False, True], indirect=True, ids=["whole", "in parts"])
+
+
+def cut(monkeypatch: pytest.MonkeyPatch, shares: int, longest_part: int, to_fill: int = 1) -> None:
+    """How many programs read what sequences of one token have; how long parts of the others are, and how many fill the device."""
+    monkeypatch.setattr(paged_decode, "num_multiprocessors", lambda *_: shares)
+    monkeypatch.setattr(drafted_decode, "num_multiprocessors", lambda *_: to_fill)
+    monkeypatch.setattr(split_kv, "LONGEST_PART", longest_part)
 
 
 @pytest.fixture(autouse=True)
 def everything_is_on_the_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Of which one program fills a multiprocessor, so that parts are those of the tuning."""
-    monkeypatch.setattr(module, "num_multiprocessors", lambda *_: 1)
+    """And no sequence is cut."""
+    cut(monkeypatch, 1, 1 << 20)
     with DEVICE:
         yield
+
+
+@pytest.fixture
+def in_parts(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Every sequence is cut, those with drafts into as many parts as they have steps."""
+    if getattr(request, "param", True):
+        cut(monkeypatch, 12, 1)
 
 
 def pool_of(
     heads: Heads,
     lens: Sequence[int],
-    tuning: Tuning = UNCUT,
+    tuning: Tuning = ONE,
     spec: AttentionSpec = SCALED,
     block_size: int = 16,
     dtype: torch.dtype = torch.float32,
@@ -90,78 +102,90 @@ def check(pool: Pool, counts: Sequence[int] | None = None, looser: int = 1) -> N
 
 # ---- any step
 
-LARGE = replace(TRITON, block_sizes=(16, 32, 128, 256), head_dims=(16, 32, 64, 128, 256), longest=330, work=40_000)
+LARGE = replace(TRITON, block_sizes=(16, 32, 128, 256), head_dims=(16, 32, 48, 64, 128, 256), longest=330, work=40_000)
 
 
 @pytest.mark.parametrize("part", range(4))
 def test_any_step_however_it_is_launched(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(part, 60, 4):
         rng = random.Random(seed)
-        tile, warps, stages = rng.choice(CANDIDATES)
-        longest_part = rng.choice([STEP, STEP, 100, 2 * STEP, 1 << 20])
+        tile, warps, stages = rng.choice([(32, 4, 5), (16, 2, 7), (64, 4, 5)])
         tuning = replace(DEFAULTS, decode_tile=tile, decode_warps=warps, decode_stages=stages)
-        tuning = replace(tuning, decode_programs_per_sm=rng.choice([1, 8]), decode_longest_part=longest_part)
-        num_sms = rng.choice([1, 1, 7, 132])
-        monkeypatch.setattr(module, "num_multiprocessors", lambda *_, num_sms=num_sms: num_sms)
+        tuning = replace(tuning, decode_programs_per_sm=rng.choice([1, 8]), short_prompt=rng.choice([0, 400]))
+        longest_part = rng.choice([STEP, STEP, 100, 2 * STEP, 1 << 20])
+        cut(monkeypatch, rng.choice([1, 3, 10, 40]), longest_part, rng.choice([1, 1, 7, 132]))
         check_step(LARGE, lambda size, t=tuning: written_in_torch(TritonAttention(size, t)), seed)  # type: ignore[misc]
 
 
+@pytest.mark.usefixtures("in_parts")
 @whole_or_in_parts
-def test_sequences_that_have_several_tokens_one_or_none(tuning: Tuning) -> None:
-    check(pool_of(Heads(1, 2, 32), [3, 17, 0, 16, 64, 131, 90, 300], tuning), [3, 1, 0, 4, 2, 4, 0, 3])
-    check(pool_of(Heads(2, 1, 32), [70, 0, 130, 0], tuning), [1, 0, 1, 0])
-    together = pool_of(Heads(1, 2, 32), [300, 259], tuning, replace(SCALED, window=8 * ROWS))
+def test_sequences_that_have_several_tokens_one_or_none() -> None:
+    check(pool_of(Heads(1, 2, 32), [3, 17, 0, 16, 64, 131, 90, 300]), [3, 1, 0, 4, 2, 4, 0, 3])
+    check(pool_of(Heads(2, 1, 32), [70, 0, 130, 0]), [1, 0, 1, 0])
+    together = pool_of(Heads(1, 2, 32), [300, 259], spec=replace(SCALED, window=DRAFTED_STEP))
     check(together, [4, 5])  # they see more than each, and in more parts than what each sees has
 
 
-def test_more_parts_than_are_combined_at_once() -> None:
+@pytest.mark.usefixtures("in_parts")
+def test_more_parts_than_are_combined_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last lot is full or is not."""
-    at_once = module._constants(2, 1, 256, 64, 16, num_warps=8, launch=0)["AT_ONCE"]
-    assert at_once == 8
-    check(pool_of(Heads(1, 2, 256), [8 * STEP, 8 * STEP + 1, 17 * STEP - 3], CUT, block_size=256))
+    assert COMBINED * 8 // (2 * 256) == 8
+    monkeypatch.setattr(paged_decode, "num_multiprocessors", lambda *_: 8 + 9 + 17)
+    check(pool_of(Heads(1, 2, 256), [8 * STEP, 8 * STEP + 1, 17 * STEP - 3], block_size=256))
+    assert drafted_decode._constants(2, 2, 32, 16, 16, launch=0)["AT_ONCE"] == 8
+    check(pool_of(Heads(1, 2, 32), [8 * DRAFTED_STEP, 8 * DRAFTED_STEP + 1]), [2, 2])
 
 
+@pytest.mark.usefixtures("in_parts")
 def test_where_parts_would_be_too_many_they_are_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    for each in (module, split_kv):
+    for each in (drafted_decode, split_kv):
         monkeypatch.setattr(each, "MAX_PARTS", 4)
-    check(pool_of(Heads(1, 1, 16), [7 * STEP, 7 * STEP - 5, 3 * STEP + 1, STEP, 0], CUT))
+    lens = [7 * DRAFTED_STEP, 7 * DRAFTED_STEP - 5, 3 * DRAFTED_STEP + 1, DRAFTED_STEP, 0]
+    check(pool_of(Heads(1, 1, 16), lens), [2, 2, 1, 2, 0])
 
 
-@pytest.mark.parametrize("num_decodes", [0, 1])
+@pytest.mark.usefixtures("in_parts")
+@pytest.mark.parametrize(("num_decodes", "count"), [(0, 20), (1, 20), (1, 1)])
 @pytest.mark.parametrize("sink", [-math.inf, -1e4, 1e4])
-def test_sinks_take_their_weight_once_and_whatever_they_are(sink: float, num_decodes: int) -> None:
+def test_sinks_take_their_weight_once_and_whatever_they_are(sink: float, num_decodes: int, count: int) -> None:
     """From no weight to all of it, even of tokens that see nothing in the first part, or nothing in the last."""
-    pool = pool_of(Heads(1, 4, 32), [260], CUT, replace(FULL, window=30))
+    pool = pool_of(Heads(1, 4, 32), [260], spec=replace(FULL, window=30))
     pool.sinks = torch.full((4,), sink)
-    q, metadata = last(pool, [20])
-    assert_attended(attend(pool, q, replace(metadata, num_decodes=num_decodes)), pool.exact([240], [260]))
+    q, metadata = last(pool, [count])
+    assert_attended(attend(pool, q, replace(metadata, num_decodes=num_decodes)), pool.exact([260 - count], [260]))
 
 
+@pytest.mark.usefixtures("in_parts")
 @pytest.mark.parametrize("scale", [0.0, 20.0])
 @pytest.mark.parametrize("spec", [PLAIN, replace(FULL, soft_cap=0.5)], ids=["plain", "full"])
-@pytest.mark.parametrize("num_decodes", [0, 1])
-def test_scores_that_are_equal_and_scores_far_apart(num_decodes: int, spec: AttentionSpec, scale: float) -> None:
-    pool = pool_of(Heads(1, 2, 32), [170], CUT, replace(spec, scale=scale))
-    q, metadata = last(pool, [20])
+@pytest.mark.parametrize(("num_decodes", "count"), [(0, 20), (1, 20), (1, 1)])
+def test_scores_that_are_equal_and_scores_far_apart(
+    num_decodes: int, count: int, spec: AttentionSpec, scale: float
+) -> None:
+    pool = pool_of(Heads(1, 2, 32), [170], spec=replace(spec, scale=scale))
+    q, metadata = last(pool, [count])
     out = attend(pool, q, replace(metadata, num_decodes=num_decodes))
-    torch.testing.assert_close(out.double(), pool.exact([150], [170]).out, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(out.double(), pool.exact([170 - count], [170]).out, rtol=1e-4, atol=1e-4)
 
 
 # ---- what else is in a batch
 
 
+@pytest.mark.usefixtures("in_parts")
 def test_parts_that_nobody_wrote_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is in memory before: here NaN is."""
-    pool, empty = pool_of(Heads(2, 2, 32), [1, 0, 64, 65, 200], CUT), torch.empty
-    step = last(pool, [1, 0, 1, 1, 1])
+    """Whatever is in memory before: here NaN is. Decodes of one token are in test_equal_shares.py."""
+    pool, empty = pool_of(Heads(2, 2, 32), [1, 0, DRAFTED_STEP, DRAFTED_STEP + 1, 300]), torch.empty
+    counts = [1, 0, 2, 2, 1]
+    step, starts = last(pool, counts), [n - count for n, count in zip(pool.sequences.lens, counts, strict=True)]
     monkeypatch.setattr(torch, "empty", lambda *args, **options: empty(*args, **options).fill_(torch.nan))
-    assert_attended(attend(pool, *step), pool.exact([0, 0, 63, 64, 199], pool.sequences.lens))
+    assert_attended(attend(pool, *step), pool.exact(starts, pool.sequences.lens))
 
 
+@pytest.mark.usefixtures("in_parts")
 @whole_or_in_parts
-def test_a_sequence_decodes_the_same_alone_and_in_a_batch(tuning: Tuning) -> None:
+def test_drafts_are_decoded_the_same_alone_and_in_a_batch() -> None:
     """And again, in the same workspace."""
-    pool, counts = pool_of(Heads(2, 2, 32), [150, 3, 0, 64], tuning), [4, 2, 0, 1]
+    pool, counts = pool_of(Heads(2, 2, 32), [150, 3, 0, 64]), [4, 2, 0, 1]
     q, metadata = last(pool, counts)
     together, first = attend(pool, q, metadata), 0
     assert torch.equal(attend(pool, q, metadata), together)
@@ -173,11 +197,12 @@ def test_a_sequence_decodes_the_same_alone_and_in_a_batch(tuning: Tuning) -> Non
         first += count
 
 
+@pytest.mark.usefixtures("in_parts")
 @whole_or_in_parts
 @pytest.mark.parametrize("spec", [SCALED, FULL], ids=["plain", "full"])
-def test_padding_with_more_tokens_than_there_may_be_changes_nothing(tuning: Tuning, spec: AttentionSpec) -> None:
+def test_padding_with_more_tokens_than_there_may_be_changes_nothing(spec: AttentionSpec) -> None:
     """All that is left of a recorded step is a run of its own, of length 0. Its blocks are nobody's."""
-    pool, padding = pool_of(Heads(2, 2, 32), [150, 40], tuning, spec), 90
+    pool, padding = pool_of(Heads(2, 2, 32), [150, 40], spec=spec), 90
     q, metadata = last(pool, [4, 3])
     alone = attend(pool, q, metadata)
     nowhere = torch.full_like(metadata.block_tables, 1 << 30)
@@ -199,15 +224,25 @@ def test_padding_with_more_tokens_than_there_may_be_changes_nothing(tuning: Tuni
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="a GPU has an order of its own")
-def test_whoever_comes_last_combines_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = pool_of(Heads(1, 2, 16), [3 * STEP, 2 * STEP - 1, 2], CUT)
-    step = last(pool, [1, 1, 1])
-    expected = attend(pool, *step)
+@pytest.mark.parametrize(("count", "step", "axis"), [(1, STEP, 1), (2, DRAFTED_STEP, 2)])
+def test_whoever_comes_last_combines_the_same(
+    count: int, step: int, axis: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`axis` of the grid is that of the parts, of which there are three."""
+    cut(monkeypatch, 3, 1)
+    pool = pool_of(Heads(1, 2, 16), [3 * step, 2 * step - 1, 2])
+    q, metadata = last(pool, [count] * 3)
+    expected = attend(pool, q, metadata)
     builder = triton.runtime.interpreter.interpreter_builder
     set_place = builder.set_grid_idx
     for order in permutations(range(3)):
-        monkeypatch.setattr(builder, "set_grid_idx", lambda x, y, z, order=order: set_place(x, y, order[z]))
-        assert torch.equal(attend(pool, *step), expected)
+
+        def in_order(*place: int, order: Sequence[int] = order) -> None:
+            moved = order[place[axis]] if builder.grid_dim[axis] == 3 else place[axis]
+            set_place(*place[:axis], moved, *place[axis + 1 :])
+
+        monkeypatch.setattr(builder, "set_grid_idx", in_order)
+        assert torch.equal(attend(pool, q, metadata), expected)
 
 
 @pytest.mark.parametrize(
@@ -231,9 +266,9 @@ def test_a_cache_that_lies_otherwise_is_refused(caches: Callable[[Tensor, Tensor
 
 
 def launch_of(
-    heads: Heads, tuning: Tuning, *, width: int = 20, longest: int = 1, dtype: torch.dtype = torch.float32, **asked: Any
+    heads: Heads, tuning: Tuning, *, width: int = 20, longest: int = 2, dtype: torch.dtype = torch.float32, **asked: Any
 ) -> Launch:
-    """How one sequence is decoded that has a block table of that width."""
+    """How drafts of one sequence are decoded that has a block table of that width."""
     pool = pool_of(heads, [40], tuning, replace(SCALED, **asked), dtype=dtype)
     q, metadata = last(pool, [longest])
     with noting() as launches:
@@ -242,12 +277,12 @@ def launch_of(
     return launch
 
 
-@pytest.mark.parametrize(("window", "parts"), [(None, 66), (128, 2), (8192, 66), (512, 8), (-512, 8)])
+@pytest.mark.parametrize(("window", "parts"), [(None, 66), (128, 2), (8192, 65), (512, 5), (-512, 5)])
 def test_a_launch_has_programs_for_what_can_be_seen_and_no_more(
     monkeypatch: pytest.MonkeyPatch, window: int | None, parts: int
 ) -> None:
     """However long the sequence is that a block table has room for, and however long the one is that is there."""
-    monkeypatch.setattr(module, "num_multiprocessors", lambda *_: 132)
+    monkeypatch.undo()  # what a device has, and LONGEST_PART
     asked = {"window": window and abs(window), "chunked": (window or 0) < 0}
     assert launch_of(Heads(8, 1, 16), DEFAULTS, width=32_768 // 16, **asked).grid == (8, 1, parts)
 
@@ -255,27 +290,29 @@ def test_a_launch_has_programs_for_what_can_be_seen_and_no_more(
 def test_a_launch_depends_on_bounds_alone() -> None:
     with noting() as launches:
         for lens, counts in (([150, 40], [4, 1]), ([9, 3], [1, 1])):
-            pool = pool_of(Heads(2, 2, 32), lens, CUT, FULL)
+            pool = pool_of(Heads(2, 2, 32), lens, spec=FULL)
             q, metadata = last(pool, counts)
             tables = torch.zeros(2, 20, dtype=torch.int32)
             attend(pool, q[:2], replace(metadata, block_tables=tables, query_lens_list=[5, 5]))
     assert (launches[0].grid, launches[0].key()) == (launches[1].grid, launches[1].key())
 
 
-@pytest.mark.parametrize("dependent", [False, True])
-def test_it_is_launched_early_if_it_is_tuned_so(dependent: bool) -> None:
-    tuning = replace(UNCUT, decode_tile=16, decode_warps=2, decode_stages=5, dependent_launch=dependent)
+@pytest.mark.parametrize("dependent", [0, 1])
+def test_it_is_launched_early_if_it_is_tuned_so(dependent: int) -> None:
+    tuning = replace(ONE, decode_tile=16, decode_warps=2, decode_stages=5, dependent_launch=dependent)
     found = launch_of(Heads(2, 20, 32), tuning, dtype=torch.bfloat16)
     assert found.grid == (4, 1, 1)
     assert (found.values["LAUNCH"], found.values["TILE"]) == (dependent, 64)
-    assert found.options == {"num_warps": 2, "num_stages": 5} | ({"launch_pdl": True} if dependent else {})
+    assert found.options == {"num_warps": 2, "num_stages": 5, "maxnreg": 255} | (
+        {"launch_pdl": True} if dependent else {}
+    )
 
 
 @pytest.mark.parametrize(
     ("group", "longest", "rows", "queries", "lots"),
     [
         (1, 3, 16, 16, 1),
-        (2, 1, 16, 1, 1),
+        (2, 2, 16, 8, 1),
         (2, 8, 16, 8, 1),
         (2, 9, 32, 16, 1),
         (2, 17, 32, 32, 2),
@@ -288,7 +325,7 @@ def test_tiles_are_filled_and_no_larger_than_they_must(
     group: int, longest: int, rows: int, queries: int, lots: int
 ) -> None:
     """A few kernels do for all lengths."""
-    found = launch_of(Heads(3, group, 32), UNCUT, longest=longest)
+    found = launch_of(Heads(3, group, 32), ONE, longest=longest)
     assert (found.values["ROWS"], found.values["QUERIES"], found.grid[0]) == (rows, queries, 3 * lots)
     assert ROWS <= rows <= MOST_ROWS
 
@@ -296,9 +333,24 @@ def test_tiles_are_filled_and_no_larger_than_they_must(
 @pytest.mark.parametrize(("head_dim", "tile"), [(16, 64), (64, 64), (128, 32), (256, 16)])
 def test_tiles_of_other_heads_have_as_many_bytes_if_they_can(head_dim: int, tile: int) -> None:
     for dtype in (torch.bfloat16, torch.float16):
-        assert module.tile_shape(dtype, head_dim, DEFAULTS) == (tile, DEFAULTS.decode_warps, DEFAULTS.decode_stages)
-    assert module.tile_shape(torch.float32, head_dim, DEFAULTS) == (16, 8, 3)
-    assert module.tile_shape(torch.bfloat16, 128, DEFAULTS) in CANDIDATES
+        assert tile_shape(dtype, head_dim, DEFAULTS) == (tile, DEFAULTS.decode_warps, DEFAULTS.decode_stages)
+    assert tile_shape(torch.float32, head_dim, DEFAULTS) == (16, 8, 3)
+
+
+@pytest.mark.parametrize(
+    ("counts", "names"),
+    [
+        ([1, 1], ["_plan_kernel", "_decode_kernel"]),
+        ([2, 1], ["_drafted_kernel"]),
+        ([2, 2], ["_drafted_kernel"]),
+        ([1, 0], ["_drafted_kernel"]),
+    ],
+)
+def test_decodes_of_one_token_each_have_a_kernel_of_their_own(counts: list[int], names: list[str]) -> None:
+    pool = pool_of(Heads(1, 2, 16), [20, 3])
+    with noting() as launches:
+        attend(pool, *last(pool, counts))
+    assert [launch.name for launch in launches] == names
 
 
 def test_short_prompts_have_smaller_programs() -> None:

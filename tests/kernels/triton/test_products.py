@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from nanoengine.kernels import triton_kernels as module
 from nanoengine.kernels.triton.activation import gate_and_multiply
@@ -22,49 +21,24 @@ from tests.kernels.noting import noting
 
 
 @pytest.mark.parametrize(
-    ("most", "num_rows", "ours"), [(8, 1, True), (8, 8, True), (8, 9, False), (0, 1, False), (99, 9, False)]
-)
-def test_products_of_few_rows_are_our_own(
-    monkeypatch: pytest.MonkeyPatch, most: int, num_rows: int, ours: bool
-) -> None:
-    """As many as the tuning says, and as the kernel can."""
-    kernels, seen = TritonKernels(replace(DEFAULTS, most_product_rows=most)), []
-
-    def watched(x: Tensor, *_: object, **options: object) -> tuple[Tensor, Tensor]:
-        seen.append(len(x))
-        return product_of_few_rows(x, *_, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(module, "product_of_few_rows", watched)
-    with DEVICE:
-        x, norm, weight = torch.randn(num_rows, 64), torch.ones(64), weight_of(kernels, torch.randn(96, 64))
-    kernels.linear(x, weight, None)
-    kernels.gated_linear(x, weight)
-    kernels.logits(x, weight)
-    kernels.norm_linear(x, x.clone(), norm, 1e-6, weight, None)
-    kernels.norm_gated_linear(x, None, norm, 1e-6, weight)
-    assert seen == [num_rows] * 5 * ours
-
-
-@pytest.mark.parametrize(
-    ("tuned", "num_rows", "expected"),
+    ("swapped", "num_rows", "expected"),
     [
-        ({}, 1, "few few few few few"),
-        ({"gemv_rows": 4}, 4, "gemv gemv gemv gemv gemv"),
-        ({"gemv_rows": 4}, 5, "few few few few few"),
-        ({"gemv_rows": 9, "most_product_rows": 0}, 5, ""),
-        ({"swapped_rows": 64}, 1, "swap swap swap norm swap norm swap"),
-        ({"swapped_rows": 64, "gemv_rows": 4}, 1, "gemv gemv gemv gemv gemv"),
-        ({"swapped_rows": 6, "gemv_rows": 4}, 6, "swap swap swap norm swap norm swap"),
-        ({"swapped_rows": 6}, 7, "few few few few few"),
-        ({"swapped_rows": 99}, 65, ""),
+        (0, 1, "gemv gemv gemv gemv gemv"),
+        (16, 4, "gemv gemv gemv gemv gemv"),
+        (0, 5, "few few few few few"),
+        (0, 8, "few few few few few"),
+        (0, 9, ""),
+        (16, 5, "swap swap swap norm swap norm swap"),
+        (16, 16, "swap swap swap norm swap norm swap"),
+        (16, 17, ""),
+        (99, 65, ""),
     ],
-    ids=str,
 )
 def test_which_kernel_computes_a_product(
-    monkeypatch: pytest.MonkeyPatch, tuned: dict[str, int], num_rows: int, expected: str
+    monkeypatch: pytest.MonkeyPatch, swapped: int, num_rows: int, expected: str
 ) -> None:
     """The one that puts weights first, then the one that swaps its factors, then that of few rows; cuBLAS, beyond all of them."""
-    kernels, seen = TritonKernels(replace(DEFAULTS, **tuned)), []  # type: ignore[arg-type]
+    kernels, seen = TritonKernels(replace(DEFAULTS, swapped_rows=swapped)), []
 
     def watched(name: str, of: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
@@ -95,7 +69,7 @@ def test_which_kernel_computes_a_product(
 
 
 def test_a_head_of_many_outputs_is_left_to_programs_of_large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = TritonKernels(replace(DEFAULTS, gemv_rows=4, swapped_rows=64))
+    kernels = TritonKernels(replace(DEFAULTS, swapped_rows=64))
     monkeypatch.setattr(module, "MANY_OUTPUTS", 96)
     monkeypatch.setattr(module, "gemv", None)
     monkeypatch.setattr(module, "swap_ab", None)
@@ -109,9 +83,9 @@ def test_a_head_of_many_outputs_is_left_to_programs_of_large_tiles(monkeypatch: 
 def test_only_products_let_the_next_kernel_start_at_once(tuned: int, of_products: int, of_others: int) -> None:
     """What is launched like that reads what is older than the kernel before it at its own risk (`dependent.py`)."""
     bf16 = torch.bfloat16
-    for options in ({}, {"gemv_rows": 4}, {"swapped_rows": 64}, {"most_product_rows": 0}):
-        kernels = TritonKernels(replace(DEFAULTS, dependent_launch=tuned, **options))  # type: ignore[arg-type]
-        x, norm = torch.empty(2, 64, dtype=bf16, device="meta"), torch.empty(64, device="meta")
+    for num_rows, swapped in ((2, 0), (6, 0), (6, 64), (12, 0)):
+        kernels = TritonKernels(replace(DEFAULTS, dependent_launch=tuned, swapped_rows=swapped))
+        x, norm = torch.empty(num_rows, 64, dtype=bf16, device="meta"), torch.empty(64, device="meta")
         weight = weight_of(kernels, torch.empty(96, 64, dtype=bf16, device="meta"))
         with noting() as launches:
             kernels.norm_linear(x, x, norm, 1e-6, weight, None)
@@ -122,6 +96,12 @@ def test_only_products_let_the_next_kernel_start_at_once(tuned: int, of_products
             is_product = launch.name not in ("_rms_norm_kernel", "_gate_and_multiply_kernel")
             assert launch.values["LAUNCH"] == (of_products if is_product else of_others)
             assert launch.options.get("launch_pdl", False) == bool(tuned)
+
+
+def test_large_steps_launch_one_kernel_after_the_other() -> None:
+    tuning = replace(DEFAULTS, dependent_launch=2, dependent_rows=16)
+    launches = [tuning.launch(rows, product=product) for rows in (16, 17) for product in (True, False)]
+    assert launches == [2, 1, 0, 0]
 
 
 @pytest.mark.parametrize("way", ["alone", "behind a product"])

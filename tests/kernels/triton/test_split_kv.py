@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nanoengine.kernels.triton.split_kv import MAX_PARTS, MOST_PROGRAMS, STEP, Split, Workspace, part_size, split
+from nanoengine.kernels.triton import split_kv
+from nanoengine.kernels.triton.split_kv import MAX_PARTS, MOST_PROGRAMS, Split, Workspace, part_size, split
 from nanoengine.kernels.triton.tuning import DEFAULTS
 from tests.kernels.formulas import DEVICE
 
@@ -24,10 +25,10 @@ def _sizes_kernel(sizes: tl.tensor, first: tl.tensor, to_fill: tl.tensor, longes
     tl.store(sizes + i, part_size(first + i, to_fill, longest_part, STEP))
 
 
-def part_sizes(first: int, cut: Split) -> Tensor:
+def part_sizes(first: int, cut: Split, step: int) -> Tensor:
     """What the device makes of 1024 lengths, from the first on."""
     sizes = torch.zeros(1024, dtype=torch.int32, device=DEVICE)
-    _sizes_kernel[(1,)](sizes, first, cut.to_fill, cut.longest_part, STEP)
+    _sizes_kernel[(1,)](sizes, first, cut.to_fill, cut.longest_part, step)
     return sizes.cpu()
 
 
@@ -38,26 +39,29 @@ def part_sizes(first: int, cut: Split) -> Tensor:
     num_sms=st.integers(1, 200),
     programs_per_sm=st.integers(1, 8),
     longest_part=st.one_of(st.integers(1, 2048), st.integers(1, 1 << 22)),
+    step=st.sampled_from([64, 128, 256]),
     where=st.floats(0, 1),
 )
 def test_parts_hold_every_sequence_and_are_no_more_than_the_grid_has(
-    programs: int, longest: int, num_sms: int, programs_per_sm: int, longest_part: int, where: float
+    programs: int, longest: int, num_sms: int, programs_per_sm: int, longest_part: int, step: int, where: float
 ) -> None:
-    tuning = replace(DEFAULTS, decode_programs_per_sm=programs_per_sm, decode_longest_part=longest_part)
-    cut = split(programs, longest, num_sms, tuning)
-    assert 1 <= cut.most_parts <= min(MAX_PARTS, max(1, math.ceil(longest / STEP)))
+    tuning = replace(DEFAULTS, decode_programs_per_sm=programs_per_sm)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(split_kv, "LONGEST_PART", longest_part)
+        cut = split(programs, longest, num_sms, tuning, step)
+    assert 1 <= cut.most_parts <= min(MAX_PARTS, max(1, math.ceil(longest / step)))
     first = int(where * longest)
     for start in {0, first, max(0, longest - 1023)}:
         lens = torch.arange(start, start + 1024).clamp(max=longest)
-        sizes = part_sizes(start, cut)[: longest - start + 1]
+        sizes = part_sizes(start, cut, step)[: longest - start + 1]
         lens = lens[: len(sizes)]
         parts = (lens + sizes - 1) // sizes
-        assert (sizes % STEP == 0).all()
-        assert (sizes >= STEP).all()
+        assert (sizes % step == 0).all()
+        assert (sizes >= step).all()
         assert (sizes <= cut.longest_part).all()
         assert (parts <= cut.most_parts).all()
         share = (lens + cut.to_fill - 1) // cut.to_fill
-        assert (sizes < share.clamp(min=1) + STEP).all()  # as many parts as whole steps allow, to fill the device
+        assert (sizes < share.clamp(min=1) + step).all()  # as many parts as whole steps allow, to fill the device
 
 
 @pytest.mark.parametrize(
@@ -66,7 +70,7 @@ def test_parts_hold_every_sequence_and_are_no_more_than_the_grid_has(
         (64, 1024, 1),
         (64, 2048, 2),
         (256, 4096, 4),
-        (1, 1024, 16),
+        (1, 1024, 8),
         (1, 32768, 66),
         (16, 2048, 4),
         (1, 16, 1),
@@ -74,13 +78,13 @@ def test_parts_hold_every_sequence_and_are_no_more_than_the_grid_has(
     ],
 )
 def test_parts_on_132_multiprocessors_with_8_kv_heads(num_seqs: int, longest: int, parts: int) -> None:
-    assert split(num_seqs * 8, longest, 132, DEFAULTS).most_parts == parts
+    assert split(num_seqs * 8, longest, 132, DEFAULTS, 128).most_parts == parts
 
 
 @pytest.mark.parametrize("num_seqs", [1, 40, 256, 2000])
 def test_a_launch_has_few_programs_however_long_sequences_may_be(num_seqs: int) -> None:
     """Most of them would find that their sequence is shorter."""
-    cut = split(num_seqs * 8, 1 << 20, 132, DEFAULTS)
+    cut = split(num_seqs * 8, 1 << 20, 132, DEFAULTS, 128)
     assert num_seqs * 8 * cut.most_parts <= max(MOST_PROGRAMS, num_seqs * 8) + num_seqs * 8
     assert cut.most_parts * cut.longest_part >= 1 << 20
 

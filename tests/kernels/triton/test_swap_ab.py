@@ -25,7 +25,8 @@ def test_it_keeps_the_contract_of_kernels(monkeypatch: pytest.MonkeyPatch, make:
     monkeypatch.setattr(module, "DEPTH", 16)
     monkeypatch.setattr(module, "LEAST_STEPS", 1)
     monkeypatch.setattr("nanoengine.kernels.triton_kernels.product_of_few_rows", None)
-    kernels = TritonKernels(replace(DEFAULTS, swapped_rows=99, most_product_rows=0))
+    monkeypatch.setattr("nanoengine.kernels.triton_kernels.MOST_GEMV_ROWS", 0)
+    kernels = TritonKernels(replace(DEFAULTS, swapped_rows=99))
     check_operation(make, Kind([kernels], (MOST_ROWS, 200, 90), HALF, (), 4, DEVICE), range(10))
 
 

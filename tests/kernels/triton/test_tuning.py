@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from nanoengine.kernels.triton import tuning as module
-from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning, file_for, file_name, load_tuning
+from nanoengine.kernels.triton.tuning import DEFAULTS, DEPENDENT, Tuning, file_for, file_name, load_tuning
 
 NAME = "NVIDIA H100 80GB HBM3"
 
@@ -26,7 +26,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_what_is_saved_is_found_again() -> None:
-    assert load_tuning() == DEFAULTS
+    assert load_tuning() == DEPENDENT
     chosen = replace(DEFAULTS, decode_tile=64, dependent_launch=1)
     assert chosen.save(NAME) == file_for(NAME)
     assert load_tuning() == chosen
@@ -40,7 +40,7 @@ def test_what_is_saved_is_found_again() -> None:
 def test_a_file_of_another_version_is_the_defaults(text: str, caplog: pytest.LogCaptureFixture) -> None:
     file_for(NAME).write_text(text)
     with caplog.at_level(logging.WARNING):
-        assert load_tuning() == DEFAULTS
+        assert load_tuning() == DEPENDENT
     assert "defaults are used" in caplog.text
 
 
@@ -52,9 +52,15 @@ def test_without_a_gpu_there_are_defaults(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_an_older_gpu_has_no_dependent_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = replace(DEFAULTS, decode_tile=64, dependent_launch=1)
-    chosen.save(NAME)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    assert load_tuning() == DEFAULTS
+    chosen.save(NAME)
     assert load_tuning() == replace(chosen, dependent_launch=0)
+
+
+def test_choices_of_the_package_are_of_this_version() -> None:
+    for path in (Path(module.__file__).parent / "measured").glob("*.json"):
+        assert set(json.loads(path.read_text())) == {field.name for field in fields(Tuning)}, path.name
 
 
 def test_a_choice_comes_with_the_package_and_gives_way_to_one_made_here() -> None:
