@@ -37,7 +37,7 @@ stage() { # NAME SECONDS COMMAND...: its log goes to OUT/logs.txt, what it saves
     if ((state == 0)); then echo "$name" >>"$out/done.txt"; fi
     if [[ -s $saved ]]; then printf '%s\t%s\n' "$name" "$(tr -d '\n' <"$saved")" >>"$out/figures.tsv"; fi
     { echo "==== $name"; tail -c 100000 "$log"; } >>"$out/logs.txt"
-    { echo "$name: exit $state after $((SECONDS - began)) s: $(grep -av '^{' "$log" | tail -n 1 | cut -c 1-160)"
+    { echo "$name: exit $state after $((SECONDS - began)) s: $(grep -aE '^[^{]*[^{ ]' "$log" | tail -n 1 | cut -c 1-160)"
       grep -aE '^(FAILED|ERROR |warning: |kept: )' "$log" | cut -c 1-200 | head -n 40; } | tee -a "$out/table.txt"
     return "$state"
 }

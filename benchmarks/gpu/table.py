@@ -53,7 +53,9 @@ class Line:
     def _shown(self, value: float | None) -> str:
         if value is None:
             return "-"
-        return f"{100 * value:.1f} %" if self.unit == "%" else f"{value:,.4g} {self.unit}".strip()
+        if self.unit == "%":
+            return f"{100 * value:.1f} %"
+        return f"{value:,.0f}" if value >= 1000 else f"{value:.4g} {self.unit}".strip()
 
 
 STREAM, WORKLOAD = {"work": "one stream"}, {"work": "workload"}

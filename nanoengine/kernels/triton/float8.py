@@ -55,7 +55,8 @@ class Float8Rows:
     def like(cls, source: Float8, outputs: int, device: torch.device) -> Float8Rows:
         """A place for so many rows; what is unset is 0."""
         numbers = torch.zeros(outputs, source.shape[1], dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
-        return cls(numbers, torch.zeros(outputs, 1, device=device), torch.ones(1, 1, device=device))
+        scales = torch.zeros(outputs, 1, dtype=torch.float32, device=device)
+        return cls(numbers, scales, torch.ones(1, 1, dtype=torch.float32, device=device))
 
     def take_rows(self, first: int, source: QuantizedTensor) -> bool:
         """Put rows into their place, from `first` on, unless they are of another format: then nothing changes."""
