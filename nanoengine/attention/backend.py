@@ -11,7 +11,6 @@ from torch import Tensor
 
 from nanoengine.core import attention as core
 from nanoengine.core.attention import AttentionSpec, KVLayer
-from nanoengine.core.flash_attention import find_package
 from nanoengine.core.model_config import ModelConfig
 from nanoengine.errors import InvalidConfig, shown
 
@@ -75,8 +74,8 @@ def choose_backend(
     *,
     quantized: bool = False,
 ) -> tuple[AttentionBackend, str]:
-    """The backend of that name, or for "auto" the first that can run here; and why those before it cannot. On a GPU the package
-    flash-attn comes before our own kernels, and torch's copy of it behind them.
+    """The backend of that name, or for "auto" the first that can run here; and why those before it cannot. On a GPU our own
+    kernels come first: they alone have been measured there (benchmarks/gpu.md), and record prompts and drafts, too.
 
     Args:
         block_size: None: as the backend likes it.
@@ -91,24 +90,19 @@ def choose_backend(
     from nanoengine.attention.torch_reference import TorchAttention
     from nanoengine.attention.triton import TritonAttention
 
-    on_cuda: tuple[type[AttentionBackend], ...] = (FlashAttention, TritonAttention, TorchAttention)
+    on_cuda: tuple[type[AttentionBackend], ...] = (TritonAttention, FlashAttention, TorchAttention)
     on_cpu: tuple[type[AttentionBackend], ...] = (NativeAttention, TorchAttention)
     backends = {backend.name: backend for backend in (*on_cuda, *on_cpu)}
     if name != "auto" and name not in backends:
         raise InvalidConfig(f"attention_backend is {shown(name)}: it must be one of auto, {', '.join(backends)}")
     reasons: dict[str, str] = {}
     in_order = on_cuda if device.type == "cuda" else on_cpu
-    if name != "auto":
-        in_order = (backends[name],)
-    elif in_order is on_cuda and isinstance(missing := find_package(), str):
-        in_order, reasons = (TritonAttention, FlashAttention, TorchAttention), {FlashAttention.name: missing}
-    for backend in in_order:
+    for backend in in_order if name == "auto" else (backends[name],):
         size = block_size or backend.default_block_size
         reason = backend.unsupported_reason(device, dtype, model.head_dim, size) or _missing_feature(backend, specs)
         if reason is None and quantized and not backend.quantizes:
             reason = "it has no int8 cache, and kv_cache_dtype is 'int8': choose 'auto'"
         if reason is None:
-            reasons.pop(backend.name, None)
             return backend(size), _list(reasons)
         reasons[backend.name] = reason
     raise InvalidConfig(f"no attention backend can run: {_list(reasons)}")

@@ -21,6 +21,12 @@ class FlashAttention(core.FlashAttention, AttentionBackend):
     features = frozenset({"window"})
     capturable = True
 
+    @staticmethod
+    def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
+        if block_size & (block_size - 1) and triton_unsupported_reason(device) is None:
+            return f"Triton places its tokens, and block_size {block_size} is no power of two"
+        return core.FlashAttention.unsupported_reason(device, dtype, head_dim, block_size)
+
     def __init__(self, block_size: int):
         super().__init__(block_size)
         self._write: Callable[..., None] | None = None

@@ -92,9 +92,11 @@ def find_functions() -> ModuleType | str:
 def find_package() -> ModuleType | str:
     """The package, or why it is not there."""
     try:
-        return importlib.import_module("flash_attn")
+        package = importlib.import_module("flash_attn")
     except (ImportError, OSError, RuntimeError) as error:  # as when it was built for another torch
         return f"the package flash-attn cannot be imported ({error})"
+    has_both = hasattr(package, "flash_attn_varlen_func") and hasattr(package, "flash_attn_with_kvcache")
+    return package if has_both else "the package flash-attn is not of version 2"  # others share its folder
 
 
 def capability(device: torch.device) -> tuple[int, int] | None:

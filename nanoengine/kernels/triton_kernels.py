@@ -21,7 +21,7 @@ from nanoengine.kernels.triton.experts import mixture
 from nanoengine.kernels.triton.few_rows import MANY_OUTPUTS, ROWS, most_rows, product_of_few_rows
 from nanoengine.kernels.triton.float8 import Float8Rows, ScaledProduct, scaled_mm
 from nanoengine.kernels.triton.gemv import MOST_ROWS as MOST_GEMV_ROWS
-from nanoengine.kernels.triton.gemv import gemv
+from nanoengine.kernels.triton.gemv import WIDEST_NORMED, gemv
 from nanoengine.kernels.triton.launch import float8_unsupported_reason
 from nanoengine.kernels.triton.norm import add_rms_norm, gated_norm, rms_norm
 from nanoengine.kernels.triton.packed import Packed
@@ -172,7 +172,7 @@ class TritonKernels(Kernels):
         weight = content.tensor
         outputs = len(weight) if around.get("activation") is None else len(weight) // 2
         if outputs < MANY_OUTPUTS:  # with more, few_rows.py has so many programs that memory never stands still
-            if rows <= MOST_GEMV_ROWS:
+            if rows <= MOST_GEMV_ROWS and (rows == 1 or norm is None or x.shape[1] <= WIDEST_NORMED):
                 return gemv(x, weight, **options)
             if rows <= min(tuning.swapped_rows, MOST_SWAPPED_ROWS) and x.dtype is not torch.float32:
                 del options["norm"]

@@ -5,6 +5,7 @@ takes a part of every weight, of the heads and of their K/V.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -20,6 +21,7 @@ from nanoengine.core.model_runner import RunnerPart
 from nanoengine.core.qwen3 import DecoderLayer
 from nanoengine.core.startup import Startup
 from nanoengine.kernels.interface import Kernels
+from nanoengine.kernels.triton.tuning import Tuning
 from nanoengine.layers.mixer import Mixer
 from nanoengine.models.decoder import MLP, SelfAttention, SparseMLP
 from nanoengine.models.model_config import ModelConfig
@@ -56,6 +58,7 @@ class Parallel(Capability):
             return
         config = cast(ModelConfig, startup.model_config)
         communicator = self._communicator(startup, member, config)
+        _launch_in_order(startup.kernels, startup.backend)
         self.group = group = Group(config, communicator, shares_context=self.asked.shares_context)
         if group.shares_context:
             assert isinstance(startup.backend, NativeAttention)
@@ -108,6 +111,15 @@ class Parallel(Capability):
     def describe_itself(self, startup: Startup) -> str | None:
         size = startup.facts.get("num_ranks", 1)
         return f"{size} ranks" if size > 1 else None
+
+
+def _launch_in_order(*users: object) -> None:
+    """Between kernels of ours stand those that gather, and biases that are made when they are first asked for: none of ours may
+    start before the one before it has ended.
+    """
+    for user in users:
+        if isinstance(tuning := getattr(user, "tuning", None), Tuning):
+            user.tuning = replace(tuning, dependent_launch=0)  # type: ignore[attr-defined]
 
 
 class HeadsOfRank:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 import torch
 
 from nanoengine import LLM
-from nanoengine.attention import backend as backend_module
 from nanoengine.attention import triton as triton_module
 from nanoengine.attention.backend import AttentionBackend, choose_backend
 from nanoengine.attention.flash_attn import FlashAttention
@@ -94,7 +92,7 @@ def test_what_a_layer_asks_for_is_heeded_or_refused_by_name(
 
 # ---- on a GPU
 
-ON_CUDA: list[type[AttentionBackend]] = [FlashAttention, TritonAttention, TorchAttention]
+ON_CUDA: list[type[AttentionBackend]] = [TritonAttention, FlashAttention, TorchAttention]
 
 
 @pytest.fixture
@@ -103,7 +101,6 @@ def able(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     for backend in ON_CUDA:
         monkeypatch.setattr(backend, "unsupported_reason", lambda *_: None)
         monkeypatch.setattr(backend, "__init__", core.AttentionBackend.__init__)
-    monkeypatch.setattr(backend_module, "find_package", lambda: sys)
     return monkeypatch
 
 
@@ -125,33 +122,26 @@ def test_the_first_that_can_run_is_chosen_and_reasons_are_said(able: pytest.Monk
             on_gpu()
 
 
-@pytest.mark.usefixtures("able")
 @pytest.mark.parametrize(
-    ("asked", "chosen"),
+    ("asked", "chosen", "lacks"),
     [
-        ({}, FlashAttention),
-        ({"window": 128}, FlashAttention),
-        ({"soft_cap": 50.0}, TritonAttention),
-        ({"sinks": True}, TritonAttention),
-        ({"window": 128, "sinks": True}, TritonAttention),
-        ({"window": 128, "chunked": True}, TritonAttention),
+        ({}, FlashAttention, None),
+        ({"window": 128}, FlashAttention, None),
+        ({"soft_cap": 50.0}, TorchAttention, "soft_cap"),
+        ({"sinks": True}, TorchAttention, "sinks"),
+        ({"window": 128, "sinks": True}, TorchAttention, "sinks"),
+        ({"window": 128, "chunked": True}, TorchAttention, "chunked"),
     ],
     ids=str,
 )
-def test_the_first_that_heeds_all_is_chosen(asked: dict[str, Any], chosen: type[AttentionBackend]) -> None:
-    lacks = next((name for name in ("sinks", "chunked", "soft_cap") if name in asked), None)
-    reason = f"flash_attn: it has no {lacks}, and a layer of the model asks for {lacks}={asked[lacks]}" if lacks else ""
-    assert on_gpu("auto", AttentionSpec(0.5), AttentionSpec(0.5, **asked)) == (chosen, reason)
-
-
-def test_torch_s_copy_of_flash_attn_comes_behind_our_own_kernels(able: pytest.MonkeyPatch) -> None:
-    able.setattr(backend_module, "find_package", lambda: "it is not there")
-    assert on_gpu() == (TritonAttention, "flash_attn: it is not there")
-    assert on_gpu("flash_attn") == (FlashAttention, "")
+def test_the_first_that_heeds_all_is_chosen(
+    able: pytest.MonkeyPatch, asked: dict[str, Any], chosen: type[AttentionBackend], lacks: str | None
+) -> None:
+    specs = AttentionSpec(0.5), AttentionSpec(0.5, **asked)
+    assert on_gpu("auto", *specs) == (TritonAttention, "")
     able.setattr(TritonAttention, "unsupported_reason", lambda *_: "no Triton")
-    assert on_gpu() == (FlashAttention, "triton: no Triton")
-    able.setattr(FlashAttention, "unsupported_reason", lambda *_: "neither is torch's")
-    assert on_gpu() == (TorchAttention, "flash_attn: neither is torch's; triton: no Triton")
+    reason = f"flash_attn: it has no {lacks}, and a layer of the model asks for {lacks}={asked[lacks]}" if lacks else ""
+    assert on_gpu("auto", *specs) == (chosen, "; ".join(filter(None, ("triton: no Triton", reason))))
 
 
 def test_blocks_of_another_size_are_asked_for(able: pytest.MonkeyPatch) -> None:
@@ -159,13 +149,13 @@ def test_blocks_of_another_size_are_asked_for(able: pytest.MonkeyPatch) -> None:
     for backend in ON_CUDA[:2]:
         able.setattr(backend, "unsupported_reason", lambda *where: asked.append(where[-1]) or "no")
     assert [choose_backend("auto", CUDA, HALF, TOY, size)[0].block_size for size in (64, None)] == [64, 16]
-    assert asked == [64, 64, 256, 16]
+    assert asked == [64, 64, 16, 256]
 
 
-@pytest.mark.usefixtures("able")
-def test_who_has_no_int8_cache_is_passed_over_with_that_reason() -> None:
+def test_who_has_no_int8_cache_is_passed_over_with_that_reason(able: pytest.MonkeyPatch) -> None:
     reason = "flash_attn: it has no int8 cache, and kv_cache_dtype is 'int8': choose 'auto'"
-    assert on_gpu(quantized=True) == (TritonAttention, reason)
+    able.setattr(TritonAttention, "unsupported_reason", lambda *_: "no")
+    assert on_gpu(quantized=True) == (TorchAttention, f"triton: no; {reason}")
     with pytest.raises(InvalidConfig, match=f"no attention backend can run: {reason}"):
         on_gpu("flash_attn", quantized=True)
     assert on_gpu("flash_attn")[0] is FlashAttention

@@ -84,6 +84,7 @@ def test_where_it_runs(package: str, capability: Any, asked: dict[str, Any], sai
     [
         ("raise ImportError('undefined symbol: _ZN3c105ErrorE')", "undefined symbol: _ZN3c105ErrorE"),
         ("raise OSError('libcudart.so.12: cannot open')", "libcudart.so.12: cannot open"),
+        ("", "not of version 2"),  # another package has a folder of that name
         (None, "import of flash_attn halted"),
     ],
 )

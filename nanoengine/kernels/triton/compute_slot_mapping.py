@@ -12,7 +12,6 @@ import triton.language as tl
 from torch import Tensor
 
 from nanoengine.core.kernels import PlacedTokens
-from nanoengine.kernels.triton import dependent
 
 TILE = 256
 """Tokens of a program."""
@@ -42,11 +41,8 @@ def _slot_mapping_kernel(
     GROUPS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
-    LAUNCH: tl.constexpr,
 ):
     """Program (i, j): tile j of the tokens of sequence i, in every KV group."""
-    dependent.start(LAUNCH)
-    dependent.wait(LAUNCH)
     sequence = tl.program_id(0)
     row = tl.load(rows + sequence).to(tl.int64)
     is_padding = row == padding_row
@@ -83,12 +79,10 @@ def compute_slot_mapping(
     tables: Tensor,
     block_size: int,
     max_query_len: int,
-    launch: int = 0,
 ) -> PlacedTokens:
     """`Kernels.compute_slot_mapping`; a block_size is a power of two. Tokens of padding are 0, at position 0.
 
-    Args:
-        launch: see `dependent.py`.
+    It is launched behind all that comes before it (`dependent.py`): the lengths that it writes are read before others wait.
     """
     num_seqs = len(rows)
     assert block_size == triton.next_power_of_2(block_size), "block_size must be a power of two"
@@ -119,7 +113,5 @@ def compute_slot_mapping(
             BLOCK_SIZE=block_size,
             TILE=TILE,
             num_warps=NUM_WARPS,
-            LAUNCH=launch,
-            **dependent.options(launch),
         )
     return PlacedTokens(input_ids, positions, slot_mapping, seq_lens)

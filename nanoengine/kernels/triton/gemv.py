@@ -19,6 +19,9 @@ from nanoengine.kernels.triton.activation import gated
 MOST_ROWS = 4
 """Rows that a program computes, one after the other; for more, tensor cores are quicker."""
 
+WIDEST_NORMED = 5120
+"""Inputs of several rows with a norm: two whole rows are in registers then, and more of them would be spilled."""
+
 CHUNK = 1024
 """Inputs that are loaded at once: 16 bytes for each thread, if numbers have 16 bits."""
 

@@ -80,24 +80,26 @@ def file_for(device_name: str) -> Path:
 
 
 def load_tuning() -> Tuning:
-    """What was chosen for the current GPU, here or for the package; the defaults if nothing was, there is no GPU, or the file is
-    of another version.
-    """
+    """What was chosen for the current GPU, here or for the package; the defaults if nothing was, or there is no GPU."""
     if not torch.cuda.is_available():
         return DEFAULTS
     can_depend = torch.cuda.get_device_capability() >= (9, 0)
     defaults = DEPENDENT if can_depend else DEFAULTS
     name = torch.cuda.get_device_name()
-    path = next((own for own in (file_for(name), MEASURED / file_name(name)) if own.is_file()), None)
-    if path is None:
-        return defaults
+    for path in (file_for(name), MEASURED / file_name(name)):
+        if path.is_file() and (chosen := _read(path)) is not None:
+            return chosen if can_depend else replace(chosen, dependent_launch=0)
+    return defaults
+
+
+def _read(path: Path) -> Tuning | None:
+    """What a file holds; None, and a warning, if it is of another version."""
     try:
         found = json.loads(path.read_text())
         wrong = [field.name for field in fields(Tuning) if type(found[field.name]) is not int]
         if wrong or len(found) != len(fields(Tuning)):
             raise ValueError(f"not a number of this version: {', '.join(wrong) or sorted(found)}")
-        chosen = Tuning(**found)
+        return Tuning(**found)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        logger.warning("%s holds no tuning of this version, defaults are used: %s", path, error)
-        return defaults
-    return chosen if can_depend else replace(chosen, dependent_launch=0)
+        logger.warning("%s holds no tuning of this version and is left out: %s", path, error)
+        return None

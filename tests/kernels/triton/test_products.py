@@ -68,6 +68,22 @@ def test_which_kernel_computes_a_product(
         assert set(seen) == {"norm"}
 
 
+@pytest.mark.parametrize("swapped", [0, 16])
+def test_several_wide_rows_are_normed_by_others(monkeypatch: pytest.MonkeyPatch, swapped: int) -> None:
+    """Registers hold no two of them."""
+    monkeypatch.setattr(module, "WIDEST_NORMED", 63)
+    kernels, seen = TritonKernels(replace(DEFAULTS, swapped_rows=swapped)), []
+    monkeypatch.setattr(module, "gemv", lambda x, *_, **how: seen.append((len(x), how["norm"] is not None)) or (x, x))
+    with DEVICE:
+        weight, norm = weight_of(kernels, torch.randn(96, 64).bfloat16()), torch.ones(64)
+        for rows in (1, 2, 4):
+            x = torch.randn(rows, 64).bfloat16()
+            kernels.linear(x, weight, None)
+            kernels.norm_linear(x, None, norm, 1e-6, weight, None)
+    without = [(2, False), (2, False), (4, False), (4, False)] if swapped else [(2, False), (4, False)]
+    assert seen == [(1, False), (1, True), *without], "where factors are swapped, the norm is a kernel of its own"
+
+
 def test_a_head_of_many_outputs_is_left_to_programs_of_large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = TritonKernels(replace(DEFAULTS, swapped_rows=64))
     monkeypatch.setattr(module, "MANY_OUTPUTS", 96)
