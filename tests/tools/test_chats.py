@@ -112,6 +112,15 @@ def test_a_template_that_knows_tools_tells_of_them(tmp_path: Path) -> None:
     assert prompt_with(BASE, tmp_path).text == "How is it in Rome?\n"
 
 
+@pytest.mark.parametrize("kwargs", [{"tools": None}, {"tools": []}, {"messages": []}, {"documents": [1]}], ids=str)
+def test_what_one_request_asks_the_template_for_decides_nothing_for_others(
+    tmp_path: Path, kwargs: dict[str, Any]
+) -> None:
+    first, fresh = (Chats(HFTokenizer(folder_with(tmp_path, BASE))) for _ in range(2))
+    first.prompt([USER], TOOLS, template_kwargs=kwargs)
+    assert first.prompt([USER], TOOLS).text == fresh.prompt([USER], TOOLS).text
+
+
 def test_others_are_told_in_a_system_message(llm: LLM) -> None:
     prompt = llm.chats.prompt([USER], TOOLS)
     assert prompt.format is BY_NAME["hermes"]

@@ -20,7 +20,7 @@ from nanoengine.core.messages import StepPlan
 from nanoengine.core.outputs import RequestOutput
 from nanoengine.errors import EngineDead, InvalidConfig, StepFailed
 from nanoengine.kv_groups.options import KVGroupsOptions
-from nanoengine.worker.child import portable
+from nanoengine.worker.child import portable, start_child
 from nanoengine.worker.remote_runner import RemoteRunner
 from tests.models.families import family_checkpoint
 
@@ -33,6 +33,22 @@ PARAMS = [
     ),
     SamplingParams(temperature=0, max_tokens=50, ignore_eos=True, stop=["zzz"]),
 ]
+
+
+@pytest.mark.parametrize("module", ["nanoengine.worker.process", "nanoengine.replicas.process"])
+def test_a_child_runs_nothing_that_lies_in_the_working_folder(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be the folder of a model, or a user's own, with files that have the names of modules."""
+    mark = tmp_path / "mark"
+    for name in ("queue", "logging", "torch", "nanoengine"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(mark)!r}, 'w').close()\nraise SystemExit(7)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep)  # an empty entry is the working folder, too
+    process, own = start_child(module)
+    own.close()  # whoever finds that nobody speaks to it ends
+    assert process.wait(60) != 7
+    assert not mark.exists()
 
 
 def told(outputs: list[RequestOutput]) -> list[Any]:
