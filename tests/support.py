@@ -7,13 +7,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from nanoengine import LLM, SamplingParams
 from nanoengine.attention.backend import AttentionBackend
@@ -29,6 +28,9 @@ from nanoengine.kv_offload.block_copier import BlockCopier
 from nanoengine.layers.rotary import RotaryEmbedding
 from nanoengine.models.decoder import Decoder
 from nanoengine.models.model_config import LayerConfig, ModelConfig, RopeConfig
+
+if TYPE_CHECKING:  # children that need no reference start without it
+    from transformers import PreTrainedTokenizerFast
 
 TINY = {
     "vocab_size": 300,
@@ -80,6 +82,8 @@ def tiny_checkpoint(folder: Path, seed: int = 0, *, max_shard_size: str = "5GB",
     torch.manual_seed(seed)
     options = TINY | overrides
     rope_theta = options.pop("rope_theta")
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
     config = Qwen3Config(**options, rope_parameters={"rope_type": "default", "rope_theta": rope_theta}, dtype="float32")
     return save_random(Qwen3ForCausalLM(config).eval(), folder, max_shard_size)
 
@@ -125,11 +129,15 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|endoftext|>"])
+    from transformers import PreTrainedTokenizerFast
+
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
 
 
 def reference_model(folder: Path) -> Any:
     """The same weights in transformers, float32."""
+    from transformers import AutoModelForCausalLM
+
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     norm_by_groups(model, getattr(model.config, "mamba_n_groups", 1))
     return model
