@@ -6,6 +6,7 @@ python bench.py serve           requests that arrive on their own: latencies and
 python bench.py http            what a server costs: the same work offline, whole over HTTP and streamed
 python bench.py load            a server, over HTTP: goodput, latencies and refusals below, at and beyond its capacity
 python bench.py soak            a server for half an hour, with whatever clients do to it: what was lost, wrong or leaked
+python bench.py attacks         what rude clients cost others: the longest /health and a third client's chat, attack by attack
 python bench.py interference    long prompts beside running streams: what becomes of the streams, under each policy
 python bench.py prefix          a shared system prompt, and chats: with the prefix cache and without
 python bench.py scheduler       no model: microseconds of scheduling per token
@@ -19,7 +20,7 @@ python bench.py workloads       five fixed workloads on which other engines were
 python bench.py profile         one prefill and one decode step, operation by operation
 python bench.py compare A B     two saved runs, side by side
 
-Each takes --help. All but http, load, soak and the last two of that list share:
+Each takes --help. All but http, load, soak, attacks and the last two of that list share:
   --model demo | FOLDER | NAME, or --random-weights qwen3-0.6b: real shapes, nothing downloaded
   --repeat N, --seed N, --save FILE.json, --plot FILE.png
 All but compare: --cpu NAME, as on another CPU: x86-64-v3 (AVX2), x86-64-v4 (AVX-512), or any name that -march takes
@@ -46,7 +47,7 @@ from nanoengine.errors import NanoEngineError
 
 MODES = (
     *("throughput", "latency", "serve", "interference", "prefix", "ranks"),
-    *("http", "load", "soak"),
+    *("http", "load", "soak", "attacks"),
     *("scheduler", "startup", "speculation", "structured", "determinism", "quality", "workloads", "profile", "compare"),
 )
 

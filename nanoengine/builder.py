@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from nanoengine.core.config import BYTES, EngineConfig
 from nanoengine.core.errors import InvalidConfig
 from nanoengine.core.llm_engine import LLMEngine
-from nanoengine.interrupts import InterruptGuard
+from nanoengine.interrupts import InterruptGuard, prepare_forks
 from nanoengine.sizes import size
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ CAPABILITIES = {
             "min_prefill_tokens",
             "replica_silence_seconds",
             "replica_step_seconds",
+            "replica_start_seconds",
+            "replica_wait_seconds",
             "replica_start_attempts",
         ),
         ("worker", "observability"),
@@ -63,8 +65,18 @@ CAPABILITIES = {
     "parallel": Entry(
         "Parallel", "ParallelOptions", ("tensor_parallel_size", "decode_context_parallel_size"), ("worker", *LAYERS)
     ),
-    "worker": Entry("Worker", "WorkerOptions", ("worker_process", "worker_step_seconds", "worker_start_seconds")),
-    "models": Entry("Models", "ModelOptions", ("tokenizer", "quantization"), LAYERS),
+    "worker": Entry(
+        "Worker",
+        "WorkerOptions",
+        (
+            "worker_process",
+            "worker_step_seconds",
+            "worker_start_seconds",
+            "worker_silence_seconds",
+            "worker_start_attempts",
+        ),
+    ),
+    "models": Entry("Models", "ModelOptions", ("tokenizer", "quantization", "rope_scaling"), LAYERS),
     "kernels": Entry("NativeAndTriton", "KernelOptions", ("kernels", "activation_dtype", "kv_cache_dtype"), LAYERS),
     "kv_groups": Entry("KVGroups", "KVGroupsOptions", ("snapshot_memory", "snapshot_interval")),
     "speculation": Entry("SpeculativeDecoding", "SpeculationOptions", ("speculation", "num_drafts")),
@@ -159,7 +171,9 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True) -> Built:
             for folder, own in CAPABILITIES.items()
             if is_installed(folder)
         }
-    gc.freeze()  # what torch has made stays: the garbage collector takes 100 ms to look through it, in start-up and later
+    prepare_forks()
+    if gc.get_freeze_count() < 10_000:  # once: what is left of an engine that was closed must be collected
+        gc.freeze()  # what torch has made stays: the garbage collector takes 100 ms to look through it, in start-up and later
     startup = Startup(config, list(parts.values()), use_tqdm=use_tqdm)
     engine = startup.build()
     return Built(config, engine, startup.tokenizer, parts)

@@ -23,6 +23,7 @@ __all__ = [
     "EngineClosed",
     "EngineDead",
     "FetchFailed",
+    "GrammarsUnavailable",
     "InvalidConfig",
     "InvalidPrompt",
     "InvalidRequest",
@@ -44,6 +45,10 @@ __all__ = [
 
 class FetchFailed(NanoEngineError, RuntimeError):
     """A model could not be downloaded, was damaged on its way, or cannot be kept."""
+
+
+class GrammarsUnavailable(NanoEngineError, RuntimeError):
+    """The process that compiles grammars cannot be started, whatever the grammar is: the same request may be granted later."""
 
 
 class MissingPackage(NanoEngineError, ImportError):

@@ -7,10 +7,22 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache, partial
 from types import FrameType, TracebackType
 
 from nanoengine.core.llm_engine import Executor, Launched
 from nanoengine.core.messages import StepPlan, StepResult
+
+
+@cache
+def prepare_forks() -> None:
+    """Let processes that are forked from this one make engines of their own, which compute in one thread.
+
+    A fork has none of the threads that torch and the kernels have made, and would wait for them for ever.
+    """
+    import torch
+
+    os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
 
 
 class InterruptGuard:

@@ -19,6 +19,7 @@ from nanoengine.core.outputs import RequestOutput
 from nanoengine.core.sampling_params import SamplingParams
 from nanoengine.core.sequence import Request
 from nanoengine.interrupts import InterruptGuard, Interruptible
+from nanoengine.progress import has_terminal
 
 if TYPE_CHECKING:
     from nanoengine.beam_search.params import BeamSearchParams
@@ -309,9 +310,11 @@ class LLM(CoreLLM):
 
 
 def _bar(total: int, use_tqdm: bool) -> tqdm[Any]:
-    # Without miniters=0, tqdm would look at the clock only when a request ends. None: no bar where stderr is no terminal.
+    # Without miniters=0, tqdm would look at the clock only when a request ends.
     layout = "{desc}: {n_fmt}/{total_fmt} requests, {elapsed}{postfix}"
-    return tqdm(total=total, desc="Generating", bar_format=layout, disable=None if use_tqdm else True, miniters=0)
+    return tqdm(
+        total=total, desc="Generating", bar_format=layout, disable=not (use_tqdm and has_terminal()), miniters=0
+    )
 
 
 def show_log() -> None:

@@ -12,6 +12,14 @@ from tqdm import tqdm
 logger = logging.getLogger("nanoengine")
 
 
+def has_terminal() -> bool:
+    """Whether standard error is a terminal. Services and pythonw may have no standard error, or a closed one."""
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):  # it is None, or closed
+        return False
+
+
 @contextmanager
 def stage(name: str, total: int | None = None, unit: str = "it", *, shown: bool) -> Iterator[Callable[[], object]]:
     """Show what is being done for as long as it is; what it gives counts one of `total` as done.
@@ -22,10 +30,10 @@ def stage(name: str, total: int | None = None, unit: str = "it", *, shown: bool)
         unit: what a part is called.
         shown: False prints nothing.
     """
-    if shown and total is None and not sys.stderr.isatty():
+    on_terminal = has_terminal()
+    if shown and total is None and not on_terminal:
         logger.info("%s ...", name)
     layout = f"{name} ..." if total is None else None
-    with tqdm(
-        total=total, desc=name, unit=unit, bar_format=layout, leave=False, disable=None if shown else True
-    ) as bar:
+    disable = not (shown and on_terminal)
+    with tqdm(total=total, desc=name, unit=unit, bar_format=layout, leave=False, disable=disable) as bar:
         yield bar.update

@@ -42,12 +42,12 @@ POLICY = {
     "beam_search": ("search",),
     "tools": ("chats", "grammar", "parser"),
     "aio": ("async_llm_engine",),
+    "worker": ("child", "link", "remote_runner", "process"),
     "replicas": (
         "messages",
         "replica",
         "router",
         "fleet",
-        "link",
         "carrier",
         "counts",
         "supervisor",
@@ -157,6 +157,28 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     except CycleError as error:
         pytest.fail(f"a circle of imports: {' -> '.join(error.args[1])}")
     assert set(order) == set(graph)
+
+
+FACTORIES = (
+    *("arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "frombuffer", "full", "linspace", "logspace"),
+    *("ones", "rand", "randint", "randn", "randperm", "range", "scalar_tensor", "tensor", "zeros"),
+)
+"""Functions of torch that take from its state what they are not told."""
+
+
+def test_every_new_tensor_says_its_dtype_and_its_device() -> None:
+    """A default that a process has set for its own tensors must not reach those of an engine, which C reads."""
+    found = []
+    for path in (ROOT / "nanoengine").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                name, said = ast.unparse(node.func), {keyword.arg for keyword in node.keywords}
+                wanted = {"dtype"} if name == "torch.frombuffer" else {"dtype", "device"}
+                if name.removeprefix("torch.") in FACTORIES and name.startswith("torch.") and wanted - said:
+                    found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {name} without {', '.join(wanted - said)}")
+                if name.startswith("torch.set_default") or name in ("torch.Tensor", "torch.FloatTensor"):
+                    found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {name}")
+    assert not found
 
 
 TESTED_ELSEWHERE = {

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import sys
+
 import pytest
 
 from nanoengine.progress import stage
@@ -37,3 +40,12 @@ def test_nothing_is_shown_unasked(capsys: pytest.CaptureFixture[str]) -> None:
     with stage("Loading weights", 2, shown=False) as advance, stage("Compiling kernels", shown=False):
         advance()
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("has_one", [False, True])
+def test_without_standard_error_nothing_is_shown(monkeypatch: pytest.MonkeyPatch, has_one: bool) -> None:
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed if has_one else None)
+    with stage("Loading weights", 2, shown=True) as advance, stage("Compiling kernels", shown=True):
+        advance()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nanoengine.attention.backend import AttentionBackend, Changes, window_of
 from nanoengine.core.attention import AttentionSpec, KVLayer, Runs
-from nanoengine.kernels.addresses import DTYPES, address, address_of_floats
+from nanoengine.kernels.addresses import DTYPES, address, rows, wrong
 from nanoengine.kernels.c_functions import c_functions
 from nanoengine.kernels.kv_int8 import SCALE_BYTES
 from nanoengine.kernels.native_operations import unsupported_reason
@@ -67,32 +67,31 @@ class NativeAttention(AttentionBackend):
     def rotate_and_write(self, qkv: Tensor, changes: Changes, kv: KVLayer, slot_mapping: Tensor) -> Tensor:
         (q_weight, k_weight, eps, cos, sin), (k_cache, _) = changes, kv
         qkv, dim, kv_heads = qkv.contiguous(), head_dim_of(k_cache), k_cache.shape[2]
-        norms = address_of_floats(q_weight), address_of_floats(k_weight)
-        angles: tuple[int | None, int | None, int] = (None, None, 0)
-        if cos is not None and sin is not None:
-            if cos.stride(-1) != 1 or cos.stride() != sin.stride():
-                cos, sin = cos.contiguous(), sin.contiguous()
-            angles = cos.data_ptr(), sin.data_ptr(), cos.stride(0)
+        norms = address(q_weight, torch.float32, dim), address(k_weight, torch.float32, dim)
         tokens, width = qkv.shape
-        q = torch.empty(tokens, width // dim - 2 * kv_heads, dim, dtype=qkv.dtype)
+        if width % dim:
+            raise wrong(qkv, f"heads of {dim} numbers")
+        if cos is not None and sin is not None and (cos.stride(-1) != 1 or cos.stride() != sin.stride()):
+            cos, sin = cos.contiguous(), sin.contiguous()
+        (cos_at, _), angles = (rows(own, torch.float32, tokens, 1, dim // 2) for own in (cos, sin))
+        q = qkv.new_empty(tokens, width // dim - 2 * kv_heads, dim)
         q_at, head_bytes = qkv.data_ptr(), dim * qkv.itemsize
         k_at = q_at + q.shape[1] * head_bytes
         projected = q_at, width, k_at, width, k_at + kv_heads * head_bytes, width
-        self._write(qkv.dtype, (*projected, *norms, eps, *angles), slot_mapping, q, kv)
+        self._write(qkv, (*projected, *norms, eps, cos_at, *angles), slot_mapping, q, kv)
         return q
 
     def write_kv(self, k: Tensor, v: Tensor, kv: KVLayer, slot_mapping: Tensor) -> None:
-        k, v = _heads_in_one_piece(k), _heads_in_one_piece(v)
-        projected = None, 0, k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)
+        k, v, shape = _heads_in_one_piece(k), _heads_in_one_piece(v), (len(k), kv[0].shape[2], head_dim_of(kv[0]))
+        projected = None, 0, *rows(k, k.dtype, *shape), *rows(v, k.dtype, *shape)
         unchanged = None, None, 0.0, None, None, 0
-        self._write(k.dtype, (*projected, *unchanged), slot_mapping, None, kv)
+        self._write(k, (*projected, *unchanged), slot_mapping, None, kv)
 
-    def _write(self, dtype: torch.dtype, inputs: Sequence[Any], slots: Tensor, q: Tensor | None, kv: KVLayer) -> None:
-        k_cache, v_cache = kv
+    def _write(self, given: Tensor, inputs: Sequence[Any], slots: Tensor, q: Tensor | None, kv: KVLayer) -> None:
         slots, q_heads = slots.contiguous(), 0 if q is None else q.shape[1]
-        outputs = slots.data_ptr(), address(q), k_cache.data_ptr(), v_cache.data_ptr()
-        dtypes = DTYPES[dtype], CACHE_DTYPES[k_cache.dtype]
-        self.c.attention_write(*dtypes, *inputs, *outputs, len(slots), q_heads, *self._sizes(k_cache))
+        outputs = address(slots, torch.int64, len(given)), address(q, given.dtype), *_caches(kv, given.dtype)
+        dtypes = DTYPES[given.dtype], CACHE_DTYPES[kv[0].dtype]
+        self.c.attention_write(*dtypes, *inputs, *outputs, len(slots), q_heads, *self._sizes(kv[0]))
 
     def decode(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
         return self._attend(self.c.attention_decode, q, kv, runs, spec, sinks, num_shared(runs, spec), *ALONE)
@@ -110,14 +109,14 @@ class NativeAttention(AttentionBackend):
         sinks: Tensor | None,
         *more: float | None,
     ) -> Tensor:
-        k_cache, v_cache = kv
-        q, tables = q.contiguous(), runs.block_tables.contiguous()
+        q, tables, count = q.contiguous(), runs.block_tables.contiguous(), len(runs.seq_lens)
         starts, lens = runs.query_start_loc.contiguous(), runs.seq_lens.contiguous()
-        out = torch.empty_like(q)
-        inputs = q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), tables.data_ptr(), tables.shape[1]
-        lengths = starts.data_ptr(), lens.data_ptr(), *more
-        asked = spec.scale, spec.soft_cap or 0.0, window_of(spec), address_of_floats(sinks)
-        dtypes, sizes = (DTYPES[q.dtype], CACHE_DTYPES[k_cache.dtype]), (len(lens), q.shape[1], *self._sizes(k_cache))
+        out, heads, width = q.new_empty(q.shape), q.shape[1], tables.shape[1]
+        size = len(q) * heads * head_dim_of(kv[0])
+        inputs = address(q, q.dtype, size), *_caches(kv, q.dtype), address(tables, torch.int32, count * width), width
+        lengths = address(starts, torch.int32, count + 1), address(lens, torch.int32), *more
+        asked = spec.scale, spec.soft_cap or 0.0, window_of(spec), address(sinks, torch.float32, heads)
+        dtypes, sizes = (DTYPES[q.dtype], CACHE_DTYPES[kv[0].dtype]), (count, heads, *self._sizes(kv[0]))
         function(*dtypes, *inputs, *lengths, out.data_ptr(), *sizes, *asked)
         return out
 
@@ -129,6 +128,16 @@ class NativeAttention(AttentionBackend):
 def head_dim_of(cache: Tensor) -> int:
     """Of K or V as these kernels keep it."""
     return cache.shape[3] // TILE - SCALE_BYTES * (cache.dtype is torch.int8)
+
+
+def _caches(kv: KVLayer, dtype: torch.dtype) -> tuple[int, int]:
+    """Addresses of K and V of one layer, each block of which is in one piece, of a dtype or int8."""
+    k, v = kv
+    _, _, heads, size = k.shape
+    is_like_k = v.dtype is k.dtype and v.shape == k.shape and v.stride() == k.stride() and v.is_cpu
+    if k.dtype not in (dtype, torch.int8) or not is_like_k or not k.is_cpu or k.stride()[1:] != (heads * size, size, 1):
+        raise wrong(k, f"{dtype} or int8 on cpu with blocks in one piece, of k as of v {v.dtype} {list(v.shape)}")
+    return k.data_ptr(), v.data_ptr()
 
 
 def num_shared(runs: Runs, spec: AttentionSpec) -> int:

@@ -67,7 +67,8 @@ class TorchAttention(core.TorchAttention, AttentionBackend):
         # The host may know upper bounds alone: what is seen follows from the lengths on the device.
         counts = [max(1, min(seq_len, spec.window or seq_len)) for seq_len in runs.seq_lens_list]
         for group in _groups(counts):
-            rows, most = torch.tensor(group, device=device), torch.arange(counts[group[-1]], device=device)
+            rows = torch.tensor(group, dtype=torch.int64, device=device)
+            most = torch.arange(counts[group[-1]], dtype=torch.int64, device=device)
             own = (runs.seq_lens[rows][:, None] - 1).clamp(min=0)  # position of each query; a padding row has length 0
             positions = (own + 1 - len(most)).clamp(min=0) + most
             seen = self.visible(own, positions, spec)
@@ -152,7 +153,7 @@ def _one_token_each(runs: Runs) -> Runs:
     device, counts = runs.seq_lens.device, runs.query_lens_list
     rows = [row for row, count in enumerate(counts) for _ in range(count)]
     later = [count - 1 - j for count in counts for j in range(count)]  # tokens of its run behind each
-    of_row = torch.tensor(rows, device=device)
+    of_row = torch.tensor(rows, dtype=torch.int64, device=device)
     return Runs(
         query_start_loc=torch.arange(len(rows) + 1, dtype=torch.int32, device=device),
         seq_lens=runs.seq_lens[of_row] - torch.tensor(later, dtype=torch.int32, device=device),

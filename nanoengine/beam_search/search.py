@@ -97,7 +97,11 @@ class Search:
             self.error = error
 
     def _text(self, beam: FinishedBeam) -> str:
-        return self.engine.tokenizer.decode(beam.token_ids[:-1] if beam.stopped else beam.token_ids)
+        made = self.sampling.new_detokenizer(self.engine.tokenizer.decode, self.first.prompt_token_ids)
+        for token in beam.token_ids[: len(beam.token_ids) - beam.stopped]:
+            made.push(token)
+        made.finish()
+        return made.text
 
     def abort(self) -> None:
         """End its requests."""

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from nanoengine.chat.answer import Answer, Piece, Stats
-from nanoengine.errors import InvalidSamplingParams, NanoEngineError
+from nanoengine.core.model_config import MAX_JSON_BYTES, read_file
+from nanoengine.errors import InvalidSamplingParams, NanoEngineError, shown
 from nanoengine.llm import LLM
 
 SETTINGS: tuple[str, ...] = ("temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "min_tokens", "stop")
@@ -87,7 +88,7 @@ class Session:
             try:
                 found = None if value == "none" else json.loads(value)
             except ValueError:
-                raise ChatError(f"{name} must be a number, not {value!r}") from None
+                raise ChatError(f"{name} must be a number, not {shown(value)}") from None
         try:
             self.params = dataclasses.replace(self.params, **{name: found})
         except InvalidSamplingParams as error:
@@ -114,7 +115,7 @@ class Session:
 def read_chat(path: Path) -> tuple[str, list[dict[str, str]]]:
     """The system message and the messages of a file."""
     try:
-        chat = json.loads(path.read_text("utf-8"))
+        chat = json.loads(read_file(path, MAX_JSON_BYTES).decode())
     except (OSError, ValueError, RecursionError) as error:
         raise ChatError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from os.path import commonprefix
 
 INCOMPLETE = "\ufffd"  # what decoders put in the place of bytes that are not (yet) a whole character
 
@@ -12,13 +13,12 @@ class Detokenizer:
 
     Args:
         decode: token ids to text; the text of a prefix of the ids is a prefix of the text, incomplete characters aside.
+        prompt: the tokens before: decoders drop a space at the beginning of a text, and of that alone.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str]):
-        self.decode = decode
-        self.text = ""  # that is final
-        self._window: list[int] = []  # tokens whose text is in `text`, as context, then those whose text is held back
-        self._num_context = 0
+    def __init__(self, decode: Callable[[Sequence[int]], str], prompt: Sequence[int] = ()):
+        self.decode, self.text = decode, ""
+        self._window, self._num_context = list(prompt[-8:]), min(8, len(prompt))  # text told: context; then held back
 
     def text_from(self, start: int) -> str:
         """The final text from this character on."""
@@ -38,7 +38,7 @@ class Detokenizer:
         self._release(self.decode(self._window), is_last=True)
 
     def _release(self, decoded: str, *, is_last: bool = False) -> None:
-        new = decoded[len(self.decode(self._window[: self._num_context])) :]
+        new = decoded[len(commonprefix([decoded, self.decode(self._window[: self._num_context])])) :]  # noqa: RUF071
         if new and (is_last or not new.endswith(INCOMPLETE)):
             self.text += new
             del self._window[: self._num_context]

@@ -21,11 +21,17 @@ class Device:
 
     def __init__(self, torch_device: torch.device):
         self.torch_device, self.is_cuda = torch_device, torch_device.type == "cuda"
+        self.num_threads = torch.get_num_threads()  # of all work, whoever changes it later: sums depend on it
 
     def run(self, work: Callable[[], object]) -> None:
         """Do some work after all that was given before. It may read host memory later: nobody may write to that again."""
-        with torch.cuda.device(self.torch_device) if self.is_cuda else nullcontext():
-            work()
+        before = torch.get_num_threads()
+        try:
+            torch.set_num_threads(self.num_threads)
+            with torch.cuda.device(self.torch_device) if self.is_cuda else nullcontext():
+                work()
+        finally:
+            torch.set_num_threads(before)
 
     def event(self) -> Callable[[], None]:
         """What is returned waits until all work that was given so far is done, and raises what went wrong in it."""
@@ -37,7 +43,7 @@ class Device:
 
     def host_tensor(self, size: int, dtype: torch.dtype) -> Tensor:
         """Unset host memory that the device can read by itself. It is handed out again only when the copies from it are over."""
-        return torch.empty(size, dtype=dtype, pin_memory=self.is_cuda)
+        return torch.empty(size, dtype=dtype, device="cpu", pin_memory=self.is_cuda)
 
     def send(self, values: np.ndarray) -> Tensor:
         """A tensor on the device with these values, without waiting for anything."""

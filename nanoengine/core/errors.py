@@ -92,9 +92,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as messages quote it: its repr, cut short if it is long or deep."""
+    """A value as messages quote it: its repr, at most 80 characters of it."""
     short = _ShortRepr()
     short.maxlevel, short.maxlong = 3, 60
     short.maxdict = short.maxlist = short.maxtuple = short.maxset = 8
-    short.maxstring = short.maxother = 200
-    return short.repr(value)
+    short.maxstring = short.maxother = 80
+    return text if len(text := short.repr(value)) <= 80 else f"{text[:38]} ... {text[-37:]}"

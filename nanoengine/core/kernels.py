@@ -120,8 +120,8 @@ class Kernels:
             query_lens = query_start_loc.diff()
             seq_lens = num_computed + query_lens
             is_of = torch.repeat_interleave(query_lens, output_size=len(token_ids))  # the sequence of each token
-            rows, padding = rows[is_of], is_padding[is_of]
-            positions = torch.arange(len(token_ids), device=rows.device) + (positions - query_start_loc[:-1])[is_of]
+            at = torch.arange(len(token_ids), dtype=torch.int64, device=rows.device)
+            rows, padding, positions = rows[is_of], is_padding[is_of], at + (positions - query_start_loc[:-1])[is_of]
         blocks = tables[:, rows, positions // block_size].long()  # slots of a large pool need more than 32 bits
         slots = torch.where(padding, -1, blocks * block_size + positions % block_size)
         input_ids = torch.where(token_ids < 0, last_tokens.index_select(0, rows).clamp_(min=0), token_ids)
@@ -153,9 +153,9 @@ class Kernels:
         group = (filtered & (tokens >= 0)).nonzero()[:, 0]
         if len(group):
             scaled = logits[group] / temperature[group, None]
-            kept, token_ids = self.keep_likeliest(scaled, top_k[group], top_p[group], min_p[group])
-            noise = sampling.gumbel_noise(keys[group], token_ids)
-            tokens[group] = token_ids.gather(-1, (kept + noise).argmax(-1, keepdim=True))[:, 0]
+            for own, kept, token_ids in self.keep_likeliest(scaled, top_k[group], top_p[group], min_p[group]):
+                noise = sampling.gumbel_noise(keys[group[own]], token_ids)
+                tokens[group[own]] = token_ids.gather(-1, (kept + noise).argmax(-1, keepdim=True))[:, 0]
         if last_tokens is not None:
             last_tokens.index_copy_(0, entries, tokens)
         return tokens

@@ -66,7 +66,8 @@ def size_pool(
     wanted = config.max_model_len or model_len
     if not 2 <= wanted <= model_len:
         raise InvalidConfig(
-            f"max_model_len is {wanted}: it must be from 2, a prompt token and a new one, to {model_len}, the model's own limit"
+            f"max_model_len is {wanted}: it must be from 2, a prompt token and a new one, to {model_len}, the model's own limit, "
+            "which rope_scaling may raise"
         )
     num_blocks = config.num_kv_blocks or max(0, (config.kv_cache_memory or free_bytes) // block_bytes - 1)
     if config.num_kv_blocks is None and config.kv_cache_memory is None:

@@ -86,12 +86,12 @@ class RotaryEmbedding:
 
     def frequencies(self, max_len: int) -> Tensor:
         """Radians per position of each pair of dimensions: [head_dim / 2] float32."""
-        exponents = torch.arange(0, self.head_dim, 2, device=self.device).to(torch.float32) / self.head_dim
+        exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=self.device) / self.head_dim
         return 1.0 / self.theta**exponents
 
     def prepare(self, max_len: int) -> None:
         """Compute the table of positions below `max_len`; no other can be looked up. Recorded steps remember where it is."""
-        positions = torch.arange(max_len, device=self.device).to(torch.float32)
+        positions = torch.arange(max_len, dtype=torch.float32, device=self.device)
         angles = positions[:, None] * self.frequencies(max_len)
         self.table = angles.new_empty(max_len, 2, self.head_dim // 2)  # large for a long context: nothing is copied
         torch.cos(angles, out=self.table[:, 0])

@@ -7,7 +7,7 @@ import os
 import random
 import traceback
 from collections.abc import Sequence as Seq
-from typing import Protocol
+from typing import Any, Protocol
 
 from nanoengine.core.errors import EngineClosed, InvalidPrompt, InvalidRequest, InvalidSamplingParams, shown
 from nanoengine.core.messages import StepPlan, StepResult
@@ -25,7 +25,6 @@ class Launched(Protocol):
 
     def result(self) -> StepResult:
         """Wait for its end, and raise what went wrong in it."""
-        ...
 
 
 class Executor(Protocol):
@@ -161,7 +160,7 @@ class LLMEngine:
                 eos_token_ids=self.eos_token_ids,
                 max_model_len=self.max_model_len,
             )
-            seq.detokenizer = params.new_detokenizer(self.tokenizer.decode)
+            seq.detokenizer = params.new_detokenizer(self.tokenizer.decode, request.prompt_token_ids)
             self._num_sequences += 1
             request.sequences.append(seq)
             self.scheduler.add(seq)
@@ -170,13 +169,11 @@ class LLMEngine:
 
     def abort(self, request_id: str, reason: FinishReason = "abort") -> bool:
         """End a request wherever it stands; False if no such request is running."""
-        request = self.requests.get(request_id)
-        if request is None:
+        if (request := self.requests.get(request_id)) is None:
             return False
-        for seq in request.sequences:
-            if not seq.finished:
-                self.scheduler.finish(seq, reason)
-                self._retire(seq)
+        for seq in [own for own in request.sequences if not own.finished]:
+            self.scheduler.finish(seq, reason)
+            self._retire(seq)
         self._settle_if_idle()
         return True
 
@@ -220,8 +217,7 @@ class LLMEngine:
         if isinstance(result, Exception) and not (step.is_dropped or step.decodes or step.runs):
             logger.error("a step that computes nothing has failed: its orders were not carried out", exc_info=result)
         seqs = scheduler.fail(result) if isinstance(result, Exception) else scheduler.commit(result)
-        for part in scheduler.parts.copy():
-            part.after_step(step, result, seqs)
+        self._tell("after_step", seqs, step, result, seqs)
         if isinstance(result, Exception):
             _forget_locals(result)
         for seq in seqs:
@@ -243,9 +239,7 @@ class LLMEngine:
                     self.scheduler.finish(seq, "stop")
                     seq.finish_reason, seq.stop_reason = "stop", stop
         except Exception as error:  # the tokenizer's: only this sequence is concerned
-            seq.error = error
-            self.scheduler.finish(seq, "error")
-            seq.finish_reason = "error"
+            self.scheduler.finish(seq, "error", error)
         if seq.finished:
             self._retire(seq)
 
@@ -261,8 +255,17 @@ class LLMEngine:
         request.num_finished += 1
         if request.finished:
             self.requests.pop(request.request_id, None)
+        self._tell("finished", (), seq)
+
+    def _tell(self, what: str, seqs: Seq[Sequence], *args: Any) -> None:
+        """Tell all parts; of `seqs` those end that a part which raises has lost track of."""
         for part in self.scheduler.parts.copy():
-            part.finished(seq)
+            try:
+                getattr(part, what)(*args)
+            except Exception as error:
+                logger.error("%s.%s has failed", type(part).__name__, what, exc_info=error)
+                for seq in filter(part.concerns, seqs):
+                    self.scheduler.finish(seq, "error", error)
 
     def _settle_if_idle(self) -> None:
         """When all sequences have ended, wait for the steps that were launched before that was known."""
@@ -274,8 +277,7 @@ class LLMEngine:
         while self.scheduler.in_flight:
             step = self.scheduler.in_flight[0]
             self.scheduler.fail(None)
-            for part in self.scheduler.parts.copy():
-                part.after_step(step, error, [])
+            self._tell("after_step", (), step, error, [])
 
     # ---- the end
 
@@ -298,6 +300,7 @@ class LLMEngine:
             self.step()
         finally:
             self._is_closed = True
+            self._tell("close", ())
             self.executor.close()
 
     def _check_open(self) -> None:
@@ -305,8 +308,8 @@ class LLMEngine:
             raise EngineClosed("the engine is closed: make a new one")
         if os.getpid() != self._pid:
             raise EngineClosed(
-                f"the engine was made in process {self._pid}, whose threads a fork does not have: make one here, or start "
-                'processes with multiprocessing\'s "spawn"'
+                f"the engine was made in process {self._pid}, whose threads a fork does not have: make one here, which has one "
+                'thread, or start processes with multiprocessing\'s "spawn"'
             )
 
 

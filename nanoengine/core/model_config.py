@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,27 +26,31 @@ SUPPORTED: dict[str, Any] = {
 """Values of fields whose other values are not computed; None: the field may be missing."""
 
 
+def read_file(path: Path, most: int) -> bytes:
+    """What a file of somebody else holds. Raises OSError for one of more bytes, and for a pipe or device, which has no end."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG((facts := os.fstat(file.fileno())).st_mode) or facts.st_size > most:
+            raise OSError(f"it is no regular file of at most {most} bytes")
+        return file.read(most)
+
+
 def read_json(folder: Path, name: str) -> dict[str, Any]:
     """The JSON table in a file of a model folder.
 
     Raises:
-        ModelNotFound: the file is missing or cannot be read.
-        UnsupportedModel: it holds no JSON table, or one too large or too deep.
+        ModelNotFound: the file is missing, too large or cannot be read.
+        UnsupportedModel: it holds no JSON table, or one too deep.
     """
     path = folder / name
     try:
-        if not path.is_file():
-            raise FileNotFoundError("no such file")
-        table = json.loads(path.read_text(encoding="utf-8")) if path.stat().st_size <= MAX_JSON_BYTES else None
+        table = json.loads(read_file(path, MAX_JSON_BYTES).decode())
     except OSError as error:
-        raise ModelNotFound(
-            f"{path} is missing or cannot be read ({error}): a model is a folder with config.json, *.safetensors and tokenizer "
-            "files, or a .gguf file"
-        ) from error
+        must = "a model is a .gguf file, or a folder with config.json, *.safetensors and tokenizer files"
+        raise ModelNotFound(f"{path} is missing or cannot be read ({error}): {must}") from error
     except (ValueError, RecursionError) as error:
         raise UnsupportedModel(f"{path} is not valid JSON: {error}") from error
     if not isinstance(table, dict):
-        raise UnsupportedModel(f"{path} must hold a JSON table of at most {MAX_JSON_BYTES} bytes")
+        raise UnsupportedModel(f"{path} must hold a JSON table, not {shown(table)}")
     return table
 
 
@@ -92,8 +98,7 @@ def read_config(folder: Path) -> Qwen3Config:
 
     def read(key: str, default: Any = None, *, kind: type = int) -> Any:
         value = default if table.get(key) is None else table[key]
-        is_right = type(value) is kind if kind is bool else type(value) in (int, kind) and 0 < value < MAX_INT32
-        if not is_right:
+        if not (type(value) is kind if kind is bool else type(value) in (int, kind) and 0 < value < MAX_INT32):
             must = "true or false" if kind is bool else f"a positive {kind.__name__}"
             raise UnsupportedModel(f"{key} is {shown(value)} in {folder}/config.json: it must be {must}")
         return value

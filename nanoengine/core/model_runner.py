@@ -79,7 +79,6 @@ class ModelRunner:
         self._failed_epoch = -1
         self._is_closed = False
 
-    @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Begin a step: make the changes, compute its tokens, write their K/V, and sample."""
         if self._is_closed:
@@ -102,19 +101,19 @@ class ModelRunner:
             if self.device.is_cuda:
                 torch.cuda.empty_cache()
 
-    @torch.inference_mode()
     def _execute(self, step: LaunchedStep, plan: StepPlan) -> None:
         if plan.epoch <= self._failed_epoch:
             return  # the rows are not what this plan was made for, and its result is not wanted
         try:
-            if plan.zeroed:
-                self.kv_cache.zero(plan.zeroed)
-            self.rows.apply(plan)
-            self.sampler.apply(plan)
-            for part in self.parts:
-                part.begin(plan)
-            if plan.num_tokens:
-                step.reads = self._compute(plan)
+            with torch.inference_mode(), torch._C._DisableAutocast():  # the caller's thread may be in any mode of torch
+                if plan.zeroed:
+                    self.kv_cache.zero(plan.zeroed)
+                self.rows.apply(plan)
+                self.sampler.apply(plan)
+                for part in self.parts:
+                    part.begin(plan)
+                if plan.num_tokens:
+                    step.reads = self._compute(plan)
         except BaseException:
             self._failed_epoch = plan.epoch
             raise

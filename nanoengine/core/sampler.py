@@ -72,7 +72,7 @@ class Sampler:
     def __init__(self, num_rows: int, vocab_size: int, kernels: Kernels, device: Device):
         self.vocab_size, self.kernels, self.device = vocab_size, kernels, device
         self.processors: list[LogitsProcessor] = []  # in this order
-        zeros = torch.zeros(num_rows + 1, device=device.torch_device)
+        zeros = torch.zeros(num_rows + 1, dtype=torch.float32, device=device.torch_device)
         self.filtering: set[int] = set()  # rows that may keep less than all tokens
         self.table = SamplingTable(zeros, zeros.int(), zeros + 1, zeros.clone(), zeros.long(), self.filtering)
 

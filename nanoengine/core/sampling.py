@@ -6,6 +6,7 @@ a token is a hash of (key, token id), and the key a hash of (seed, position): a 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,8 @@ from nanoengine.core.randomness import GOLDEN_GAMMA, MIX_1, MIX_2
 
 LEAST_TEMPERATURE = 1e-5
 """With less, float32 would overflow; the likeliest token wins anyway."""
+
+Kept = tuple[Tensor | slice, Tensor, Tensor]  # [m] rows; logits and token ids, likeliest first: [m, count] each
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ def draw_tokens(logits: Tensor, keys: Tensor, temperature: Tensor) -> Tensor:
     """The token with the highest logit / temperature + Gumbel noise, or logit where the temperature is 0; of equal ones the
     lowest id: [n, vocab_size], keys [n], [n] -> [n]. In place of a token stands UNKNOWN where the highest is NaN or infinite, and
     NONE_LEFT where all are -inf."""
-    token_ids = torch.arange(logits.shape[-1], device=logits.device)[None]
+    token_ids = torch.arange(logits.shape[-1], dtype=torch.int64, device=logits.device)[None]
     tokens = logits.argmax(-1)
     highest = logits.gather(-1, tokens[:, None])[:, 0]
     for row in (temperature > 0).nonzero()[:, 0]:  # one after the other: its noise stays in the cache
@@ -43,15 +46,15 @@ def draw_tokens(logits: Tensor, keys: Tensor, temperature: Tensor) -> Tensor:
     return tokens.masked_fill_(highest == -torch.inf, NONE_LEFT)
 
 
-def keep_likeliest(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> tuple[Tensor, Tensor]:
-    """The tokens that the filters of each row keep: (logits, token ids), both [num_rows, vocab_size], likeliest first.
+def keep_likeliest(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Iterator[Kept]:
+    """The tokens that the filters of each row keep: here of all rows at once, [num_rows, vocab_size].
 
     Logits of tokens that are not kept are -inf. The likeliest token is always kept; of equal ones, the lower id comes first.
     """
     values, token_ids = logits.sort(dim=-1, descending=True, stable=True)
-    rank = torch.arange(logits.shape[-1], device=logits.device)
+    rank = torch.arange(logits.shape[-1], dtype=torch.int64, device=logits.device)
     values = values.masked_fill((rank >= top_k[:, None]) & (top_k > 0)[:, None], -torch.inf)
-    return keep_probable(values, values.logsumexp(-1), top_p, min_p), token_ids
+    yield slice(None), keep_probable(values, values.logsumexp(-1), top_p, min_p), token_ids
 
 
 def keep_probable(values: Tensor, log_total: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:

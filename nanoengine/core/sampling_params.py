@@ -36,7 +36,7 @@ class SamplingParams:
         n: completions of the prompt.
         temperature: 0 is greedy (the likeliest token); otherwise logits are divided by it. Below 1e-5 it counts as 1e-5.
         top_k: keep the k likeliest tokens; 0 or -1 keeps all.
-        top_p: keep the smallest set of likeliest tokens whose probability reaches top_p; 1 keeps all.
+        top_p: keep the smallest set of likeliest tokens whose probability reaches top_p; 1 keeps all, 0 one.
         min_p: drop tokens less likely than min_p times the likeliest one; 0 keeps all.
         seed: makes the request's choices repeatable, whatever else the engine runs. None: drawn by the engine.
         max_tokens: most new tokens; None: up to the model's length.
@@ -59,9 +59,9 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self.check_number("temperature", 0.0, 100.0)
-        if self.temperature:
-            self.keep("temperature", max(self.temperature, 1e-5))
-        self.check_number("top_p", 0.0, 1.0, above=True)
+        self.check_number("top_p", 0.0, 1.0)
+        if self.temperature:  # of a top_p that is 0 in float32, the likeliest token is left
+            self.keep("temperature", max(self.temperature, 1e-5) if self.top_p > 1e-30 else 0.0)
         self.check_number("min_p", 0.0, 1.0)
         self.check_integer("n", 1, MAX_COMPLETIONS)
         self.check_integer("top_k", -1, MAX_INT32)
@@ -82,9 +82,9 @@ class SamplingParams:
         self.check_vocabulary("stop_token_ids", self.stop_token_ids, model)
         return self
 
-    def new_detokenizer(self, decode: Callable[..., str]) -> Detokenizer:
-        """What makes the text of a completion; see `Tokenizer.decode`."""
-        return Detokenizer(decode)
+    def new_detokenizer(self, decode: Callable[..., str], prompt: Seq[int]) -> Detokenizer:
+        """What makes the text of a completion of these tokens; see `Tokenizer.decode`."""
+        return Detokenizer(decode, prompt)
 
     def choose(self, outputs: list[CompletionOutput]) -> list[CompletionOutput]:
         """The completions to return, of all that were made."""
@@ -103,8 +103,8 @@ class SamplingParams:
         if not isinstance(getattr(self, field), bool):
             raise InvalidSamplingParams(f"{field} must be True or False, not {shown(getattr(self, field))}")
 
-    def check_number(self, field: str, low: float, high: float, *, above: bool = False) -> None:
-        self.keep(field, number(field, getattr(self, field), low, high, above=above))
+    def check_number(self, field: str, low: float, high: float) -> None:
+        self.keep(field, number(field, getattr(self, field), low, high))
 
     def check_integer(self, field: str, low: int, high: int, *, optional: bool = False) -> None:
         value = getattr(self, field)
@@ -131,16 +131,15 @@ def token_ids(field: str, value: object) -> tuple[int, ...]:
     return tuple(dict.fromkeys(integer(field, token, 0, MAX_INT32) for token in items(field, value)))
 
 
-def number(field: str, value: object, low: float, high: float, *, above: bool = False) -> float:
+def number(field: str, value: object, low: float, high: float) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise InvalidSamplingParams(f"{field} must be a number, not {shown(value)}")
     try:
         found = float(value)
     except OverflowError:
         found = math.inf
-    if not low <= found <= high or (above and found == low):
-        least = "above" if above else "at least"
-        raise InvalidSamplingParams(f"{field} is {shown(value)}: it must be {least} {low} and at most {high}")
+    if not low <= found <= high:
+        raise InvalidSamplingParams(f"{field} is {shown(value)}: it must be at least {low} and at most {high}")
     return found
 
 

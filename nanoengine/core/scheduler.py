@@ -295,10 +295,13 @@ class Scheduler:
         """The last token of a sequence has come, or there is none."""
         if token < 0:
             seq.token_ids.pop()
-            if token == UNKNOWN:
-                self.blocks.invalidate(seq)
-            seq.error = _why_none(token)
-            self.finish(seq, "error")
+        if token == UNKNOWN:
+            self.blocks.invalidate(seq)
+            why = "no logit is finite: broken weights, or a dtype too narrow for them"
+            self.finish(seq, "error", NotFiniteLogits(why))
+        elif token < 0:
+            why = "the request forbids every token that has a finite logit: allow more tokens"
+            self.finish(seq, "error", NoTokenLeft(why))
         elif token in seq.stop_token_ids:
             seq.stop_reason = token if token in seq.params.stop_token_ids else None
             self.finish(seq, "stop")
@@ -315,9 +318,8 @@ class Scheduler:
         failed = self.in_flight.popleft()
         if failed.is_dropped:
             return []
-        for step in self.in_flight:
-            step.is_dropped = True
         for step in (failed, *self.in_flight):
+            step.is_dropped = step is not failed
             self.blocks.dirty.update(step.plan.zeroed)
         self.epoch += 1
         while self.running:
@@ -325,16 +327,16 @@ class Scheduler:
         for seq in self.waiting:
             seq.num_tokens = len(seq.token_ids)
         self.blocks.pending.clear()
-        if error is None:
-            return []
-        ended = [seq for seq in dict.fromkeys([*failed.decodes, *failed.runs]) if seq.phase is not Phase.FINISHED]
+        seqs = () if error is None else dict.fromkeys([*failed.decodes, *failed.runs])
+        ended = [seq for seq in seqs if seq.phase is not Phase.FINISHED]
         for seq in ended:
-            seq.error = error
-            self.finish(seq, "error")
+            self.finish(seq, "error", error)
         return ended
 
-    def finish(self, seq: Sequence, reason: FinishReason) -> None:
-        """End a sequence wherever it stands; nothing happens if it has ended."""
+    def finish(self, seq: Sequence, reason: FinishReason, error: Exception | None = None) -> None:
+        """End a sequence wherever it stands. If it has ended, nothing happens, but for an error that is told all the same."""
+        if error is not None:
+            seq.error, seq.finish_reason = seq.error or error, reason
         if seq.phase is Phase.FINISHED:
             return
         if seq.phase is Phase.WAITING:
@@ -346,9 +348,3 @@ class Scheduler:
 
 def _order(seq: Sequence) -> tuple[int, int]:
     return seq.order
-
-
-def _why_none(token: int) -> Exception:
-    if token == UNKNOWN:
-        return NotFiniteLogits("no logit is finite: broken weights, or a dtype too narrow for them")
-    return NoTokenLeft("the request forbids every token that has a finite logit: allow more tokens")

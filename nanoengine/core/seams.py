@@ -17,13 +17,9 @@ class KVLayout(Protocol):
 
     def first_seen(self, position: int) -> int:
         """The first token that the token at `position`, and all behind it, may see."""
-        ...
 
     def reserve(self, start: int, num_tokens: int) -> int:
-        """How many tokens a sequence gets room for when it is admitted with `start` cached tokens; its chunks ask for the
-        rest.
-        """
-        ...
+        """How many tokens a sequence gets room for when it starts behind `start` cached ones; its chunks ask for the rest."""
 
 
 class KVStore:
@@ -62,9 +58,7 @@ class PolicyPart:
     """The policy's part of a capability. The methods stand in the order in which the scheduler and the engine call them."""
 
     def made(self, request: Request) -> None:
-        """It was checked, and may be submitted later. Called in the thread of whoever makes it; raises a named error to refuse
-        it.
-        """
+        """It was checked, and may be submitted later. Called in the thread of its maker; a named error refuses it."""
 
     def submitted(self, request: Request) -> None:
         """It was queued."""
@@ -117,5 +111,12 @@ class PolicyPart:
             seqs: those that got a token, or ended; their new tokens are not text yet.
         """
 
+    def concerns(self, seq: Sequence) -> bool:
+        """Whether a sequence must end if `after_step` has raised behind a step of it."""
+        return True
+
     def finished(self, seq: Sequence) -> None:
         """It has ended, and so has its text."""
+
+    def close(self) -> None:
+        """Nothing is asked any more: end threads and processes."""

@@ -56,33 +56,29 @@ class Startup:
         self.block_bytes = self.later_bytes = 0  # of a block; beside the pool, on a CPU, as it is used
 
     def build(self) -> LLMEngine:
-        """All steps, in their order."""
-        config = self.config
-        self.describe()
-        self.load()
-        self.groups: list[list[int]] = self._first("groups", lambda: [list(range(self.model_config.num_layers))])
-        for capability in self.capabilities:
-            capability.before_pool(self)
-        self.block_bytes += self.bytes_of_block(self.groups)
-        is_given = config.num_kv_blocks is not None or config.kv_cache_memory is not None
-        free = 0 if is_given else self.device.kv_bytes(config.gpu_memory_utilization, self.measure, self.later_bytes)
-        limit = self.model_config.max_position_embeddings
-        self.num_blocks, self.max_model_len = size_pool(config, limit, self.blocks_needed, self.block_bytes, free)
-        self.runner = self.new_runner(self.num_blocks, self.max_model_len)
-        for capability in self.capabilities:
-            capability.runner(self)
-        self.blocks = BlockManager(
-            self.num_blocks,
-            self.block_size,
-            self.layouts,
-            self.stores,
-            enable_prefix_caching=config.enable_prefix_caching,
-        )
-        for capability in self.capabilities:
-            capability.policy(self)
-        logger.info("%s", self.description())
-        logger.debug("%s", self.details())
-        return self._new_engine()
+        """All steps, in their order; the caller's thread may be in any mode of torch."""
+        with torch.device("cpu"), torch.inference_mode(False), torch._C._DisableAutocast():
+            config = self.config
+            self.describe()
+            self.load()
+            self.groups: list[list[int]] = self._first("groups", lambda: [list(range(self.model_config.num_layers))])
+            for capability in self.capabilities:
+                capability.before_pool(self)
+            self.block_bytes += self.bytes_of_block(self.groups)
+            given = config.num_kv_blocks is not None or config.kv_cache_memory is not None
+            free = 0 if given else self.device.kv_bytes(config.gpu_memory_utilization, self.measure, self.later_bytes)
+            limit = self.model_config.max_position_embeddings
+            self.num_blocks, self.max_model_len = size_pool(config, limit, self.blocks_needed, self.block_bytes, free)
+            self.runner = self.new_runner(self.num_blocks, self.max_model_len)
+            for capability in self.capabilities:
+                capability.runner(self)
+            own = self.num_blocks, self.block_size, self.layouts, self.stores
+            self.blocks = BlockManager(*own, enable_prefix_caching=config.enable_prefix_caching)
+            for capability in self.capabilities:
+                capability.policy(self)
+            logger.info("%s", self.description())
+            logger.debug("%s", self.details())
+            return self._new_engine()
 
     def describe(self) -> None:
         """What the model's files say of it."""
@@ -91,9 +87,8 @@ class Startup:
     def load(self) -> None:
         """The model with its weights, and what computes it."""
         config = self.config
-        if config.num_threads is not None:
-            torch.set_num_threads(config.num_threads)
         self.device = open_device(config.device)
+        self.device.num_threads = config.num_threads or self.device.num_threads
         self.dtype: torch.dtype = self._first("dtype", self._choose_dtype)
         self.kernels: Kernels = self._first("kernels", Kernels)
         self.backend: AttentionBackend = self._first("backend", self._choose_backend)
@@ -238,7 +233,7 @@ class Startup:
         """The start-up line: what runs where, and how long a sequence may be."""
         name, where = self.config.model, self.device.torch_device
         attention = f"attention by {self.backend.name}{self.passed_over}"
-        how = f"{torch.get_num_threads()} threads" if where.type == "cpu" else attention
+        how = f"{self.device.num_threads} threads" if where.type == "cpu" else attention
         what = f"{name[-60:]}: {str(self.dtype).removeprefix('torch.')} on {where}"
         return f"{what}, {self.kernels.name} kernels, {how}, context {self.max_model_len} tokens"
 

@@ -9,7 +9,7 @@ from typing import Any
 import tokenizers
 
 from nanoengine.core.errors import InvalidPrompt, ModelNotFound, UnsupportedModel, shown
-from nanoengine.core.model_config import read_json
+from nanoengine.core.model_config import MAX_JSON_BYTES, read_file, read_json
 
 
 class Tokenizer:
@@ -48,7 +48,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer in the tokenizer.json of a model folder; raises ModelNotFound if there is none that can be read."""
     path = folder / "tokenizer.json"
     try:
-        fast = tokenizers.Tokenizer.from_file(str(path) if path.is_file() else "")  # a pipe or a device has no end
+        fast = tokenizers.Tokenizer.from_buffer(read_file(path, 4 * MAX_JSON_BYTES))
     except Exception as error:  # the library raises nothing finer
         raise ModelNotFound(f"{folder} has no tokenizer.json that can be read: {error}") from error
     fast.no_truncation()
@@ -64,10 +64,7 @@ def read_eos_token_ids(folder: Path, vocab_size: int) -> list[int]:
 
 def end_token_ids(vocab_size: int, *stated: Any) -> list[int]:
     """The ids among what files say, each a token id, a list of them, or None; those beyond the vocabulary are left out."""
-    ids: set[int] = set()
-    for value in stated:
-        for token in value if isinstance(value, list) else [] if value is None else [value]:
-            if isinstance(token, bool) or not isinstance(token, int):
-                raise UnsupportedModel(f"eos_token_id is {shown(value)}: it must be a token id or a list of them")
-            ids.add(token)
-    return sorted(token for token in ids if 0 <= token < vocab_size)
+    tokens = [own for value in stated if value is not None for own in (value if isinstance(value, list) else [value])]
+    if not {int}.issuperset(map(type, tokens)):
+        raise UnsupportedModel(f"eos_token_id is {shown(stated)}: it must be a token id or a list of them")
+    return sorted({token for token in tokens if 0 <= token < vocab_size})

@@ -38,14 +38,14 @@ class TorchAttention(AttentionBackend):
         for table, query_len, seq_len in zip(runs.block_tables, runs.query_lens_list, runs.seq_lens_list, strict=True):
             history = max(0, seq_len - query_len)  # of a padding row, too, which sees nothing
             origin = self.first_seen(history, spec)  # position of the first key that is gathered
-            slots = self.slots(table, torch.arange(origin, seq_len, device=q.device))[None]
+            slots = self.slots(table, torch.arange(origin, seq_len, dtype=torch.int64, device=q.device))[None]
             k, v = (self.gather(cache, slots, q.dtype) for cache in kv)
             size = self.slice_size(seq_len - origin, q.shape[1], spec)
             for first in range(history, seq_len, size):
                 last, seen = min(first + size, seq_len), self.first_seen(first, spec)
                 visible = None  # the queries see each other, and no more
                 if seen < first or self.first_seen(last - 1, spec) > first:
-                    queries, keys = (torch.arange(begin, last, device=q.device) for begin in (first, seen))
+                    queries, keys = (torch.arange(i, last, dtype=torch.int64, device=q.device) for i in (first, seen))
                     visible = self.visible(queries[:, None], keys, spec)
                 rows = slice(start + first - history, start + last - history)
                 k_seen, v_seen = (each[:, :, seen - origin : last - origin] for each in (k, v))

@@ -31,10 +31,9 @@ def load_weights(slots: Mapping[str, WeightSlot], folder: Path) -> None:
                 tensor = file.get_tensor(name)
                 slot = slots.get(EMBEDDING if name == HEAD else name)  # a tied model may come with its head, too
                 if slot is None or slot.shape != tensor.shape or not tensor.is_floating_point():
-                    expected = "no such tensor" if slot is None else f"a float tensor {list(slot.shape)}"
-                    raise InvalidWeights(
-                        f"{name} in {path} is {tensor.dtype} {list(tensor.shape)}: config.json asks for {expected}"
-                    )
+                    must = "no such tensor" if slot is None else f"a float tensor {list(slot.shape)}"
+                    has = f"{name} in {path} is {tensor.dtype} {list(tensor.shape)}"
+                    raise InvalidWeights(f"{has}: config.json asks for {must}")
                 if name in slots:
                     slots[name].copy_(tensor)
                     missing.pop(name, None)
@@ -59,9 +58,8 @@ def weight_files(folder: Path) -> list[Path]:
         if not os.path.isfile(path):  # False for what cannot be a path, too
             raise ModelNotFound(f"{str(path)[:500]} is missing, though {index.name} lists it: fetch the model again")
     if not files:
-        raise ModelNotFound(
-            f"{folder} holds no *.safetensors: a GGUF file is given by its own name, and other formats can run code"
-        )
+        why = "a GGUF file is given by its own name, and other formats can run code"
+        raise ModelNotFound(f"{folder} holds no *.safetensors: {why}")
     return files
 
 

@@ -44,7 +44,7 @@ class GGUFCheckpoint:
             whole = math.prod(record.shape)
             stored = record.nbytes * math.prod(shape) // whole if record.type in BLOCKS else None
             if tensor.change is not None:
-                shape = list(tensor.change(torch.empty(shape, device="meta")).shape)
+                shape = list(tensor.change(torch.empty(shape, dtype=torch.float32, device="meta")).shape)
             yield TensorHeader(tensor.name, dtype, shape, self.place, stored)
 
     def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor | GGMLBlocks]]:
@@ -90,7 +90,8 @@ class GGUFCheckpoint:
         rows = record.shape[0]
         if rows % (2 * heads):
             raise InvalidWeights(f"{self.place} has {rows} rows in {record.name}, no even number for {heads} heads")
-        order = torch.arange(rows).view(heads, rows // heads // 2, 2).transpose(1, 2).flatten()
+        order = torch.arange(rows, dtype=torch.int64, device="cpu")
+        order = order.view(heads, rows // heads // 2, 2).transpose(1, 2).flatten()
         return data.view(rows, -1).index_select(0, order).flatten()
 
 

@@ -28,6 +28,9 @@ NUMBERS = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", BOOL: 
 """Number of a metadata type -> the numpy type of its values, all little-endian."""
 
 LENGTH = struct.Struct("<Q")
+MAX_BYTES, MAX_ENTRIES = 64 << 20, 1 << 14
+"""Of a header, and of its keys or tensors; those of the largest vocabularies have a quarter of it."""
+
 SMALLEST_PAIR, SMALLEST_RECORD = 8 + 4 + 1, 8 + 4 + 8 + 4 + 8
 """Bytes of the shortest pair of key and value, and of the shortest entry in the list of tensors."""
 
@@ -172,14 +175,15 @@ class _Cursor:
 
     def __init__(self, path: Path, content: mmap):
         self.path, self.size, self.at, self._content = path, len(content), 0, content
+        self._end = min(self.size, MAX_BYTES)
 
     def damaged(self, what: str) -> InvalidWeights:
         return InvalidWeights(f"{self.path} is damaged, it has {what}: fetch it again")
 
     def take(self, nbytes: int, what: str) -> bytes:
         """The next bytes of the file."""
-        if nbytes > self.size - self.at:
-            raise self.damaged(f"{nbytes} bytes for {what} at byte {self.at}, and {self.size} in all")
+        if nbytes > self._end - self.at:
+            raise self.damaged(f"{nbytes} bytes for {what} at byte {self.at}, and {self._end} in all or for its header")
         self.at += nbytes
         return self._content[self.at - nbytes : self.at]
 
@@ -189,8 +193,8 @@ class _Cursor:
     def count(self, smallest: int, what: str) -> int:
         """How many of something follow, each of which needs so many bytes or more."""
         count = int(self.number("u8"))
-        if count > (self.size - self.at) // smallest:
-            raise self.damaged(f"{count} {what} at byte {self.at}, and {self.size} bytes in all")
+        if count > (self._end - self.at) // smallest or (count > MAX_ENTRIES and what in ("keys", "tensors")):
+            raise self.damaged(f"{count} {what} at byte {self.at}, and {self._end} bytes in all or for its header")
         return count
 
     def string(self, what: str) -> str:
@@ -219,7 +223,7 @@ class _Cursor:
 
     def _strings(self, count: int, key: str) -> list[str]:
         """As `string`, many times over; vocabularies have 150,000, so that every step of this loop counts."""
-        content, at, size, length_at, strings = self._content, self.at, self.size, LENGTH.unpack_from, []
+        content, at, size, length_at, strings = self._content, self.at, self._end, LENGTH.unpack_from, []
         for _ in range(count):
             start = at + LENGTH.size
             if start > size or (at := start + length_at(content, at)[0]) > size:

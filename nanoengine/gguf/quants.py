@@ -18,8 +18,12 @@ from nanoengine.gguf.header import FORMATS
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Types that store numbers as they are."""
 
-IQ4_CODEBOOK = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]).float()
-E2M1_CODEBOOK = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]).float()
+IQ4_CODEBOOK = torch.tensor(
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=torch.float32, device="cpu"
+)
+E2M1_CODEBOOK = torch.tensor(
+    [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.float32, device="cpu"
+)
 """What numbers of 4 bits stand for: in the IQ4 formats, and as floats of 2 bits of exponent and 1 of mantissa, twice as large."""
 
 PIECE = 1 << 15
@@ -45,7 +49,7 @@ def dequantize(data: Tensor, type: str, shape: Sequence[int], dtype: torch.dtype
         return whole.view(FLOATS[type]).view(*shape).to(dtype or FLOATS[type])
     values, nbytes = SIZES[type]
     blocks = data.view(-1, nbytes)
-    out = torch.empty(math.prod(shape) // values, values, dtype=dtype or torch.float32)
+    out = torch.empty(math.prod(shape) // values, values, dtype=dtype or torch.float32, device="cpu")
     for part, result in zip(blocks.split(PIECE // values), out.split(PIECE // values), strict=True):
         result.copy_(FUNCTIONS[type](part))
     return out.view(*shape)

@@ -131,7 +131,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         InvalidWeights: a tensor that says something of the model is missing or misshapen.
     """
     kind = file.metadata.get("general.type", "model")
-    if kind != "model":
+    if not isinstance(kind, str) or kind != "model":
         raise UnsupportedModel(f"{file.path} has general.type {shown(kind)}; only a model can be run")
     keys = Keys(file, [name for name in ARCHITECTURES if name != MIXTRAL])
     mixture = keys.architecture == "llama" and keys.number("expert_count", default=0) > 0
@@ -154,7 +154,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         _complete_granite(file, config)
     if (layers_of_27b := GEMMA_27B_LAYERS.get(ours.name)) is not None:
         is_27b = config["num_hidden_layers"] == layers_of_27b
-        shared = config["hidden_size"] // config["num_attention_heads"]
+        shared = config["hidden_size"] // max(1, config["num_attention_heads"])  # none are refused with all other sizes
         config["query_pre_attn_scalar"] = shared if is_27b else config["head_dim"]
     config["rope_parameters"] = rope = _rope_parameters(file, keys, config)
     if ours.name == "Gemma3ForCausalLM":  # layers with a window have a base of their own, and are not scaled

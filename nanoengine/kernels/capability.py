@@ -46,7 +46,14 @@ class NativeAndTriton(Capability):
         asked = own.activation_dtype
         if asked == "auto":
             asked = "float32" if startup.config.dtype == "float32" else "int8"
-        found = choose_kernels(own.kernels, device, startup.dtype, activation_dtype=asked, use_tqdm=startup.use_tqdm)
+        found = choose_kernels(
+            own.kernels,
+            device,
+            startup.dtype,
+            activation_dtype=asked,
+            num_threads=startup.device.num_threads,
+            use_tqdm=startup.use_tqdm,
+        )
         if found.name != "native" and own.activation_dtype in ("int8", "int16"):
             raise InvalidConfig(
                 f"activation_dtype is {asked!r}, but the {found.name} kernels round none ({found.description}): use "

@@ -59,21 +59,23 @@ def find_compiler() -> str:
         CannotCompile: there is none.
     """
     names = [os.environ["CXX"]] if os.environ.get("CXX") else list(COMPILERS)
+    folders = os.pathsep.join(filter(os.path.isabs, os.get_exec_path()))  # others would begin at the working folder
     for name in names:
-        path = shutil.which(name)
+        path = shutil.which(name, path=folders)
         if path:
-            return path
+            return os.path.abspath(path)
     raise CannotCompile(f"no C++ compiler ({', '.join(names)}) was found")
 
 
 def compile_library(
     sources: Path, compiler: str, flags: tuple[str, ...], folder: Path, link: tuple[str, ...] = ("-shared",)
 ) -> Path:
-    """Compile every .cpp in `sources`, all at once, into one library, and keep it below `folder`; if it is there, do nothing.
+    """Compile every .cpp in `sources` into one library, and keep it below `folder`; if it is there, do nothing.
 
     Raises:
         CannotCompile: the compiler failed.
     """
+    sources, folder = sources.absolute(), folder.absolute()
     library = kept_library(sources, compiler, flags, folder, link)
     if is_sound(library):
         return library
@@ -92,9 +94,10 @@ def compile_library(
             raise CannotCompile(f"there is no folder to compile in: {error}") from error
     try:
         objects = {path: workplace / f"{path.stem}.o" for path in sorted(sources.glob("*.cpp"))}
-        _run_all(compiler, {path.name: (*flags, "-c", str(path), "-o", str(to)) for path, to in objects.items()})
+        largest_first = sorted(objects.items(), key=lambda own: own[0].stat().st_size, reverse=True)
+        _run_all(compiler, {own.name: (*flags, "-c", str(own), "-o", str(to)) for own, to in largest_first}, workplace)
         made = workplace / library.name
-        _run_all(compiler, {library.name: (*flags, *link, *map(str, objects.values()), "-o", str(made))})
+        _run_all(compiler, {library.name: (*flags, *link, *map(str, objects.values()), "-o", str(made))}, workplace)
         checksum = _checksum(made.read_bytes())
         with open(made, "ab") as file:
             file.write(checksum)
@@ -127,35 +130,48 @@ def kept_library(
     return folder / _fingerprint(sources, compiler, (*flags, *link)) / LIBRARY
 
 
-def _run_all(compiler: str, commands: dict[str, tuple[str, ...]]) -> None:
-    """Run the compiler with the arguments for each file that is to be made of, or is made, all at once."""
-    jobs: dict[str, subprocess.Popen[str]] = {}
-    end = time.monotonic() + MOST_SECONDS
+def _run_all(compiler: str, commands: dict[str, tuple[str, ...]], folder: Path) -> None:
+    """Run the compiler in `folder` with the arguments for each file that is to be made of, or is made; one for each core."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    waiting, running, end = (
+        list(commands.items()),
+        dict[str, subprocess.Popen[bytes]](),
+        time.monotonic() + MOST_SECONDS,
+    )
     try:
-        for name, arguments in commands.items():
-            jobs[name] = subprocess.Popen(
-                [compiler, *arguments],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                start_new_session=True,  # it can be ended with all that it has started
-            )
-        errors = {name: job.communicate(timeout=max(0.0, end - time.monotonic()))[1] for name, job in jobs.items()}
+        while waiting or running:
+            if waiting and len(running) < cores:
+                name, arguments = waiting.pop(0)
+                with open(folder / f"{name}.log", "wb") as log:
+                    running[name] = subprocess.Popen(
+                        [compiler, *arguments],
+                        cwd=folder,  # the user's working folder may be anybody's
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        stderr=log,
+                        start_new_session=True,  # it can be ended with all that it has started
+                    )
+            elif ended := [name for name, job in running.items() if job.poll() is not None]:
+                for name in ended:
+                    if running.pop(name).returncode:
+                        raise CannotCompile(f"{compiler} could not compile {name}: {_reason(folder / f'{name}.log')}")
+            elif time.monotonic() > end:
+                raise CannotCompile(f"{compiler} has not ended within {MOST_SECONDS} s")
+            else:
+                time.sleep(0.01)
     except OSError as error:
         raise CannotCompile(f"{compiler} does not run: {error}") from error
-    except subprocess.TimeoutExpired as error:
-        raise CannotCompile(f"{compiler} has not ended within {MOST_SECONDS} s") from error
     finally:
-        for job in jobs.values():
-            if job.returncode is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(job.pid, signal.SIGKILL)
-                job.communicate()
-    for name, job in jobs.items():
-        if job.returncode:
-            lines = [line for line in errors[name].splitlines() if "ld returned" not in line]  # that says no reason
-            first = next((line for line in lines if "error" in line or "definition" in line), errors[name][:200])
-            raise CannotCompile(f"{compiler} could not compile {name}: {first.strip()}")
+        for job in running.values():
+            with suppress(ProcessLookupError):
+                os.killpg(job.pid, signal.SIGKILL)
+            job.wait()
+
+
+def _reason(log: Path) -> str:
+    text = log.read_text(encoding="utf-8", errors="replace")
+    lines = [line for line in text.splitlines() if "ld returned" not in line]  # that says no reason
+    return next((line for line in lines if "error" in line or "definition" in line), text[:200]).strip()
 
 
 def _checksum(content: bytes) -> bytes:

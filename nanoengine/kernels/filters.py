@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-from nanoengine.core.sampling import keep_probable
+from nanoengine.core.sampling import Kept, keep_probable
 
 FIRST_TRY = 1024
 """Likeliest tokens that are looked at where top_k does not say how many there can be."""
@@ -18,8 +18,9 @@ NEXT_TRY = 16
 
 def keep_likeliest(
     logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, log_sum_exp: Callable[[Tensor], Tensor]
-) -> tuple[Tensor, Tensor]:
-    """The tokens that the filters of each row keep: (logits, token ids), both [num_rows, count], likeliest first.
+) -> Iterator[Kept]:
+    """The tokens that the filters of each row keep. Rows that few tokens are enough for come first, and together: what a row
+    costs depends on its own filters.
 
     Logits of tokens that are not kept are -inf. The likeliest token is always kept; of equal ones, the lower id comes first.
 
@@ -28,26 +29,40 @@ def keep_likeliest(
         top_k: [num_rows] int32; 0 keeps all.
         top_p: [num_rows] float32; 1 keeps all.
         min_p: [num_rows] float32; 0 keeps all.
-        log_sum_exp: ln(sum of exp(row)) of each row. How many tokens are looked at depends on all rows: for a row to keep the
-            same beside any others, -inf at its end must change nothing.
+        log_sum_exp: ln(sum of exp(row)) of each row. How many tokens are looked at depends on the rows beside it: for a row to
+            keep the same beside any others, -inf at its end must change nothing.
     """
-    vocab_size = logits.shape[-1]
-    top_k = top_k.clamp(max=vocab_size)  # so that one more is a number too
-    most = int(torch.where(top_k > 0, top_k + 1, FIRST_TRY).max())
-    top_k = torch.where(top_k > 0, top_k, vocab_size)
-    # Probabilities are shares of what top_k leaves: of all, where there is no top_k.
-    total = log_sum_exp(logits) if (top_k >= vocab_size).any() else torch.zeros_like(top_p)
-
-    count = min(vocab_size, most)
-    while True:
-        values, token_ids = _ordered(logits, count)
-        rank = torch.arange(count, device=logits.device)
-        values = values.masked_fill(rank >= top_k[:, None], -torch.inf)
-        share = torch.where(top_k < vocab_size, log_sum_exp(values), total)
-        kept = keep_probable(values, share, top_p, min_p)
-        if count == vocab_size or _is_settled(kept, logits, token_ids):
-            return kept, token_ids
-        count = min(vocab_size, count * NEXT_TRY)
+    vocab_size, asked = logits.shape[-1], top_k.tolist()
+    needed = {row: min(vocab_size, k + 1 if k > 0 else FIRST_TRY) for row, k in enumerate(asked)}
+    top_k = torch.where((top_k > 0) & (top_k < vocab_size), top_k, vocab_size)
+    most = FIRST_TRY
+    while needed:
+        rows = [row for row, count in needed.items() if count <= most]
+        most = min(vocab_size, most * NEXT_TRY)
+        if not rows:
+            continue
+        count, is_all = max(needed[row] for row in rows), len(rows) == len(logits)
+        where = slice(None) if is_all else torch.tensor(rows, dtype=torch.int64, device=logits.device)
+        own, own_k = logits[where], top_k[where]
+        values, token_ids = _ordered(own, count)
+        rank = torch.arange(count, dtype=torch.int64, device=logits.device)
+        values = values.masked_fill(rank >= own_k[:, None], -torch.inf)
+        # Probabilities are shares of what top_k leaves: of all, where there is no top_k.
+        share = log_sum_exp(values)
+        if any(not 0 < asked[row] < vocab_size for row in rows):
+            share = torch.where(own_k < vocab_size, share, log_sum_exp(own))
+        kept = keep_probable(values, share, top_p[where], min_p[where])
+        settled = [True] * len(rows) if count == vocab_size else _are_settled(kept, own, token_ids).tolist()
+        done = [row for row, is_settled in zip(rows, settled, strict=True) if is_settled]
+        needed |= dict.fromkeys(rows, min(vocab_size, count * NEXT_TRY))
+        for row in done:
+            del needed[row]
+        if len(done) == len(rows):
+            yield where, kept, token_ids
+        elif done:
+            are_done = torch.tensor(settled, dtype=torch.bool, device=logits.device)
+            places = torch.tensor(done, dtype=torch.int64, device=logits.device)
+            yield places, kept[are_done], token_ids[are_done]
 
 
 def _ordered(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -60,8 +75,8 @@ def _ordered(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return ordered.values, token_ids.gather(-1, ordered.indices)
 
 
-def _is_settled(kept: Tensor, logits: Tensor, token_ids: Tensor) -> bool:
-    """Whether a token that was not looked at could be kept: only one as likely as the last that was looked at, or less."""
+def _are_settled(kept: Tensor, logits: Tensor, token_ids: Tensor) -> Tensor:
+    """Whether no token of a row that was not looked at could be kept: it is as likely as the last that was, or less. [n] bool"""
     last = logits.gather(-1, token_ids[:, -1:])[:, 0]
     lowest = kept.masked_fill(kept == -torch.inf, torch.inf).amin(-1)
-    return bool(((lowest > last) | (last == -torch.inf)).all())
+    return (lowest > last) | (last == -torch.inf)

@@ -181,12 +181,19 @@ class Kernels(core.Kernels, ABC):
 
 
 def choose_kernels(
-    name: str, device: torch.device, dtype: torch.dtype, *, activation_dtype: str = "int8", use_tqdm: bool = False
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    activation_dtype: str = "int8",
+    num_threads: int | None = None,
+    use_tqdm: bool = False,
 ) -> Kernels:
     """The kernels of that name; for "auto" those made for the device if they can run here, and torch's otherwise.
 
     Args:
         activation_dtype: what native kernels round activations to where they meet quantized weights.
+        num_threads: of native kernels. None: as many as torch has.
         use_tqdm: show when they have to be compiled first.
 
     Raises:
@@ -209,7 +216,7 @@ def choose_kernels(
     if wanted == "torch" or reason is not None:
         return TorchKernels(reason and f"no {wanted} ones: {reason}")
     if wanted == "native":
-        return NativeKernels(activation_dtype=activation_dtype)
+        return NativeKernels(activation_dtype=activation_dtype, num_threads=num_threads)
     from nanoengine.kernels.triton_kernels import TritonKernels  # only now: the package triton need not be there
 
     return TritonKernels()

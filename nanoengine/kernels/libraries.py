@@ -78,13 +78,25 @@ def best_prebuilt(wanted: str) -> str | None:
 def _compiled(target: str) -> Library:
     compiler = find_compiler()
     check_target(target, compiler)
-    kept = cache_folder("kernels")
-    path = compile_library(SOURCES, compiler, flags_for(target), kept)
+    path = _made(target, compiler)
+    if isinstance(path, CannotCompile):
+        raise path.with_traceback(None)
     try:
         return _load(path, f"compiled for {'this CPU' if target == NATIVE else target}")
     finally:
-        if not path.is_relative_to(kept):  # it could not be kept; once loaded, its file is not needed
+        if not path.is_relative_to(
+            cache_folder("kernels")
+        ):  # it could not be kept; once loaded, its file is not needed
             shutil.rmtree(path.parent, ignore_errors=True)
+
+
+@cache
+def _made(target: str, compiler: str) -> Path | CannotCompile:
+    """The library that a compiler makes for a target, or its error: it is asked once."""
+    try:
+        return compile_library(SOURCES, compiler, flags_for(target), cache_folder("kernels"))
+    except CannotCompile as error:
+        return error
 
 
 def _prebuilt(target: str, reason: str) -> Library:

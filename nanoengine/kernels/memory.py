@@ -46,7 +46,7 @@ def zeros_in_huge_pages(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """
     size = math.prod(shape) * dtype.itemsize
     if not size:
-        return torch.empty(*shape, dtype=dtype)
+        return torch.empty(*shape, dtype=dtype, device="cpu")
     try:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OverflowError as error:
@@ -65,7 +65,7 @@ class Arena:
     """
 
     def __init__(self) -> None:
-        self._free = torch.empty(0, dtype=torch.uint8)
+        self._free = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def zeros(self, size: int) -> Tensor:
         """[size] uint8, from a multiple of 64 bytes on. Memory is taken when it is first written.

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import repeat
 from types import SimpleNamespace
 
 import torch
 from torch import Tensor
 
 from nanoengine.core.kernels import PlacedTokens, Weight
-from nanoengine.core.sampling import LEAST_TEMPERATURE, SamplingTable
-from nanoengine.kernels.addresses import DTYPES, address, address_of_floats
+from nanoengine.core.sampling import LEAST_TEMPERATURE, Kept, SamplingTable
+from nanoengine.kernels.addresses import DTYPES, WrongTensor, address, wrong
 from nanoengine.kernels.c_functions import c_functions
 from nanoengine.kernels.filters import keep_likeliest
 from nanoengine.kernels.gates import ACTIVATIONS
@@ -20,12 +21,16 @@ from nanoengine.kernels.memory import keep_freed_memory
 from nanoengine.kernels.native_recurrences import NativeRecurrences
 from nanoengine.kernels.native_weights import NativeExperts, NativeWeight, Packer
 
+TABLE_DTYPES = torch.float32, torch.int32, torch.float32, torch.float32, torch.int64
+"""Of the columns of a `SamplingTable`."""
+
 
 class NativeKernels(NativeRecurrences, Kernels):
     """The native kernels as functions of tensors. Results are new tensors, except that a residual is overwritten.
 
     Args:
         activation_dtype: what activations are rounded to where they meet quantized weights: see `KernelOptions`.
+        num_threads: in a team of their own. None: as many as torch has.
         c: functions of a library that was compiled in another way than for this CPU; None: that for this CPU.
 
     Raises:
@@ -35,11 +40,16 @@ class NativeKernels(NativeRecurrences, Kernels):
     name = "native"
     capturable = True
 
-    def __init__(self, *, activation_dtype: str = "int8", c: SimpleNamespace | None = None) -> None:
+    def __init__(
+        self, *, activation_dtype: str = "int8", num_threads: int | None = None, c: SimpleNamespace | None = None
+    ) -> None:
         self.c, self.activation_dtype = c_functions() if c is None else c, activation_dtype
         self.packer = Packer(self.c)
-        _, self.description, self.fingerprint = load_library()
-        self.c.set_num_threads(torch.get_num_threads())  # as many as torch has, in a team of their own
+        self._table: SamplingTable | None = None  # whose columns were looked at last
+        self._columns: list[int | None] = []
+        _, self.description, code = load_library()
+        self.fingerprint = code + " with AMX" * self.c.uses_tiles()
+        self.c.set_num_threads(num_threads or torch.get_num_threads())
         instruction = self.c.quantized_instruction().decode()
         rounded = (
             f"activations in {activation_dtype}, 16 to a scale, by {instruction}, few rows from packed numbers, "
@@ -93,35 +103,33 @@ class NativeKernels(NativeRecurrences, Kernels):
         dtype: torch.dtype,
     ) -> Tensor:
         assert isinstance(weight, NativeWeight)
-        assert x.shape[1] == weight.shape[1]
+        outputs, _ = weight.shape
         x = x.contiguous()
-        out = torch.empty(len(x), weight.shape[0], dtype=dtype)
-        normed = x.data_ptr(), address(residual), address_of_floats(norm), eps
-        outputs = weight.address, address(bias), out.data_ptr()
-        self.c.linear(DTYPES[x.dtype], DTYPES[dtype], *normed, *outputs, len(x))
+        out = x.new_empty(len(x), outputs, dtype=dtype)
+        places = weight.address, address(bias, x.dtype, outputs), out.data_ptr()
+        self.c.linear(DTYPES[x.dtype], DTYPES[dtype], *normed(x, residual, norm, eps, weight), *places, len(x))
         return out
 
     def _gated_product(
         self, x: Tensor, residual: Tensor | None, norm: Tensor | None, eps: float, weight: Weight, activation: str
     ) -> Tensor:
         assert isinstance(weight, NativeWeight)
-        assert x.shape[1] == weight.shape[1]
         if not weight.halves_match:  # not rounded before the gate, as they are not where halves match
             both = self._product(x, residual, norm, eps, weight, None, torch.float32)
             return self.gate(both, activation).to(x.dtype)
         x = x.contiguous()
-        out = torch.empty(len(x), weight.shape[0] // 2, dtype=x.dtype)
-        normed = x.data_ptr(), address(residual), address_of_floats(norm), eps
+        out = x.new_empty(len(x), weight.shape[0] // 2)
         kinds = DTYPES[x.dtype], ACTIVATIONS.index(activation)
-        self.c.gated_linear(*kinds, *normed, weight.address, out.data_ptr(), len(x))
+        given = normed(x, residual, norm, eps, weight)
+        self.c.gated_linear(*kinds, *given, weight.address, out.data_ptr(), len(x))
         return out
 
     def gate(self, both: Tensor, activation: str) -> Tensor:
         both = both.contiguous()
         rows, size = both.shape[0], both.shape[1] // 2
-        out = torch.empty(rows, size, dtype=both.dtype)
+        out = both.new_empty(rows, size)
         kinds = DTYPES[both.dtype], ACTIVATIONS.index(activation)
-        self.c.gate(*kinds, both.data_ptr(), out.data_ptr(), rows, size)
+        self.c.gate(*kinds, address(both, both.dtype), out.data_ptr(), rows, size)
         return out
 
     def experts(
@@ -150,14 +158,14 @@ class NativeKernels(NativeRecurrences, Kernels):
         gate, up = (own for own in weights if isinstance(own, NativeExperts))
         count, size, inputs = gate.shape
         assert gate.shape == up.shape
-        assert x.shape[1] == inputs
         x, chosen = x.contiguous(), chosen.contiguous()
-        gated = torch.empty(chosen.numel(), size, dtype=x.dtype)
+        gated = x.new_empty(chosen.numel(), size)
         kinds = DTYPES[x.dtype], ACTIVATIONS.index(activation)
-        added = map(address_of_floats, biases or (None, None))
-        inputs_and_matrices = x.data_ptr(), gate.weight.address, up.weight.address, *added, chosen.data_ptr()
-        are_experts = self.c.gate_experts(*kinds, *inputs_and_matrices, gated.data_ptr(), *chosen.shape, count)
-        assert are_experts, f"a choice is none of {count} experts"
+        added = (address(bias, torch.float32, count * size) for bias in biases or (None, None))
+        given = address(x, gate.weight.dtype, len(chosen) * inputs), gate.weight.address, up.weight.address, *added
+        places = address(chosen, torch.int64), gated.data_ptr()
+        if not self.c.gate_experts(*kinds, *given, *places, *chosen.shape, count):
+            raise WrongTensor(f"a choice is none of {count} experts")
         return gated
 
     def add_up_experts(
@@ -166,15 +174,14 @@ class NativeKernels(NativeRecurrences, Kernels):
         """The second half: the products of what `gate_experts` gave, and their sums: [num_tokens, hidden]."""
         assert isinstance(down, NativeExperts)
         count, hidden, inputs = down.shape
-        assert gated.shape == (chosen.numel(), inputs)
         chosen, factors = chosen.contiguous(), factors.contiguous()
-        out = torch.empty(len(chosen), hidden, dtype=gated.dtype)
+        out = gated.new_empty(len(chosen), hidden)
         given = (
-            gated.data_ptr(),
+            address(gated, down.weight.dtype, chosen.numel() * inputs),
             down.weight.address,
-            address_of_floats(bias),
-            chosen.data_ptr(),
-            address_of_floats(factors),
+            address(bias, torch.float32, count * hidden),
+            address(chosen, torch.int64),
+            address(factors, torch.float32, chosen.numel()),
         )
         self.c.add_up_experts(DTYPES[gated.dtype], *given, out.data_ptr(), *chosen.shape, count)
         return out
@@ -184,8 +191,9 @@ class NativeKernels(NativeRecurrences, Kernels):
     def embed(self, token_ids: Tensor, weight: Weight) -> Tensor:
         assert isinstance(weight, NativeWeight)
         token_ids = token_ids.contiguous()
-        out = torch.empty(len(token_ids), weight.shape[1], dtype=weight.dtype)
-        self.c.embed(DTYPES[out.dtype], token_ids.data_ptr(), weight.address, out.data_ptr(), len(token_ids))
+        out = token_ids.new_empty(len(token_ids), weight.shape[1], dtype=weight.dtype)
+        given = address(token_ids, torch.int64), weight.address
+        self.c.embed(DTYPES[out.dtype], *given, out.data_ptr(), len(token_ids))
         return out
 
     def compute_slot_mapping(
@@ -200,13 +208,17 @@ class NativeKernels(NativeRecurrences, Kernels):
         max_query_len: int,
     ) -> PlacedTokens:
         num_groups, num_rows, _ = tables.shape
-        assert tables.stride(2) == 1
-        tokens = torch.empty(2 + num_groups, len(token_ids), dtype=torch.int64)
-        seq_lens = torch.empty(len(rows), dtype=torch.int32)
-        given = *map(address, (token_ids, rows, query_start_loc, num_computed, last_tokens)), tables.data_ptr()
-        sizes = *tables.stride()[:2], num_groups, num_rows, len(rows), len(token_ids), block_size
-        self.c.compute_slot_mapping(*given, *sizes, *map(address, (*tokens[:2], tokens[2:], seq_lens)))
-        return PlacedTokens(tokens[0], tokens[1], tokens[2:], seq_lens)
+        count, kind = len(rows), torch.int32
+        if tables.dtype is not kind or not tables.is_cpu or tables.stride(2) != 1:
+            raise wrong(tables, "int32 on cpu with tables in one piece")
+        tokens = token_ids.new_empty(2 + num_groups, len(token_ids), dtype=torch.int64)
+        seq_lens = token_ids.new_empty(count)
+        runs = address(rows, kind), address(query_start_loc, kind, count + 1), address(num_computed, kind, count)
+        given = address(token_ids, kind), *runs, address(last_tokens, torch.int64, num_rows), tables.data_ptr()
+        sizes = *tables.stride()[:2], num_groups, num_rows, count, len(token_ids), block_size
+        placed = PlacedTokens(tokens[0], tokens[1], tokens[2:], seq_lens)
+        self.c.compute_slot_mapping(*given, *sizes, *(own.data_ptr() for own in placed))
+        return placed
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return self._rms_norm(x, None, weight, eps)
@@ -217,7 +229,8 @@ class NativeKernels(NativeRecurrences, Kernels):
     def _rms_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         x = x.contiguous()
         out, size = torch.empty_like(x), x.shape[-1]
-        inputs = x.data_ptr(), address(residual), address_of_floats(weight)
+        added = address(residual, x.dtype, x.numel()), address(weight, torch.float32, size)
+        inputs = address(x, x.dtype), *added
         self.c.rms_norm(DTYPES[x.dtype], *inputs, out.data_ptr(), x.numel() // size, size, eps)
         return out
 
@@ -225,10 +238,14 @@ class NativeKernels(NativeRecurrences, Kernels):
         self, logits: Tensor, table: SamplingTable, rows: Tensor, positions: Tensor, last_tokens: Tensor | None = None
     ) -> Tensor:
         logits, places = logits.contiguous(), positions.to(torch.int32)
-        tokens = torch.empty(len(logits), dtype=torch.int64)
-        columns = table.temperature, table.top_k, table.top_p, table.min_p, table.seeds
-        given = map(address, (logits, rows, places, *columns))
-        outputs = LEAST_TEMPERATURE, tokens.data_ptr(), address(last_tokens)
+        tokens = logits.new_empty(len(logits), dtype=torch.int64)
+        if self._table is not table:  # those of an engine stay where they are
+            columns = table.temperature, table.top_k, table.top_p, table.min_p, table.seeds
+            self._columns = [*map(address, columns, TABLE_DTYPES, repeat(len(table.seeds)))]
+            self._table = table
+        asked = address(rows, torch.int32, len(logits)), address(places, torch.int32, len(logits))
+        given = address(logits, torch.float32), *asked, *self._columns
+        outputs = LEAST_TEMPERATURE, tokens.data_ptr(), address(last_tokens, torch.int64, len(table.seeds))
         if self.c.choose_tokens(*given, *outputs, *logits.shape):
             return tokens
         return super().choose_tokens(logits, table, rows, positions, last_tokens)
@@ -236,16 +253,25 @@ class NativeKernels(NativeRecurrences, Kernels):
     def draw_tokens(self, logits: Tensor, keys: Tensor, temperature: Tensor) -> Tensor:
         logits, keys, temperature = logits.contiguous(), keys.contiguous(), temperature.contiguous()
         tokens = torch.empty_like(keys)
-        inputs = logits.data_ptr(), keys.data_ptr(), address_of_floats(temperature)
-        self.c.draw_tokens(*inputs, tokens.data_ptr(), *logits.shape)
+        asked = address(keys, torch.int64, len(logits)), address(temperature, torch.float32, len(logits))
+        self.c.draw_tokens(address(logits, torch.float32), *asked, tokens.data_ptr(), *logits.shape)
         return tokens
 
     def log_sum_exp(self, logits: Tensor) -> Tensor:
         """[n, count] -> [n]: ln(sum of exp(logit))."""
         logits = logits.contiguous()
-        out = torch.empty(len(logits))
-        self.c.log_sum_exp(logits.data_ptr(), out.data_ptr(), *logits.shape)
+        out = logits.new_empty(len(logits))
+        self.c.log_sum_exp(address(logits, torch.float32), out.data_ptr(), *logits.shape)
         return out
 
-    def keep_likeliest(self, logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> tuple[Tensor, Tensor]:
+    def keep_likeliest(self, logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Iterator[Kept]:
         return keep_likeliest(logits, top_k, top_p, min_p, self.log_sum_exp)
+
+
+def normed(
+    x: Tensor, residual: Tensor | None, norm: Tensor | None, eps: float, weight: NativeWeight
+) -> tuple[int | None, int | None, int | None, float]:
+    """What a product takes, before the weight: its input in one piece, and how that is normed."""
+    inputs, kind = weight.shape[1], weight.dtype
+    size = len(x) * inputs
+    return address(x, kind, size), address(residual, kind, size), address(norm, torch.float32, inputs), eps

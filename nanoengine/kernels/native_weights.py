@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nanoengine.gguf.blocks import GGMLBlocks
 from nanoengine.gguf.quants import dequantize
-from nanoengine.kernels.addresses import DTYPES
+from nanoengine.kernels.addresses import DTYPES, WrongTensor, address
 from nanoengine.kernels.c_functions import c_functions
 from nanoengine.kernels.interface import WeightRows
 from nanoengine.kernels.memory import Arena
@@ -103,7 +103,7 @@ class Packer:
 
     def panels(self, segment: Segment, first: int, inputs: int) -> Tensor:
         """Of each panel: address, format, first output and number of outputs, [panels, 4] int64."""
-        starts = torch.arange(0, segment.outputs, self.panel_width)
+        starts = torch.arange(0, segment.outputs, self.panel_width, dtype=torch.int64, device="cpu")
         size = self.c.panels_size(segment.code, self.panel_width, inputs)
         addresses = starts // self.panel_width * size + segment.memory.data_ptr()
         columns = (segment.outputs - starts).clamp(max=self.panel_width)
@@ -112,7 +112,7 @@ class Packer:
     def _blocks(self, source: GGMLBlocks) -> Segment:
         segment = self._segment(BLOCKS[source.type].code, source.format, *source.shape)
         blocks, number = source.data.contiguous(), list(BLOCKS).index(source.type)
-        self.c.pack_blocks(number, blocks.data_ptr(), segment.memory.data_ptr(), *source.shape)
+        self.c.pack_blocks(number, address(blocks, torch.uint8), segment.memory.data_ptr(), *source.shape)
         return segment
 
     def _groups(self, source: Grouped) -> Segment:
@@ -121,7 +121,8 @@ class Packer:
         segment = self._segment(code, source.format, *source.shape)
         numbers, scales = source.numbers.contiguous(), source.scales.contiguous()
         zeros = None if source.zeros is None else source.zeros.contiguous()
-        groups = numbers.data_ptr(), scales.data_ptr(), None if zeros is None else zeros.data_ptr()
+        scaled = address(scales, source.scales.dtype), address(zeros, torch.uint8, scales.numel())
+        groups = address(numbers, torch.uint8, source.shape.numel()), *scaled
         self.c.pack_groups(segment.code, *groups, segment.memory.data_ptr(), *source.shape)
         return segment
 
@@ -167,10 +168,12 @@ class NativeWeight:
     def put_numbers(self, first: int, source: Tensor) -> None:
         source = source.to(self.dtype).contiguous()
         start, segment = self._room_for_numbers(first, len(source))
-        numbers = DTYPES[self.dtype], source.data_ptr()
+        numbers = DTYPES[self.dtype], address(source, self.dtype, len(source) * self.shape[1])
         self._packer.c.pack_numbers(*numbers, segment.memory.data_ptr(), first - start, *source.shape)
 
     def put_quantized(self, first: int, source: QuantizedTensor) -> None:
+        if source.shape[1] != self.shape[1]:
+            raise WrongTensor(f"rows {list(source.shape)} are none of a weight {list(self.shape)}")
         segment = self._packer.quantized(source)
         if segment is None:
             self.put_numbers(first, source.dequantize(self.dtype))
@@ -193,12 +196,13 @@ class NativeWeight:
     @cached_property
     def _table(self) -> Tensor:
         """A row of outputs, inputs, number of panels and kinds, then all panels: [1 + panels, 4] int64."""
-        assert sum(segment.outputs for segment in self.segments.values()) == self.shape[0], "rows were not filled"
+        if sum(segment.outputs for segment in self.segments.values()) != self.shape[0]:
+            raise WrongTensor(f"rows of a weight {list(self.shape)} were not filled")
         firsts = sorted(self.segments)
         panels = torch.cat([self._packer.panels(self.segments[first], first, self.shape[1]) for first in firsts])
         are_quantized = {segment.is_quantized for segment in self.segments.values()}
         kinds = OF_NUMBERS * (False in are_quantized) | self._kind * (True in are_quantized)
-        return torch.cat((torch.tensor([[*self.shape, len(panels), kinds]]), panels))
+        return torch.cat((torch.tensor([[*self.shape, len(panels), kinds]], dtype=torch.int64, device="cpu"), panels))
 
 
 def dequantized(source: GGMLBlocks, dtype: torch.dtype) -> Tensor:
@@ -207,7 +211,7 @@ def dequantized(source: GGMLBlocks, dtype: torch.dtype) -> Tensor:
         return dequantize(source.data, source.type, source.shape, dtype)
     outputs, inputs = source.shape
     weight = NativeWeight(Packer(c_functions()), outputs, inputs, dtype, activation_dtype="float32")
-    out = torch.empty(outputs, inputs, dtype=dtype)
+    out = torch.empty(outputs, inputs, dtype=dtype, device="cpu")
     weight.put_quantized(0, source)
     c_functions().unpack(DTYPES[dtype], weight.address, out.data_ptr())
     return out

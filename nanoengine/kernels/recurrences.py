@@ -113,7 +113,7 @@ def delta_rule(
     q, k, v = qkv.float().split((num_k_heads * d_k, num_k_heads * d_k, heads * d_v), dim=-1)
     q, k = (x.unflatten(-1, (num_k_heads, d_k)) for x in (q, k))
     q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) for x in (q, k))
-    own = torch.arange(heads, device=v.device)
+    own = torch.arange(heads, dtype=torch.int64, device=v.device)
     own = own % num_k_heads if tiled else own // (heads // num_k_heads)
     q, k = q[:, own] * d_k**-0.5, k[:, own]
     v, beta = v.unflatten(-1, (heads, d_v)), b.float().sigmoid()

@@ -85,7 +85,7 @@ def _features_of(target: str, compiler: str) -> list[str]:
     """What code for a target may use, in the names of /proc/cpuinfo."""
     command = [compiler, f"-march={target}", "-dM", "-E", "-x", "c++", os.devnull]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        answer = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
     except OSError as error:
         raise InvalidConfig(f"{VARIABLE} is {shown(target)}, but {compiler} does not run: {error}") from error
     if answer.returncode:

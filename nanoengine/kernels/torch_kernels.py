@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nanoengine.core import kernels as core
 from nanoengine.core.kernels import Weight
+from nanoengine.core.sampling import Kept
 from nanoengine.kernels.filters import keep_likeliest
 from nanoengine.kernels.gates import GATES, gated
 from nanoengine.kernels.interface import ExpertBiases, ExpertWeights, Kernels
@@ -106,7 +107,7 @@ class TorchKernels(Kernels):
             total.index_add_(0, tokens, results * factors[tokens, choices, None])
         return total.to(x.dtype)
 
-    def keep_likeliest(self, logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> tuple[Tensor, Tensor]:
+    def keep_likeliest(self, logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Iterator[Kept]:
         return keep_likeliest(logits, top_k, top_p, min_p, log_sum_exp)
 
 

@@ -48,7 +48,8 @@ class StatePool:
         self.num_pieces = -(-numbers // (block_bytes // 4))
         size = num_rows + 1 + num_snapshots, -(-numbers // self.num_pieces) * self.num_pieces
         on_cpu = device.type == "cpu"
-        self.slots = zeros_in_huge_pages(size, torch.float32) if on_cpu else torch.zeros(size, device=device)
+        dtype = torch.float32
+        self.slots = zeros_in_huge_pages(size, dtype) if on_cpu else torch.zeros(size, dtype=dtype, device=device)
         self.pieces = self.slots.view(torch.uint8).view(len(self.slots) * self.num_pieces, -1)
         self.layers: list[KVLayer] = []
         at = 0

@@ -53,7 +53,7 @@ class BlockCopier(RunnerPart):
         self.device = pool[0].device
         self.block_bytes = sum(tensor[0].nbytes for tensor in pool)
         assert states is None or states[0].nbytes <= self.block_bytes
-        self.host = torch.zeros((num_slots, self.block_bytes), dtype=torch.uint8)
+        self.host = torch.zeros((num_slots, self.block_bytes), dtype=torch.uint8, device="cpu")
         self.staged: dict[str, Tensor] = {}
         self._kept: set[str] = set()  # the files that are wanted
         self._answers: list[FileAnswer] = []  # that need no work
@@ -166,7 +166,8 @@ class BlockCopier(RunnerPart):
 
     def _index(self, places: list[Place]) -> Tensor:
         """Where blocks are in the pool, sent to its device without waiting for what that is doing."""
-        host = torch.tensor([int(place.where) for place in places], pin_memory=self.device.type == "cuda")
+        own, is_pinned = [int(place.where) for place in places], self.device.type == "cuda"
+        host = torch.tensor(own, dtype=torch.int64, device="cpu", pin_memory=is_pinned)
         return host.to(self.device, non_blocking=True)
 
 

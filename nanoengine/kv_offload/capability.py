@@ -10,6 +10,7 @@ import xxhash
 from nanoengine.core.capability import Capability
 from nanoengine.core.errors import InvalidConfig, shown
 from nanoengine.core.ram import available_ram
+from nanoengine.core.weights import weight_files
 from nanoengine.kv_offload.block_copier import BlockCopier
 from nanoengine.kv_offload.disk_tier import DiskTier
 from nanoengine.kv_offload.file_gate import FileGate
@@ -106,7 +107,7 @@ def _weights(startup: Startup, max_len: int) -> object:
     if (ask := startup.facts.get("weights")) is not None:
         return ask(max_len)
     digest = xxhash.xxh3_128()
-    for path in sorted(Path(startup.config.model).glob("*.safetensors")):
+    for path in weight_files(Path(startup.config.model)):
         with open(path, "rb") as file:
             while piece := file.read(1 << 24):
                 digest.update(piece)

@@ -72,7 +72,7 @@ class FileThread:
             return
 
         def read() -> Tensor:
-            content = torch.empty(self.folder.block_bytes, dtype=torch.uint8)
+            content = torch.empty(self.folder.block_bytes, dtype=torch.uint8, device="cpu")
             self.folder.read(name, header, content.numpy().data)
             return content
 

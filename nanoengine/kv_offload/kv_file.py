@@ -1,6 +1,8 @@
 """One block of K/V in a file: a header that says what it is, the K/V, and a checksum over both.
 
 magic, 8 bytes | length of the header, 4 bytes | header | K/V | xxh3-64 of all before it, 8 bytes
+
+The checksum finds accidents. It has no key: whoever can write in the folder can change what is computed from it.
 """
 
 from __future__ import annotations

@@ -73,5 +73,5 @@ class DeltaNet(Mixer):
 
 def _unpacked(groups: int, *sizes: int) -> list[int]:
     """Rows that stand group by group, in each one part after the other, in the order of the parts."""
-    rows = torch.arange(groups * sum(sizes)).view(groups, -1)
+    rows = torch.arange(groups * sum(sizes), dtype=torch.int64, device="cpu").view(groups, -1)
     return torch.cat([part.flatten() for part in rows.split(sizes, dim=1)]).tolist()

@@ -34,7 +34,8 @@ class InterleavedExperts:
                 matrices = self._transposed(source[number])
             else:
                 expert = source.expert(number)
-                matrices = [expert[torch.arange(first, expert.shape[0], count)] for first in range(count)]
+                own = torch.arange(expert.shape[0], dtype=torch.int64, device="cpu")
+                matrices = [expert[own[first::count]] for first in range(count)]
             for weights, matrix in zip(self.weights, matrices, strict=True):
                 yield matrix, weights.expert(number)
 

@@ -28,7 +28,7 @@ class Reordered:
         self.slot.copy_quantized(source[self._rows(torch.device("cpu"))])
 
     def _rows(self, device: torch.device) -> Tensor:
-        rows = torch.arange(self.shape[0], device=device)
+        rows = torch.arange(self.shape[0], dtype=torch.int64, device=device)
         groups = rows[: self.count * len(self.order)].view(self.count, -1)
-        groups.copy_(groups[:, torch.tensor(self.order, device=device)])
+        groups.copy_(groups[:, torch.tensor(self.order, dtype=torch.int64, device=device)])
         return rows

@@ -51,10 +51,9 @@ class QueryScale(RotaryEmbedding):
 
     def prepare(self, max_len: int) -> None:
         """Each factor by itself: in a vector of torch's, a logarithm may depend on its place."""
-        steps = torch.tensor(
-            [1.0 + self.growth * math.log1p(i) for i in range(max_len // self.period + 1)], dtype=torch.float32
-        )
-        self.table = steps.to(self.device)[torch.arange(1, max_len + 1, device=self.device) // self.period, None]
+        steps = [1.0 + self.growth * math.log1p(i) for i in range(max_len // self.period + 1)]
+        positions = torch.arange(1, max_len + 1, dtype=torch.int64, device=self.device)
+        self.table = torch.tensor(steps, dtype=torch.float32, device=self.device)[positions // self.period, None]
 
     def __call__(self, positions: Tensor) -> core.Angles:
         factors = self.table.index_select(0, positions)
@@ -67,7 +66,7 @@ def frequencies(rope: RopeConfig, max_len: int, device: torch.device) -> Tensor:
     Those of the kinds "dynamic" and "longrope" depend on `max_len`, the longest sequence that there will be: they are the same
     for every sequence, so that K/V that are cached stay right.
     """
-    exponents = torch.arange(0, rope.rotary_dim, 2, device=device).to(torch.float32) / rope.rotary_dim
+    exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32, device=device) / rope.rotary_dim
     plain = 1.0 / rope.theta**exponents
     if rope.kind == "linear":  # position interpolation: Chen et al., 2023
         return plain / rope.factor

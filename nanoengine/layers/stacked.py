@@ -27,13 +27,14 @@ class StackedExperts:
 
     def parts(self, source: Tensor | QuantizedExperts) -> Iterator[tuple[Tensor | QuantizedTensor, WeightSlot]]:
         """Each matrix of an expert, and its place."""
+        own = torch.arange(len(self.weights) * self.outputs, dtype=torch.int64, device="cpu")
         for number in range(self.shape[0]):
             expert = source[number] if isinstance(source, Tensor) else source.expert(number)
             if self.transposed:
                 assert isinstance(expert, Tensor)  # rows of blocks cannot become columns
                 expert = expert.T.contiguous()
             for i, weights in enumerate(self.weights):
-                yield expert[torch.arange(i * self.outputs, (i + 1) * self.outputs)], weights.expert(number)
+                yield expert[own[i * self.outputs : (i + 1) * self.outputs]], weights.expert(number)
 
     def copy_(self, source: Tensor) -> None:
         for matrix, place in self.parts(source):

@@ -6,16 +6,23 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from nanoengine.core.errors import InvalidWeights, ModelNotFound, UnsupportedModel, shown
+from nanoengine.core.model_config import read_file
+from nanoengine.lora.expressions import first_matches
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20
-MAX_HEADER_BYTES = 100 << 20
+HEADER_BYTES, HEADER_BYTES_OF_A_LAYER = 1 << 20, 1 << 10
+"""Most that a header of safetensors may have, in all and more for each linear layer: it is read by Python, while others wait."""
+
+MAX_ALPHA = 1e6
+"""What is larger leaves the range of float16 or of float32 in the model, or is a mistake."""
+
 
 TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>A|B)\.weight")
 DTYPES = {"F32": 4, "F16": 2, "BF16": 2}
@@ -86,7 +93,7 @@ def read_adapter(
         InvalidWeights: a file is broken, or does not match the model.
     """
     folder = Path(path).expanduser()
-    said = _read_file(folder / CONFIG, MAX_CONFIG_BYTES, "of an adapter's config")
+    said = _read_file(folder / CONFIG, MAX_CONFIG_BYTES, "the limit of a config")
     content = _read_file(folder / WEIGHTS, max_bytes, "max_lora_bytes")
     config = _config(folder, said)
     projections = _projections(folder / WEIGHTS, config, content, shapes, max_rank)
@@ -96,17 +103,13 @@ def read_adapter(
 
 def _read_file(path: Path, limit: int, knob: str) -> bytes:
     try:
-        with open(path, "rb") as file:
-            content = file.read(limit + 1)
+        return read_file(path, limit)
     except (OSError, ValueError) as error:
         other = path.with_suffix(".bin")
         hint = f"; {other.name} is not read: save it as safetensors" if path.name == WEIGHTS and other.exists() else ""
         raise ModelNotFound(
-            f"{path} cannot be read, so {path.parent} is no adapter as PEFT saves it ({error}){hint}"
+            f"{path} cannot be read, so {path.parent} is no adapter as PEFT saves it ({error}; {limit} is {knob}){hint}"
         ) from error
-    if len(content) > limit:
-        raise UnsupportedModel(f"{path} has more than {limit} bytes, the limit ({knob})")
-    return content
 
 
 # ---- adapter_config.json
@@ -134,50 +137,54 @@ def _config(folder: Path, said: bytes) -> dict[str, Any]:
     for name in sorted(config.keys() - READ - WITHOUT_EFFECT - {"bias", "init_lora_weights"}):
         if config[name]:  # not None, False, or an empty list or table
             raise UnsupportedModel(f"{where}: {name} is {shown(config[name])}, which is not computed")
-    for name, least in (("r", 1), ("lora_alpha", -math.inf)):
-        _check_number(where, name, config.get(name, 8), least)
-    for name, least in (("rank_pattern", 1), ("alpha_pattern", -math.inf)):
-        table = config.get(name) or {}
+    for name, own, is_right in (("r", "rank_pattern", _is_rank), ("lora_alpha", "alpha_pattern", _is_alpha)):
+        table = config.get(own) or {}
         if not isinstance(table, dict):
-            raise InvalidWeights(f"{where}: {name} is {shown(table)}: it must be a table")
-        for pattern, value in table.items():
-            _check_number(where, f"{name}[{pattern!r}]", value, least)
-            _check_pattern(where, name, pattern)
+            raise InvalidWeights(f"{where}: {own} is {shown(table)}: it must be a table")
+        numbers = {name: config.get(name, 8)} | {f"{own}[{shown(key)}]": value for key, value in table.items()}
+        for field, value in numbers.items():
+            if not is_right(value):
+                must = "a whole number above 0" if name == "r" else f"a number from -{MAX_ALPHA:g} to {MAX_ALPHA:g}"
+                raise InvalidWeights(f"{where}: {field} is {shown(value)}: it must be {must}")
+    if config.get("use_rslora") not in (None, False, True):
+        raise InvalidWeights(f"{where}: use_rslora is {shown(config['use_rslora'])}: it must be true or false")
     targets = config.get("target_modules")
-    if isinstance(targets, str):
-        _check_pattern(where, "target_modules", targets)
-    elif not (isinstance(targets, list) and all(isinstance(own, str) for own in targets)):
+    if not isinstance(targets, str) and not (
+        isinstance(targets, list) and all(isinstance(own, str) for own in targets)
+    ):
         raise InvalidWeights(
             f"{where}: target_modules is {shown(targets)}: it must be an expression or a list of names"
         )
     return config
 
 
-def _check_number(where: Path, name: str, value: object, least: float) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or value < least or (least == 1 and not isinstance(value, int)):  # type: ignore[operator]
-        raise InvalidWeights(
-            f"{where}: {name} is {shown(value)}: it must be a number{' above 0' if least == 1 else ''}"
-        )
+def _is_rank(value: object) -> bool:
+    return type(value) is int and value > 0
 
 
-def _check_pattern(where: Path, name: str, pattern: str) -> None:
+def _is_alpha(value: object) -> bool:
+    return type(value) in (int, float) and -MAX_ALPHA <= value <= MAX_ALPHA  # type: ignore[operator]
+
+
+def _of_modules(
+    where: Path, config: Mapping[str, Any], modules: Sequence[str]
+) -> Iterator[tuple[str, bool, int, float]]:
+    """Modules, with whether each has an adapter, its rank and its alpha, as PEFT reads a config."""
+    targets, tables = config["target_modules"], [config.get(name) or {} for name in ("rank_pattern", "alpha_pattern")]
+    has_all = targets == "all-linear"
+    expressions = [[targets] if isinstance(targets, str) and not has_all else []]
+    # PEFT's expression, which need not match all of a name if its key is odd.
+    expressions += [[rf"(?:(.*\.)?({key})$)(?s:.*)" for key in table] for table in tables]
     try:
-        re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise InvalidWeights(f"{where}: {name} has {shown(pattern)}, which is no expression: {error}") from error
-
-
-def _is_target(targets: str | list[str], module: str) -> bool:
-    if isinstance(targets, str):
-        return targets == "all-linear" or re.fullmatch(targets, module) is not None
-    return any(module == own or module.endswith(f".{own}") for own in targets)
-
-
-def _matching(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
-    """The value of the first pattern that is the end of a name."""
-    matches = (value for key, value in (patterns or {}).items() if re.match(rf"(.*\.)?({key})$", module))
-    return next(matches, default)
+        matches = first_matches(expressions, modules)
+    except ValueError as error:
+        raise InvalidWeights(f"{where}: target_modules, rank_pattern or alpha_pattern has {error}") from error
+    names = frozenset(() if isinstance(targets, str) else targets)
+    ranks, alphas = [*tables[0].values(), config.get("r", 8)], [*tables[1].values(), config.get("lora_alpha", 8)]
+    for module, target, rank, alpha in zip(modules, *matches, strict=True):
+        ends = {module[match.end() :] for match in re.finditer(r"^|\.", module)}
+        is_target = has_all or target is not None or not ends.isdisjoint(names)
+        yield module, is_target, ranks[-1 if rank is None else rank], alphas[-1 if alpha is None else alpha]
 
 
 # ---- adapter_model.safetensors
@@ -187,59 +194,66 @@ def _projections(
     where: Path, config: Mapping[str, Any], content: bytes, shapes: Mapping[str, tuple[int, int]], max_rank: int
 ) -> dict[str, Projection]:
     found: dict[str, dict[str, tuple[str, list[int], int]]] = {}
-    for name, (dtype, shape, start) in _tensors(where, content).items():
+    most = HEADER_BYTES + HEADER_BYTES_OF_A_LAYER * len(shapes)
+    for name, (dtype, shape, start) in _tensors(where, content, most).items():
         match = TENSOR.fullmatch(name)
-        module = match["module"] if match else ""
-        if match is None or module not in shapes or not _is_target(config["target_modules"], module):
-            raise UnsupportedModel(
-                f"{where}: {shown(name)} is no adapter of a linear layer that the model has and target_modules names: those of "
-                "embeddings, heads and experts are not computed"
-            )
-        found.setdefault(module, {})[match["part"]] = dtype, shape, start
+        if match is None or match["module"] not in shapes:
+            raise _no_place(where, name)
+        found.setdefault(match["module"], {})[match["part"]] = dtype, shape, start
     if not found:
         raise InvalidWeights(f"{where} holds no tensors")
     projections: dict[str, Projection] = {}
-    for module, parts in found.items():
+    for module, is_target, rank, alpha in _of_modules(where.with_name(CONFIG), config, list(found)):
+        parts = found[module]
+        if not is_target:
+            raise _no_place(where, module)
         if len(parts) < 2:
             raise InvalidWeights(
                 f"{where}: of {module} there is lora_{next(iter(parts))}, and the other part is missing"
             )
         (a_type, a_shape, a), (b_type, b_shape, b) = parts["A"], parts["B"]
-        rank = _matching(config.get("rank_pattern"), module, config.get("r", 8))
         outputs, inputs = shapes[module]
         if rank > max_rank:
             raise UnsupportedModel(
-                f"{where}: the rank of {module} is {rank}, and at most {max_rank} is allowed (max_lora_rank)"
+                f"{where}: the rank of {module} is {shown(rank)}, and at most {max_rank} is allowed (max_lora_rank)"
             )
         if a_shape != [rank, inputs] or b_shape != [outputs, rank]:
             raise InvalidWeights(
                 f"{where}: A and B of {module} are {a_shape} and {b_shape}, not {[rank, inputs]} and {[outputs, rank]}, as its "
                 "rank and the model ask for"
             )
-        alpha = _matching(config.get("alpha_pattern"), module, config.get("lora_alpha", 8))
         scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
         projections[module] = Projection(rank, scale, (a_type, b_type), a, b)
     return projections
 
 
-def _tensors(where: Path, content: bytes) -> dict[str, tuple[str, list[int], int]]:
+def _no_place(where: Path, name: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{where}: {shown(name)} is no adapter of a linear layer that the model has and target_modules names: those of "
+        "embeddings, heads and experts are not computed"
+    )
+
+
+def _tensors(where: Path, content: bytes, most: int) -> dict[str, tuple[str, list[int], int]]:
     """Name -> dtype, shape and where its numbers begin, of every tensor of a safetensors file."""
     try:
         size = int.from_bytes(content[:8], "little")
-        if len(content) < 8 or size > min(len(content) - 8, MAX_HEADER_BYTES):
+        if len(content) < 8 or size > len(content) - 8:
             raise ValueError("it ends in its header")
+        if size > most:
+            raise ValueError(f"its header has {size} bytes, and the adapters of this model have at most {most}")
         table = json.loads(content[8 : 8 + size])
         table.pop("__metadata__", None)
         tensors = {}
         for name, header in table.items():
             dtype, shape, (start, end) = header["dtype"], header["shape"], header["data_offsets"]
             if dtype not in DTYPES:
-                raise ValueError(f"{name} is in {dtype}, not in one of {', '.join(DTYPES)}")
+                raise ValueError(f"{shown(name)} is in {shown(dtype)}, not in one of {', '.join(DTYPES)}")
             sizes = (start, end, *shape)
             if not all(type(own) is int and own >= 0 for own in sizes) or len(shape) != 2:
-                raise ValueError(f"{name} is no matrix")
+                raise ValueError(f"{shown(name)} is no matrix")
             if end - start != math.prod(shape) * DTYPES[dtype] or end > len(content) - 8 - size:
-                raise ValueError(f"the bytes of {name} are not there")
+                raise ValueError(f"the bytes of {shown(name)} are not there")
             tensors[name] = dtype, shape, 8 + size + start
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise InvalidWeights(f"{where} is broken: {error}") from error

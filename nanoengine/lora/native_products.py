@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from nanoengine.core.kernels import Weight
-from nanoengine.kernels.addresses import DTYPES, address, address_of_floats
+from nanoengine.kernels.addresses import DTYPES, address
 from nanoengine.kernels.gates import ACTIVATIONS
-from nanoengine.kernels.native_kernels import NativeKernels
+from nanoengine.kernels.native_kernels import NativeKernels, normed
 from nanoengine.kernels.native_weights import NativeWeight
 from nanoengine.lora.adapter import Adapter
 from nanoengine.lora.places import Place
@@ -62,7 +62,8 @@ class NativeProducts(Products):
             laid = [(piece, _rows_of_a(piece), _groups_of_b(piece)) for piece in pieces]
             table = struct.pack("=q", len(laid)) + b"".join(
                 PIECE.pack(
-                    *(piece.first, piece.count, len(piece.a), 8 * a.itemsize, a.data_ptr(), b.data_ptr(), piece.scale)
+                    *(piece.first, piece.count, len(piece.a), 8 * a.itemsize),
+                    *(address(a, piece.a.dtype), address(b, piece.a.dtype), piece.scale),
                 )
                 for piece, a, b in laid
             )
@@ -112,11 +113,12 @@ class NativeProducts(Products):
     def _linear(
         self, x: Tensor, residual: Tensor | None, norm: Tensor | None, eps: float, weight: Weight, bias: Tensor | None
     ) -> Tensor:
+        assert isinstance(weight, NativeWeight)
         x = x.contiguous()
         sums = self.kernels._product(x, residual, norm, eps, weight, None, torch.float32)
-        out = torch.empty(sums.shape, dtype=x.dtype)
-        given = x.data_ptr(), address(residual), address_of_floats(norm), eps, sums.data_ptr()
-        places = address(bias), out.data_ptr(), *self._shape_and_step(x, weight)
+        out = x.new_empty(sums.shape)
+        given = *normed(x, residual, norm, eps, weight), address(sums, torch.float32)
+        places = address(bias, x.dtype, weight.shape[0]), out.data_ptr(), *self._shape_and_step(x, weight)
         self.kernels.c.adapted_linear(DTYPES[x.dtype], *given, *places)
         return out
 
@@ -126,9 +128,9 @@ class NativeProducts(Products):
         assert isinstance(weight, NativeWeight)
         x = x.contiguous()
         sums = self.kernels._product(x, residual, norm, eps, weight, None, torch.float32)
-        out = torch.empty(len(x), weight.shape[0] // 2, dtype=x.dtype)
+        out = x.new_empty(len(x), weight.shape[0] // 2)
         kinds = DTYPES[x.dtype], ACTIVATIONS.index(activation)
-        given = x.data_ptr(), address(residual), address_of_floats(norm), eps, sums.data_ptr()
+        given = *normed(x, residual, norm, eps, weight), address(sums, torch.float32)
         self.kernels.c.adapted_gated_linear(*kinds, *given, out.data_ptr(), *self._shape_and_step(x, weight))
         return out
 

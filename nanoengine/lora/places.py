@@ -72,7 +72,7 @@ def find_places(config: ModelConfig) -> dict[str, Place]:
     places: dict[str, Place] = {}
     for name, slot in model.checkpoint_tensors().items():
         if name.endswith(".weight") and len(slot.shape) == 2 and name not in (EMBEDDING, HEAD):
-            slot.copy_(torch.arange(slot.shape[0])[:, None])
+            slot.copy_(torch.arange(slot.shape[0], dtype=torch.int64, device="cpu")[:, None])
             for rows, order in kernels.copied:  # none of an expert
                 where = model.matrices.index(rows.matrix)
                 count, inputs = rows.shape
@@ -95,9 +95,10 @@ def _tiled(place: Place, part: str, facts: StateConfig) -> Place:
     }
     if part not in size:
         return place
-    rows = torch.arange(facts.num_heads * size[part]).view(facts.num_groups, -1, size[part])
-    heads = rows.transpose(0, 1).flatten()
+    rows = torch.arange(facts.num_heads * size[part], dtype=torch.int64, device="cpu")
+    heads = rows.view(facts.num_groups, -1, size[part]).transpose(0, 1).flatten()
     if part == "out_proj":
         return replace(place, input_order=heads)
     first = place.count - len(heads)  # queries and keys
-    return replace(place, order=torch.cat([torch.arange(first), first + heads])[place.order])
+    before = torch.arange(first, dtype=torch.int64, device="cpu")
+    return replace(place, order=torch.cat([before, first + heads])[place.order])

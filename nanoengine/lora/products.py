@@ -72,7 +72,7 @@ def _rows_of(first: int, b: Tensor, kept: Sequence[range]) -> tuple[int, Tensor]
 
     They stay side by side: ranges ascend.
     """
-    rows = torch.cat([torch.arange(own.start, own.stop) for own in kept]) - first
+    rows = torch.cat([torch.arange(own.start, own.stop, dtype=torch.int64, device="cpu") for own in kept]) - first
     return int((rows < 0).sum()), b[rows[(rows >= 0) & (rows < len(b))]]
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from nanoengine.errors import UnsupportedModel, shown
-from nanoengine.models.config_fields import ConfigFields
+from nanoengine.models.config_fields import MAX_POSITIONS, ConfigFields
 from nanoengine.models.families import (
     gemma,
     gpt_oss,
@@ -25,6 +26,7 @@ from nanoengine.models.families import (
 )
 from nanoengine.models.families.windows import layer_types_of
 from nanoengine.models.model_config import ModelConfig
+from nanoengine.models.rope_config import reach, rescaled
 from nanoengine.quantization.scheme import QUANTIZATION, read_scheme
 
 FAMILIES = (
@@ -42,26 +44,43 @@ FAMILIES = (
     granite_hybrid,
     llama4,
 )
+LENGTHS = (
+    *("n_positions", "n_ctx", "seq_length", "seq_len", "model_max_length"),
+    *("max_seq_len", "max_seq_length", "max_sequence_length", "max_target_positions"),
+)
+"""Other names of max_position_embeddings, such as the first files of LLaMA have. The smallest counts, as vLLM has it."""
+
 ARCHITECTURES = {name: family for family in FAMILIES for name in family.ARCHITECTURES}
+SPELLINGS = {name.replace("_", "").lower(): name for name in ARCHITECTURES}
 
 
-def read_model_config(table: Mapping[str, Any]) -> ModelConfig:
-    """What a Hugging Face config.json (schemas of transformers 4 and 5) says of a model.
+def read_model_config(table: Mapping[str, Any], rope_scaling: Mapping[str, Any] | None = None) -> ModelConfig:
+    """What a Hugging Face config.json (schemas of transformers 4 and 5) says of a model, with `rope_scaling` in place of its own.
 
     Raises:
         UnsupportedModel: an architecture or a feature that is not computed, a field that is missing, wrong or not known.
     """
     stated = table.get("architectures")
     names = stated if isinstance(stated, list) else []
-    full = (re.sub("Model$", "ForCausalLM", name) for name in names if isinstance(name, str))  # LlamaModel has no head
-    architecture = next((name for name in full if name in ARCHITECTURES), None)
+    # LlamaModel has no head, and the first files say LLaMA; some have a model_type alone, which is the same word.
+    full = [re.sub("Model$", "ForCausalLM", name) for name in names if isinstance(name, str)]
+    if stated is None and isinstance(kind := text_table(table).get("model_type"), str):
+        full = [kind.removesuffix("_text") + "ForCausalLM"]
+    spelled = (SPELLINGS.get(name.replace("_", "").lower()) for name in full)
+    architecture = next(filter(None, spelled), None)
     if architecture is None:
         what = "none of them is supported" if names else "it must be a list of names"
         raise UnsupportedModel(
             f"architectures is {shown(stated)}: {what}; supported are {', '.join(sorted(ARCHITECTURES))}"
         )
-    fields = ConfigFields(text_table(table))
+    fields = ConfigFields(text_table(table) if rope_scaling is None else rescaled(text_table(table), rope_scaling))
+    lengths = [fields.integer(key) for key in LENGTHS if fields.get(key) is not None]
+    fields.default("max_position_embeddings", min(lengths, default=None))
     config = ARCHITECTURES[architecture].read_config(fields, architecture)
+    longest = min([config.max_position_embeddings, *lengths])
+    if not architecture.startswith("Gemma3"):  # whose length is that of the stretched positions
+        longest = reach(longest, [layer.rope for layer in config.layers if layer.rope is not None])
+    config = replace(config, max_position_embeddings=min(longest, MAX_POSITIONS))
     if config.states is None and not config.has_chunks:
         layer_types_of(fields)
     scheme = read_scheme(table)
@@ -71,7 +90,7 @@ def read_model_config(table: Mapping[str, Any]) -> ModelConfig:
         )
     fields.expect("is_causal", True)
     # Where a family does not read windows, they are of no effect; and how files hold weights is not what the model is.
-    fields.ignore("sliding_window", "max_window_layers", QUANTIZATION)
+    fields.ignore("sliding_window", "max_window_layers", QUANTIZATION, "compression_config")
     fields.refuse_others()
     return config
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from nanoengine.models.placement import check_room_for_weights
 from nanoengine.models.safetensors_folder import SafetensorsFolder
 from nanoengine.models.tokenizer import ModelTokenizer
 from nanoengine.quantization.at_load import quantizer
+from nanoengine.quantization.packed_folder import PackedFolder
 
 
 class Models(Capability):
@@ -42,12 +44,15 @@ class Models(Capability):
         """Nothing that the files say takes time or memory before it was compared with the headers of the weights."""
         config, own = startup.config, startup.config.of(ModelOptions)
         other = None if own.tokenizer is None else find_model(str(own.tokenizer))
-        found = describe(find_model(config.model), other)
+        scaling = None if own.rope_scaling is None else json.loads(str(own.rope_scaling))
+        found = describe(find_model(config.model), other, scaling)
         path = find_model(config.model, WEIGHT_FILES)  # the description is sound: now the weights are worth fetching
         self.checkpoint, self.quantization = open_checkpoint(path, found.gguf), own.quantization
         said = found.config
-        if isinstance(self.checkpoint, SafetensorsFolder) and self.checkpoint.is_headless:
+        if isinstance(self.checkpoint, SafetensorsFolder | PackedFolder) and self.checkpoint.is_headless:
             said = dataclasses.replace(said, tie_word_embeddings=True)  # it is for embeddings: some head will do
+        if (config.max_model_len or 0) > said.max_position_embeddings:
+            said = dataclasses.replace(said, max_position_embeddings=said.longest)
         said = as_stored(said, self.checkpoint)
         check_weights(said, self.checkpoint)
         self.model_config = said.within(config.max_model_len or said.max_position_embeddings)

@@ -25,6 +25,9 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names for what a model thought before it answered. The first is what templates read, except gpt-oss's: the second."""
 
 
+MAY_SAY_NOTHING = ("assistant", "tool")
+"""Roles of messages that may have no content: a model that ended at once, a tool that returns nothing."""
+
 MARK = "\ue000end of the last message\ue001"
 """Stands where a message that is to be continued ends, in characters that nobody writes."""
 
@@ -51,6 +54,8 @@ def render(
         continue_final_message: end in the middle of the last message, whatever the template writes behind one.
         template_kwargs: what else the template asks for; they replace none of the values above.
 
+    What is None or empty in messages and values counts as missing: templates ask whether it is there, and would print it.
+
     Raises:
         InvalidPrompt: messages or tools that are none, or that the template refuses, with its own words; or a broken template.
     """
@@ -62,12 +67,11 @@ def render(
         messages = [*messages[:-1], _open_ended(messages[-1])]
     values = {
         "documents": None,
-        **(template_kwargs or {}),
+        **_without_empty(template_kwargs or {}),
         **special_tokens,
-        "tools": tools,
+        "tools": tools or None,
         "add_generation_prompt": add_generation_prompt,
-        # What is None counts as missing: templates would print it.
-        "messages": [_with_reasoning({k: v for k, v in message.items() if v is not None}) for message in messages],
+        "messages": [_with_reasoning(_with_content(_without_empty(message))) for message in messages],
     }
     try:
         text: str = _compiled(template).render(_plain(values))
@@ -75,7 +79,7 @@ def render(
     except InvalidPrompt:
         raise
     except Exception as error:  # templates raise what their authors chose
-        raise InvalidPrompt(f"the chat template refused the messages: {error}") from error
+        raise InvalidPrompt(f"the chat template refused the messages: {str(error)[:200]}") from error
 
 
 def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
@@ -115,7 +119,22 @@ def _cut_at_mark(text: str) -> str:
 
 def _has_content(message: Mapping[str, Any]) -> bool:
     content = message.get("content")
-    return isinstance(content, str | list | tuple) or (content is None and bool(message.get("tool_calls")))
+    if _is_empty(content):
+        return message["role"] in MAY_SAY_NOTHING or bool(message.get("tool_calls"))
+    return isinstance(content, str | list | tuple)
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, list | tuple | Mapping) and not value)
+
+
+def _without_empty(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in table.items() if not _is_empty(value)}
+
+
+def _with_content(message: dict[str, Any]) -> dict[str, Any]:
+    """A message that has a content, or calls in its place."""
+    return message if "tool_calls" in message else {"content": "", **message}
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:

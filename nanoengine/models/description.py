@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,13 +13,18 @@ from nanoengine.core.model_config import read_json
 from nanoengine.core.tokenizer import end_token_ids
 from nanoengine.gguf.file import GGUFFile
 from nanoengine.gguf.translate import hf_config
-from nanoengine.models.architectures import read_model_config
+from nanoengine.models.architectures import read_model_config, text_table
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.models.tokenizer import GGUFTokenizer, HFTokenizer, ModelTokenizer
+from nanoengine.quantization.scheme import QUANTIZATION
 
 SAMPLING = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
 SAMPLING |= {"max_tokens": "max_new_tokens"}
 """Fields of `SamplingParams`, and what generation_config.json calls them."""
+
+QUANTIZATIONS = (QUANTIZATION, "compression_config")
+METHODS_BY_FILE = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+"""Where AutoGPTQ and AutoAWQ of old tell of quantization."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +42,17 @@ class Description:
     gguf: GGUFFile | None = None
 
 
-def describe(path: Path, tokenizer: Path | None = None) -> Description:
-    """Read the description of the model at a path that `find_model` gave, with the tokenizer of another, if one is given.
+def describe(path: Path, tokenizer: Path | None = None, rope_scaling: Mapping[str, Any] | None = None) -> Description:
+    """Read the description of the model at a path that `find_model` gave, with the tokenizer of another, and with another
+    `rope_scaling`, if they are given.
 
     Raises:
         ModelNotFound, UnsupportedModel, InvalidWeights: files that are missing, not supported, or broken.
     """
     file = None if path.is_dir() else GGUFFile.open(path)
     table = config_table(path) if file is None else hf_config(file)
-    config = read_model_config(table)
-    stated = [table.get("eos_token_id")]
+    config = read_model_config(table, rope_scaling)
+    stated = [own.get("eos_token_id") for own in (table, text_table(table))]
     generation: Mapping[str, Any] = {}
     if path.is_dir() and os.path.lexists(path / "generation_config.json"):
         generation = read_json(path, "generation_config.json")
@@ -62,5 +69,17 @@ def describe(path: Path, tokenizer: Path | None = None) -> Description:
 
 
 def config_table(path: Path) -> Mapping[str, Any]:
-    """The content of a model's config.json, or what a GGUF file says in its place."""
-    return read_json(path, "config.json") if path.is_dir() else hf_config(GGUFFile.open(path))
+    """The content of a model's config.json, or what a GGUF file says in its place; what a folder says of quantization, under
+    another name, in the part for text or in a file of its own, is the `quantization_config`.
+    """
+    if not path.is_dir():
+        return hf_config(GGUFFile.open(path))
+    table = read_json(path, "config.json")
+    stated = (own.get(key) for own in (table, text_table(table)) for key in QUANTIZATIONS)
+    in_files = (
+        {"quant_method": METHODS_BY_FILE[name], **read_json(path, name)}
+        for name in METHODS_BY_FILE
+        if os.path.lexists(path / name)
+    )
+    table[QUANTIZATION] = next((found for found in itertools.chain(stated, in_files) if found is not None), None)
+    return table

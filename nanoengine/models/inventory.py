@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import shorten
 
+from nanoengine.core.model_config import read_file
 from nanoengine.core.ram import available_ram
 from nanoengine.errors import ModelNotFound, NanoEngineError
 from nanoengine.gguf.file import GGUFFile
@@ -77,7 +78,7 @@ def _repositories() -> Iterator[tuple[str, str]]:
         repository = main.parents[1]
         name = repository.name.removeprefix("models--").replace("--", "/")
         try:
-            commit = COMMIT.fullmatch(main.read_text(errors="replace"))
+            commit = COMMIT.fullmatch(read_file(main, 1000).decode(errors="replace"))
         except OSError:
             commit = None
         # Without one, no config.json will be found below it, and that is told.

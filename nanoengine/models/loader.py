@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from nanoengine.attention.torch_reference import TorchAttention
-from nanoengine.core.model_config import read_json
 from nanoengine.core.weights import EMBEDDING, HEAD
 from nanoengine.errors import InvalidWeights
 from nanoengine.gguf.checkpoint import GGUFCheckpoint
@@ -20,6 +19,7 @@ from nanoengine.kernels.interface import QuantizedSlot, SlotInParts, WeightSlot
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.models.checkpoint import FLOATS, Checkpoint
 from nanoengine.models.decoder import build_model
+from nanoengine.models.description import config_table
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.models.safetensors_folder import SafetensorsFolder
 from nanoengine.progress import stage
@@ -30,6 +30,9 @@ from nanoengine.quantization.scheme import read_scheme
 from nanoengine.quantization.tensor import QuantizedExperts, QuantizedTensor
 
 STACKED = "gate_up_proj", "down_proj"
+MAX_PROBLEMS = 1000
+"""Tensors that a model has no place for, until no more are looked at."""
+
 Quantizer = Callable[[Tensor], QuantizedTensor]
 
 
@@ -41,7 +44,7 @@ def open_checkpoint(path: Path, gguf: GGUFFile | None = None) -> Checkpoint:
     """
     if not path.is_dir():
         return GGUFCheckpoint(gguf or GGUFFile.open(path))
-    scheme = read_scheme(read_json(path, "config.json"))
+    scheme = read_scheme(config_table(path))
     if scheme is None:
         return SafetensorsFolder(path)
     return Mxfp4Folder(path) if scheme.layout == "mxfp4" else PackedFolder(path, scheme)
@@ -168,6 +171,8 @@ def _compare(slots: Mapping[str, WeightSlot], checkpoint: Checkpoint) -> None:
         elif tuple(header.shape) != tuple(slot.shape) or header.dtype not in FLOATS:
             misshapen.append(f"{name} is {header.dtype} {header.shape}, not a float {list(slot.shape)}")
         missing.pop(name, None)
+        if len(unexpected) + len(repeated) > MAX_PROBLEMS:
+            break
     problems = {"missing": list(missing), "unexpected": unexpected, "repeated": repeated, "misshapen": misshapen}
     lines = [f"{kind} ({len(names)}): {_some(names)}" for kind, names in problems.items() if names]
     if lines:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from nanoengine.errors import ModelNotFound, did_you_mean, shown
 from nanoengine.gguf.file import PART
+from nanoengine.gguf.header import MAGIC
 from nanoengine.models.fetch import DOWNLOADS
 
 DEMO = Path(__file__).parent.parent / "demo"
@@ -28,8 +30,8 @@ def find_model(name: str, files: Sequence[str] = DESCRIPTION_FILES) -> Path:
             weights. A .gguf file has all of it, and is fetched whole.
 
     Returns:
-        A folder, or a .gguf file: the first, if it comes in parts. A folder without a config.json but with one .gguf file
-        stands for that.
+        A folder, or a GGUF file, whatever its name is: the first, if it comes in parts. A folder without a config.json but with
+        one GGUF file stands for that.
 
     Raises:
         ModelNotFound: none of these, or more than one.
@@ -42,7 +44,7 @@ def find_model(name: str, files: Sequence[str] = DESCRIPTION_FILES) -> Path:
     path = Path(name if "\0" in name else os.path.expanduser(name))
     if os.path.isdir(path):
         return _in_folder(path)
-    if path.suffix == ".gguf" and os.path.isfile(path):
+    if is_gguf(path):
         return _first_part(path)
     if not path.is_absolute() and not name.startswith((".", "~")):
         if match := HUB_FILE.fullmatch(name):
@@ -50,10 +52,19 @@ def find_model(name: str, files: Sequence[str] = DESCRIPTION_FILES) -> Path:
         if name.count("/") == 1:
             return _in_folder(_snapshot(name, files))
     raise ModelNotFound(
-        f"model {shown(name)} is neither a folder nor a .gguf file: give one of them, 'demo', "
+        f"model {shown(name)} is neither a folder nor a GGUF file: give one of them, 'demo', "
         f"{', '.join(map(repr, DOWNLOADS))}, or a hub name like 'Qwen/Qwen3-0.6B' or 'org/name/file.gguf'"
         + did_you_mean(name, ("demo", *DOWNLOADS))
     )
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a file is called one, or begins as one does: Ollama calls its files by their hashes."""
+    if not os.path.isfile(path):
+        return False
+    with suppress(OSError), open(path, "rb") as file:
+        return path.suffix == ".gguf" or file.read(len(MAGIC)) == MAGIC
+    return path.suffix == ".gguf"
 
 
 def first_parts(files: Iterable[Path]) -> list[Path]:
@@ -74,10 +85,10 @@ def _fetched(name: str) -> Path:
 def _in_folder(folder: Path) -> Path:
     if os.path.lexists(folder / "config.json"):
         return folder
-    models = first_parts(folder.glob("*.gguf"))
+    models = first_parts(filter(is_gguf, folder.glob("*")))
     if len(models) > 1:
         raise ModelNotFound(
-            f"{folder} has no config.json and several .gguf files: name one of {', '.join(model.name for model in models)}"
+            f"{folder} has no config.json and several GGUF files: name one of {', '.join(model.name for model in models)}"
         )
     return _first_part(models[0]) if models else folder
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nanoengine.core.config import check_choice
 from nanoengine.core.errors import InvalidConfig, shown
@@ -20,15 +23,27 @@ class ModelOptions:
         quantization: store weights in fewer bits than the checkpoint does: "int8" (a scale for each output), "int4" (groups of 32
             inputs with a scale and a zero point), "int4-128" (groups of 128), or "fp8" (on GPUs that multiply it, with
             activations to match). None: as in the files, which may be quantized themselves.
+        rope_scaling: a table that takes the place of `rope_scaling` in config.json, such as {"rope_type": "yarn", "factor": 4.0,
+            "original_max_position_embeddings": 32768}, or the same as JSON: how models whose pages say so reach further.
     """
 
     tokenizer: str | Path | None = None
     quantization: str | None = None
+    rope_scaling: str | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.quantization is not None:
             check_choice("quantization", self.quantization, QUANTIZATIONS)
+        if self.rope_scaling is not None:  # kept as text, which can be compared and hashed
+            object.__setattr__(self, "rope_scaling", json.dumps(_table(self.rope_scaling), sort_keys=True))
         if isinstance(self.tokenizer, Path):
             object.__setattr__(self, "tokenizer", str(self.tokenizer))
         if self.tokenizer is not None and not isinstance(self.tokenizer, str):
             raise InvalidConfig(f"tokenizer is {shown(self.tokenizer)}: it must be a folder or a name")
+
+
+def _table(value: Any) -> dict[str, Any]:
+    try:
+        return dict(json.loads(value if isinstance(value, str) else json.dumps(dict(value))).items())
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InvalidConfig(f"rope_scaling is {shown(value)}: it must be a table, or JSON of one: {error}") from error

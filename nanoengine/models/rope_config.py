@@ -13,6 +13,8 @@ from nanoengine.models.model_config import RopeConfig
 LAYER_TYPES = ("full_attention", "sliding_attention")
 RENAMED = {"su": "longrope"}
 TRAINED = "original_max_position_embeddings"
+STRETCHED = ("linear", "yarn")
+"""Kinds whose factor says how much further than trained a model reaches; of others it says nothing, or the file has the sum."""
 
 THETAS, STRETCHES, SCALES = (1.001, 1e15), (1.0, 1e6), (1e-3, 1e6)
 """From and to what numbers angles can be computed with: of models, thetas are 1e4 to 1e9, and no other is above 128."""
@@ -78,11 +80,31 @@ def read_ropes(
     return {name: _read_one(fields, key, nested.get(name, {}), head_dim, thetas[name]) for name in LAYER_TYPES}
 
 
+def reach(longest: int, ropes: Sequence[RopeConfig]) -> int:
+    """Positions that a model is good for: those of its file or, as in vLLM, the length that was trained times the factor."""
+    trained = ((rope.trained_positions or longest, rope.factor) for rope in ropes if rope.kind in STRETCHED)
+    return max([longest, *(int(length * factor) for length, factor in trained)])
+
+
+def rescaled(table: Mapping[str, Any], rope_scaling: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A config.json with another `rope_scaling`, which keeps the base of the frequencies, and how much of a head is rotated."""
+    old = table.get("rope_scaling") or table.get("rope_parameters") or {}
+    if not isinstance(old, Mapping) or any(isinstance(value, Mapping) for value in old.values()):
+        return {**table, "rope_scaling": rope_scaling}
+    kept = {key: old[key] for key in ("rope_theta", "partial_rotary_factor") if key in old}
+    return {**table, "rope_scaling": kept | {**rope_scaling}, "rope_parameters": None}
+
+
 def _rope_table(fields: ConfigFields) -> tuple[str, Mapping[str, Any]]:
     """The one instead of the other, as transformers."""
     fields.ignore("rope_parameters")
     key = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
-    return key, fields.table_of(key)
+    table, other = fields.table_of(key), fields.get("rope_parameters")
+    lacks_theta = "rope_theta" not in table and fields.get("rope_theta") is None
+    if key == "rope_scaling" and lacks_theta and isinstance(other, Mapping) and "rope_theta" in other:
+        why = "it takes the place of rope_parameters, which has a rope_theta: it must have it, too"
+        raise fields.wrong(key, dict(table), why)
+    return key, table
 
 
 def _read_one(

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,14 @@ import torch
 import xxhash
 from torch import Tensor
 
+from nanoengine.core.errors import InvalidWeights
 from nanoengine.core.weights import open_file, weight_files
 from nanoengine.models.checkpoint import TensorHeader
 
 logger = logging.getLogger("nanoengine")
+
+MAX_HEADER_BYTES = 16 << 20
+"""Of a file; a model of 30 billion numbers in quantized experts, in one file, has 11 MB."""
 
 BASE = "model."
 """What names of tensors begin with, but for the head's."""
@@ -46,9 +50,16 @@ class SafetensorsFolder:
 
     @cached_property
     def is_headless(self) -> bool:
-        """Whether a model was saved without its head, as those for embeddings are: no name begins with `BASE` then."""
-        with open_file(weight_files(self.folder)[0]) as file:
-            return any(name.startswith("layers.") for name in file.keys())  # noqa: SIM118 - no mapping, it has keys() only
+        """Whether a model was saved without its head, as those for embeddings are: no name begins with `BASE` then.
+
+        The first file of several may have nothing but an embedding: the first name that tells counts.
+        """
+        for path in weight_files(self.folder):
+            with _open(path) as file:
+                for name in file.keys():  # noqa: SIM118 - no mapping, it has keys() only
+                    if name.startswith(("layers.", BASE, WHOLE)):
+                        return bool(name.startswith("layers."))
+        return False
 
     def _named(self, name: str) -> str:
         name = BASE + name if self.is_headless else name.removeprefix(WHOLE)
@@ -60,7 +71,7 @@ class SafetensorsFolder:
 
     def headers(self) -> Iterator[TensorHeader]:
         for path in weight_files(self.folder):
-            with open_file(path) as file:
+            with _open(path) as file:
                 for name, theirs in self._names(file).items():
                     header = file.get_slice(theirs)
                     yield TensorHeader(name, header.get_dtype(), header.get_shape(), path.name)
@@ -69,7 +80,7 @@ class SafetensorsFolder:
         """What was yielded is unmapped when the next is asked for, so that weights are in memory once, in their slots."""
         dropped: list[str] = []
         for path in weight_files(self.folder):
-            with open_file(path) as file:
+            with _open(path) as file:
                 dropped += filter(DROPPED.match, file.keys())
                 for name, theirs in self._names(file).items():
                     tensor = file.get_tensor(theirs)
@@ -86,7 +97,7 @@ class SafetensorsFolder:
 
             def read(header: TensorHeader) -> Tensor:
                 if header.file not in files:
-                    files[header.file] = stack.enter_context(open_file(self.folder / header.file))
+                    files[header.file] = stack.enter_context(_open(self.folder / header.file))
                 file = files[header.file]
                 tensor: Tensor = file.get_tensor(self._names(file)[header.name])
                 return tensor
@@ -99,6 +110,18 @@ class SafetensorsFolder:
             with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 digest.update(content)
         return digest.hexdigest()
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[Any]:
+    """As `open_file`, of a file whose header is worth to be read: each of its tensors takes a kilobyte and 10 microseconds."""
+    size = 0
+    with suppress(OSError), open(path, "rb") as file:  # why it cannot be opened is told below
+        size = int.from_bytes(file.read(8), "little")
+    if MAX_HEADER_BYTES < size < path.stat().st_size:  # one beyond the end of its file is refused as it is opened
+        raise InvalidWeights(f"{path} has a header of {size} bytes, more than {MAX_HEADER_BYTES}: use several files")
+    with open_file(path) as opened:
+        yield opened
 
 
 def release_mapped(tensor: Tensor) -> None:

@@ -6,17 +6,20 @@ whose tokenizer needs more than its tokenizer.json, and for those who ask for it
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tokenizers import AddedToken, Tokenizer
 
 from nanoengine.core import tokenizer as core
-from nanoengine.core.model_config import read_json
+from nanoengine.core.model_config import read_file, read_json
 from nanoengine.errors import InvalidPrompt, MissingPackage, ModelNotFound, UnsupportedModel
+
+T = TypeVar("T")
 
 Message = Mapping[str, Any]
 """One turn of a chat: {"role": "user", "content": "..."}."""
@@ -62,16 +65,37 @@ class ModelTokenizer(core.Tokenizer, ABC):
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
         if self.fast is not None:
             # A batch of one: unlike `encode`, it lets other threads of Python run meanwhile.
-            return list(self.fast.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids)
-        return list(self.hf.encode(text, add_special_tokens=add_special_tokens))
+            return list(raising(self.fast.encode_batch, [text], add_special_tokens=add_special_tokens)[0].ids)
+        return list(raising(self.hf.encode, text, add_special_tokens=add_special_tokens))
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         options = {"skip_special_tokens": skip_special_tokens}
         if self.fast is None:
-            return str(self.hf.decode(token_ids, **options, clean_up_tokenization_spaces=False))
+            return str(raising(self.hf.decode, token_ids, **options, clean_up_tokenization_spaces=False))
         if len(token_ids) > LONG:  # as in `_ids`, others may run
-            return str(self.fast.decode_batch([token_ids], **options)[0])
-        return super().decode(token_ids, **options)
+            return str(raising(self.fast.decode_batch, [token_ids], **options)[0])
+        return raising(super().decode, token_ids, **options)
+
+    def split(self, text: str, add_special_tokens: bool = True) -> list[str]:
+        """What each token of `encode` stands for in the very text, cut there: all of them together are the text.
+
+        One that was added stands for nothing, and of those that share a character the last has it. Where transformers' own code
+        encodes, nobody knows: [].
+        """
+        if self.fast is None:
+            return []
+        [found] = raising(self.fast.encode_batch, [text], add_special_tokens=add_special_tokens)
+        is_added, spans = found.special_tokens_mask, found.offsets
+        own = [i for i, added in enumerate(is_added) if not added]
+        names, start = [""] * len(spans), 0
+        for i, following in itertools.pairwise(own):
+            # Some leave out the blanks before a word, and a normalizer what it puts together with the character before.
+            between = text[spans[i][1] : spans[following][0]].rstrip()
+            end = max(start, min(spans[i][1] + len(between), spans[following][0]))
+            names[i], start = text[start:end], end
+        if names:
+            names[own[-1] if own else -1] = text[start:]
+        return names
 
     def added_tokens(self) -> list[AddedToken]:
         """Tokens that are looked for before a text is normalized or split into words; none if that is not known."""
@@ -143,7 +167,7 @@ class ModelTokenizer(core.Tokenizer, ABC):
         """
         from nanoengine.models.chat_template import render  # Jinja is loaded for chats only
 
-        template = self.chat_template(tools is not None)
+        template = self.chat_template(bool(tools))
         return render(
             *(template, messages),
             special_tokens=self._special_tokens(template),
@@ -208,7 +232,7 @@ class HFTokenizer(ModelTokenizer):
     def hf(self) -> Any:
         kind = _transformers(self.name).AutoTokenizer
         try:
-            return kind.from_pretrained(self.folder, trust_remote_code=False)
+            return raising(kind.from_pretrained, self.folder, trust_remote_code=False)
         except Exception as error:  # transformers raises many kinds; all mean that these files are no usable tokenizer
             raise ModelNotFound(f"{self.folder} has no tokenizer that can be read: {error}") from error
 
@@ -223,6 +247,16 @@ class HFTokenizer(ModelTokenizer):
         if not self._is_plain or (has_others and asked):
             return dict(self.hf.special_tokens_map)
         return {name: text for name in SPECIAL_TOKENS if isinstance(text := _text(self._config.get(name)), str)}
+
+
+def raising(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Call the library: a panic of Rust, which files and texts can cause, is no Exception, and would end a thread."""
+    try:
+        return function(*args, **kwargs)
+    except (Exception, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise ValueError(f"the library tokenizers panics: {error}") from error
 
 
 def _transformers(name: str) -> Any:
@@ -266,13 +300,35 @@ def _fast_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer | None
     if "eos_token" not in config:
         return None
     try:
-        tokenizer: Tokenizer = core.read_tokenizer(folder).fast
+        tokenizer: Tokenizer = raising(core.read_tokenizer, folder).fast
+        raising(tokenizer.encode, "")
     except ModelNotFound:  # transformers will say what is wrong, or do without the file
         return None
+    except Exception as error:
+        raise UnsupportedModel(f"{folder / 'tokenizer.json'} is no tokenizer that can be used: {error}") from error
     added = config.get("added_tokens_decoder") or {}
     if not isinstance(added, Mapping) or any(str(_token_id(tokenizer, added[number])) != number for number in added):
         return None
+    try:
+        raising(tokenizer.add_tokens, _told_anew(tokenizer, added, config))
+    except (TypeError, ValueError):  # transformers will say what is wrong
+        return None
     return tokenizer if _adds_what_is_asked(tokenizer, config) else None
+
+
+def _told_anew(tokenizer: Tokenizer, added: Mapping[str, Any], config: Mapping[str, Any]) -> list[AddedToken]:
+    """Tokens of which tokenizer_config.json says something else than tokenizer.json: as in transformers, the former counts. Those
+    that it names as special ones are looked for in text, too.
+    """
+    known = set(map(repr, tokenizer.get_added_tokens_decoder().values()))
+    named = [_text(config.get(name)) for name in SPECIAL_TOKENS]
+    stated = [AddedToken(**added[number]) for number in sorted(added, key=int)]
+    for token in stated:
+        token.special = token.special or token.content in named
+    contents = {token.content for token in [*stated, *tokenizer.get_added_tokens_decoder().values()]}
+    others = [text for text in dict.fromkeys(filter(None, named)) if text not in contents]
+    stated += [AddedToken(text, special=True) for text in others if tokenizer.token_to_id(text) is not None]
+    return [token for token in stated if repr(token) not in known]
 
 
 def _adds_what_is_asked(tokenizer: Tokenizer, config: Mapping[str, Any]) -> bool:
@@ -304,7 +360,7 @@ def _template_files(folder: Path) -> dict[str, str]:
     if (single := folder / "chat_template.jinja").exists():
         paths["default"] = single
     try:
-        return {name: path.read_text(encoding="utf-8") for name, path in paths.items()}
+        return {name: read_file(path, MAX_FILE_BYTES).decode() for name, path in paths.items()}
     except (OSError, ValueError) as error:
         raise ModelNotFound(f"{folder} has a chat template that cannot be read: {error}") from error
 

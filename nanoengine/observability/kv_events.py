@@ -141,5 +141,8 @@ class KVEventPublisher(KVStore, PolicyPart):
     def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
         self.publish()
 
+    def concerns(self, seq: Sequence) -> bool:
+        return False
+
     def finished(self, seq: Sequence) -> None:
         self.publish()

@@ -145,6 +145,9 @@ class Observer(PolicyPart):
             self.times.tokens_of_step.observe(num_prompt + num_generated)
         self._last_step = 0, 0
 
+    def concerns(self, seq: Sequence) -> bool:
+        return False
+
     def finished(self, seq: Sequence) -> None:
         times, request = seq.state[TIMES], seq.request
         # Tokens behind a stop string were accepted drafts of the last step. They are dropped when its text is made.

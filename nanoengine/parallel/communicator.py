@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from nanoengine.kernels.addresses import address
 from nanoengine.kernels.c_functions import c_functions
 from nanoengine.worker.member import Member, RankLost
 
@@ -71,10 +72,10 @@ class SharedMemory:
 
     def gather(self, part: Tensor, widths: Sequence[int]) -> Tensor:
         part = part.contiguous()
-        assert part.shape[1] == widths[self.rank]
-        out = torch.empty(len(part), sum(widths), dtype=part.dtype)
+        out, size = part.new_empty(len(part), sum(widths)), len(part) * widths[self.rank]
         where = self.memory.data_ptr(), self.rank, self.size, self.slot_bytes, self.seconds
-        self.c.gather(*where, self._in_bytes(widths, part.itemsize), part.data_ptr(), out.data_ptr(), len(part))
+        given = self._in_bytes(widths, part.itemsize), address(part, part.dtype, size)
+        self.c.gather(*where, *given, out.data_ptr(), len(part))
         return out
 
     def check(self) -> None:
@@ -88,7 +89,7 @@ class SharedMemory:
         """Where they lie as the kernel wants them; recorded steps remember it."""
         key = (*widths, itemsize)
         if key not in self._widths:
-            self._widths[key] = torch.tensor(widths, dtype=torch.int64) * itemsize
+            self._widths[key] = torch.tensor(widths, dtype=torch.int64, device="cpu") * itemsize
         return self._widths[key].data_ptr()
 
 
@@ -106,7 +107,7 @@ class Distributed:
         store = dist.FileStore(f"/proc/self/fd/{member.memory}", member.size)
         limit = timedelta(seconds=member.step_seconds)
         dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=limit)
-        self.gather(torch.zeros(1, 1, device=device), [1] * self.size)
+        self.gather(torch.zeros(1, 1, dtype=torch.float32, device=device), [1] * self.size)
 
     def gather(self, part: Tensor, widths: Sequence[int]) -> Tensor:
         widest = max(widths)

@@ -85,7 +85,7 @@ class SharedContext:
             for first in range(0, count, at_once):
                 last = min(first + at_once, count)
                 piece = Runs(
-                    query_start_loc=torch.tensor([0, last - first], dtype=torch.int32),
+                    query_start_loc=torch.tensor([0, last - first], dtype=torch.int32, device="cpu"),
                     seq_lens=(runs.seq_lens[i : i + 1] - (count - last)).clamp(min=0),
                     block_tables=runs.block_tables[i : i + 1],
                     query_lens_list=[last - first],

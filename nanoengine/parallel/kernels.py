@@ -105,7 +105,7 @@ class GroupKernels(Kernels):
             return found
         width, size = found.shape[1], len(vocabulary)
         of_ranks = self.group.communicator.gather(found, [width] * size).view(-1, size, width)
-        ends = torch.tensor([each.stop for each in vocabulary], device=token_ids.device)
+        ends = torch.tensor([each.stop for each in vocabulary], dtype=torch.int64, device=token_ids.device)
         owners = (token_ids[:, None] >= ends).sum(1)
         return of_ranks.gather(1, owners[:, None, None].expand(-1, 1, width))[:, 0]
 

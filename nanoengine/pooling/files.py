@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nanoengine.core.errors import UnsupportedModel
+from nanoengine.core.errors import UnsupportedModel, shown
+from nanoengine.core.model_config import read_file
 
 MODES = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean", "lasttoken": "last", "mean": "mean"}
 """Flags, as older versions write them; and values of `pooling_mode`, as newer ones do."""
@@ -58,9 +59,9 @@ def of_gguf(metadata: Mapping[str, Any]) -> Made:
 
 def _read(path: Path, kind: type) -> Any:
     try:
-        content = json.loads(path.read_text(encoding="utf-8")) if path.stat().st_size <= MAX_BYTES else None
+        content = json.loads(read_file(path, MAX_BYTES).decode())
     except (OSError, ValueError, RecursionError) as error:
         raise UnsupportedModel(f"{path} says how embeddings are made, and cannot be read: {error}") from error
     if not isinstance(content, kind):
-        raise UnsupportedModel(f"{path} must hold a JSON {kind.__name__} of at most {MAX_BYTES} bytes")
+        raise UnsupportedModel(f"{path} must hold a JSON {kind.__name__}, not {shown(content)}")
     return content

@@ -55,6 +55,9 @@ class Pooler(PolicyPart):
             assert isinstance(seq.params, PoolingParams)
             seq.state[EMBEDDING] = vector(pooled, seq.params)
 
+    def concerns(self, seq: Sequence) -> bool:
+        return isinstance(seq.params, PoolingParams)
+
 
 def vector(pooled: np.ndarray[Any, Any], params: PoolingParams) -> np.ndarray[Any, Any]:
     """Cut, and then of length 1 if that is wanted. Sums are in float64, and in numpy's own order: no library decides it."""

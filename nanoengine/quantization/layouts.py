@@ -57,7 +57,8 @@ class Layout(ABC):
         """
         group = self.scheme.group or shape[1]
         for suffix, tensor in early.items():
-            if suffix.endswith("g_idx") and not torch.equal(tensor.long(), torch.arange(shape[1]) // group):
+            own = torch.arange(shape[1], dtype=torch.int64, device="cpu") // group
+            if suffix.endswith("g_idx") and not torch.equal(tensor.long(), own):
                 raise InvalidWeights(
                     f"{suffix} of {name} groups inputs in an order of its own (desc_act true, or actorder 'group'): only {group} "
                     "neighbours in each are computed; take a checkpoint that was quantized without"
@@ -281,7 +282,7 @@ def unpack(words: Tensor, bits: int) -> Tensor:
 def unpack_awq(words: Tensor) -> Tensor:
     """[rows, n] int32 -> [n * 8, rows] uint8: transposed, which is cheaper before there are eight numbers for each word."""
     columns = words.t().contiguous()
-    numbers = torch.empty(len(columns), 8, len(words), dtype=torch.uint8)
+    numbers = torch.empty(len(columns), 8, len(words), dtype=torch.uint8, device="cpu")
     for place, number in enumerate(AWQ_ORDER):
         numbers[:, number] = columns >> 4 * place & 15
     return numbers.flatten(0, 1)

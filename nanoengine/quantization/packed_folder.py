@@ -47,6 +47,11 @@ class PackedFolder:
         self._folder, self._scheme, self._layout = SafetensorsFolder(folder), scheme, layout_of(scheme)
         self.place = self._folder.place
 
+    @property
+    def is_headless(self) -> bool:
+        """See `SafetensorsFolder`."""
+        return self._folder.is_headless
+
     def headers(self) -> Iterator[TensorHeader]:
         """The dtype of quantized layers is F32.
 

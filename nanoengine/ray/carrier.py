@@ -66,6 +66,9 @@ class StartedActor:
     def kill(self) -> None:
         package().kill(self.actor)
 
+    def ending(self) -> str:
+        return "was lost: its actor or its node has ended"
+
 
 class RayCarrier:
     """See `Carrier`.
@@ -78,6 +81,7 @@ class RayCarrier:
 
     def __init__(self, config: EngineConfig, room: Room, hash_seed: int):
         self.config, self.room, self.hash_seed = config, room, hash_seed
+        self.waits: dict[int, str] = {}
         self._key = secrets.token_bytes(32)  # messages are pickled: nobody else may send any
         self._is_closed = False
         self._actor_class = (
@@ -108,20 +112,18 @@ class RayCarrier:
     def _wait(self, number: int, told: Any) -> tuple[str, int]:
         """Where a replica listens. It may take long: until a node has room, which perhaps has to be started first."""
         ray, tell_at = package(), time.monotonic() + TELL_SECONDS
-        while not ray.wait([told], timeout=LOOK_SECONDS)[0]:
-            if self._is_closed:
-                raise EngineClosed(f"the engine was closed while replica {number} waited for a node of the Ray cluster")
-            if time.monotonic() > tell_at:
-                tell_at += TELL_SECONDS
-                cpus, gpus = self.room
-                logger.warning(
-                    "replica %d waits for a node of the Ray cluster with room for %d CPUs (ray_cpus) and %d GPUs "
-                    "(ray_gpus); free are %s",
-                    number,
-                    cpus,
-                    gpus,
-                    ray.available_resources(),
-                )
+        cpus, gpus = self.room
+        what = f"a node of the Ray cluster with room for {cpus} CPUs (ray_cpus) and {gpus} GPUs (ray_gpus)"
+        self.waits[number] = what
+        try:
+            while not ray.wait([told], timeout=LOOK_SECONDS)[0]:
+                if self._is_closed:
+                    raise EngineClosed(f"the engine was closed while replica {number} waited for {what}")
+                if time.monotonic() > tell_at:
+                    tell_at += TELL_SECONDS
+                    logger.warning("replica %d waits for %s; free are %s", number, what, ray.available_resources())
+        finally:
+            del self.waits[number]
         host, port = ray.get(told)
         return host, port
 

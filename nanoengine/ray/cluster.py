@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from types import ModuleType
 from typing import Any
 
@@ -34,10 +35,28 @@ def connect(address: str | None) -> None:
     ray = package()
     if ray.is_initialized():
         return
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"  # for the processes of a cluster that is started here
     try:
-        ray.init(address=address, log_to_driver=True, logging_level=logging.WARNING)
+        ray.init(address=address, job_config=_job_config(), log_to_driver=True, logging_level=logging.WARNING)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise InvalidConfig(f"ray_address is {address}, where no Ray cluster answers: {error}") from error
+    finally:
+        del os.environ["PYTHONSAFEPATH"]
+        if before is not None:
+            os.environ["PYTHONSAFEPATH"] = before
+
+
+def _job_config() -> Any:
+    """Of actors that import nothing of the folder in which this process runs, which may be that of a model. Ray puts it first in
+    their paths, except where a job has a folder of its own.
+    """
+
+    class JobConfig(package("ray.job_config").JobConfig):  # type: ignore[misc]
+        def _runtime_env_has_working_dir(self) -> bool:
+            return True
+
+    return JobConfig()
 
 
 def nodes() -> list[dict[str, float]]:

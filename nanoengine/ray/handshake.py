@@ -7,7 +7,8 @@ import time
 from contextlib import suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
-from threading import Timer
+from queue import SimpleQueue
+from threading import BoundedSemaphore, Thread, Timer
 from typing import Any
 
 from nanoengine.errors import EngineDead
@@ -16,7 +17,13 @@ CONNECT_SECONDS = 120.0
 """How long both look for each other."""
 
 STRANGER_SECONDS = 5.0
-"""How long one who has connected may take to prove that he has the key: meanwhile nobody else can."""
+"""How long one who has connected may take to prove that he has the key."""
+
+MOST_STRANGERS = 64
+"""Who may try to prove it at the same time; others wait."""
+
+LOOK_SECONDS = 0.02
+"""How often it is looked whether one has proved it."""
 
 
 def accept(
@@ -27,14 +34,27 @@ def accept(
     Raises:
         EngineDead: nobody has come in time.
     """
+    found: SimpleQueue[Connection[Any, Any]] = SimpleQueue()
+    places = BoundedSemaphore(MOST_STRANGERS)
+
+    def prove(own: socket.socket) -> None:
+        with suppress(OSError, EOFError, AuthenticationError):
+            found.put(_prove(own, key, stranger_seconds, asks_first=True))
+        places.release()
+
     end = time.monotonic() + seconds
-    while (left := end - time.monotonic()) > 0:
-        server.settimeout(left)
+    server.settimeout(LOOK_SECONDS)
+    while found.empty() and time.monotonic() < end:
+        if not places.acquire(timeout=LOOK_SECONDS):
+            continue
         try:
             own, _ = server.accept()
-            return _prove(own, key, min(stranger_seconds, left), asks_first=True)
-        except (OSError, EOFError, AuthenticationError):
+        except OSError:  # nobody has come
+            places.release()
             continue
+        Thread(target=prove, args=(own,), daemon=True).start()
+    if not found.empty():
+        return found.get()
     raise EngineDead(f"nobody with the key of this run has come to {server.getsockname()} within {seconds:g} seconds")
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -135,6 +136,8 @@ def _select_rows(memory: StepMemory, x: Tensor, dim: int, index: Tensor) -> Tens
     """`x.index_select(dim, index)` by a native call, which stands among others; None where x does not lie as that wants it."""
     tables = x if dim == 1 else x.unsqueeze(0)
     if dim not in (0, 1) or not x.numel() or not tables[0, 0].is_contiguous() or not index.is_contiguous():
+        return None
+    if index.dtype not in (torch.int32, torch.int64) or not (x.is_cpu and index.is_cpu):
         return None
     out = memory.take(x.new_empty(*x.shape[:dim], len(index), *x.shape[dim + 1 :]))
     size = x.element_size()

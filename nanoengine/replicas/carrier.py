@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-import pickle
 import socket
 import subprocess
 from collections.abc import Mapping
 from typing import Protocol
 
 from nanoengine.core.config import EngineConfig
-from nanoengine.replicas.link import HEADER
-from nanoengine.worker.child import start_child
+from nanoengine.worker.child import end_children, ending_of, start_child
+from nanoengine.worker.link import framed
+
+SEND_SECONDS = 60.0
+"""How long a replica may take to read the config that is sent first."""
 
 
 class Started(Protocol):
@@ -24,8 +26,15 @@ class Started(Protocol):
         """End it at once, whatever it does; also called when it has ended by itself."""
         ...
 
+    def ending(self) -> str:
+        """How one has ended that closed its socket: "was killed by SIGKILL"."""
+        ...
+
 
 class Carrier(Protocol):
+    waits: dict[int, str]
+    """By the numbers of replicas whose `start` waits: for what."""
+
     def start(self, number: int) -> Started:
         """Start a replica and connect to it; called in a thread of its own, and may take long.
 
@@ -49,8 +58,10 @@ class LocalReplica:
         self.process, self.socket = process, own
 
     def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        end_children(self.process)
+
+    def ending(self) -> str:
+        return ending_of(self.process)
 
 
 def gpu_of(number: int, environment: Mapping[str, str]) -> dict[str, str]:
@@ -71,13 +82,20 @@ class LocalCarrier:
 
     def __init__(self, config: EngineConfig, hash_seed: int, *, has_gpus: bool = False, use_tqdm: bool = False):
         self.config, self.hash_seed, self.has_gpus, self.use_tqdm = config, hash_seed, has_gpus, use_tqdm
+        self.waits: dict[int, str] = {}
 
     def start(self, number: int) -> LocalReplica:
         gpu = gpu_of(number, os.environ) if self.has_gpus else None
         process, own = start_child("nanoengine.replicas.process", environment=gpu)
-        body = pickle.dumps((self.config, self.use_tqdm and number == 0, self.hash_seed))
-        own.sendall(HEADER.pack(len(body)) + body)
+        started = LocalReplica(process, own)
+        try:
+            own.settimeout(SEND_SECONDS)
+            own.sendall(framed((self.config, self.use_tqdm and number == 0, self.hash_seed)))
+        except BaseException:
+            own.close()
+            started.kill()
+            raise
         self.use_tqdm = False
-        return LocalReplica(process, own)
+        return started
 
     def close(self) -> None: ...

@@ -16,7 +16,6 @@ from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import StepPlan, StepResult
 from nanoengine.core.outputs import FinishReason
 from nanoengine.core.sequence import Request, Sequence
-from nanoengine.errors import EngineDead
 from nanoengine.replicas.carrier import Carrier
 from nanoengine.replicas.fleet import Adapters, Fleet
 from nanoengine.replicas.messages import Finish, Forget
@@ -37,7 +36,7 @@ class ReplicatedEngine(LLMEngine):
 
     Raises:
         NanoEngineError: what the start-up of a replica raised.
-        EngineDead: a replica ended without a word.
+        EngineDead: a replica ended without a word, or took too long.
     """
 
     def __init__(
@@ -68,8 +67,8 @@ class ReplicatedEngine(LLMEngine):
         try:
             while self.supervisor.num_ready < options.replicas:
                 self.supervisor.watch()
-                if self.supervisor.num_lost or self.supervisor.failure is not None:
-                    raise self.supervisor.failure or EngineDead("a replica ended while it started")
+                if self.supervisor.failure is not None:
+                    raise self.supervisor.failure
         except BaseException:
             self.supervisor.close(0.0)
             raise
@@ -80,6 +79,11 @@ class ReplicatedEngine(LLMEngine):
     @property
     def has_unfinished(self) -> bool:
         return bool(self.requests)
+
+    @property
+    def unavailable(self) -> str | None:
+        """Why no request can be computed now; None: some replica runs, or will soon."""
+        return self.supervisor.unavailable
 
     def submit(self, request: Request) -> None:
         self._check_open()

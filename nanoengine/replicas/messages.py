@@ -1,6 +1,7 @@
 """What the front and its replicas say to each other. Plain data: it pickles.
 
-The front says Submit, Abort, Equip, Ping, TellCached, Forget and End; a replica says Ready or Failed first, then News and Pong.
+The front says Submit, Abort, Equip, Ping, TellCached, Forget and End. A replica says Pong while it starts, then Ready or Failed
+once, and then News and Pong. What it says at another time ends it.
 """
 
 from __future__ import annotations
@@ -134,4 +135,6 @@ class News:
 
 
 class Pong(NamedTuple):
+    """A sign of life."""
+
     seconds_in_step: float  # that the step that runs has taken

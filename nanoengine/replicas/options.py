@@ -10,6 +10,9 @@ from nanoengine.core.errors import InvalidConfig, shown
 
 MOST_REPLICAS = 4096
 
+LIMITS = ("replica_silence_seconds", "replica_step_seconds", "replica_start_seconds", "replica_wait_seconds")
+"""Options that are times."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaOptions:
@@ -27,8 +30,12 @@ class ReplicaOptions:
             others go on from these files, so that a long prompt does not hold up what they are decoding. Fewer than `replicas`;
             0: all do both.
         min_prefill_tokens: tokens of a prompt that no other replica has cached, from which on it goes to a prefill replica first.
-        replica_silence_seconds: a replica that says nothing for so long hangs, and is killed. Above 0.
+        replica_silence_seconds: a replica that says nothing for so long hangs, and is killed; one that starts may say nothing for
+            60 seconds at least. Above 0.
         replica_step_seconds: so does one whose step takes longer. Above 0.
+        replica_start_seconds: so does one whose start takes longer, the loading of the model included. Above 0.
+        replica_wait_seconds: when no replica has run or been starting for so long, requests end, and new ones are refused until
+            one is ready. Above 0.
         replica_start_attempts: a replica that could not be started so often, one time after the other, is given up. 1 or more.
 
     Raises:
@@ -42,6 +49,8 @@ class ReplicaOptions:
     min_prefill_tokens: int = 512
     replica_silence_seconds: float = 20.0
     replica_step_seconds: float = 300.0
+    replica_start_seconds: float = 1800.0
+    replica_wait_seconds: float = 120.0
     replica_start_attempts: int = 10
 
     def __post_init__(self) -> None:
@@ -63,7 +72,7 @@ class ReplicaOptions:
             )
         check_count("min_prefill_tokens", self.min_prefill_tokens, 2**40)
         check_count("replica_start_attempts", self.replica_start_attempts, 2**20)
-        for name in ("replica_silence_seconds", "replica_step_seconds"):
+        for name in LIMITS:
             seconds = getattr(self, name)
             if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
                 raise InvalidConfig(f"{name} is {shown(seconds)}: it must be above 0, in seconds")

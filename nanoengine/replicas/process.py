@@ -11,7 +11,9 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
@@ -21,7 +23,7 @@ from nanoengine.builder import Built, build_engine
 from nanoengine.observability.view import take_view
 from nanoengine.replicas.messages import End, Failed, Ping, Pong, Ready, Submit
 from nanoengine.replicas.replica import Replica
-from nanoengine.worker.child import portable
+from nanoengine.worker.child import portable, receive, signs_of_life
 
 
 def serve(connection: Connection, build: Callable[[], Built], hash_seed: int) -> None:
@@ -34,7 +36,8 @@ def serve(connection: Connection, build: Callable[[], Built], hash_seed: int) ->
     """
     process = _Process(connection)
     try:
-        built = build()
+        with signs_of_life(partial(process.say, Pong(0.0))):
+            built = build()
     except Exception as error:
         process.finish(Failed(portable(error)))
         return
@@ -48,7 +51,11 @@ def serve(connection: Connection, build: Callable[[], Built], hash_seed: int) ->
     computes = built.capabilities["replicas"].computes
     identity = f"nanoengine {nanoengine.__version__}, {computes}"
     process.say(Ready(engine.max_model_len, engine.scheduler.blocks.seed, identity))
-    process.run()
+    try:
+        process.run()
+    except BaseException:  # the threads that read and write would answer for it
+        traceback.print_exc()
+        os._exit(1)
 
 
 class _Process:
@@ -92,22 +99,19 @@ class _Process:
             self.say(news)
 
     def _read(self) -> None:
-        try:
-            while True:
-                message, request = self.connection.recv(), None
-                if isinstance(message, Ping):
-                    began = self._step_began
-                    self._outbox.put(Pong(0.0 if began is None else time.monotonic() - began))
-                    if not message.wants_metrics:
-                        continue
-                elif isinstance(message, Submit):
-                    try:
-                        request = self.replica.make_request(message.resumable)
-                    except Exception:  # it is raised again, and told, in the thread that steps
-                        request = None
-                self._inbox.put((message, request))
-        except (EOFError, OSError):
-            os._exit(0)  # in the middle of a step, too: nobody waits for it
+        while True:
+            message, request = receive(self.connection), None
+            if isinstance(message, Ping):
+                began = self._step_began
+                self._outbox.put(Pong(0.0 if began is None else time.monotonic() - began))
+                if not message.wants_metrics:
+                    continue
+            elif isinstance(message, Submit):
+                try:
+                    request = self.replica.make_request(message.resumable)
+                except Exception:  # it is raised again, and told, in the thread that steps
+                    request = None
+            self._inbox.put((message, request))
 
     def _write(self) -> None:
         try:
@@ -121,7 +125,7 @@ def main(handle: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # they are for the process that has the clients
         signal.signal(number, signal.SIG_IGN)
     connection = Connection(handle)
-    config, use_tqdm, hash_seed = connection.recv()
+    config, use_tqdm, hash_seed = receive(connection)
     serve(connection, lambda: build_engine(config, use_tqdm), hash_seed)
 
 

@@ -16,15 +16,17 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
+from nanoengine.core.errors import shown
 from nanoengine.core.sequence import Request
 from nanoengine.errors import EngineDead
 from nanoengine.replicas.carrier import Carrier, Started
 from nanoengine.replicas.counts import Counts
 from nanoengine.replicas.fleet import Fleet
-from nanoengine.replicas.link import Link
 from nanoengine.replicas.messages import End, Failed, News, Ping, Pong, Ready
 from nanoengine.replicas.options import ReplicaOptions
 from nanoengine.replicas.scaling import Scaling
+from nanoengine.worker.child import RETRY_SECONDS
+from nanoengine.worker.link import Link, Unreadable
 
 logger = logging.getLogger("nanoengine")
 
@@ -34,11 +36,11 @@ PING_SECONDS = 1.0
 END_SECONDS = 60.0
 """How long a replica may take to end by itself: it may write files."""
 
-RETRY_SECONDS = (0.0, 1.0, 5.0, 15.0, 60.0)
-"""Before a replica is started again, by how many before it did nothing useful."""
+START_SILENCE_SECONDS = 60.0
+"""How long a replica may be silent while it starts, at least: loading a library may hold up its threads."""
 
 HOPELESS = 3
-"""Replicas that did nothing useful in each slot: then requests end, and do not wait for the next."""
+"""Replicas that were ready and did nothing useful in each slot: then requests end, and do not wait for the next."""
 
 
 @dataclass(eq=False)
@@ -49,6 +51,8 @@ class Process:
     slot: Slot
     started: Started
     link: Link
+    began: float
+    heard: float  # when it said something last
     asked: float | None = None  # when it was asked whether it lives, and has said nothing since
     ready: Ready | None = None
     num_counts: int = 0  # how often it told what it counts
@@ -80,7 +84,8 @@ class Supervisor:
         self.fleet, self.carrier, self.options = fleet, carrier, options
         self.slots = [Slot(number) for number in range(options.replicas)]
         self.facts: Ready | None = None  # of the first that was ready
-        self.failure: Exception | None = None  # why the last one that could not start did not
+        self.failure: Exception | None = None  # why the last one was lost, or could not be started
+        self.unavailable: str | None = None  # why no request can be computed, until a replica is ready
         self.touched: dict[Request, None] = {}  # requests that got something since they were taken out
         self.num_lost = 0  # replicas
         self.counts = Counts()
@@ -89,6 +94,7 @@ class Supervisor:
         self._calls: SimpleQueue[Callable[[], object]] = SimpleQueue()  # of threads that start replicas
         self._num_processes = 0
         self._next_ping = 0.0
+        self._last_there = time.monotonic()  # when some replica ran, or was starting
         self._is_closed = False
         self._scaling = Scaling(options.replicas, options.most, options.waiting_tokens_per_replica)
         self.selector = selectors.DefaultSelector()
@@ -151,7 +157,7 @@ class Supervisor:
 
     def close(self, seconds: float = END_SECONDS) -> None:
         """End all replicas, and wait for them; those that take longer are killed."""
-        self._is_closed = True
+        self._is_closed, self._to_restart = True, []
         self.carrier.close()
         for slot in self.slots:
             slot.start_at = None
@@ -175,30 +181,42 @@ class Supervisor:
             for message in process.link.receive():
                 self._receive(process, message)
         except EOFError:
-            if process in self._leaving:
-                self._reap(process)
-            else:
-                self._lose(process, "died")
+            why = "" if process in self._leaving else process.started.ending()
+        except Unreadable as error:
+            why = str(error)
+        except Exception as error:  # it means nothing here: perhaps it is of another version
+            logger.exception("what replica %d has said cannot be used", process.slot.number)
+            why = f"has said what cannot be used ({type(error).__name__}: {str(error)[:80]})"
+        else:
+            return
+        if process in self._leaving:
+            self._reap(process)
+        else:
+            self._lose(process, why)
 
     def _receive(self, process: Process, message: Any) -> None:
-        process.asked = None
-        if isinstance(message, News):
-            if message.metrics is not None and process is process.slot.current:
-                process.num_counts += 1
-                self.counts.take(process.slot.number, message.metrics)
-            if message.deltas:
-                process.slot.num_useless = 0
-            self.touched.update(dict.fromkeys(self.fleet.receive(process.key, message)))
-        elif isinstance(message, Pong):
+        slot, process.asked, process.heard = process.slot, None, time.monotonic()
+        if process not in (slot.current, slot.next):
+            return  # it ends, and what it had has moved
+        if isinstance(message, Pong):
             if message.seconds_in_step > (limit := self.options.replica_step_seconds):
                 self._lose(process, f"has taken more than replica_step_seconds={limit:g} for a step")
-        elif isinstance(message, Ready):
+        elif isinstance(message, News) and process.ready:
+            if message.metrics is not None:
+                process.num_counts += 1
+                self.counts.take(slot.number, message.metrics)
+            if message.deltas:
+                slot.num_useless = 0
+            self.touched.update(dict.fromkeys(self.fleet.receive(process.key, message)))
+        elif isinstance(message, Ready) and not process.ready:
             self._take_ready(process, message)
-        elif isinstance(message, Failed):
-            self.failure = message.error
-            self._lose(process, f"could not start: {message.error}")
+        elif isinstance(message, Failed) and not process.ready:
+            self._lose(process, f"could not start: {message.error}", message.error)
+        else:
+            raise Unreadable(f"has said {shown(message)} out of turn")
 
     def _look_at_clock(self, now: float) -> None:
+        self._restart_next()
         for slot in self.slots:
             if slot.start_at is not None and slot.start_at <= now:
                 slot.start_at, slot.is_starting = None, True
@@ -214,13 +232,40 @@ class Supervisor:
                 continue
             process.asked = now if process.asked is None else process.asked
             process.link.send(Ping(wants_metrics=True))
+        for process in [slot.next for slot in self.slots if slot.next is not None]:
+            if now - process.began > (most := self.options.replica_start_seconds):
+                self._lose(process, f"was not ready within replica_start_seconds={most:g}")
+            elif now - process.heard > (most := max(START_SILENCE_SECONDS, limit)):
+                self._lose(process, f"has given no sign of life for {most:g} seconds (replica_silence_seconds)")
         for process in [process for process, end in self._leaving.items() if end < now]:
             self._reap(process)
         if not self._is_closed:
             self._scale(now)
-        if not self.num_ready and self.fleet.homeless and all(map(self._is_given_up, self.slots)):
-            limit = self.options.replica_start_attempts
-            self._fail(f"all replicas are given up, which could not be started replica_start_attempts={limit} times")
+        self._end_if_hopeless(now)
+
+    def _end_if_hopeless(self, now: float) -> None:
+        """Where no replica is to come soon, end the requests that wait for one."""
+        own = self.options
+        if any(slot.current or slot.next for slot in self.slots):
+            self._last_there = now
+        if self.num_ready or self._is_closed:
+            return
+        if all(map(self._is_given_up, self.slots)):
+            limit = f"replica_start_attempts={own.replica_start_attempts}"
+            reason = f"all replicas are given up, which could not be started {limit} times"
+        elif all(slot.num_useless - slot.num_failed > HOPELESS for slot in self.slots):
+            reason = "no replica lives long enough to compute anything"
+        elif now - self._last_there > own.replica_wait_seconds:
+            waits = "".join(
+                f"; replica {number} waits for {what}" for number, what in sorted(self.carrier.waits.items())
+            )
+            reason = f"no replica has come within replica_wait_seconds={own.replica_wait_seconds:g}{waits}"
+        else:
+            return
+        if self.unavailable is None:
+            logger.error("requests are refused until a replica is ready: %s", reason)
+        self.unavailable = f"{reason}; the last error was: {self.failure}"
+        self.touched.update(dict.fromkeys(self.fleet.fail(EngineDead(self.unavailable))))
 
     def _scale(self, now: float) -> None:
         """Add a slot, or take one away, if that is due; never while one is empty that may help."""
@@ -271,7 +316,8 @@ class Supervisor:
         slot.is_starting = False
         self._num_processes += 1
         link = Link(started.socket, self.selector)
-        process = slot.next = Process(self._num_processes, slot, started, link)
+        now = time.monotonic()
+        process = slot.next = Process(self._num_processes, slot, started, link, now, now)
         link.register(process)
         if self._is_closed or slot not in self.slots:
             slot.next = None
@@ -285,7 +331,7 @@ class Supervisor:
 
     def _take_ready(self, process: Process, ready: Ready) -> None:
         slot, old, process.ready = process.slot, process.slot.current, ready
-        slot.num_failed = 0
+        slot.num_failed, self.unavailable = 0, None
         self.facts = facts = self.facts or ready
         if ready != facts:
             logger.warning("replica %d is %s, the first was %s: tokens may differ", slot.number, ready, facts)
@@ -296,11 +342,12 @@ class Supervisor:
             self.counts.leave(slot.number)
             self.fleet.drain(old.key)
             self._dismiss(old, END_SECONDS)
-        self._restart_next()
 
     def _restart_next(self) -> None:
         """One after the other: the next when no other is on its way."""
-        if self._to_restart and not any(slot.next or slot.is_starting for slot in self.slots):
+        if self._to_restart and not any(
+            slot.next or slot.is_starting or slot.start_at is not None for slot in self.slots
+        ):
             self._to_restart.pop(0).start_at = 0.0
 
     # ---- and go
@@ -315,14 +362,16 @@ class Supervisor:
         process.link.close()
         process.started.kill()
 
-    def _lose(self, process: Process, why: str) -> None:
+    def _lose(self, process: Process, why: str, error: Exception | None = None) -> None:
         """A replica is gone, or hangs: what it had moves, and another one is started."""
         slot = process.slot
+        why = why if process.ready or error else f"{why} while it started"
         if process not in (slot.current, slot.next):
             return
         num_running = self.fleet.num_running(process.key)
         logger.warning("replica %d %s: %d requests of it go on", slot.number, why, num_running)
         self.num_lost += 1
+        self.failure = error or EngineDead(f"replica {slot.number} {why}")
         self._reap(process)
         if slot.current is process:
             slot.current, slot.num_failed = None, 0  # those of a restart before that: it has run since
@@ -345,16 +394,13 @@ class Supervisor:
                 slot.num_failed,
                 self.failure,
             )
+            if left := [own.number for own in self._to_restart]:
+                logger.error("the restart of replicas ends here: %s were not started anew", left)
+                self._to_restart = []
         elif is_alone:
             slot.start_at = time.monotonic() + RETRY_SECONDS[min(slot.num_useless, len(RETRY_SECONDS) - 1)]
         slot.num_useless += 1
-        if not self.num_ready and all(slot.num_useless > HOPELESS for slot in self.slots):
-            self._fail("no replica lives long enough to compute anything")
+        self._end_if_hopeless(time.monotonic())
 
     def _is_given_up(self, slot: Slot) -> bool:
         return slot.num_failed >= self.options.replica_start_attempts
-
-    def _fail(self, reason: str) -> None:
-        """End all requests that wait for a replica."""
-        error = EngineDead(f"{reason}; the last error was: {self.failure}")
-        self.touched.update(dict.fromkeys(self.fleet.fail(error)))

@@ -34,7 +34,7 @@ def bad_word_tokens(words: Iterable[str], encode: Encode, vocab_size: int) -> tu
         found.append(bare)
         if len(spaced) == len(bare) and spaced[0] != bare[0]:
             found.append(spaced)
-        outside = [token for tokens in found for token in tokens if token >= vocab_size]
+        outside = [token for token in (*bare, *spaced) if token >= vocab_size]
         if outside:
             raise InvalidSamplingParams(
                 f"bad_words holds {shown(word)} with token {outside[0]}: the vocabulary has {vocab_size} tokens"

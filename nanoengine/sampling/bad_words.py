@@ -84,7 +84,7 @@ class BadWords(RowProcessor[Words]):
             ends = drafts.extend(ends, own)
         differ = ends[owners, ends.shape[1] - back] != expected
         num_differing = torch.zeros_like(last_tokens).index_add_(0, word_of, differ.long())
-        offsets = torch.where(num_differing > 0, 0.0, -torch.inf)
+        offsets = torch.where(num_differing > 0, 0.0, -torch.inf).to(logits.dtype)
         logits.index_put_((samples, last_tokens), offsets, accumulate=True)  # words may share their last token
 
     def observe(

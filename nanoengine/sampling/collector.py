@@ -56,6 +56,9 @@ class Collector(PolicyPart):
                 if seq.logprobs is not None and len(seq.logprobs) < len(seq.token_ids) - seq.num_prompt_tokens:
                     seq.logprobs.append(entry)
 
+    def concerns(self, seq: Sequence) -> bool:
+        return seq.logprobs is not None or seq.request.prompt_logprobs is not None
+
     def complete(self, step: Step) -> None:
         asked = []
         for place, (seq, run) in enumerate(zip(step.runs, step.plan.runs, strict=True)):

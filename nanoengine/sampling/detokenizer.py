@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from os.path import commonprefix
 
 from nanoengine.core.detokenizer import INCOMPLETE, Detokenizer
 
@@ -15,6 +16,10 @@ FIRST_KEPT, LAST_KEPT = 4, 12
 last 3 replacements stand for at most 9 bytes, and of the last 12 bytes at most 3 belong to a character that begins before."""
 
 
+CONTEXTS = (8, 32, 256)
+"""Tokens of a prompt, the next where so many have no text."""
+
+
 class StopDetokenizer(Detokenizer):
     """Text of one completion. It only grows: what was released is never taken back.
 
@@ -24,6 +29,7 @@ class StopDetokenizer(Detokenizer):
     Args:
         decode: token ids to text; the text of a prefix of the ids is a prefix of the text, incomplete characters aside.
         stop: strings that end the text.
+        prompt: the tokens before: decoders drop a space at the beginning of a text, and of that alone.
         include_stop: the text ends behind its stop string or token, and not before it.
         min_tokens: with fewer tokens no string ends the text.
     """
@@ -33,6 +39,7 @@ class StopDetokenizer(Detokenizer):
         decode: Callable[[Sequence[int]], str],
         stop: Sequence[str] = (),
         *,
+        prompt: Sequence[int] = (),
         include_stop: bool = False,
         min_tokens: int = 0,
     ):
@@ -43,6 +50,7 @@ class StopDetokenizer(Detokenizer):
         self._matched = [0] * len(self._stop)  # leading characters of each stop that the text ends with
         self._text = ""  # all complete characters so far
         self._num_released = 0
+        self._prompt: Sequence[int] | None = prompt  # until the first token comes
         self._window: list[int] = []  # the tokens that are decoded again: some as context, then those that may change
         self._num_context = 0  # leading tokens of the window
         self._window_text = ""  # characters of the window that are in _text already
@@ -61,9 +69,13 @@ class StopDetokenizer(Detokenizer):
         self._num_tokens += 1
         if is_stop and not self._include_stop:
             return None
+        if self._prompt is not None:
+            self._begin_behind(self._prompt)
         self._window.append(token_id)
         decoded = self._decode(self._window)
         ends_whole = not decoded.endswith(INCOMPLETE)
+        if ends_whole and not self._text:  # what the prompt had of a character is a whole one now
+            self._window_text = commonprefix([decoded, self._window_text])  # noqa: RUF071 - characters are meant
         complete = decoded.rstrip(INCOMPLETE)
         if len(self._window) - self._num_context > MOST_INCOMPLETE:  # more than a character can be waiting for
             complete = decoded[: max(len(complete), len(decoded) - MOST_INCOMPLETE)]
@@ -87,6 +99,15 @@ class StopDetokenizer(Detokenizer):
         """No more tokens come: release what was held back, incomplete characters included."""
         self._text += self._decode(self._window)[len(self._window_text) :]
         self._end_at(len(self._text))
+
+    def _begin_behind(self, prompt: Sequence[int]) -> None:
+        """Take as many of the last tokens as have text: special ones have none, and a space behind them may be the first."""
+        for count in CONTEXTS:
+            self._window = list(prompt[-count:])
+            self._window_text = self._decode(self._window)
+            if count >= len(prompt) or self._window_text.strip(INCOMPLETE):
+                break
+        self._num_context, self._prompt = len(self._window), None
 
     def _end_at(self, end: int) -> None:
         self._text = self._text[:end]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -157,10 +157,11 @@ class SamplingParams(core.SamplingParams):
             )
         return found
 
-    def new_detokenizer(self, decode: Callable[..., str]) -> StopDetokenizer:
+    def new_detokenizer(self, decode: Callable[..., str], prompt: Sequence[int]) -> StopDetokenizer:
         return StopDetokenizer(
             partial(decode, skip_special_tokens=self.skip_special_tokens),
             self.stop,
+            prompt=prompt,
             include_stop=self.include_stop_str_in_output,
             min_tokens=self.min_tokens,
         )

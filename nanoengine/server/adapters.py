@@ -9,7 +9,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import PlainTextResponse, Response
 
 from nanoengine.core.llm_engine import LLMEngine
-from nanoengine.errors import InvalidRequest, InvalidWeights, ModelNotFound, UnsupportedModel
+from nanoengine.errors import InvalidRequest, InvalidWeights, ModelNotFound, UnsupportedModel, shown
 from nanoengine.lora.adapters import Adapters
 from nanoengine.server.errors import Problem
 from nanoengine.server.protocol import LoadAdapterRequest, UnloadAdapterRequest
@@ -23,7 +23,7 @@ async def load_adapter(http: HTTPRequest) -> Response:
     request = await serving.read(http, LoadAdapterRequest)
     name = request.lora_name
     if serving.is_model(name):
-        raise Problem(400, f"{name!r} is a name of the model itself: choose another", "lora_name")
+        raise Problem(400, f"{shown(name)} is a name of the model itself: choose another", "lora_name")
     load = partial(adapters.load, name, request.lora_path, replaces=bool(request.load_inplace))
     try:
         await asyncio.to_thread(load)

@@ -23,9 +23,10 @@ from nanoengine.server.errors import REASON, Problem, problem_of
 from nanoengine.server.http import CONNECTION
 from nanoengine.server.jobs import Job
 from nanoengine.server.logprobs import LogprobShapes, Progress
+from nanoengine.server.params import MANY
 from nanoengine.server.pieces import Pieces, small
 from nanoengine.server.protocol import Generation
-from nanoengine.server.serving import FEW, SENT, Serving
+from nanoengine.server.serving import FEW, SENT, Encoding, Serving
 
 logger = logging.getLogger("nanoengine.server")
 
@@ -72,9 +73,7 @@ class Answer(Generic[G]):
         self.echoes: list[str] = []  # what is repeated of each prompt in front of its choices; none if nothing is
         self.shapes = LogprobShapes(serving.token_texts, bool(request.return_tokens_as_token_ids))
 
-    async def send(
-        self, http: HTTPRequest, num_prompts: int, tokens: Callable[[], tuple[Sequence[list[int]], SamplingParams]]
-    ) -> Response | EventStream:
+    async def send(self, http: HTTPRequest, num_prompts: int, tokens: Callable[[], Encoding]) -> Response | EventStream:
         """Have the engine work on prompts, and answer. Arguments as for `Serving.start`."""
         serving, params = self.serving, self.params
         job = await serving.start(http, self.job_id, self.request, params, num_prompts, tokens, self.size)
@@ -83,7 +82,8 @@ class Answer(Generic[G]):
             return EventStream(serving, job, self.events(job))
         async with serving.jobs.running(job, http.receive, serving.config.request_timeout):
             await job.end()
-        is_long = len(job.requests) * params.num_sequences > FEW or self.num_repeated > MANY_CHARS
+        num_new = sum(seq.num_tokens - seq.num_prompt_tokens for own in job.requests for seq in own.sequences)
+        is_long = len(job.requests) * params.num_sequences > FEW or self.num_repeated > MANY_CHARS or num_new > MANY
         with_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
         body = await serving.make(self.body, job.requests, slow=is_long or with_logprobs)
         return Pieces(body)
@@ -301,6 +301,8 @@ class EventStream:
 
         if CONNECTION in scope:  # of our own server
             self._job.write_now = write_now
+            if scope["http_version"] == "1.0":
+                send = scope[CONNECTION].without_chunks(send)
         async with self._serving.jobs.running(self._job, receive, self._serving.config.request_timeout):
             await send({"type": "http.response.start", "status": 200, "headers": self._headers})
             pinging = asyncio.create_task(self._keep_alive(write)) if self._ping else None

@@ -117,8 +117,8 @@ def make_app(serving: Serving) -> Starlette:
     ]
     open_paths, origins = (*OPEN_PATHS, *FILES.values()), config.cors_origin
     middleware = [Middleware(Identify, config, open_paths)]
-    if origins is not None:
-        middleware.append(Middleware(CORSMiddleware, origins, allow_methods=["*"], allow_headers=["*"]))
+    if origins is not None:  # around all: pages may read why they are refused
+        middleware.insert(0, Middleware(CORSMiddleware, origins, allow_methods=["*"], allow_headers=["*"]))
     handlers: dict[Any, Any] = {NanoEngineError: _answer_error, HTTPException: _answer_http_error}
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
     app.router.redirect_slashes = False  # to whatever host the request names
@@ -137,7 +137,8 @@ def http_settings(serving: Serving) -> uvicorn.Config:
         log_config=None,
         access_log=False,  # ours says more
         server_header=False,
-        proxy_headers=False,
+        proxy_headers=serving.config.forwarded_allow_ips is not None,
+        forwarded_allow_ips=list(serving.config.forwarded_allow_ips or ()),
         timeout_graceful_shutdown=SECONDS_TO_SAY_SO,
     )
 
@@ -152,9 +153,9 @@ async def _answer_error(http: HTTPRequest, error: NanoEngineError) -> Response:
 async def _answer_http_error(http: HTTPRequest, error: HTTPException) -> Response:
     """Of Starlette's own: no such path, no such method."""
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        problem = Problem(405, f"{http.url.path} does not take {http.method}", headers=error.headers)
+        problem = Problem(405, f"{http.url.path[:80]} does not take {http.method}", headers=error.headers)
     elif error.status_code == HTTPStatus.NOT_FOUND:
-        problem = Problem(404, f"there is no {http.url.path} here; /openapi.json lists what there is")
+        problem = Problem(404, f"there is no {http.url.path[:80]} here; /openapi.json lists what there is")
     else:
         problem = Problem(error.status_code, error.detail, headers=error.headers)
     return problem.response(http.scope)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from nanoengine.aio.request_stream import Delta
-from nanoengine.core.outputs import RequestOutput
+from nanoengine.core.outputs import CompletionOutput, RequestOutput
 from nanoengine.core.sequence import Request
-from nanoengine.sampling.params import SamplingParams
 from nanoengine.server.answers import Answer, EventStream, encode
 from nanoengine.server.jobs import Job
 from nanoengine.server.logprobs import Progress
 from nanoengine.server.protocol import ChatRequest
 from nanoengine.server.replies import Conversation, Reader, ended_by
-from nanoengine.server.serving import Serving, new_id
+from nanoengine.server.serving import Encoding, Serving, new_id
 from nanoengine.server.text import joined
 from nanoengine.tools.chats import said as said_by
 from nanoengine.tools.parser import Call
@@ -32,8 +32,8 @@ async def chat_completions(http: HTTPRequest) -> Response | EventStream:
     answer = _Chat(serving, request, new_id("chatcmpl-", http, request.request_id), conversation.params)
     answer.conversation = conversation
 
-    def tokens() -> tuple[list[list[int]], SamplingParams]:
-        found = conversation.tokens()
+    def tokens() -> Encoding:
+        found = yield from conversation.tokens()
         answer.is_parsed = conversation.parser() is not None
         return found
 
@@ -56,12 +56,14 @@ class _Chat(Answer[ChatRequest]):
         last = self.request.messages[-1].get("role")
         return ASSISTANT if self.request.add_generation_prompt or not isinstance(last, str) else last
 
-    @property
+    @cached_property
     def echo(self) -> str:
         """What is repeated before the answer: the message that it goes on with."""
-        last = joined(self.request.messages[-1])
-        content = last.get("content")
-        return content if self.request.echo and last.get("role") == self.role and isinstance(content, str) else ""
+        last = self.request.messages[-1]
+        if not self.request.echo or last.get("role") != self.role:
+            return ""
+        content = joined(last).get("content")
+        return content if isinstance(content, str) else ""
 
     @property
     def num_copies(self) -> int:
@@ -76,7 +78,7 @@ class _Chat(Answer[ChatRequest]):
         request, completion = self.request, output.outputs[index]
         logprobs = None
         if completion.logprobs is not None:
-            logprobs = self.shapes.chat(completion.token_ids, completion.logprobs, request.top_logprobs or 0)
+            logprobs = self._logprobs(output.prompt_token_ids, Progress(), completion)
         said = said_by(Reader(self.conversation.parser()).read(completion.text, is_last=True))
         content = self.echo + said.text
         reasoning = said.reasoning if said.reasoning and request.include_reasoning is not False else None
@@ -98,6 +100,11 @@ class _Chat(Answer[ChatRequest]):
             "stop_reason": completion.stop_reason,
             "token_ids": completion.token_ids if request.return_token_ids else None,
         }
+
+    def _logprobs(self, prompt: list[int], progress: Progress, told: CompletionOutput | Delta) -> dict[str, Any]:
+        names = progress.names(self.serving.tokenizer, self.params, prompt, told.token_ids, told)
+        num_top = self.request.top_logprobs or 0
+        return self.shapes.chat(told.token_ids, names, told.logprobs or [], num_top, progress.last)
 
     def _call(self, call: Call) -> dict[str, Any]:
         function = {"name": call.name, "arguments": call.arguments}
@@ -133,7 +140,7 @@ class _Chat(Answer[ChatRequest]):
             return []
         logprobs = None
         if delta.logprobs is not None:
-            logprobs = self.shapes.chat(delta.token_ids, delta.logprobs, request.top_logprobs or 0, progress.last)
+            logprobs = self._logprobs(own.prompt_token_ids, progress, delta)
         choice = {
             "index": delta.index,
             "delta": said,

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from nanoengine.aio.request_stream import Delta
-from nanoengine.core.outputs import RequestOutput
+from nanoengine.core.outputs import CompletionOutput, RequestOutput
 from nanoengine.core.sequence import Request
-from nanoengine.sampling.params import SamplingParams
+from nanoengine.sampling.detokenizer import StopDetokenizer
 from nanoengine.sampling.token_logprobs import TokenLogprobs
 from nanoengine.server.answers import Answer, EventStream
-from nanoengine.server.logprobs import Progress
+from nanoengine.server.logprobs import Progress, names_of
 from nanoengine.server.params import prompt_list
 from nanoengine.server.protocol import CompletionRequest
-from nanoengine.server.serving import Serving, new_id
+from nanoengine.server.serving import Encoding, Serving, new_id
 
 
 async def completions(http: HTTPRequest) -> Response | EventStream:
     """Complete prompts; index i of the answer belongs to prompt i // n."""
     serving: Serving = http.app.state.serving
-    request = await serving.read(http, CompletionRequest)
-    prompts = prompt_list(request.prompt, "prompt", serving.config.max_prompts)
+    request, prompts = await serving.read_as(
+        http, CompletionRequest, lambda own: prompt_list(own.prompt, "prompt", serving.config.max_prompts)
+    )
     params = await serving.params(
         request,
         max_tokens=1 if request.is_echo_only else 16 if request.max_tokens is None else request.max_tokens,
@@ -31,14 +33,10 @@ async def completions(http: HTTPRequest) -> Response | EventStream:
         prompt_logprobs=request.logprobs if request.echo else None,
     )
     answer = _Completions(serving, request, new_id("cmpl-", http, request.request_id), params)
+    answer.prompts = prompts
 
-    def tokens() -> tuple[list[list[int]], SamplingParams]:
-        encoded = [
-            serving.encode(prompt, request, add_special_tokens=request.add_special_tokens is not False)
-            if isinstance(prompt, str)
-            else prompt
-            for prompt in prompts
-        ]
+    def tokens() -> Encoding:
+        encoded = yield from serving.encode(prompts, request)
         if request.echo and not request.return_token_ids:
             answer.echoes = [
                 prompt if isinstance(prompt, str) else serving.tokenizer.decode(ids, skip_special_tokens=False)
@@ -55,15 +53,17 @@ class _Completions(Answer[CompletionRequest]):
         b'{"index":%d,"text":',
         b',"logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":null}',
     )
+    prompts: list[str | list[int]]
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self._names: dict[int, list[str]] = {}  # of the tokens of each prompt that is repeated
 
     def choice(self, number: int, output: RequestOutput, index: int) -> dict[str, Any]:
         request, completion = self.request, output.outputs[index]
         text = "" if request.is_echo_only else completion.text
-        token_ids, entries = completion.token_ids, completion.logprobs
-        logprobs = None
-        if entries is not None:
-            shown = [] if request.is_echo_only else token_ids
-            logprobs = self._logprobs(output.prompt_token_ids, output.prompt_logprobs, shown, entries)
+        token_ids = completion.token_ids
+        logprobs = None if completion.logprobs is None else self._logprobs(number, output, Progress(), completion)
         return {
             "index": number * len(output.outputs) + index,
             "text": (self.echoes[number] if self.echoes else "") + text,
@@ -76,34 +76,37 @@ class _Completions(Answer[CompletionRequest]):
         }
 
     def _logprobs(
-        self,
-        prompt: list[int],
-        of_prompt: list[TokenLogprobs | None] | None,
-        token_ids: list[int],
-        entries: list[TokenLogprobs],
+        self, number: int, own: Request | RequestOutput, progress: Progress, told: CompletionOutput | Delta
     ) -> dict[str, Any]:
-        """Of a completion from its start, behind those of its prompt if that is repeated."""
-        all_ids, all_entries = token_ids, list[TokenLogprobs | None](entries[: len(token_ids)])
-        if self.request.echo:
-            all_ids, all_entries = [*prompt, *token_ids], [*(of_prompt or ()), *all_entries]
-        return self.shapes.completion(all_ids, all_entries, self.request.logprobs or 0)
+        """Of the next tokens of a completion, behind those of its prompt if that is repeated."""
+        prompt, token_ids = own.prompt_token_ids, [] if self.request.is_echo_only else told.token_ids
+        names = progress.names(self.serving.tokenizer, self.params, prompt, token_ids, told)
+        before, entries = progress.last, list[TokenLogprobs | None]((told.logprobs or [])[: len(token_ids)])
+        if self.request.echo and not progress.num_tokens:
+            before, token_ids, names = [], [*prompt, *token_ids], self._names_of_prompt(number, prompt) + names
+            entries = [*(own.prompt_logprobs or ()), *entries]
+        offset, progress.num_chars = progress.num_chars, progress.num_chars + sum(map(len, names))
+        return self.shapes.completion(token_ids, names, entries, self.request.logprobs or 0, offset, before)
+
+    def _names_of_prompt(self, number: int, token_ids: list[int]) -> list[str]:
+        """What each token of a prompt adds to what is repeated of it, which is all of them together from now on."""
+        if not self.echoes:
+            return [""] * len(token_ids)
+        if number in self._names:
+            return self._names[number]
+        prompt, tokenizer, special = self.prompts[number], self.serving.tokenizer, self.request.add_special_tokens
+        names = tokenizer.split(prompt, special is not False) if isinstance(prompt, str) else []
+        if len(names) != len(token_ids):  # it was cut, or came as tokens
+            names = names_of(StopDetokenizer(partial(tokenizer.decode, skip_special_tokens=False)), token_ids, True)
+        self._names[number], self.echoes[number] = names, "".join(names)
+        return names
 
     def pieces(self, own: Request, index: int, delta: Delta, progress: Progress) -> list[dict[str, Any]]:
         request, is_first = self.request, progress.num_tokens == 0
-        text = "" if request.is_echo_only else delta.text
+        text, number = "" if request.is_echo_only else delta.text, index // (request.n or 1)
+        logprobs = None if delta.logprobs is None else self._logprobs(number, own, progress, delta)
         if is_first and self.echoes:
-            text = self.echoes[index // (request.n or 1)] + text
-        logprobs = None
-        if delta.logprobs is not None:
-            token_ids = [] if request.is_echo_only else delta.token_ids
-            if is_first and request.echo:
-                logprobs = self._logprobs(own.prompt_token_ids, own.prompt_logprobs, token_ids, delta.logprobs)
-            else:
-                entries = delta.logprobs[: len(token_ids)]
-                logprobs = self.shapes.completion(
-                    token_ids, entries, request.logprobs or 0, progress.num_chars, progress.last
-                )
-            progress.num_chars += sum(map(len, logprobs["tokens"]))
+            text = self.echoes[number] + text
         choice = {
             "index": index,
             "text": text,

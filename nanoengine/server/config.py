@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass, field
 
 from nanoengine.core.config import BYTES
@@ -41,8 +42,11 @@ class ServerConfig:
             NANOENGINE_API_KEY, if there is one; otherwise everybody is served.
         admin_key: a key that may do all, and alone may see /view, forget the cache, abort the requests of others, and load and
             unload adapters. None: /view and the cache are for every key, and the rest is for nobody.
+        separate_addresses: without keys, each address is a client whose cached prefixes no other finds, as with keys each key is.
         allowed_host: names besides localhost that a server on a loopback address may be called by ("Host: NAME"): no page of
             another site reaches it under its own name. On another address: the only names, if there are any.
+        forwarded_allow_ips: addresses and networks (10.0.0.0/8) of proxies: of a request that comes from one, the client is the
+            last address of its X-Forwarded-For that is none of them. "*": all, and the client is the first address.
         max_connections: connections that may be open; beyond it, those are closed whose clients have an eighth of them or more.
         max_text_chars: longest text that is split into tokens.
         max_body_bytes: longest body of a request, in bytes or as 8MiB; so the next two.
@@ -59,7 +63,7 @@ class ServerConfig:
         request_timeout: seconds that a request may take, waiting included. None: as long as it takes.
         shutdown_timeout: seconds that running requests are given to end after SIGTERM or Ctrl-C; then they are aborted.
         stream_interval: tokens that a streamed chunk has at least, but for the first and the last of an answer.
-        text_threads: threads that render chats and encode and decode text.
+        text_threads: threads that render chats and encode and decode text; for requests of at most 8 KiB there are as many more.
         token_cache_chars: characters of messages whose tokens are remembered; a message counts for 64 more, and for its tokens.
         cors_origin: origins whose pages may call the server. None: none but its own.
         page: whether the page at / is served.
@@ -75,7 +79,9 @@ class ServerConfig:
     served_model_name: tuple[str, ...] | None = None
     api_key: tuple[str, ...] | None = None
     admin_key: str | None = None
+    separate_addresses: bool = False
     allowed_host: tuple[str, ...] | None = None
+    forwarded_allow_ips: tuple[str, ...] | None = None
     max_connections: int = 512
     max_text_chars: int = 1 << 20
     max_body_bytes: int = field(default=8 << 20, metadata=BYTES)
@@ -97,11 +103,20 @@ class ServerConfig:
     access_log: bool = True
 
     @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach the server."""
+        return self.uds is not None or self.host in ("localhost", "::1") or self.host.startswith("127.")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether other machines need no key."""
+        return not self.is_local and self.api_key is None
+
+    @property
     def hosts(self) -> frozenset[str] | None:
         """Names that the server may be called by; None: any."""
         own = frozenset(self.allowed_host or ())
-        is_loopback = self.host == "localhost" or self.host == "::1" or self.host.startswith("127.")
-        if self.uds is None and is_loopback:
+        if self.uds is None and self.is_local:
             return own | {"localhost", "[::1]", "127.0.0.1", self.host}
         return own or None
 
@@ -119,13 +134,25 @@ class ServerConfig:
         for name in ("host", "uds", "admin_key"):
             if getattr(self, name) == "":
                 raise InvalidConfig(f"{name} is empty: give one, or leave the option out")
-        for name in ("served_model_name", "api_key", "cors_origin", "allowed_host"):
+        for name in ("served_model_name", "api_key", "cors_origin", "allowed_host", "forwarded_allow_ips"):
             texts = getattr(self, name)
             if texts is not None and (not texts or not all(isinstance(text, str) and text for text in texts)):
                 raise InvalidConfig(f"{name} is {shown(texts)}: it must be strings of at least one character, or None")
+        for text in self.forwarded_allow_ips or ():
+            if text != "*" and not _is_network(text):
+                raise InvalidConfig(
+                    f"forwarded_allow_ips holds {shown(text)}: give addresses, networks such as 10.0.0.0/8, or *"
+                )
         if self.request_timeout is not None and not 0 < self.request_timeout < 1e9:
             raise InvalidConfig(f"request_timeout is {shown(self.request_timeout)}: it must be above 0, in seconds")
         if not 0 < self.max_step_seconds < 1e9:
             raise InvalidConfig(f"max_step_seconds is {shown(self.max_step_seconds)}: it must be above 0, in seconds")
         if not 0 <= self.shutdown_timeout < 1e9:
             raise InvalidConfig(f"shutdown_timeout is {shown(self.shutdown_timeout)}: it must be 0 or more, in seconds")
+
+
+def _is_network(text: str) -> bool:
+    try:
+        return bool(ipaddress.ip_network(text))
+    except ValueError:
+        return False

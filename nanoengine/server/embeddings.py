@@ -20,7 +20,7 @@ from nanoengine.server.errors import Problem
 from nanoengine.server.params import prompt_list
 from nanoengine.server.pieces import Pieces
 from nanoengine.server.protocol import EmbeddingRequest, Queued
-from nanoengine.server.serving import Serving, new_id
+from nanoengine.server.serving import Encoding, Serving, new_id
 
 NUMBER_BYTES = 32
 """Of a number of an embedding, as it is computed and as JSON."""
@@ -32,8 +32,9 @@ FEW_NUMBERS = 1 << 14
 async def embeddings(http: HTTPRequest) -> Response:
     """Embed texts, or lists of token ids."""
     serving: Serving = http.app.state.serving
-    request = await serving.read(http, EmbeddingRequest)
-    inputs = prompt_list(request.input, "input", serving.config.max_prompts)
+    request, inputs = await serving.read_as(
+        http, EmbeddingRequest, lambda own: prompt_list(own.input, "input", serving.config.max_prompts)
+    )
     params = PoolingParams(dimensions=request.dimensions, normalize=request.use_activation)
     job_id = new_id("embd-", http, request.request_id)
     requests = await embedded(http, request, job_id, inputs, params)
@@ -54,13 +55,9 @@ async def embedded(
     `Job.end`.
     """
     serving: Serving = http.app.state.serving
-    special = request.add_special_tokens is not False
 
-    def tokens() -> tuple[list[list[int]], PoolingParams]:
-        encoded = [
-            serving.encode(own, request, add_special_tokens=special) if isinstance(own, str) else own for own in inputs
-        ]
-        return encoded, params
+    def tokens() -> Encoding:
+        return (yield from serving.encode(inputs, request)), params
 
     def size(requests: Sequence[Request]) -> int:
         own = answer_bytes(requests, serving.max_model_len, repeated=repeated)

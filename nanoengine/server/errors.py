@@ -13,6 +13,7 @@ from starlette.responses import Response
 from nanoengine.errors import (
     EngineClosed,
     EngineDead,
+    GrammarsUnavailable,
     InvalidPrompt,
     InvalidRequest,
     InvalidSamplingParams,
@@ -40,12 +41,16 @@ ANTHROPIC_TYPES = {
     403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
+    429: "rate_limit_error",
     503: "overloaded_error",
     504: "timeout_error",
 }
 
 REASON = "nanoengine.reason"
 """Where the scope of a request says why it was not answered."""
+
+LONG_WORD = re.compile(r"(\S{38})\S{5,}(\S{37})")
+"""Of a client's own: no message repeats more of it."""
 
 USER_ERRORS = (InvalidPrompt, InvalidRequest, InvalidSamplingParams, NoTokenLeft)
 
@@ -61,6 +66,7 @@ class Problem(NanoEngineError):
     """
 
     def __init__(self, status: int, message: str, param: str | None = None, headers: Mapping[str, str] | None = None):
+        message = LONG_WORD.sub(r"\1 ... \2", message)
         super().__init__(message)
         self.status = status
         self.message = message
@@ -84,6 +90,10 @@ class Problem(NanoEngineError):
         return Response(body, self.status, self.headers, "application/json")
 
 
+def body_too_long(limit: int, headers: Mapping[str, str] | None = None) -> Problem:
+    return Problem(413, f"the body has more than {limit} bytes: shorten it, or raise max_body_bytes", headers=headers)
+
+
 def problem_of(error: BaseException) -> Problem:
     """What a client is told of an exception: all of a mistake of its own, and no more than that of anybody else's."""
     if isinstance(error, Problem):
@@ -92,7 +102,7 @@ def problem_of(error: BaseException) -> Problem:
         error = error.__cause__
     if isinstance(error, USER_ERRORS):
         return Problem(HTTPStatus.BAD_REQUEST, str(error), _field(str(error)))
-    if isinstance(error, EngineDead | EngineClosed):
+    if isinstance(error, EngineDead | EngineClosed | GrammarsUnavailable):
         return Problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
     if isinstance(error, NanoEngineError):  # such as StepFailed: its message says what has happened
         return Problem(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))

@@ -6,6 +6,7 @@ Each request lists its own, by the names here; what is in no list is unknown, an
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -26,16 +27,16 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("prompt_embeds", "thinking_token_budget", "repetition_detection", "chat_template"), ()),
     **dict.fromkeys(("audio", "prediction", "web_search_options"), ()),
     **dict.fromkeys(("use_beam_search", "early_stopping", "watermarking", "return_weight_versions"), (False,)),
-    **dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "vllm_xargs"), ({},)),
-    **dict.fromkeys(("media_io_kwargs", "mm_processor_kwargs"), ({},)),
-    **dict.fromkeys(("logprob_token_ids", "logits_processors", "functions"), ([],)),
+    **dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "vllm_xargs"), ()),
+    **dict.fromkeys(("media_io_kwargs", "mm_processor_kwargs"), ()),
+    **dict.fromkeys(("logprob_token_ids", "logits_processors", "functions"), ()),
     "suffix": ("",),
     "length_penalty": (1, 1.0),
     "routed_experts_prompt_start": (0,),
     "modalities": (["text"],),
     "function_call": ("none",),
 }
-"""Fields that are not supported, with the values beside null that ask for nothing."""
+"""Fields that are not supported, with the values that ask for nothing, beside those that are empty."""
 
 OF_TEMPLATES = ("chat_template", "media_io_kwargs", "mm_processor_kwargs")
 OF_COMPLETIONS = ("suffix", "prompt_embeds")
@@ -69,7 +70,7 @@ IGNORED_MESSAGES = (
 )
 """Caches, prices and places of another server; context_management asks one to forget parts of long conversations by itself."""
 
-REFUSED_MESSAGES: dict[str, tuple[Any, ...]] = {"container": (), "mcp_servers": ([],)}
+REFUSED_MESSAGES: dict[str, tuple[Any, ...]] = {"container": (), "mcp_servers": ()}
 
 # ---- /v1/responses
 
@@ -98,7 +99,7 @@ REFUSED_RESPONSES: dict[str, tuple[Any, ...]] = {
 
 IGNORED_OLLAMA = ("keep_alive", "truncate", "shift")
 REFUSED_OLLAMA: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("context", "images"), ([],)),
+    **dict.fromkeys(("context", "images"), ()),
     **dict.fromkeys(("suffix", "template"), ("",)),
     "logprobs": (False,),
     "top_logprobs": (0,),
@@ -128,6 +129,32 @@ REFUSED_OPTIONS: dict[str, tuple[Any, ...]] = {
 MAX_NEUTRAL_BYTES = 32
 """As JSON, no value that asks for nothing is longer."""
 
+EMPTY: tuple[Any, ...] = (None, [], {})
+
+SAID_BY_EMPTY = ("allowed_token_ids", "request_ids", "json_schema", "guided_json")
+"""Where an empty value says something: no token, no request, any JSON."""
+
+
+class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a client sends. A field that is null or empty means what it means to leave the field out."""
+
+    def __post_init__(self) -> None:
+        for name, default in _defaults(type(self)):
+            value = getattr(self, name)
+            if value is not default and (not value or isinstance(value, msgspec.Raw)) and _is_empty(name, value):
+                setattr(self, name, default)
+
+
+@cache
+def _defaults(kind: type[msgspec.Struct]) -> list[tuple[str, Any]]:
+    """Of the fields that may be left out."""
+    return [(own.name, own.default) for own in msgspec.structs.fields(kind) if own.default is not msgspec.NODEFAULT]
+
+
+def _is_empty(name: str, value: Any) -> bool:
+    empty = EMPTY[:1] if name in SAID_BY_EMPTY else EMPTY
+    return _asks_for_nothing(bytes(value), empty) if isinstance(value, msgspec.Raw) else value in empty
+
 
 def with_fields(base: type[msgspec.Struct], names: Iterable[str]) -> type[msgspec.Struct]:
     """A request that has these fields too, with whatever values, which are not built: nobody reads them but `refuse`."""
@@ -138,9 +165,7 @@ def refuse(request: msgspec.Struct, refused: Mapping[str, tuple[Any, ...]]) -> N
     """Refuse what would be dropped otherwise."""
     for name, neutral in refused.items():
         raw = getattr(request, name, None)
-        if raw is None or bytes(raw) == b"null":
-            continue
-        if not _asks_for_nothing(bytes(raw), neutral):
+        if raw is not None and not _asks_for_nothing(bytes(raw), neutral):
             raise Problem(400, f"{name} is not supported: leave it out", name)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 from collections import Counter
 from typing import Any, cast
 
+from starlette.types import Message, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES = 64 << 10
@@ -18,6 +20,19 @@ CONNECTION = "nanoengine.connection"
 
 MAX_HEAD_SECONDS = 60
 """A connection that sends nothing whole is closed."""
+
+
+def client_of(address: str) -> str:
+    """Who an address counts as. IPv6: all addresses of its /64, since each customer has as many. What is no address, as a proxy
+    may have been told by anybody, is "unknown".
+    """
+    try:
+        own = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return "unknown"
+    if isinstance(own, ipaddress.IPv6Address):
+        return str(own.ipv4_mapped or ipaddress.IPv6Network((own, 64), strict=False))
+    return address
 
 
 class Connections:
@@ -60,11 +75,12 @@ class BoundedHTTP(HttpToolsProtocol):
         self._is_in_body = False
         self._has_ended = False  # a message, in what was received last
         self._clock: asyncio.TimerHandle | None = None
+        self._has_chunks = True
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         peer = transport.get_extra_info("peername")
-        self._address = peer[0] if peer else "local"
+        self._address = client_of(peer[0]) if peer else "local"
         if not self._connections.open(self._address):
             self._refuse(b"503 Service Unavailable")
             return
@@ -100,6 +116,9 @@ class BoundedHTTP(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._parsed(len(name) + len(value) + 4)
+        if name.lower() == b"transfer-encoding" and value.strip().lower() != b"chunked":
+            self._refuse(b"501 Not Implemented")
+            raise ValueError("a transfer encoding that is not known")
         super().on_header(name, value)
 
     def _parsed(self, size: int) -> None:
@@ -122,8 +141,19 @@ class BoundedHTTP(HttpToolsProtocol):
         """Write a piece of the stream that is being sent; False if the client has not taken what was written before."""
         if self.flow.write_paused or self.transport.is_closing():
             return False
-        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body) if self._has_chunks else body)
         return True
+
+    def without_chunks(self, send: Send) -> Send:
+        """Send a body that ends with the connection: HTTP/1.0 has no chunks."""
+        cycle = cast(Any, self.cycle)
+        self._has_chunks = cycle.chunked_encoding = False
+
+        async def send_plain(message: Message) -> None:
+            cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        return send_plain
 
     def _watch_head(self) -> None:
         self._clock = self.loop.call_later(MAX_HEAD_SECONDS, self._refuse, b"408 Request Timeout")

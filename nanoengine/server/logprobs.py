@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, islice
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
+from nanoengine.aio.request_stream import Delta
+from nanoengine.core.detokenizer import Detokenizer
+from nanoengine.core.outputs import CompletionOutput
+from nanoengine.models.tokenizer import ModelTokenizer
+from nanoengine.sampling.detokenizer import StopDetokenizer
+from nanoengine.sampling.params import SamplingParams
 from nanoengine.sampling.token_logprobs import TokenLogprobs
 from nanoengine.server.text import MOST_PARTS, TokenTexts
 
@@ -23,10 +30,52 @@ class Progress:
     num_tokens: int = 0
     num_chars: int = 0  # of the names of its tokens
     last: list[int] = field(default_factory=list)  # tokens that may be parts of the next character
+    text: Detokenizer | None = None  # whose pieces are the names of its tokens
+
+    def names(
+        self,
+        tokenizer: ModelTokenizer,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        token_ids: Sequence[int],
+        told: Delta | CompletionOutput,
+    ) -> list[str]:
+        """What each of the next tokens adds to the text of this choice."""
+        if self.text is None:
+            decode = partial(tokenizer.decode, skip_special_tokens=params.skip_special_tokens)
+            self.text = StopDetokenizer(decode, prompt=prompt, include_stop=params.include_stop_str_in_output)
+            self.last = list(prompt[-MOST_PARTS:])
+        is_stopped = told.finish_reason == "stop" and not isinstance(told.stop_reason, str)
+        return names_of(self.text, token_ids, told.finish_reason is not None, is_stopped)
 
     def advance(self, token_ids: Sequence[int]) -> None:
         self.num_tokens += len(token_ids)
         self.last = [*self.last, *token_ids][-MOST_PARTS:]
+
+
+def names_of(text: Detokenizer, token_ids: Sequence[int], is_last: bool, is_stopped: bool = False) -> list[str]:
+    """What each of the next tokens adds to the text of those so far: nothing, while a character is incomplete, then all of it.
+    All names together are the text. `is_last`: no more tokens will come; `is_stopped`: the last of them ends the text.
+    """
+    names: list[str] = []
+    start = len(text.text)
+    for i, token in enumerate(token_ids, 1):
+        text.push(token, is_stop=is_stopped and i == len(token_ids))
+        names.append(text.text_from(start))
+        start += len(names[-1])
+    if is_last and names:
+        text.finish()
+        names[-1] += text.text_from(start)
+    return names
+
+
+class Place(NamedTuple, Generic[E]):
+    """A token in a text."""
+
+    token: int
+    name: str  # what it adds to the text
+    entry: E
+    before: Sequence[int]  # the tokens right before it
 
 
 class LogprobShapes:
@@ -41,12 +90,10 @@ class LogprobShapes:
         self._texts = texts
         self._as_ids = as_ids
 
-    def name(self, token: int, before: Sequence[int] = ()) -> str:
-        return f"token_id:{token}" if self._as_ids else self._texts.after(before, token)
-
     def completion(
         self,
         token_ids: Sequence[int],
+        names: Sequence[str],
         entries: Sequence[TokenLogprobs | None],
         num_top: int,
         offset: int = 0,
@@ -56,68 +103,86 @@ class LogprobShapes:
 
         Args:
             token_ids: the tokens.
+            names: what each adds to the text that is sent.
             entries: one for each; None for one that nothing predicts.
             num_top: likeliest tokens at each position; the one that stands there is always among them.
             offset: characters before the first.
             before: tokens before the first, those that may be parts of its first character.
         """
-        steps = _with_context(before, token_ids, entries)
-        names = [self.name(token, context) for token, _, context in steps]
+        places = _places(token_ids, names, entries, before)
         return {
-            "text_offset": list(accumulate((len(name) for name in names[:-1]), initial=offset)) if names else [],
-            "token_logprobs": [None if entry is None else _finite(entry[t].logprob) for t, entry, _ in steps],
-            "tokens": names,
+            "text_offset": list(accumulate(map(len, names[:-1]), initial=offset)) if names else [],
+            "token_logprobs": [None if own.entry is None else _finite(own.entry[own.token].logprob) for own in places],
+            "tokens": [self._shown(own.token, own.name) for own in places],
             "top_logprobs": [
-                None
-                if entry is None
-                else {self.name(t, context): _finite(p) for t, p in _ranked(token, entry, num_top + 1)}
-                for token, entry, context in steps
+                None if own.entry is None else self._table(self._top(own, own.entry, num_top + 1)) for own in places
             ],
         }
 
     def chat(
-        self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs], num_top: int, before: Sequence[int] = ()
+        self,
+        token_ids: Sequence[int],
+        names: Sequence[str],
+        entries: Sequence[TokenLogprobs],
+        num_top: int,
+        before: Sequence[int] = (),
     ) -> dict[str, Any]:
         """Of /v1/chat/completions. Arguments as for `completion`, but that num_top counts the token that stands there."""
         return {
             "content": [
-                self._chat_entry(token, entry[token].logprob, context)
-                | {"top_logprobs": [self._chat_entry(t, p, context) for t, p in _ranked(token, entry, num_top)]}
-                for token, entry, context in _with_context(before, token_ids, entries)
+                self._chat_entry(own.token, own.name, own.entry[own.token].logprob)
+                | {"top_logprobs": [self._chat_entry(*top) for top in self._top(own, own.entry, num_top)]}
+                for own in _places(token_ids, names, entries, before)
             ]
         }
 
-    def _chat_entry(self, token: int, logprob: float, before: Sequence[int]) -> dict[str, Any]:
-        text = self._texts.after(before, token)
+    def _top(self, own: Place[Any], entry: TokenLogprobs, count: int) -> Iterator[tuple[int, str, float]]:
+        """The token of a place and the likeliest others, each with its name and log probability.
+
+        One that adds nothing, such as the end of a text, is named all the same.
+        """
+        for token, logprob in _ranked(own.token, entry, count):
+            yield token, (own.name if token == own.token else "") or self._texts.after(own.before, token), logprob
+
+    def _table(self, top: Iterable[tuple[int, str, float]]) -> dict[str, float]:
+        table: dict[str, float] = {}
+        for token, name, logprob in top:
+            table.setdefault(self._shown(token, name), _finite(logprob))  # of those that look alike, the likeliest
+        return table
+
+    def _shown(self, token: int, name: str) -> str:
+        return f"token_id:{token}" if self._as_ids else name
+
+    def _chat_entry(self, token: int, name: str, logprob: float) -> dict[str, Any]:
         return {
-            "token": f"token_id:{token}" if self._as_ids else text,
+            "token": self._shown(token, name),
             "logprob": _finite(logprob),
-            "bytes": list(text.encode("utf-8", errors="replace")),
+            "bytes": list(name.encode("utf-8", errors="replace")),
         }
 
     def prompt(self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
         """Of a prompt: a table by token id for each of its tokens, None for the first."""
         return [
             None
-            if entry is None
+            if own.entry is None
             else {
-                str(t): {"logprob": _finite(p), "rank": entry[t].rank, "decoded_token": self._texts[t]}
-                for t, p in _ranked(token, entry, len(entry))
+                str(t): {
+                    "logprob": _finite(p),
+                    "rank": own.entry[t].rank,
+                    "decoded_token": self._texts.after(own.before, t),
+                }
+                for t, p in _ranked(own.token, own.entry, len(own.entry))
             }
-            for token, entry in zip(token_ids, entries, strict=True)
+            for own in _places(token_ids, [""] * len(token_ids), entries)
         ]
 
 
-def _with_context(
-    before: Sequence[int], token_ids: Sequence[int], entries: Sequence[E]
-) -> list[tuple[int, E, Sequence[int]]]:
-    """Each token with its entry and the tokens right before it."""
+def _places(
+    token_ids: Sequence[int], names: Sequence[str], entries: Sequence[E], before: Sequence[int] = ()
+) -> list[Place[E]]:
     all_ids = [*before, *token_ids]
-    first = len(before)
-    return [
-        (token, entry, all_ids[max(0, first + i - MOST_PARTS) : first + i])
-        for i, (token, entry) in enumerate(zip(token_ids, entries, strict=True))
-    ]
+    contexts = [all_ids[max(0, i - MOST_PARTS) : i] for i in range(len(before), len(all_ids))]
+    return [Place(*own) for own in zip(token_ids, names, entries, contexts, strict=True)]
 
 
 def _ranked(token: int, entry: TokenLogprobs, count: int) -> Iterator[tuple[int, float]]:

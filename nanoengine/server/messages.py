@@ -4,25 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
+from nanoengine.errors import shown
 from nanoengine.server.answers import EventStream, json_response
 from nanoengine.server.errors import Problem
 from nanoengine.server.fields import IGNORED_MESSAGES, REFUSED_MESSAGES, refuse, with_fields
 from nanoengine.server.protocol import ChatRequest, Messages, Named, Positive, Stop, Table
 from nanoengine.server.replies import Usage, Writer, call, function, named, reply, said, settled
-from nanoengine.server.serving import Serving, new_id
+from nanoengine.server.serving import CLIENT, Serving, new_id
 from nanoengine.tools.parser import Call, Event, Reasoning, Text
 
-CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+CHOICES = {None: None, "auto": "auto", "any": "required", "none": "none"}
 
-STOPS = {"length": "max_tokens", "tool_calls": "tool_use", "abort": "max_tokens"}
+STOPS = {"length": "max_tokens", "tool_calls": "tool_use"}
 """Anthropic's names for why an answer ended, but for the end that the model or a stop string makes."""
+
+
+class ToolChoice(msgspec.Struct, kw_only=True):
+    """Which tool is called."""
+
+    type: Literal["auto", "any", "tool", "none"] | None = None
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = False
+
+
+class Thinking(msgspec.Struct, kw_only=True):
+    """Whether the model thinks."""
+
+    type: Literal["enabled", "disabled", "adaptive"] | None = None
+
+
+class Format(msgspec.Struct, kw_only=True):
+    """What the text must look like."""
+
+    type: str | None = None
+    schema: Table | None = None
+
+
+class OutputConfig(msgspec.Struct, kw_only=True):
+    """How the model answers."""
+
+    format: Format | None = None
+    effort: str | None = None
 
 
 class _Fields(with_fields(Named, (*IGNORED_MESSAGES, *REFUSED_MESSAGES)), kw_only=True):  # type: ignore[misc, call-arg]
@@ -31,10 +60,10 @@ class _Fields(with_fields(Named, (*IGNORED_MESSAGES, *REFUSED_MESSAGES)), kw_onl
     messages: Messages
     system: str | list[Table] | None = None
     tools: list[Table] | None = None
-    tool_choice: Table | None = None
-    thinking: Table | None = None
-    output_config: Table | None = None
-    output_format: Table | None = None  # as older clients have output_config.format
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: Format | None = None  # as older clients have output_config.format
 
     def check(self) -> None:
         refuse(self, REFUSED_MESSAGES)
@@ -46,20 +75,16 @@ class _Fields(with_fields(Named, (*IGNORED_MESSAGES, *REFUSED_MESSAGES)), kw_onl
             messages += _turns(message, f"messages[{index}]")
         messages = settled(messages)
         is_begun = messages[-1]["role"] == "assistant"  # the model goes on with it
-        choice, output = self.tool_choice or {}, self.output_config or {}
-        kwargs: Table = {}
-        if (mode := (self.thinking or {}).get("type")) is not None:
-            if mode not in ("enabled", "disabled", "adaptive"):
-                raise Problem(400, f"thinking.type is {mode!r}: it must be enabled, disabled or adaptive", "thinking")
-            kwargs["enable_thinking"] = mode != "disabled"
-        if (effort := output.get("effort")) is not None:
-            kwargs["reasoning_effort"] = effort
+        choice, output = self.tool_choice or ToolChoice(), self.output_config or OutputConfig()
+        kwargs: Table = {"reasoning_effort": output.effort}
+        if self.thinking is not None and self.thinking.type is not None:
+            kwargs["enable_thinking"] = self.thinking.type != "disabled"
         return ChatRequest(
             messages=messages,
             tools=[_tool(tool) for tool in self.tools] if self.tools else None,
-            tool_choice=_choice(choice) if self.tools or choice.get("type") != "auto" else None,
-            parallel_tool_calls=not choice.get("disable_parallel_tool_use"),
-            response_format=_format(output.get("format") or self.output_format),
+            tool_choice=_choice(choice) if self.tools or choice.type != "auto" else None,
+            parallel_tool_calls=not choice.disable_parallel_tool_use,
+            response_format=_format(output.format or self.output_format),
             chat_template_kwargs=kwargs,
             add_generation_prompt=not is_begun,
             continue_final_message=is_begun,
@@ -91,16 +116,17 @@ class CountTokensRequest(_Fields, kw_only=True):  # type: ignore[call-arg]
 async def messages(http: HTTPRequest) -> Response | EventStream:
     """Answer a conversation."""
     serving: Serving = http.app.state.serving
-    request = await serving.read(http, MessagesRequest)
+    request, chat = await serving.read_as(http, MessagesRequest, MessagesRequest.chat)
     job_id = new_id("msg_", http, None)
-    return await reply(http, request.chat(), job_id, MessagesWriter(job_id, request.model or serving.name))
+    return await reply(http, chat, job_id, MessagesWriter(job_id, request.model or serving.name))
 
 
 async def count_tokens(http: HTTPRequest) -> Response:
     """How long a conversation is to the model."""
     serving: Serving = http.app.state.serving
-    request = (await serving.read(http, CountTokensRequest)).chat()
-    return json_response({"input_tokens": await serving.text.run(serving.count, request)})
+    _, chat = await serving.read_as(http, CountTokensRequest, CountTokensRequest.chat)
+    counting = serving.text.run(serving.count, chat, http.scope[CLIENT])
+    return json_response({"input_tokens": await serving.while_there(http, counting)})
 
 
 # ---- what clients send
@@ -117,9 +143,11 @@ def _turns(message: Table, where: str) -> list[Table]:
     """A message of theirs as messages of a chat: results of tools are messages of their own."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
-        raise Problem(400, f"{where}: role is {role!r}: it must be user, assistant or system", "messages")
+        raise Problem(400, f"{where}: role is {shown(role)}: it must be user, assistant or system", "messages")
     if isinstance(content, str):
         return [{"role": role, "content": content}]
+    if role == "assistant" and content is None:
+        content = []
     if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
         raise Problem(400, f"{where}: content must be a text or a list of blocks", "messages")
     return [_said(content, where)] if role == "assistant" else _asked(role, content, where)
@@ -183,17 +211,12 @@ def _tool(tool: Table) -> Table:
     return function(tool.get("name", ""), tool.get("description"), tool.get("input_schema"), tool.get("strict"))
 
 
-def _choice(choice: Table) -> str | Table | None:
-    kind = choice.get("type")
-    if kind == "tool":
-        return named(choice.get("name", ""))
-    if kind is not None and str(kind) not in CHOICES:
-        raise Problem(400, f"tool_choice.type is {str(kind)[:80]!r}: it must be auto, any, tool or none", "tool_choice")
-    return None if kind is None else CHOICES[kind]
+def _choice(choice: ToolChoice) -> str | Table | None:
+    return named(choice.name or "") if choice.type == "tool" else CHOICES.get(choice.type)
 
 
-def _format(table: Table | None) -> Table | None:
-    return None if not table else {"type": table.get("type"), "json_schema": {"schema": table.get("schema")}}
+def _format(own: Format | None) -> Table | None:
+    return None if own in (None, Format()) else {"type": own.type, "json_schema": {"schema": own.schema}}
 
 
 # ---- what they are told

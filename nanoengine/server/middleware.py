@@ -8,13 +8,15 @@ import re
 import secrets
 import time
 import uuid
+from collections import Counter
 from collections.abc import Collection
 from contextlib import ExitStack
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nanoengine.server.config import ServerConfig
-from nanoengine.server.errors import REASON, Problem, problem_of
+from nanoengine.server.errors import REASON, Problem, body_too_long, problem_of
+from nanoengine.server.http import client_of
 from nanoengine.server.protocol import MAX_ID_CHARS
 from nanoengine.server.serving import ADMIN, CLIENT, HELD, REQUEST_ID, SENT
 from nanoengine.server.text import CURRENT_CLIENT
@@ -32,6 +34,9 @@ ADMIN_PATHS = ("/view", "/reset_prefix_cache", "/restart_replicas")
 
 ONLY_ADMIN_PATHS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 """For nobody, if there is no admin: they have the server read files of its machine, and change what models there are."""
+
+ONCE = (b"host", b"authorization", b"x-api-key", b"origin", b"content-length")
+"""Headers that decide who may do what."""
 
 MAX_REASON_CHARS = 300
 """Of why a request was refused, as the log has it: messages hold what clients sent."""
@@ -54,7 +59,7 @@ class Identify:
     ):
         self._app = app
         keys, origins, log = config.api_key, config.cors_origin or (), config.access_log
-        self._hosts = config.hosts
+        self._hosts, self._max_bytes = config.hosts, config.max_body_bytes
         self._admin = None if config.admin_key is None else _digest(config.admin_key.encode())
         self._origins = frozenset(origins)
         self._digests = None if keys is None else [_digest(key.encode()) for key in keys]
@@ -69,7 +74,7 @@ class Identify:
         headers = dict(scope["headers"])
         request_id = _printable(headers.get(b"x-request-id", b"")) or uuid.uuid4().hex
         peer = scope.get("client")
-        scope[CLIENT] = peer[0] if peer else "local"
+        scope[CLIENT] = client_of(peer[0]) if peer else "local"
         scope[REQUEST_ID] = request_id
         scope[SENT] = status = 0
 
@@ -110,13 +115,18 @@ class Identify:
         """Why a request is not let in, if it is not. One with a key belongs to the client of that key."""
         if not scope["path"].isprintable():  # to a route, one with the end of a line behind it is the same path
             return Problem(400, "the path holds characters that cannot be printed")
-        hosts = [value for name, value in scope["headers"] if name == b"host"]
-        is_missing = not hosts and scope["http_version"] == "1.1"
-        if is_missing or len(hosts) > 1:  # of two, a proxy may have read the other
-            return Problem(400, f"there are {len(hosts)} Host headers: HTTP/1.1 asks for one")
+        counts = Counter(name for name, _ in scope["headers"] if name in ONCE)
+        if counts.total() > len(counts):  # of two, a proxy may have read the other
+            twice = next(name for name, count in counts.items() if count > 1).decode()
+            return Problem(400, f"there are several {twice} headers: send one")
+        if b"host" not in headers and scope["http_version"] == "1.1":
+            return Problem(400, "there is no Host header: HTTP/1.1 asks for one")
+        if int(headers.get(b"content-length", b"0")) > self._max_bytes:
+            close = {"connection": "close"} if b"expect" in headers else None  # a body that does not come has no end
+            return body_too_long(self._max_bytes, close)
         host = re.sub(r":\d*$", "", headers.get(b"host", b"").decode("latin-1")).lower()
         if host and self._hosts is not None and host not in self._hosts:
-            return Problem(403, f"the host {host[:200]!r} is not a name of this server: see allowed_host")
+            return Problem(403, f"the host {host[:80]!r} is not a name of this server: see allowed_host")
         origin = headers.get(b"origin", b"").decode("latin-1")
         if origin and scope["method"] not in ("GET", "HEAD", "OPTIONS"):
             # A browser says where a page is from, and others say nothing.

@@ -24,6 +24,7 @@ from nanoengine.server.fields import (
     IGNORED_OPTIONS,
     REFUSED_OLLAMA,
     REFUSED_OPTIONS,
+    Body,
     refuse,
     with_fields,
 )
@@ -45,11 +46,7 @@ DETAILS: Table = {
 }
 
 
-class _Plain(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Nothing yet."""
-
-
-class Options(with_fields(_Plain, (*IGNORED_OPTIONS, *REFUSED_OPTIONS)), kw_only=True):  # type: ignore[misc, call-arg]
+class Options(with_fields(Body, (*IGNORED_OPTIONS, *REFUSED_OPTIONS)), kw_only=True):  # type: ignore[misc, call-arg]
     """How to sample. None: what the model's makers advise."""
 
     num_predict: int | None = None
@@ -64,7 +61,7 @@ class Options(with_fields(_Plain, (*IGNORED_OPTIONS, *REFUSED_OPTIONS)), kw_only
     top_p: float | None = None
 
 
-class _Asked(with_fields(_Plain, (*IGNORED_OLLAMA, *REFUSED_OLLAMA)), kw_only=True):  # type: ignore[misc, call-arg]
+class _Asked(with_fields(Body, (*IGNORED_OLLAMA, *REFUSED_OLLAMA)), kw_only=True):  # type: ignore[misc, call-arg]
     """Fields of both requests."""
 
     model: str
@@ -107,7 +104,7 @@ class OllamaChatRequest(_Asked, kw_only=True):  # type: ignore[call-arg]
 class OllamaGenerateRequest(_Asked, kw_only=True):  # type: ignore[call-arg]
     """POST /api/generate."""
 
-    prompt: str = ""
+    prompt: str | None = ""
     system: str | None = None
     raw: bool | None = False
 
@@ -117,14 +114,14 @@ class OllamaGenerateRequest(_Asked, kw_only=True):  # type: ignore[call-arg]
             raise Problem(400, "raw is not supported: /v1/completions takes prompts as they are", "raw")
 
 
-class OllamaShowRequest(with_fields(_Plain, ("verbose",)), kw_only=True):  # type: ignore[misc, call-arg]
+class OllamaShowRequest(with_fields(Body, ("verbose",)), kw_only=True):  # type: ignore[misc, call-arg]
     """POST /api/show. `name` is what older clients call the model."""
 
     model: str | None = None
     name: str | None = None
 
 
-class OllamaEmbedRequest(with_fields(_Plain, ("keep_alive",)), kw_only=True):  # type: ignore[misc, call-arg]
+class OllamaEmbedRequest(with_fields(Body, ("keep_alive",)), kw_only=True):  # type: ignore[misc, call-arg]
     """POST /api/embed. No option of sampling can change an embedding."""
 
     model: str
@@ -134,21 +131,20 @@ class OllamaEmbedRequest(with_fields(_Plain, ("keep_alive",)), kw_only=True):  #
     options: Options | None = None
 
 
-class OllamaEmbeddingsRequest(with_fields(_Plain, ("keep_alive",)), kw_only=True):  # type: ignore[misc, call-arg]
+class OllamaEmbeddingsRequest(with_fields(Body, ("keep_alive",)), kw_only=True):  # type: ignore[misc, call-arg]
     """POST /api/embeddings, as older clients have it."""
 
     model: str
-    prompt: str = ""
+    prompt: str | None = ""
     options: Options | None = None
 
 
 async def chat(http: HTTPRequest) -> Response | EventStream:
     """Say what comes next in a conversation."""
     serving: Serving = http.app.state.serving
-    request = await serving.read(http, OllamaChatRequest)
-    if not request.messages:
+    request, messages = await serving.read_as(http, OllamaChatRequest, _messages)
+    if not messages:
         return _loaded(request.model, message={"role": "assistant", "content": ""})
-    messages = [_message(own, f"messages[{index}]") for index, own in enumerate(request.messages)]
     writer = OllamaWriter(request.model, is_chat=True)
     return await reply(http, request.chat(messages, request.tools), new_id("ollama-", http, None), writer)
 
@@ -208,6 +204,10 @@ async def version(http: HTTPRequest) -> Response:  # noqa: ARG001 - the signatur
 
 
 # ---- what clients send
+
+
+def _messages(request: OllamaChatRequest) -> list[Table]:
+    return [_message(own, f"messages[{index}]") for index, own in enumerate(request.messages or ())]
 
 
 def _message(message: Table, where: str) -> Table:

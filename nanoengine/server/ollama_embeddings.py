@@ -24,10 +24,13 @@ async def embed(http: HTTPRequest) -> Response:
     """Embed texts. What is too long is cut at its end, unless that is refused."""
     serving: Serving = http.app.state.serving
     start = time.monotonic_ns()
-    request = await serving.read(http, OllamaEmbedRequest)
-    if not request.input:  # so that a model is loaded: it is
+    request, inputs = await serving.read_as(
+        http,
+        OllamaEmbedRequest,
+        lambda own: prompt_list(own.input, "input", serving.config.max_prompts) if own.input else [],  # type: ignore[arg-type]
+    )
+    if not inputs:  # so that a model is loaded: it is
         return json_response({"model": request.model, "embeddings": []})
-    inputs = prompt_list(request.input, "input", serving.config.max_prompts)  # type: ignore[arg-type]
     queued = Queued(truncation_side="right", truncate_prompt_tokens=None if request.truncate is False else -1)
     params = PoolingParams(dimensions=request.dimensions)
     requests = await embedded(http, queued, new_id("ollama-", http, None), inputs, params)

@@ -8,6 +8,7 @@ from starlette.responses import Response
 import nanoengine
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.server.answers import json_response
+from nanoengine.server.errors import Problem
 from nanoengine.server.metrics import CONTENT_TYPE
 from nanoengine.server.protocol import AbortRequest
 from nanoengine.server.serving import ADMIN, CLIENT, Serving
@@ -83,9 +84,16 @@ async def metrics(http: HTTPRequest) -> Response:
 
 
 async def abort_requests(http: HTTPRequest) -> Response:
-    """End requests of this client, by the ids of their answers; all of them, if the field is missing. An admin ends anybody's."""
+    """End requests of this client, by the ids of their answers; all of them, if the field is missing. An admin ends anybody's.
+
+    Without keys, many clients may come from one address, such as that of a proxy: there only an admin ends all.
+    """
     serving: Serving = http.app.state.serving
     request = await serving.read(http, AbortRequest)
+    if request.request_ids is None and http.scope[CLIENT] != ADMIN and serving.config.api_key is None:
+        raise Problem(
+            403, "only an admin may abort all where there are no keys: give request_ids, or --admin-key", "request_ids"
+        )
     count = serving.jobs.abort(request.request_ids, None if http.scope[CLIENT] == ADMIN else http.scope[CLIENT])
     return json_response({"status": "aborted", "aborted": count})
 

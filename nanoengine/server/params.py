@@ -8,14 +8,14 @@ from dataclasses import fields
 from types import MappingProxyType
 from typing import Any, cast
 
-from nanoengine.errors import InvalidSamplingParams
+from nanoengine.errors import InvalidSamplingParams, shown
 from nanoengine.sampling.params import SamplingParams
 from nanoengine.server.errors import Problem
 from nanoengine.server.protocol import Generation, Prompts, Queued
 from nanoengine.server.structured import structured_outputs
 
 MANY = 1000
-"""Token ids that take a millisecond, or longer, to check."""
+"""Token ids that take a millisecond, or longer, to check; and tokens whose text takes as long to write."""
 
 SHARED = [
     field.name
@@ -56,7 +56,9 @@ def sampling_params(
         values["logit_bias"] = _biases(request.logit_bias)
     if max_tokens is not None and max_tokens > max_model_len:
         field = names.get("max_tokens", "max_tokens")
-        raise Problem(400, f"{field} is {max_tokens}, but max_model_len is {max_model_len}: ask for fewer", field)
+        raise Problem(
+            400, f"{field} is {shown(max_tokens)}, but max_model_len is {max_model_len}: ask for fewer", field
+        )
     if "prompt_logprobs" not in values and prompt_logprobs is not None:
         values["prompt_logprobs"] = prompt_logprobs
     if max_tokens is not None:
@@ -74,9 +76,9 @@ def sampling_params(
 
 def _biases(biases: Mapping[str, float]) -> dict[int, float]:
     """By token id, between -100 and 100: JSON's keys are text."""
-    wrong = [key[:80] for key in biases if not re.fullmatch(r"[0-9]{1,10}", key)]
+    wrong = [key for key in biases if not re.fullmatch(r"[0-9]{1,10}", key)]
     if wrong:
-        raise Problem(400, f"logit_bias holds the keys {wrong[:10]}: keys must be token ids", "logit_bias")
+        raise Problem(400, f"logit_bias holds the keys {shown(wrong)}: keys must be token ids", "logit_bias")
     return {int(key): max(-100.0, min(bias, 100.0)) for key, bias in biases.items()}
 
 

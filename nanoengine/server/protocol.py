@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta
 
+from nanoengine.errors import shown
 from nanoengine.sampling.bad_word_tokens import MAX_BAD_WORDS
 from nanoengine.sampling.params import MAX_LOGIT_BIAS, MAX_STOP_CHARS
 from nanoengine.server.errors import Problem
@@ -22,6 +22,7 @@ from nanoengine.server.fields import (
     OF_TEMPLATES,
     REFUSED,
     REFUSED_SCORES,
+    Body,
     refuse,
     with_fields,
 )
@@ -44,7 +45,14 @@ MAX_ID_CHARS = 128
 """Of the name that a client gives its request: every chunk of a stream repeats it."""
 
 
-class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+MAX_SALT_CHARS = 1024
+"""Of what keeps a request's cached prefixes apart: they are kept with it."""
+
+MAX_REQUEST_IDS = 4096
+"""To abort at once."""
+
+
+class StreamOptions(Body, kw_only=True):
     """What a stream has beside the answer: usage in a chunk of its own at the end, or in every chunk."""
 
     include_usage: bool | None = False
@@ -52,13 +60,13 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = False
 
 
-def _check_continuing(is_continued: bool, is_begun: bool) -> None:
+def _check_continuing(is_continued: bool | None, is_begun: bool | None) -> None:
     if is_continued and is_begun:
         message = "continue_final_message cannot be true beside add_generation_prompt: set the latter to false"
         raise Problem(400, message, "continue_final_message")
 
 
-class Named(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Named(Body, kw_only=True):
     model: str | None = None
 
 
@@ -68,9 +76,9 @@ class Queued(Named, kw_only=True):
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
-    priority: Int64 = 0
+    priority: Int64 | None = 0
     request_id: Annotated[str, Meta(max_length=MAX_ID_CHARS)] | None = None
-    cache_salt: str | None = None
+    cache_salt: Annotated[str, Meta(max_length=MAX_SALT_CHARS)] | None = None
 
 
 class Generation(with_fields(Queued, OF_BOTH), kw_only=True):  # type: ignore[misc, call-arg]
@@ -100,7 +108,7 @@ class Generation(with_fields(Queued, OF_BOTH), kw_only=True):  # type: ignore[mi
     skip_special_tokens: bool | None = True
     allowed_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_TOKEN_IDS)] | None = None
     prompt_logprobs: int | None = None
-    bad_words: Annotated[list[str], Meta(max_length=MAX_BAD_WORDS)] | None = None
+    bad_words: Annotated[list[Stop], Meta(max_length=MAX_BAD_WORDS)] | None = None
     return_tokens_as_token_ids: bool | None = False
     return_token_ids: bool | None = False
     echo: bool | None = False
@@ -113,12 +121,12 @@ class Generation(with_fields(Queued, OF_BOTH), kw_only=True):  # type: ignore[mi
     def check(self) -> None:
         """Refuse what would be dropped otherwise."""
         refuse(self, REFUSED)
-        if self.stream_options is not None and not self.stream:
+        if self.stream_options not in (None, StreamOptions()) and not self.stream:
             raise Problem(400, "stream_options can only be given with stream=true", "stream_options")
         if self.stream and self.prompt_logprobs:
             raise Problem(400, "prompt_logprobs are not available with stream=true", "prompt_logprobs")
         if self.stream and self.best_of not in (None, self.n or 1):
-            raise Problem(400, f"best_of is {self.best_of}: with stream it must be n", "best_of")
+            raise Problem(400, f"best_of is {shown(self.best_of)}: with stream it must be n", "best_of")
 
 
 class CompletionRequest(with_fields(Generation, OF_COMPLETIONS), kw_only=True):  # type: ignore[misc, call-arg]
@@ -147,8 +155,8 @@ class ChatRequest(with_fields(Generation, OF_CHATS), kw_only=True):  # type: ign
     parallel_tool_calls: bool | None = True
     include_reasoning: bool | None = True
     reasoning_effort: str | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
+    add_generation_prompt: bool | None = True
+    continue_final_message: bool | None = False
     chat_template_kwargs: Table | None = None
     documents: list[dict[str, Any]] | None = None
     return_prompt_text: bool | None = False
@@ -224,8 +232,8 @@ class TokenizeRequest(with_fields(Named, OF_TEMPLATES), kw_only=True):  # type: 
     messages: Messages | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = False
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
+    add_generation_prompt: bool | None = True
+    continue_final_message: bool | None = False
     chat_template_kwargs: Table | None = None
     tools: list[Table] | None = None
 
@@ -242,13 +250,13 @@ class DetokenizeRequest(Named, kw_only=True):
     tokens: Annotated[list[TokenId], Meta(max_length=MAX_TOKEN_IDS)]
 
 
-class AbortRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class AbortRequest(Body, kw_only=True):
     """POST /abort_requests: ids as the answers have them; without the field, all of the client's."""
 
-    request_ids: list[str] | None = None
+    request_ids: Annotated[list[str], Meta(max_length=MAX_REQUEST_IDS)] | None = None
 
 
-class LoadAdapterRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class LoadAdapterRequest(Body, kw_only=True):
     """POST /v1/load_lora_adapter: from a folder of the server's machine."""
 
     lora_name: Annotated[str, Meta(min_length=1, max_length=256)]
@@ -256,7 +264,7 @@ class LoadAdapterRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     load_inplace: bool | None = False
 
 
-class UnloadAdapterRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class UnloadAdapterRequest(Body, kw_only=True):
     """POST /v1/unload_lora_adapter."""
 
     lora_name: Annotated[str, Meta(min_length=1, max_length=256)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect
@@ -12,23 +13,37 @@ from starlette.requests import Request as HTTPRequest
 
 from nanoengine.depth import MAX_DEPTH
 from nanoengine.server.budget import Holding
-from nanoengine.server.errors import Problem
-from nanoengine.server.text import TextThreads
+from nanoengine.server.errors import Problem, body_too_long
+from nanoengine.server.text import IS_LONG, TextThreads
 
-SLOW_BYTES = 1 << 16
-"""A longer body is parsed in a thread."""
+SLOW_BYTES = 1 << 13
+"""A longer body is parsed, and looked through, in a thread."""
 
-MAX_BRACKETS = 1 << 18
-"""In a body: each may open a list or an object, and making millions of those would hold up everybody else."""
+MOST = {"brackets": (b"[{", 1 << 17), "commas": (b",", 1 << 19)}
+"""In a body: each may begin a value, and making millions of those would hold up everybody else."""
+
+TURNS = ("messages", "input")
+"""Fields that are conversations, where they are lists of tables."""
+
+CHARS_OF_AN_ITEM = 64
+"""That a message, a tool or a document counts for beside its own characters: each is rendered, which takes as long as that."""
 
 MAX_BODY_SECONDS = 120
 """A request that is not there by then is given up."""
 
 S = TypeVar("S", bound=msgspec.Struct)
+R = TypeVar("R")
 
 
-async def read(http: HTTPRequest, kind: type[S], threads: TextThreads, max_bytes: int, holding: Holding) -> S:
-    """The body of a request.
+async def read(
+    http: HTTPRequest,
+    kind: type[S],
+    threads: TextThreads,
+    max_bytes: int,
+    holding: Holding,
+    then: Callable[[S], R],
+) -> R:
+    """What is made of the body of a request.
 
     Args:
         http: the request.
@@ -36,6 +51,7 @@ async def read(http: HTTPRequest, kind: type[S], threads: TextThreads, max_bytes
         threads: for long ones.
         max_bytes: of the body.
         holding: counts its bytes.
+        then: makes it; called in a thread if the body is long.
 
     Raises:
         Problem: no JSON, too long, or not what this endpoint takes.
@@ -43,9 +59,12 @@ async def read(http: HTTPRequest, kind: type[S], threads: TextThreads, max_bytes
     content_type = http.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":  # a page of another site may send forms and plain text without being asked
         wanted = "Only 'application/json' is allowed (curl -H 'content-type: application/json')"
-        raise Problem(400, f"Unsupported Media Type {content_type!r}: {wanted}")
+        raise Problem(400, f"Unsupported Media Type {content_type[:80]!r}: {wanted}")
     body = await _body(http, max_bytes, holding)
-    return _parse(body, kind) if len(body) <= SLOW_BYTES else await threads.run(_parse, body, kind)
+    IS_LONG.set(len(body) > SLOW_BYTES)
+    if not IS_LONG.get():
+        return then(_parse(body, kind))
+    return await threads.run(lambda: then(_parse(body, kind)))
 
 
 async def _body(http: HTTPRequest, max_bytes: int, holding: Holding) -> bytes:
@@ -56,7 +75,7 @@ async def _body(http: HTTPRequest, max_bytes: int, holding: Holding) -> bytes:
             async for part in http.stream():
                 size += len(part)
                 if size > max_bytes:
-                    raise Problem(413, f"the body has more than {max_bytes} bytes: shorten it, or raise max_body_bytes")
+                    raise body_too_long(max_bytes)
                 holding.add(len(part))
                 parts.append(part)
     except TimeoutError as error:
@@ -69,12 +88,14 @@ async def _body(http: HTTPRequest, max_bytes: int, holding: Holding) -> bytes:
 
 
 def _parse(body: bytes, kind: type[S]) -> S:
-    if body.count(b"[") + body.count(b"{") > MAX_BRACKETS:
-        raise Problem(400, f"the body has more than {MAX_BRACKETS} brackets: send less JSON")
+    for name, (signs, most) in MOST.items():
+        if (count := sum(body.count(sign) for sign in signs)) > most:
+            raise Problem(400, f"the body has {count} {name}: at most {most} can be; send less JSON")
     try:
         request = msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise Problem(400, str(error), _param(str(error))) from error
+        message = re.sub(r"(?s)([`'])(.{77}).*\1", r"\1\2...\1", str(error))  # it may quote a name or a value
+        raise Problem(400, message, _param(message)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Problem(400, f"the body is no JSON: {error}") from error
     except RecursionError as error:
@@ -84,6 +105,52 @@ def _parse(body: bytes, kind: type[S]) -> S:
     if check is not None:
         check()
     return request
+
+
+def check_size(request: msgspec.Struct, max_model_len: int, max_chars: int) -> None:
+    """Refuse a conversation, tools or schemas that are too much, before anything is made of them.
+
+    Raises:
+        Problem: more messages than the model's context has tokens, or more characters in all tables.
+    """
+    size = 0
+    for field in request.__struct_fields__:
+        value = getattr(request, field)
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            if field in TURNS and len(value) > max_model_len:
+                message = (
+                    f"{field} has {len(value)} messages: the model's context has {max_model_len} tokens (max_model_len)"
+                )
+                raise Problem(400, f"{message}, and each has one at least; send fewer", field)
+            size += CHARS_OF_AN_ITEM * len(value)
+        elif not isinstance(value, dict | msgspec.Struct):
+            continue
+        size = _with_chars(value, size, max_chars)
+        if size > max_chars:
+            message = (
+                f"{field} and what is before it have {size} characters or more, each message and tool counting for"
+            )
+            message += (
+                f" {CHARS_OF_AN_ITEM} beside its own: this server renders {max_chars} (max_text_chars); send less"
+            )
+            raise Problem(400, message, field)
+
+
+def _with_chars(value: Any, size: int, most: int) -> int:
+    """A size, and the characters and values of a table or list more; it ends beyond the most."""
+    waiting = [value]
+    while waiting and size <= most:
+        own = waiting.pop()
+        if isinstance(own, str):
+            size += len(own)
+        elif isinstance(own, dict | list):
+            size += 2 * len(own)
+            if size <= most:
+                waiting += own
+                waiting += own.values() if isinstance(own, dict) else ()
+        elif isinstance(own, msgspec.Struct):
+            waiting += msgspec.structs.astuple(own)
+    return size
 
 
 def _param(message: str) -> str | None:

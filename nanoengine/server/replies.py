@@ -14,13 +14,16 @@ from typing import Any, ClassVar
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
+from nanoengine.core.outputs import RequestOutput
 from nanoengine.sampling.params import SamplingParams
 from nanoengine.server.answer_bytes import answer_bytes
 from nanoengine.server.answers import EventStream, encode, json_response
 from nanoengine.server.errors import Problem
 from nanoengine.server.jobs import Job
+from nanoengine.server.params import MANY
 from nanoengine.server.protocol import ChatRequest, Table
-from nanoengine.server.serving import Serving
+from nanoengine.server.serving import CHARS_OF_A_STEP, Encoding, Serving
+from nanoengine.server.text import CURRENT_CLIENT
 from nanoengine.tools.chats import Prompt
 from nanoengine.tools.parser import AnswerParser, Call, Event, Text
 
@@ -38,6 +41,7 @@ class Conversation:
 
     def __init__(self, serving: Serving, request: ChatRequest, params: SamplingParams):
         self.serving, self.request, self.params = serving, request, params
+        self._client = CURRENT_CLIENT.get()
 
     @classmethod
     async def of(
@@ -57,12 +61,16 @@ class Conversation:
         )
         return cls(serving, request, params)
 
-    def tokens(self) -> tuple[list[list[int]], SamplingParams]:
+    def tokens(self) -> Encoding:
         """What the model reads, and how it is sampled; see `Serving.start`."""
         serving, request = self.serving, self.request
         self.prompt = prompt = serving.prompt(request)
         serving.check_length(prompt.text, request)
-        token_ids = serving.chat_encoder.encode(prompt.text, add_special_tokens=bool(request.add_special_tokens))
+        if len(prompt.text) > CHARS_OF_A_STEP:
+            yield
+        own = {"client": self._client, "salt": request.cache_salt or ""}
+        special = bool(request.add_special_tokens)
+        token_ids = serving.chat_encoder.encode(prompt.text, **own, add_special_tokens=special)
         return [token_ids], prompt.params(self.params)
 
     def parser(self) -> AnswerParser | None:
@@ -193,12 +201,16 @@ async def reply(http: HTTPRequest, request: ChatRequest, job_id: str, writer: Wr
     async with serving.jobs.running(job, http.receive, serving.config.request_timeout):
         await job.end()
     output = job.requests[0].output()
-    completion = output.outputs[0]
-    num_prompt = len(output.prompt_token_ids)
-    said = Reader(conversation.parser()).read(completion.text, is_last=True)
+    num_tokens = len(output.prompt_token_ids) + len(output.outputs[0].token_ids)  # a response repeats what was asked
+    whole = partial(_whole, writer, Reader(conversation.parser()))
+    return await serving.make(whole, output, slow=num_tokens > MANY)
+
+
+def _whole(writer: Writer, reader: Reader, output: RequestOutput) -> Response:
+    completion, num_prompt = output.outputs[0], len(output.prompt_token_ids)
     usage = Usage(num_prompt, output.num_cached_tokens, len(completion.token_ids))
     list(writer.begin(Usage(num_prompt)))
-    list(writer.say(said))
+    list(writer.say(reader.read(completion.text, is_last=True)))
     list(_ended(writer, completion.finish_reason, completion.stop_reason, usage))
     return json_response(writer.body())
 
@@ -214,12 +226,18 @@ async def _stream(job: Job, writer: Writer, reader: Reader) -> AsyncIterator[byt
             events += writer.say(reader.read(delta.text, is_last))
             if is_last:
                 usage = Usage(num_prompt, job.num_cached_tokens, num_new)
-                events += _ended(writer, delta.finish_reason, delta.stop_reason, usage)
+                events += _ended(writer, delta.finish_reason, delta.stop_reason, usage, job.problem)
         if events:
             yield b"".join(map(writer.write, events))
 
 
-def _ended(writer: Writer, reason: str | None, stop: str | int | None, usage: Usage) -> Iterator[Table]:
+def _ended(
+    writer: Writer, reason: str | None, stop: str | int | None, usage: Usage, problem: Problem | None = None
+) -> Iterator[Table]:
+    if reason == "abort":
+        raise problem or Problem(
+            503, "the answer was ended before it was whole: by abort_requests, or since the server ends"
+        )
     yield from writer.close_last()
     yield from writer.end(ended_by(reason, writer.has_called), stop, usage)
 
@@ -233,14 +251,18 @@ def settled(messages: list[Table]) -> list[Table]:
     Those that come first are one. What agents say as the system in the middle belongs to what the user has said before.
     """
     found: list[Table] = []
+    parts: list[Table] | None = None  # the content of the last one, where it is a list of our own
     for message in messages:
         is_system = message["role"] in ("system", "developer")
         last = found[-1] if found else None
         if last is None or not is_system or last["role"] not in ("system", "user"):
             role = "system" if last is None and is_system else "user" if is_system else message["role"]
             found.append({**message, "role": role})
-        else:
-            found[-1] = {**last, "content": [*_parts(last["content"]), *_parts(message["content"])]}
+            parts = None
+            continue
+        if parts is None:
+            parts = last["content"] = [*_parts(last["content"])]
+        parts += _parts(message["content"])
     return found
 
 

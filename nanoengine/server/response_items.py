@@ -29,7 +29,7 @@ class Tools:
             self._add(table)
 
     def _add(self, table: Table, namespace: str | None = None) -> None:
-        kind, name = table.get("type"), table.get("name", "")
+        kind, name = table.get("type"), table.get("name") or ""
         if not isinstance(name, str):
             raise Problem(400, f"tools: the name of a tool must be a text, not {str(name)[:80]!r}", "tools")
         if kind == "namespace" and namespace is None:
@@ -66,7 +66,7 @@ def turns(items: list[Table]) -> list[Table]:
     thought = ""
     for index, item in enumerate(items):
         where = f"input[{index}]"
-        kind = item.get("type", "message")
+        kind = item.get("type") or "message"
         if kind == "message":
             role, content = item.get("role"), _content(item.get("content"), where)
             if role not in ROLES:
@@ -101,7 +101,7 @@ def _content(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
     texts = []
-    for part in content if isinstance(content, list) else [content]:
+    for part in content if isinstance(content, list) else [] if content is None else [content]:
         kind = part.get("type") if isinstance(part, dict) else None
         if str(kind) not in TEXTS:
             message = f"{where}: content of type {str(kind)[:80]!r} is not supported: this model takes text"

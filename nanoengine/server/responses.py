@@ -15,10 +15,12 @@ from nanoengine.server.answers import EventStream, encode, json_response
 from nanoengine.server.errors import Problem
 from nanoengine.server.fields import IGNORED_RESPONSES, REFUSED_RESPONSES, refuse, with_fields
 from nanoengine.server.protocol import ChatRequest, Int64, Named, Positive, Table
+from nanoengine.server.reading import SLOW_BYTES, check_size
 from nanoengine.server.replies import Usage, Writer, named, reply, settled
 from nanoengine.server.response_items import Tools, carried, input_items, turns
 from nanoengine.server.response_store import ResponseStore, Stored
 from nanoengine.server.serving import CLIENT, Serving, new_id
+from nanoengine.server.text import IS_LONG
 from nanoengine.tools.parser import Call, Event, Reasoning, Text
 
 ENCRYPTED = "reasoning.encrypted_content"
@@ -89,21 +91,30 @@ class ResponsesRequest(
 async def responses(http: HTTPRequest) -> Response | EventStream:
     """Answer a conversation, or go on with one."""
     serving: Serving = http.app.state.serving
-    request = await serving.read(http, ResponsesRequest)
     store: ResponseStore = http.app.state.responses
-    client = http.scope[CLIENT]
-    items = input_items(request.input)
-    if request.previous_response_id is not None:
-        items = [*msgspec.json.decode(_stored(http, request.previous_response_id).items), *items]
-    tools = Tools(request.tools or [])
-    response_id = new_id("resp_", http, None)
+    request = await serving.read(http, ResponsesRequest)
+    client, response_id = http.scope[CLIENT], new_id("resp_", http, None)
+    id_before = request.previous_response_id
+    known = () if id_before is None else _stored(http, id_before).items
+    IS_LONG.set(IS_LONG.get() or sum(map(len, known)) > SLOW_BYTES)
 
-    def keep(response: Table) -> None:
-        store.put(client, response_id, Stored(encode(response), encode([*items, *response["output"]])))
+    def begun(request: ResponsesRequest) -> tuple[ChatRequest, ResponsesWriter]:
+        own = input_items(request.input)
+        tools, parts = Tools(request.tools or []), (*known, encode(own))
+        chat = request.chat([*(item for part in known for item in msgspec.json.decode(part)), *own], tools)
+        if known:
+            check_size(chat, serving.max_model_len, serving.config.max_text_chars)
 
-    writer = ResponsesWriter(response_id, request, tools, keep if request.store is not False else None)
+        def keep(response: Table) -> None:
+            stored = Stored(encode(response), (*parts, encode(response["output"])))
+            store.put(client, response_id, stored, stored.size)
+
+        keeper = keep if request.store is not False else None
+        return chat, ResponsesWriter(response_id, request, tools, keeper)
+
+    chat, writer = await serving.make(begun, request, slow=IS_LONG.get())
     writer.response["model"] = request.model or serving.name
-    return await reply(http, request.chat(items, tools), response_id, writer)
+    return await reply(http, chat, response_id, writer)
 
 
 async def response(http: HTTPRequest) -> Response:
@@ -154,6 +165,11 @@ def _format(table: Any) -> Table | None:
     return {"type": "json_schema", "json_schema": {"schema": table.get("schema")}}
 
 
+def _encoded(value: Any) -> msgspec.Raw:
+    """JSON of what may be long, and is said again and again."""
+    return msgspec.Raw(encode(value))
+
+
 class ResponsesWriter(Writer):
     """One response.
 
@@ -181,7 +197,7 @@ class ResponsesWriter(Writer):
             "background": False,
             "error": None,
             "incomplete_details": None,
-            "instructions": request.instructions,
+            "instructions": _encoded(request.instructions),
             "max_output_tokens": request.max_output_tokens,
             "model": request.model,
             "output": [],
@@ -192,7 +208,7 @@ class ResponsesWriter(Writer):
             "temperature": request.temperature,
             "text": {"format": {"type": "text"}, **(request.text or {})},
             "tool_choice": request.tool_choice or "auto",
-            "tools": request.tools or [],
+            "tools": _encoded(request.tools or []),
             "top_p": request.top_p,
             "truncation": "disabled",
             "usage": None,

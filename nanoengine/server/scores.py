@@ -27,7 +27,7 @@ async def score(http: HTTPRequest) -> Response:
     request = await serving.read(http, ScoreRequest)
     first, second = request.sides
     job_id = new_id("score-", http, request.request_id)
-    requests = await _embedded(http, request, job_id, first, second, repeated=0)
+    requests = await _embedded(http, request, job_id, first, second, is_repeated=False)
 
     def scored() -> Response:
         scores = enumerate(_scores(requests, len(first)))
@@ -44,8 +44,7 @@ async def rerank(http: HTTPRequest) -> Response:
     request = await serving.read(http, RerankRequest)
     documents = [request.documents] if isinstance(request.documents, str) else request.documents
     job_id = new_id("rerank-", http, request.request_id)
-    repeated = sum(map(len, documents))
-    requests = await _embedded(http, request, job_id, [request.query], documents, repeated=repeated)
+    requests = await _embedded(http, request, job_id, [request.query], documents, is_repeated=True)
 
     def ranked() -> Response:
         scores = _scores(requests, 1)
@@ -68,12 +67,12 @@ async def _embedded(
     first: list[str],
     second: list[str],
     *,
-    repeated: int,
+    is_repeated: bool,
 ) -> list[Request]:
     limit = http.app.state.serving.config.max_prompts
-    texts = [*first, *second]
-    if len(texts) > limit:
-        raise Problem(400, f"there are {len(texts)} texts: this server allows {limit} (max_prompts)", "documents")
+    if (count := len(first) + len(second)) > limit:
+        raise Problem(400, f"there are {count} texts: this server allows {limit} (max_prompts)", "documents")
+    texts, repeated = [*first, *second], sum(map(len, second)) if is_repeated else 0
     return await embedded(http, request, job_id, texts, PoolingParams(normalize=False), repeated=repeated)
 
 

@@ -25,6 +25,9 @@ from nanoengine.aio.async_llm_engine import AsyncLLMEngine
 from nanoengine.builder import build_engine, is_installed, read_config
 from nanoengine.errors import InvalidConfig
 from nanoengine.kernels.options import KernelOptions
+from nanoengine.models.names import find_model
+from nanoengine.models.options import ModelOptions
+from nanoengine.models.tokenizer_trial import try_tokenizer
 from nanoengine.server.app import SECONDS_TO_SAY_SO, http_settings
 from nanoengine.server.config import ServerConfig
 from nanoengine.server.serving import Serving
@@ -73,6 +76,7 @@ def serve(model: str, options: Mapping[str, Any], config: ServerConfig) -> None:
 def open_serving(model: str, options: Mapping[str, Any], config: ServerConfig) -> Serving:
     """The model, loaded, and what endpoints share; see `serve`."""
     engine_config = read_config(model, {**_defaults(options), **options})
+    try_tokenizer(find_model(str(engine_config.of(ModelOptions).tokenizer or model)))
     serving = Serving(lambda: build_engine(engine_config), config, model)
     serving.cache_config = {
         "cache_dtype": engine_config.of(KernelOptions).kv_cache_dtype,
@@ -207,6 +211,10 @@ class _Server(uvicorn.Server):
         where = config.uds or "http://{}:{}".format(f"[{address[0]}]" if ":" in address[0] else address[0], address[1])
         chat = "" if config.uds or not config.page else " (a browser shows a chat there; clients of OpenAI add /v1)"
         logger.info("serving %s at %s%s", self._serving.name, where, chat)
+        if config.is_open:
+            logger.warning(
+                "everybody who reaches %s is served: give --api-key, and a proxy with TLS (docs/server.md)", where
+            )
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -7,7 +7,7 @@ import os
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,7 +28,7 @@ from nanoengine.server.jobs import Job, Jobs, most_tokens, until_gone
 from nanoengine.server.metrics import render_metrics
 from nanoengine.server.params import MANY, cut, sampling_params
 from nanoengine.server.protocol import ChatRequest, Generation, Queued, TokenizeRequest
-from nanoengine.server.reading import S, read
+from nanoengine.server.reading import S, check_size, read
 from nanoengine.server.structured import is_structured
 from nanoengine.server.text import ChatEncoder, TextThreads, TokenTexts, joined
 from nanoengine.server.turns import Turns
@@ -53,6 +53,9 @@ SENT = "nanoengine.sent"
 ADAPTER = "nanoengine.adapter"
 """And which adapter its model is, if it is one."""
 
+Encoding = Generator[None, None, tuple[Sequence[list[int]], core.SamplingParams]]
+"""Makes tokens step by step: no step has more than one long text."""
+
 A = TypeVar("A")
 R = TypeVar("R")
 
@@ -67,6 +70,9 @@ PART_OF_A_NEWCOMER = 8
 
 MAX_GRAMMARS = 64
 """Grammars that one client may have waiting to be compiled."""
+
+CHARS_OF_A_STEP = 1 << 16
+"""That are encoded before it is another client's turn, unless one text has more."""
 
 METRICS_SECONDS = 1.0
 """How old the metrics may be that are told."""
@@ -109,7 +115,8 @@ class Serving:
         self.metrics_text = Fresh(self._render_metrics, METRICS_SECONDS)
         self.summed_metrics_text = Fresh(partial(self._render_metrics, summed=True), METRICS_SECONDS)
         self.num_rejected: Counter[str] = Counter()  # by reason
-        self.has_tenants = len(set(config.api_key or ())) + (config.admin_key is not None) > 1  # they share no cache
+        num_keys = len(set(config.api_key or ())) + (config.admin_key is not None)
+        self.has_tenants = num_keys > 1 or config.separate_addresses  # they share no cached prefixes
         self.is_draining = False  # the server will end when the jobs have
         self.cache_config: dict[str, str] = {}  # for who reads metrics
         self._longest_token = max(map(len, built.tokenizer.token_ids()), default=1)
@@ -132,12 +139,22 @@ class Serving:
         return self.names[0]
 
     async def read(self, http: HTTPRequest, kind: type[S]) -> S:
-        """The body of a request, for a model that is served here. Raises as `reading.read`."""
+        """The body of a request, for a model that is served here. Raises as `reading.read` and `check_size`."""
+        return (await self.read_as(http, kind, lambda _: None))[0]
+
+    async def read_as(self, http: HTTPRequest, kind: type[S], make: Callable[[S], R]) -> tuple[S, R]:
+        """The same, and what a function makes of it: in a thread if it is long."""
+        config = self.config
+
+        def checked(request: S) -> tuple[S, R]:
+            check_size(request, self.max_model_len, config.max_text_chars)
+            return request, make(request)
+
         holding = http.scope[HELD].enter_context(self.bodies.hold(http.scope[CLIENT]))
-        request = await read(http, kind, self.text, self.config.max_body_bytes, holding)
+        request, made = await read(http, kind, self.text, config.max_body_bytes, holding, checked)
         if model := getattr(request, "model", None):
             http.scope[ADAPTER] = self.check_name(model)
-        return request
+        return request, made
 
     def adapter_names(self) -> list[str]:
         """Of those that are loaded; requests name them as their model."""
@@ -158,7 +175,7 @@ class Serving:
         adapter = None if self.adapters is None else self.adapters.loaded.get(model)
         if adapter is None:
             names = ", ".join((*self.names, *self.adapter_names()))
-            raise Problem(404, f"The model `{model[:200]}` does not exist. Valid names: {names}.", "model")
+            raise Problem(404, f"The model `{model[:80]}` does not exist. Valid names: {names}.", "model")
         return adapter
 
     def called(self, model: str | None) -> str:
@@ -172,6 +189,8 @@ class Serving:
             return f"the engine is dead: {self.engine.error}"
         if (seconds := self.engine.seconds_in_step) > (limit := self.config.max_step_seconds):
             return f"the step that runs has taken {seconds:.0f} s, and {limit:g} are allowed (max_step_seconds)"
+        if (reason := getattr(self.engine.engine, "unavailable", None)) is not None:  # of replicas
+            return str(reason)
         return "the server is shutting down" if self.is_draining else None
 
     def check_open(self) -> None:
@@ -187,7 +206,7 @@ class Serving:
         request: Queued,
         params: core.SamplingParams,
         num_prompts: int,
-        encode: Callable[[], tuple[Sequence[list[int]], core.SamplingParams]],
+        encode: Callable[[], Encoding],
         size: Callable[[Sequence[Request]], int],
     ) -> Job:
         """Encode prompts, check all, and submit them; nothing runs if anything is wrong.
@@ -198,7 +217,7 @@ class Serving:
             request: what it says.
             params: how to sample each prompt, as far as its text does not matter.
             num_prompts: how many there will be.
-            encode: makes their tokens, and says how to sample them; called in a thread.
+            encode: makes their tokens, and says how to sample them; its steps are made in threads, others' work between them.
             size: how many bytes the answer may take.
 
         Raises:
@@ -224,7 +243,7 @@ class Serving:
                     own_params,
                     f"{job_id}-{number}-{uuid.uuid4().hex[:8]}",  # clients may repeat an id
                     cache_salt=f"{client} {request.cache_salt or ''}" if self.has_tenants else request.cache_salt or "",
-                    priority=request.priority,
+                    priority=request.priority or 0,
                     client=client,
                 )
                 for number, prompt in enumerate(prompts)
@@ -235,16 +254,16 @@ class Serving:
                     self.adapters.use(own, adapter)
             return requests
 
-        def begin() -> list[Request] | Callable[[], list[Request]]:
+        def begin() -> Generator[None, None, list[Request] | Callable[[], list[Request]]]:
             """The requests; or what makes them, where a grammar may have to be compiled for it."""
-            prompts, own_params = encode()
+            prompts, own_params = yield from encode()
             making = partial(make, prompts, own_params)
             return making() if getattr(own_params, "structured_outputs", None) is None else making
 
         self._preparing[client] += num_sequences
         try:
-            found = await self.while_there(http, self.text.run(begin))
-            requests = found if isinstance(found, list) else await self.turns.run(client, found)
+            found = await self.while_there(http, self.text.finish(begin()))
+            requests = found if isinstance(found, list) else await self.while_there(http, self.turns.run(client, found))
             self.check_open()
             self._admit_tokens(requests, client)
             http.scope[HELD].enter_context(self.answers.hold(client, size(requests)))
@@ -338,20 +357,29 @@ class Serving:
             getattr(request, "tool_choice", None),
             parallel=getattr(request, "parallel_tool_calls", None) is not False,
             template_kwargs=values,
-            add_generation_prompt=request.add_generation_prompt,
-            continue_final_message=request.continue_final_message,
+            add_generation_prompt=bool(request.add_generation_prompt),
+            continue_final_message=bool(request.continue_final_message),
         )
 
-    def count(self, request: ChatRequest) -> int:
+    def count(self, request: ChatRequest, client: str) -> int:
         """Tokens of a conversation. Raises as `prompt` and `check_length`."""
         text = self.prompt(request).text
         self.check_length(text, request)
-        return len(self.chat_encoder.encode(text))
+        return len(self.chat_encoder.encode(text, client=client))
 
-    def encode(self, text: str, request: Queued, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a prompt. Raises as `check_length` and `ModelTokenizer.encode`."""
-        self.check_length(text, request)
-        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    def encode(self, prompts: Sequence[str | list[int]], request: Queued) -> Generator[None, None, list[list[int]]]:
+        """Token ids of prompts, texts among them, step by step. Raises as `check_length` and `ModelTokenizer.encode`."""
+        encoded, size = [], 0
+        for own in prompts:
+            if isinstance(own, str):
+                self.check_length(own, request)
+                if size and size + len(own) > CHARS_OF_A_STEP:
+                    yield
+                    size = 0
+                size += len(own)
+                own = self.tokenizer.encode(own, add_special_tokens=request.add_special_tokens is not False)
+            encoded.append(own)
+        return encoded
 
     def check_length(self, text: str, request: Queued) -> None:
         """Refuse a text that is too long for the model however it is split, before it is.

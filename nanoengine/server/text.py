@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
-import threading
 from array import array
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
 
 from nanoengine.core.detokenizer import INCOMPLETE
 from nanoengine.errors import InvalidPrompt
+from nanoengine.fair_cache import FairCache
 from nanoengine.models.tokenizer import Message, ModelTokenizer
 from nanoengine.server.turns import Turns
 
@@ -22,8 +22,14 @@ T = TypeVar("T")
 CURRENT_CLIENT = ContextVar("CURRENT_CLIENT", default="")
 """Whose request a task of the event loop answers."""
 
+IS_LONG = ContextVar("IS_LONG", default=False)
+"""Whether the body of that request is long."""
+
 CHARS_OF_A_PIECE = 64
 """That a remembered piece counts for beside its own characters and tokens: a short one takes memory, too."""
+
+MAX_MARK_CHARS = 128
+"""Of a special token in front of which chats are cut."""
 
 MOST_PARTS = 4
 """Tokens before one that may be parts of the same character."""
@@ -31,56 +37,79 @@ MOST_PARTS = 4
 
 class TextThreads:
     """A bounded pool: what is asked for beyond it waits, and the event loop goes on. One client never has all threads, if there
-    are several.
+    are several, and what is short never waits for what is long.
 
     Args:
-        num_threads: as many texts as are worked on at once.
+        num_threads: as many texts as are worked on at once, long ones and short ones.
     """
 
     def __init__(self, num_threads: int):
-        self._turns = Turns(num_threads, max(1, num_threads - 1))
+        self._turns = {is_long: Turns(num_threads, max(1, num_threads - 1)) for is_long in (False, True)}
 
     async def run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """The result of a function, called in one of the threads."""
-        return await self._turns.run(CURRENT_CLIENT.get(), partial(function, *args, **kwargs))
+        return await self._turns[IS_LONG.get()].run(CURRENT_CLIENT.get(), partial(function, *args, **kwargs))
+
+    async def finish(self, steps: Generator[None, None, T]) -> T:
+        """What a generator returns. Between two of its steps it is the turn of other clients."""
+        while (found := await self.run(_step, steps)) is None:
+            pass
+        return found[0]
 
     def close(self) -> None:
-        self._turns.close()
+        for turns in self._turns.values():
+            turns.close()
+
+
+def _step(steps: Generator[None, None, T]) -> tuple[T] | None:
+    try:
+        next(steps)
+    except StopIteration as end:
+        return (end.value,)
+    return None
 
 
 class ChatEncoder:
-    """Rendered conversations to token ids; what was encoded before is remembered, message by message.
+    """Rendered conversations to token ids; what a client has had encoded before is remembered, message by message.
 
     Every turn of a chat comes with all turns before it. A tokenizer first splits a text at its special tokens, which templates
     write around messages, and what is between two of them has the same tokens wherever it stands. So a rendered chat is cut in
-    front of every special token, and only pieces that were never met are encoded.
+    front of every special token, and only pieces that this client has not sent before are encoded: how long that takes would tell
+    it what others have sent.
 
     Args:
         tokenizer: of the model.
-        max_chars: characters and tokens of all pieces that are remembered; those used least recently go first.
+        max_chars: characters and tokens of all pieces that are remembered; see `FairCache` for what goes first.
     """
 
     def __init__(self, tokenizer: ModelTokenizer, max_chars: int):
         self.tokenizer = tokenizer
-        self.max_chars = max_chars
-        self._num_chars = 0
-        self._pieces: OrderedDict[str, array[int]] = OrderedDict()
-        self._lock = threading.Lock()
+        self.pieces: FairCache[tuple[str, str], array[int]] = FairCache(max_chars)
         tokens = tokenizer.added_tokens()
-        if any(token.single_word for token in tokens):  # found only beside what is no letter: nothing is cut then
+        # A single word is found only beside what is no letter: nothing is cut then.
+        if any(token.single_word or len(token.content) > MAX_MARK_CHARS for token in tokens):
             tokens = []
         # Where one begins another, the tokenizer takes the longest. One that takes the blanks before it is left with them.
-        found = sorted((token.content for token in tokens), key=len, reverse=True)
-        self._tokens = re.compile("|".join(map(re.escape, found))) if found and max_chars else None
+        found = sorted({token.content for token in tokens if token.content})
+        self._tokens = re.compile(longest_of(found)) if found and max_chars else None
         self._kept = {token.content for token in tokens if token.lstrip}
 
-    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Token ids of a rendered chat; templates write all special tokens themselves, so more are added only if asked for."""
+    def encode(self, text: str, *, client: str = "", salt: str = "", add_special_tokens: bool = False) -> list[int]:
+        """Token ids of a rendered chat; templates write all special tokens themselves, so more are added only if asked for.
+
+        Args:
+            text: the chat.
+            client, salt: whose it is; pieces are found under the same two only.
+            add_special_tokens: as the tokenizer adds them to any text.
+        """
         if add_special_tokens:
             return self.tokenizer.encode(text)
         token_ids: list[int] = []
         for piece in self._cut(text):
-            token_ids += self._encode_piece(piece)
+            if (known := self.pieces.get(client, (salt, piece))) is None:
+                known = array("i", self.tokenizer.encode(piece, add_special_tokens=False))
+                self.pieces.put(client, (salt, piece), known, len(piece) + len(known) + CHARS_OF_A_PIECE)
+            token_ids += known
         return token_ids
 
     def _cut(self, text: str) -> list[str]:
@@ -89,36 +118,33 @@ class ChatEncoder:
         cuts = [match.start() for match in self._tokens.finditer(text) if match[0] not in self._kept]
         return [text[start:end] for start, end in itertools.pairwise(dict.fromkeys([0, *cuts, len(text)]))]
 
-    def _encode_piece(self, piece: str) -> array[int]:
-        with self._lock:
-            if piece in self._pieces:
-                self._pieces.move_to_end(piece)
-                return self._pieces[piece]
-        token_ids = array("i", self.tokenizer.encode(piece, add_special_tokens=False))
-        with self._lock:
-            if piece not in self._pieces:
-                self._pieces[piece] = token_ids
-                self._num_chars += _size(piece, token_ids)
-            while self._num_chars > self.max_chars:
-                self._num_chars -= _size(*self._pieces.popitem(last=False))
-        return token_ids
 
-
-def _size(piece: str, token_ids: array[int]) -> int:
-    """What remembering a piece counts for."""
-    return len(piece) + len(token_ids) + CHARS_OF_A_PIECE
+def longest_of(texts: Sequence[str]) -> str:
+    """An expression for the longest of some sorted texts that stands at a place. What several begin with is compared once: a
+    vocabulary may have thousands of special tokens, and a text of a client the beginning of all of them at every place.
+    """
+    found = []
+    for _, group in itertools.groupby((text for text in texts if text), lambda text: text[0]):
+        own = list(group)
+        head = os.path.commonprefix(own)  # noqa: RUF071 - of texts
+        found.append(re.escape(head) + longest_of([text[len(head) :] for text in own]))
+    if not found:
+        return ""
+    return f"(?:{'|'.join(found)})" + ("?" if "" in texts else "")
 
 
 def joined(message: Message) -> Mapping[str, Any]:
     """A message whose content is one text: templates of models for text alone take no parts."""
     content = message.get("content") if isinstance(message, Mapping) else None
-    if not isinstance(content, list):
+    if not content and isinstance(message, Mapping) and isinstance(message.get("refusal"), str):
+        content = [{"type": "refusal", "refusal": message["refusal"]}]
+    if not isinstance(content, list) or not content:
         return message
     texts = []
     for part in content:
-        kind = part.get("type", "text") if isinstance(part, Mapping) else None
-        if kind == "text" and isinstance(part.get("text"), str):
-            texts.append(part["text"])
+        kind = part.get("type") or "text" if isinstance(part, Mapping) else None
+        if kind in ("text", "refusal") and isinstance(part.get(kind), str):
+            texts.append(part[kind])
         elif isinstance(part, str):
             texts.append(part)
         else:
@@ -131,18 +157,16 @@ class TokenTexts:
 
     def __init__(self, tokenizer: ModelTokenizer):
         self._tokenizer = tokenizer
-        self._texts: dict[int, str] = {}
-
-    def __getitem__(self, token: int) -> str:
-        if token not in self._texts:
-            self._texts[token] = self._decode([token])
-        return self._texts[token]
+        self._texts: dict[int, tuple[str, str]] = {}  # alone, where a decoder may drop a space; in a text
 
     def after(self, before: Sequence[int], token: int) -> str:
         """What a token adds to the text of those before it: nothing, while a character is incomplete, then all of it."""
-        text = self[token]
-        if not text.endswith(INCOMPLETE):
-            return text
+        if token not in self._texts:
+            alone = self._decode([token])
+            self._texts[token] = alone, self._decode([token, token])[len(alone) :]
+        alone, text = self._texts[token]
+        if INCOMPLETE not in text:
+            return text if alone == text or self._tokenizer.decode(before) else alone
         for count in range(1, len(before) + 1):
             whole = self._decode([*before[-count:], token])
             if not whole.endswith(INCOMPLETE):

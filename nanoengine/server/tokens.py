@@ -10,17 +10,17 @@ from starlette.responses import Response
 from nanoengine.server.answers import json_response
 from nanoengine.server.errors import Problem
 from nanoengine.server.protocol import DetokenizeRequest, TokenizeRequest
-from nanoengine.server.serving import Serving
+from nanoengine.server.serving import CLIENT, Serving
 
 
 async def tokenize(http: HTTPRequest) -> Response:
     """Token ids of a prompt, or of messages in the chat template."""
     serving: Serving = http.app.state.serving
     request = await serving.read(http, TokenizeRequest)
-    return await serving.while_there(http, serving.text.run(_tokenized, serving, request))
+    return await serving.while_there(http, serving.text.run(_tokenized, serving, request, http.scope[CLIENT]))
 
 
-def _tokenized(serving: Serving, request: TokenizeRequest) -> Response:
+def _tokenized(serving: Serving, request: TokenizeRequest, client: str) -> Response:
     if request.prompt is not None:
         serving.check_chars(request.prompt, "prompt")
         special = request.add_special_tokens is not False
@@ -29,7 +29,7 @@ def _tokenized(serving: Serving, request: TokenizeRequest) -> Response:
         special = bool(request.add_special_tokens)
         text = serving.prompt(request).text
         serving.check_chars(text, "messages")
-        token_ids = serving.chat_encoder.encode(text, add_special_tokens=special)
+        token_ids = serving.chat_encoder.encode(text, client=client, add_special_tokens=special)
     return json_response(
         {
             "count": len(token_ids),

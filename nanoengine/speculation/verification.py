@@ -69,7 +69,7 @@ class Drafts:
         not may be no tokens at all.
         """
         drafts = self.tokens.index_select(0, self.run_of.index_select(0, numbers))
-        places = torch.arange(drafts.shape[1], device=drafts.device)
+        places = torch.arange(drafts.shape[1], dtype=torch.int64, device=drafts.device)
         return drafts, places < self.depth.index_select(0, numbers)[:, None]
 
     def extend(self, ends: Tensor, numbers: Tensor) -> Tensor:
@@ -77,16 +77,17 @@ class Drafts:
         the newest last, and stay as wide as they were: what does not fit is dropped in front.
         """
         longer = torch.cat((ends, self.before(numbers)[0]), dim=1)
-        places = torch.arange(ends.shape[1], device=ends.device) + self.depth.index_select(0, numbers)[:, None]
+        places = torch.arange(ends.shape[1], dtype=torch.int64, device=ends.device)
+        places = places + self.depth.index_select(0, numbers)[:, None]
         return longer.gather(1, places)
 
     def verify(self, tokens: Tensor) -> Verified:
         """Compare drafts with what was sampled, [num_samples] int64."""
-        places = torch.arange(self.tokens.shape[1], device=tokens.device)
+        places = torch.arange(self.tokens.shape[1], dtype=torch.int64, device=tokens.device)
         numbers = (self.starts[:, None] + places).clamp(max=len(tokens) - 1)
         counts = (tokens[numbers] == self.tokens).long().cumprod(1).sum(1)
         is_token = self.depth <= counts.index_select(0, self.run_of)
-        own = torch.arange(len(tokens), device=tokens.device)
+        own = torch.arange(len(tokens), dtype=torch.int64, device=tokens.device)
         last = (self.starts + counts).index_select(0, self.run_of)
         return Verified(self, counts, is_token | ~self.is_drafted, torch.where(self.is_drafted, last, own))
 

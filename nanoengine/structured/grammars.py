@@ -8,23 +8,27 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence as Seq
 from functools import cached_property
 from typing import Any, cast
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag, grammar_from
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag
 
-from nanoengine.core.errors import InvalidSamplingParams
+from nanoengine.core.errors import EngineClosed, InvalidSamplingParams, shown
 from nanoengine.core.tokenizer import Tokenizer
+from nanoengine.errors import GrammarsUnavailable
+from nanoengine.fair_cache import FairCache
 from nanoengine.structured.params import JSON_OPTIONS, ONE_SPACE, StructuredOutputs
-from nanoengine.structured.trial import Trial
-
-MAX_CACHED = 256
-"""Grammars that are kept for the next request that asks for the same."""
+from nanoengine.structured.trial import Trial, TrialFailed
 
 MAX_CACHED_BYTES = 256 << 20
-"""Of those grammars; a large one has 60 MiB."""
+"""Of the grammars that are kept for the next request of the same client that asks for the same; a large one has 60 MiB."""
+
+LEAST_BYTES = 1 << 20
+"""That a small one counts for."""
+
+MAX_TRIGGERS = 64
+"""Of a structural tag: each of its structures is compared with all of them."""
 
 LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 500_000,
@@ -50,8 +54,9 @@ class Grammars:
         self._lock, self._loading = threading.Lock(), threading.Lock()
         self._own: LLTokenizer | None = None  # it takes up to a second: made when it is asked for
         self._trial: Trial | None = None
-        self._cache: OrderedDict[Any, tuple[LLMatcher, int]] = OrderedDict()  # with their bytes
-        self.num_compiled = self.num_cached_bytes = 0
+        self._is_closed = False
+        self.cache: FairCache[Any, LLMatcher] = FairCache(MAX_CACHED_BYTES)
+        self.num_compiled = 0
 
     @cached_property
     def mask_size(self) -> int:
@@ -59,28 +64,39 @@ class Grammars:
         fast = self.tokenizer.fast
         return max(self.vocab_size, 0 if fast is None else fast.get_vocab_size(with_added_tokens=True))
 
-    def matcher(self, outputs: StructuredOutputs) -> LLMatcher:
+    def matcher(self, outputs: StructuredOutputs, client: str = "", salt: str = "") -> LLMatcher:
         """The state of a text that has not begun.
+
+        Args:
+            outputs: what the text must look like.
+            client, salt: who asks; a compiled grammar is found under the same two only.
 
         Raises:
             InvalidSamplingParams: what is asked for is wrong, or llguidance cannot promise it; the message names the keyword.
+            GrammarsUnavailable: the process that compiles grammars cannot be started.
         """
+        key = salt, outputs.key
         with self._lock:
-            if (found := self._cache.get(outputs.key)) is not None:
-                self._cache.move_to_end(outputs.key)
-                return found[0].deep_copy()
+            if (found := self.cache.get(client, key)) is not None:
+                return found.deep_copy()
         with self._loading:
+            if self._is_closed:
+                raise EngineClosed("the engine is closed: make a new one")
             if self._own is None:
                 self._own, self._trial = self._new_tokenizer()
         compiled, num_bytes = self._compile(outputs, self._own)
         with self._lock:
             self.num_compiled += 1
-            if num_bytes <= MAX_CACHED_BYTES and outputs.key not in self._cache:
-                self._cache[outputs.key] = compiled, num_bytes
-                self.num_cached_bytes += num_bytes
-            while len(self._cache) > MAX_CACHED or self.num_cached_bytes > MAX_CACHED_BYTES:
-                self.num_cached_bytes -= self._cache.popitem(last=False)[1][1]
+            self.cache.put(client, key, compiled, max(num_bytes, LEAST_BYTES))
             return compiled.deep_copy()
+
+    def close(self) -> None:
+        """End the process that compiles, and forget all grammars."""
+        with self._loading:
+            self._is_closed = True
+        if self._trial is not None:
+            self._trial.close()
+        self.cache, self._own = FairCache(MAX_CACHED_BYTES), None
 
     def _new_tokenizer(self) -> tuple[LLTokenizer, Trial]:
         own = self.tokenizer.fast
@@ -102,32 +118,35 @@ class Grammars:
     def _compile(self, outputs: StructuredOutputs, tokenizer: LLTokenizer) -> tuple[LLMatcher, int]:
         assert self._trial is not None
         try:
-            grammar = grammar_of(outputs)
+            grammar, notation = grammar_of(outputs)
         except InvalidSamplingParams:
             raise
-        except (ValueError, RecursionError) as error:  # of another notation than it seems to be
+        except (ValueError, RecursionError) as error:
             raise InvalidSamplingParams(f"structured_outputs.{outputs.kind}: {error}") from error
-        verdict = self._trial.verdict(grammar)
+        try:
+            verdict = self._trial.verdict(grammar, notation)
+        except TrialFailed as error:
+            raise GrammarsUnavailable(f"structured outputs: {error}") from error
         if not verdict.error:
-            matcher = LLMatcher(tokenizer, grammar, limits=LLParserLimits(**LIMITS), log_level=0)
+            matcher = LLMatcher(tokenizer, verdict.grammar or grammar, limits=LLParserLimits(**LIMITS), log_level=0)
             verdict = verdict._replace(error=str(matcher.get_error()))
         if verdict.error:
             raise InvalidSamplingParams(f"structured_outputs.{outputs.kind}: {_first_lines(verdict.error)}")
         return matcher, verdict.num_bytes
 
 
-def grammar_of(outputs: StructuredOutputs) -> str:
-    """The grammar in llguidance's own notation."""
+def grammar_of(outputs: StructuredOutputs) -> tuple[str, str]:
+    """The grammar, and its notation as `Trial` takes it. All work here grows with the length of the text and no faster."""
     if outputs.kind in ("json", "json_object"):
-        return json_grammar(outputs.text, outputs)
+        return json_grammar(outputs.text, outputs), "llguidance"
     if outputs.kind == "structural_tag":
-        return tag_grammar(json.loads(outputs.text))
+        return tag_grammar(json.loads(outputs.text)), "llguidance"
     if outputs.kind == "choice":  # one terminal: of those, a row of the parser holds 2,000
         choices = sorted(set(json.loads(outputs.text)))
-        return str(LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, choices))))
+        return "start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, choices)), "lark"
     if outputs.kind == "grammar" and outputs.text.startswith("%llguidance"):  # its own dialect, and no guess needed
-        return str(LLMatcher.grammar_from_lark(outputs.text))
-    return str(grammar_from("regex" if outputs.kind == "regex" else "grammar", outputs.text))
+        return outputs.text, "lark"
+    return outputs.text, outputs.kind  # to tell GBNF from Lark, and to translate it, may take the square of its length
 
 
 def json_grammar(schema: str, outputs: StructuredOutputs) -> str:
@@ -146,6 +165,10 @@ def tag_grammar(table: dict[str, Any]) -> str:
     structures, triggers = table.get("structures"), table.get("triggers")
     if not isinstance(structures, list) or not structures or not isinstance(triggers, list):
         raise InvalidSamplingParams("structured_outputs.structural_tag must have lists of structures and of triggers")
+    if len(triggers) > MAX_TRIGGERS:
+        raise InvalidSamplingParams(
+            f"structured_outputs.structural_tag has {len(triggers)} triggers: at most {MAX_TRIGGERS} can be"
+        )
     tags = []
     for own in structures:
         begin, end, schema = (own.get(name) if isinstance(own, dict) else None for name in ("begin", "end", "schema"))
@@ -156,7 +179,7 @@ def tag_grammar(table: dict[str, Any]) -> str:
         trigger = next((own for own in triggers if isinstance(own, str) and own and begin.startswith(own)), None)
         if trigger is None:
             raise InvalidSamplingParams(
-                f"structured_outputs.structural_tag: {begin!r} begins with none of the triggers"
+                f"structured_outputs.structural_tag: {shown(begin)} begins with none of the triggers"
             )
         tags.append(StructTag(trigger=trigger, begin=begin, grammar=schema, end=end))
     return StructTag.to_grammar(tags, assume_special=False)

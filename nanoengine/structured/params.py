@@ -98,6 +98,10 @@ def _string(name: str, value: object) -> str:
         raise InvalidSamplingParams(
             f"structured_outputs.{name} is {shown(value)}: it must be a string of at least one character, without NUL"
         )
+    if len(value) > MAX_CHARS:
+        raise InvalidSamplingParams(
+            f"structured_outputs.{name} has {len(value)} characters: at most {MAX_CHARS} can be"
+        )
     return value
 
 

@@ -81,7 +81,7 @@ class Structured(PolicyPart):
     def made(self, request: Request) -> None:
         """Compile its grammar, in the thread of whoever asks."""
         if (outputs := outputs_of(request)) is not None:
-            self._made[request] = self.grammars.matcher(outputs)
+            self._made[request] = self.grammars.matcher(outputs, request.client, request.cache_salt)
 
     def submitted(self, request: Request) -> None:
         if (outputs := outputs_of(request)) is None:
@@ -150,7 +150,8 @@ class Structured(PolicyPart):
     def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
         if (masks := self._in_flight.pop(step.number, None)) is not None:
             masks.settle()  # a step that failed may be over before its masks
-        if not self.constraints:
+        # Behind a step that failed there are no new tokens, and the masks of the next one may use what would be read.
+        if not self.constraints or isinstance(result, BaseException):
             return
         for seq in seqs:
             constraint = self.constraints.get(seq)
@@ -160,9 +161,17 @@ class Structured(PolicyPart):
             if constraint.error and isinstance(seq.error, NoTokenLeft):
                 seq.error = GrammarTooComplex(f"structured_outputs: {constraint.error.splitlines()[0]}")
 
+    def concerns(self, seq: Sequence) -> bool:
+        return seq in self.constraints
+
     def finished(self, seq: Sequence) -> None:
         if self.constraints.pop(seq, None) is not None and not self.constraints and self.drafter in self.parts:
             self.parts.remove(self.drafter)
+
+    def close(self) -> None:
+        self._filler.shutdown(cancel_futures=True)
+        self._executor = None
+        self.grammars.close()
 
 
 def outputs_of(request: Request) -> StructuredOutputs | None:

@@ -2,8 +2,8 @@
 
 llguidance cannot be stopped in the middle of a grammar, and some are so deep that its stack does not hold them: the process dies.
 
-`python -I trial.py` is that process. It reads a line of JSON, the tokenizer, then a line for each grammar, and answers each with
-a line. It imports nothing of this package.
+`python -I trial.py` is that process. It reads lines of JSON, [number, what is asked]: first the tokenizer, then grammars. It
+answers each with a line, [the same number, an answer]. It imports nothing of this package.
 """
 
 from __future__ import annotations
@@ -13,22 +13,31 @@ import ctypes
 import json
 import os
 import resource
-import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import weakref
 from collections.abc import Callable
+from time import monotonic
 from typing import Any, NamedTuple
 
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, grammar_from
+
+COMMAND = [sys.executable, "-I", __file__]
 
 MAX_SECONDS = 1.0
 """Of a CPU, that a grammar may take to be compiled, with its first mask."""
 
 MAX_WAIT = 30.0
 """Seconds until an answer must be there, on however busy a machine."""
+
+MAX_DYING = 0.5
+"""Seconds that a process has to end by itself: how it does so tells what it died of."""
+
+MAX_TRIES = 2
+"""Of a grammar, each in a new process, where the process may have ended for another reason than this grammar."""
 
 MAX_BYTES = 1 << 30
 """Of memory that the process may take for a grammar."""
@@ -41,13 +50,19 @@ DEATHS: dict[int, str] = {
     signal.SIGSEGV: "is nested too deeply to be compiled",
     signal.SIGABRT: f"takes more than {MAX_BYTES >> 20} MiB to compile, or is nested too deeply",
 }
+"""What a grammar does to its process."""
 
 
 class Verdict(NamedTuple):
-    """Why a grammar cannot be used, "" if it can, and how many bytes its matcher takes."""
+    """Why a grammar cannot be used, "" if it can; how many bytes its matcher takes; and the grammar in llguidance's notation."""
 
     error: str
-    num_bytes: int
+    num_bytes: int = 0
+    grammar: str = ""
+
+
+class TrialFailed(Exception):
+    """There is no process that could try a grammar, which is not the fault of the grammar."""
 
 
 class Trial:
@@ -58,59 +73,120 @@ class Trial:
     """
 
     def __init__(self, tokenizer: str, vocab_size: int, eos_token_ids: list[int], limits: dict[str, int]):
-        beginning = {"tokenizer": tokenizer, "vocab_size": vocab_size, "eos": eos_token_ids, "limits": limits}
-        self._beginning = json.dumps(beginning)
-        self._process: subprocess.Popen[str] | None = None
+        self._beginning = {"tokenizer": tokenizer, "vocab_size": vocab_size, "eos": eos_token_ids, "limits": limits}
+        self._process: _Process | None = None
         self._lock = threading.Lock()
-        self._at_end: Callable[[], object] = lambda: None
+        self._is_closed = False
 
-    def verdict(self, grammar: str) -> Verdict:
-        """Try a grammar."""
+    def verdict(self, text: str, notation: str = "llguidance") -> Verdict:
+        """Try a grammar.
+
+        Args:
+            notation: of the text, as `llguidance.grammar_from` names it.
+
+        Raises:
+            TrialFailed: no process can be started, or this was closed.
+        """
+        reason = ""
         with self._lock:
-            process = self._process or self._begin()
-            try:
-                found = self._ask(process, json.dumps(grammar))
-            except BaseException:  # nobody knows what it would answer next
-                self._end()
-                raise
-            if found is not None:
-                return Verdict(*json.loads(found))
+            for _ in range(MAX_TRIES):
+                has_begun = False
+                try:
+                    process = self._begun()
+                    has_begun = True
+                    return Verdict(*process.ask([notation, text]))
+                except (OSError, ValueError, TypeError, RecursionError) as error:  # gone, silent, or out of step
+                    status = self._end()
+                    if has_begun and status is not None and -status in DEATHS:
+                        return Verdict(f"the grammar {DEATHS[-status]}: make it smaller")
+                    reason = f"{_words(status)} ({error})"
+                except BaseException:  # nobody knows what it would answer next
+                    self._end()
+                    raise
+        if not has_begun:
+            raise TrialFailed(f"the process that compiles grammars cannot be started: it {reason}")
+        return Verdict(
+            f"the grammar was not compiled, in {MAX_TRIES} tries: the process that compiles it {reason}; make it smaller, or "
+            "ask again"
+        )
+
+    def close(self) -> None:
+        """End the process. Nothing is tried any more, and what is being tried is not waited for."""
+        self._is_closed = True
+        if (process := self._process) is not None:
+            process.own.kill()
+        with self._lock:
             self._end()
-            reason = DEATHS.get(-process.returncode, f"is not compiled after {MAX_WAIT:g} s, or ends its compiler")
-            return Verdict(f"the grammar {reason}: make it smaller", 0)
 
-    def _begin(self) -> subprocess.Popen[str]:
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        self._process = process = subprocess.Popen([sys.executable, "-I", __file__], text=True, **pipes)
-        self._at_end = weakref.finalize(self, _end, process)
-        self._ask(process, self._beginning)
-        return process
+    def _begun(self) -> _Process:
+        if self._process is not None and self._process.own.poll() is not None:  # somebody else has ended it
+            self._end()
+        if self._process is None:
+            if self._is_closed:
+                raise TrialFailed("the engine is closed: make a new one")
+            self._process = _Process()
+            self._process.ask(self._beginning)
+        return self._process
 
-    def _ask(self, process: subprocess.Popen[str], line: str) -> str | None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # why is seen below
-            print(line, file=process.stdin, flush=True)
-        is_there, _, _ = select.select([process.stdout], [], [], MAX_WAIT)
-        answer = process.stdout.readline() if is_there else ""
-        return answer or None
-
-    def _end(self) -> None:
-        if self._process is not None:
-            self._process = None
-            self._at_end()
+    def _end(self) -> int | None:
+        """Its status, if it has ended by itself or by others."""
+        process, self._process = self._process, None
+        return None if process is None else process.end()
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    if process.stdin is not None:
-        with contextlib.suppress(OSError):  # it may be dead
-            process.stdin.close()
-    with contextlib.suppress(subprocess.TimeoutExpired):  # it may be dying, of what is worth to know
-        process.wait(0.5)
+class _Process:
+    """The process from here. What it raises says that it is of no more use."""
+
+    def __init__(self) -> None:
+        self.socket, its = socket.socketpair()
+        with its:
+            try:
+                streams: dict[str, Any] = {"stdin": its, "stdout": its, "stderr": subprocess.DEVNULL}
+                self.own = subprocess.Popen(COMMAND, **streams)
+            except BaseException:
+                self.socket.close()
+                raise
+        self.end: Callable[[], int | None] = weakref.finalize(self, _end, self.own, self.socket)
+        self._number = 0
+
+    def ask(self, value: object) -> Any:
+        """The answer to this question.
+
+        Raises:
+            OSError: it has ended, or does not answer in time.
+            ValueError, TypeError, RecursionError: it has said something else.
+        """
+        self._number += 1
+        deadline = monotonic() + MAX_WAIT
+        self.socket.settimeout(MAX_WAIT)
+        self.socket.sendall(json.dumps([self._number, value]).encode() + b"\n")
+        line = bytearray()
+        while not line.endswith(b"\n"):
+            self.socket.settimeout(max(1e-3, deadline - monotonic()))
+            piece = self.socket.recv(1 << 16)
+            if not piece:
+                raise ConnectionError("no more answers")
+            line += piece
+        number, answer = json.loads(line)
+        if number != self._number:
+            raise ValueError(f"the answer {number} to question {self._number}")
+        return answer
+
+
+def _end(process: subprocess.Popen[bytes], connection: socket.socket) -> int | None:
+    connection.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return process.wait(MAX_DYING)
     process.kill()
-    process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):  # one that waits for a disk cannot be killed now
+        process.wait(MAX_WAIT)
+    return None
+
+
+def _words(status: int | None) -> str:
+    if status is None:
+        return "did not go on"
+    return f"ended with status {status}" if status >= 0 else f"was ended by {signal.Signals(-status).name}"
 
 
 # ---- in the process
@@ -118,28 +194,33 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 def answer_all() -> None:
     os.nice(NICENESS)
-    table = json.loads(sys.stdin.readline())
+    number, table = json.loads(sys.stdin.readline())
     tokenizer = LLTokenizer(table["tokenizer"], n_vocab=table["vocab_size"], eos_token=table["eos"])
     limits, executor = LLParserLimits(**table["limits"]), LLExecutor(1)
     words = -(-table["vocab_size"] // 32)
     if sys.platform == "linux":
         most = _memory()[0] + MAX_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    print("ready", flush=True)
+    print(json.dumps([number, None]), flush=True)
     for line in sys.stdin:
-        grammar = json.loads(line)
+        number, (notation, text) = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)
         before = _memory()[1]
-        matcher = LLMatcher(tokenizer, grammar, limits=limits, log_level=0)
-        num_bytes = max(_memory()[1] - before, 16 * len(grammar))
-        if not matcher.is_error():
-            bits = (ctypes.c_int32 * words)()
-            executor.unsafe_compute_mask_ptr([(matcher, 0)], ctypes.addressof(bits), 4 * words, 1)
-            matcher.compute_ff_tokens()
-        error = str(matcher.get_error())
-        del matcher
+        try:
+            grammar = str(grammar_from(notation, text))
+        except ValueError as problem:  # of another notation than it seems to be
+            grammar, error, num_bytes = "", str(problem), 0
+        else:
+            matcher = LLMatcher(tokenizer, grammar, limits=limits, log_level=0)
+            num_bytes = max(_memory()[1] - before, 16 * len(grammar))
+            if not matcher.is_error():
+                bits = (ctypes.c_int32 * words)()
+                executor.unsafe_compute_mask_ptr([(matcher, 0)], ctypes.addressof(bits), 4 * words, 1)
+                matcher.compute_ff_tokens()
+            error = str(matcher.get_error())
+            del matcher
         signal.setitimer(signal.ITIMER_PROF, 0)
-        print(json.dumps([error, num_bytes]), flush=True)
+        print(json.dumps([number, [error, num_bytes, "" if notation == "llguidance" else grammar]]), flush=True)
 
 
 def _memory() -> tuple[int, int]:

@@ -13,7 +13,7 @@ from nanoengine.core.outputs import RequestOutput
 from nanoengine.models.tokenizer import ModelTokenizer
 from nanoengine.sampling.params import check_structured
 from nanoengine.tools.formats import END_OF_THOUGHT, HERMES, PLAIN, THINK, ToolFormat, find_format
-from nanoengine.tools.history import TOLD_FIRST, Message, for_template, in_words
+from nanoengine.tools.history import TOLD_FIRST, Message, for_template, in_words, tools_for_template
 from nanoengine.tools.parser import AnswerParser, Call, Event, Reasoning
 from nanoengine.tools.tool import Choice, choose, read_tools
 
@@ -101,6 +101,7 @@ class Prompt:
             is_thinking=self.is_thinking,
             dropped=self.special - self._kept if self._kept and skip_special_tokens else (),
             most=self.choice.most,
+            whole=[] if self.choice.is_off else [tool.name for tool in self.choice.tools if not tool.is_strict],
             schemas={tool.name: tool.parameters for tool in self.choice.tools},
         )
 
@@ -163,7 +164,8 @@ class Chats:
             InvalidSamplingParams: a `tool_choice` that is none.
         """
         options = (add_generation_prompt, continue_final_message)
-        choice = choose(read_tools(tools), tool_choice, parallel=parallel)
+        choice = choose(read_tools(tools), tool_choice, parallel=parallel is not False)
+        tools = tools_for_template(tools)
         turns = for_template(messages)
         template = self.tokenizer.chat_template(tools is not None)
         if self._knows_tools(template):

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from nanoengine.structured.params import JSON_OPTIONS, ONE_SPACE
 from nanoengine.tools.formats import END_OF_THOUGHT, HARMONY_MARKS, THINK, ToolFormat
 from nanoengine.tools.rules import FindToken, Rules
 from nanoengine.tools.tool import Choice, Tool
+from nanoengine.tools.values import Kinds
 from nanoengine.tools.xml_grammar import xml_call
 
 NO_OBJECT = r'/([^{]|\{+[^{"\s])*/'
@@ -36,7 +36,7 @@ def call_grammar(format: ToolFormat, choice: Choice, find: FindToken, *, thinks:
     rules = Rules(find)
     schemas = [tool.parameters if choice.is_forced or tool.is_strict else {"type": "object"} for tool in choice.tools]
     if format.shape == "harmony":
-        rules.rules["start"] = _messages(rules, choice, [_json(schema) for schema in schemas])
+        rules.rules["start"] = _messages(rules, choice, list(map(rules.json, schemas)))
         return rules.text()
     body = _body(rules, format, choice, schemas)
     before = _thought(rules, is_thinking) if thinks or is_thinking else ""
@@ -54,10 +54,6 @@ def call_grammar(format: ToolFormat, choice: Choice, find: FindToken, *, thinks:
     return rules.text()
 
 
-def _json(schema: Any) -> str:
-    return f"%json {json.dumps({**schema, 'x-guidance': JSON_OPTIONS | ONE_SPACE})}"
-
-
 def _thought(rules: Rules, is_thinking: bool) -> str:
     """What a model may think before it answers, or goes on thinking."""
     rest = rules.up_to("rest_of_thought", END_OF_THOUGHT)
@@ -69,12 +65,16 @@ def _body(rules: Rules, format: ToolFormat, choice: Choice, schemas: list[Any]) 
     """What stands behind the mark of a call, its end included."""
     end = rules.say(format.inner, format.end)
     if format.xml is not None:
-        return f"({' | '.join(xml_call(rules, format.xml, *own) for own in _pairs(choice, schemas))}) {end}"
+        kinds = Kinds()
+        calls = " | ".join(xml_call(rules, format.xml, kinds, *own) for own in _pairs(choice, schemas))
+        return f"({calls}) {end}"
     if format.shape == "args":
-        calls = " | ".join(f"{rules.say(tool.name, '[ARGS]')} {_json(own)}" for tool, own in _pairs(choice, schemas))
+        calls = " | ".join(
+            f"{rules.say(tool.name, '[ARGS]')} {rules.json(own)}" for tool, own in _pairs(choice, schemas)
+        )
         return f"({calls})"
     heads = [json.dumps(json.dumps(tool.name)[1:] + f', "{format.arguments}": ') for tool in choice.tools]
-    objects = " | ".join(f"{head} {_json(own)}" for head, own in zip(heads, schemas, strict=True))
+    objects = " | ".join(f"{head} {rules.json(own)}" for head, own in zip(heads, schemas, strict=True))
     rules.rules["object"] = f'"{{\\"name\\": \\"" ({objects}) "}}"'
     if format.shape != "list":
         return f"object {end}"

@@ -19,13 +19,13 @@ MAX_HEAD_CHARS = 1000
 class Harmony(Reading):
     """An answer of messages. Args: see `AnswerParser`."""
 
-    def __init__(self, names: Collection[str] | None, most: int | None):
-        super().__init__(most)
+    def __init__(self, names: Collection[str] | None, most: int | None, whole: Collection[str]):
+        super().__init__(most, whole)
         self.names = names
         self._marks = Marks(HARMONY_MARKS)
         self._name = ""  # of the tool that is called
         self._held: list[str] = []  # what was read of its arguments
-        self._state = self._read_head
+        self._state, self._read_rest = self._read_head, self._read_body
 
     def _read_head(self, is_last: bool) -> bool:
         self._say(self._read(past_space(self._text, self._at)))
@@ -33,7 +33,7 @@ class Harmony(Reading):
         if not begun.startswith(HEADS):
             if not is_last and any(head.startswith(begun) for head in HEADS):
                 return False
-            self._state = self._read_body
+            self._state = self._read_body if self._told else self._read_whole
             return True
         most = self._at + MAX_HEAD_CHARS + len(BODY)
         end = self._text.find(BODY, self._at, most)

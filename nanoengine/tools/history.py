@@ -27,6 +27,16 @@ def for_template(messages: Sequence[Message]) -> list[Message]:
     return [_message(own) if _has_role(own) else own for own in messages]  # what is no message, others refuse
 
 
+def tools_for_template(tools: Sequence[Mapping[str, Any]] | None) -> list[Mapping[str, Any]] | None:
+    """Tools as templates expect them: None if there are none, and no field that is null, outside of schemas."""
+    return [_without_nulls(tool) for tool in tools or ()] or None
+
+
+def _without_nulls(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    kept = {name: value for name, value in table.items() if value is not None}
+    return kept | {"function": _without_nulls(own)} if isinstance(own := kept.get("function"), Mapping) else kept
+
+
 def in_words(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> list[Message]:
     """Messages from `for_template`, with tools, calls and results in their text: for templates that know of none of these."""
     found = [_in_words(own) if _has_role(own) else own for own in messages]
@@ -50,19 +60,18 @@ def _message(message: Message) -> Message:
         own["role"] = "system"
     calls = own.get("tool_calls")
     if isinstance(calls, list) and calls:
-        own["tool_calls"] = [_with_table(call) for call in calls]
-        if own.get("content") is None:
-            own["content"] = ""
+        own["tool_calls"] = [_with_table(_without_nulls(call) if isinstance(call, Mapping) else call) for call in calls]
+        own["content"] = own.get("content") or ""
     return own
 
 
 def _with_table(call: Any) -> Any:
-    """A call whose arguments are a table, if their text is that of one."""
+    """A call whose arguments are a table, if they are the text of one, or missing."""
     function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+    if not isinstance(function, Mapping) or not isinstance(text := function.get("arguments") or "", str):
         return call
     try:
-        arguments = json.loads(function["arguments"] or "{}")
+        arguments = json.loads(text or "{}")
     except (ValueError, RecursionError):
         return call
     return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, Mapping) else call

@@ -10,6 +10,7 @@ from nanoengine.tools.calls import ArgsCalls, CallReader, JsonCalls, Outcome
 from nanoengine.tools.formats import END_OF_THOUGHT, THINK, ToolFormat
 from nanoengine.tools.marks import Marks, past_space
 from nanoengine.tools.reading import Reading, Reasoning, Text
+from nanoengine.tools.values import Kinds
 from nanoengine.tools.xml_calls import XmlCalls
 
 
@@ -28,15 +29,17 @@ class Marked(Reading):
         thinks: bool,
         is_thinking: bool,
         dropped: Collection[str],
+        whole: Collection[str],
     ):
-        super().__init__(most)
-        self.format, self.names, self.schemas = format, names, schemas
         self._begins = frozenset() if format is None else frozenset(format.begins or ["{"])
+        super().__init__(most, whole, dropped, is_bare="{" not in self._begins)
+        self.format, self.names, self.schemas, self._kinds = format, names, schemas, Kinds()
         self._marks, self._end_of_thought = Marks((*self._begins, *dropped)), Marks([END_OF_THOUGHT])
         self._mark = ""  # of the call that is read
         self._reader: CallReader | None = None
         self._held: list[str] = []  # what was read behind it
-        self._state = self._read_start if thinks or is_thinking else self._read_text
+        self._read_rest = self._read_text
+        self._state = self._read_start if thinks or is_thinking else self._read_whole
         if is_thinking:
             self._kind, self._is_fresh = Reasoning, True
 
@@ -49,12 +52,12 @@ class Marked(Reading):
             return self._switch(Reasoning, self._read_thought)
         if not is_last and THINK.startswith(begun):
             return False
-        self._state = self._read_thought if self._kind is Reasoning else self._read_text
+        self._state = self._read_thought if self._kind is Reasoning else self._read_whole
         return True
 
     def _read_thought(self, is_last: bool) -> bool:
         mark = self._read_to(self._end_of_thought, is_last)
-        return mark is not None and self._switch(Text, self._read_text)
+        return mark is not None and self._switch(Text, self._read_whole)
 
     def _read_text(self, is_last: bool) -> bool:
         mark = self._read_to(self._marks, is_last)
@@ -78,7 +81,7 @@ class Marked(Reading):
     def _new_reader(self) -> CallReader:
         assert self.format is not None
         if self.format.xml is not None:
-            return XmlCalls(self.format.xml, self.names, self.schemas)
+            return XmlCalls(self.format.xml, self.names, self.schemas, self._kinds)
         return (ArgsCalls if self.format.shape == "args" else JsonCalls)(self.names)
 
     def _read_call(self, is_last: bool) -> bool:

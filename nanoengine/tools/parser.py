@@ -23,6 +23,7 @@ class AnswerParser:
         is_thinking: the prompt has begun one.
         dropped: texts of special tokens that nobody wants to see.
         most: calls that are told; those behind them are left out.
+        whole: names of tools of which a call may be all of the answer, as JSON in a fence or bare, whatever the format.
         schemas: of the arguments, by the names of tools: where a format writes no JSON, they say what a value is.
     """
 
@@ -35,13 +36,14 @@ class AnswerParser:
         is_thinking: bool = False,
         dropped: Iterable[str] = (),
         most: int | None = None,
+        whole: Collection[str] = (),
         schemas: Mapping[str, Any] | None = None,
     ):
         self._reading: Reading
         if format is not None and format.shape == "harmony":
-            self._reading = Harmony(names, most)
+            self._reading = Harmony(names, most, whole)
         else:
-            self._reading = Marked(format, names, schemas or {}, most, thinks, is_thinking, tuple(dropped))
+            self._reading = Marked(format, names, schemas or {}, most, thinks, is_thinking, tuple(dropped), whole)
 
     @property
     def num_held(self) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from nanoengine.tools.calls import Named
+from nanoengine.tools.marks import past_space
+from nanoengine.tools.whole import WholeCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +44,20 @@ class Reading:
 
     Args:
         most: calls that are told; those behind them are left out.
+        whole, dropped: see `AnswerParser`.
+        is_bare: see `WholeCall`.
     """
 
     _state: State
+    _read_rest: State
+    """How an answer is read that is not one call and nothing else."""
 
-    def __init__(self, most: int | None):
+    def __init__(
+        self, most: int | None, whole: Collection[str] = (), dropped: Collection[str] = (), *, is_bare: bool = True
+    ):
         self.most = most
+        self._whole, self._dropped, self._is_bare = whole, dropped, is_bare
+        self._whole_call: WholeCall | None = None
         self._text, self._at = "", 0  # what came, and up to where it was read
         self._space: list[str] = []  # that is text if text follows
         self._is_fresh = False  # white space that comes first is left out
@@ -92,6 +102,25 @@ class Reading:
             self._space.clear()
         if len(said) < len(text):
             self._space.append(text[len(said) :])
+
+    def _read_whole(self, is_last: bool) -> bool:
+        """An answer that may be one call and nothing else; as soon as it cannot be, it is read from its beginning."""
+        if self._whole_call is None:
+            self._say(self._read(past_space(self._text, self._at)))
+            begun = self._text[self._at : self._at + 1]
+            if not self._whole or begun not in ("`", "{"):
+                self._state = self._read_rest if begun or not self._whole else self._state
+                return bool(begun)
+            self._whole_call = WholeCall(self._whole, self._is_bare, self._dropped)
+        own, text = self._whole_call, self._read(len(self._text))
+        if own.push(text) and not is_last:
+            return False
+        self._state, self._whole_call = self._read_rest, None
+        if is_last and self._tell(lambda _: own.calls(), ""):
+            self._space.clear()
+        else:
+            self._text, self._at = own.text, 0
+        return True
 
     def _switch(self, kind: type[Text | Reasoning], state: State) -> bool:
         """What follows is of another kind, and white space between the two of neither. Two messages of a kind are two lines."""

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nanoengine.core.errors import InvalidSamplingParams
+from nanoengine.structured.params import JSON_OPTIONS, MAX_CHARS, ONE_SPACE
 
 FindToken = Callable[[str], int | None]
 """The id of an added token; None if a text is none."""
@@ -19,6 +23,7 @@ class Rules:
     def __init__(self, find: FindToken):
         self.find = find
         self._names: dict[str, str] = {}
+        self._left = MAX_CHARS
         self.rules = {"start": "", "TEXT": r"/(.|\n)*/"}
 
     def text(self) -> str:
@@ -36,6 +41,21 @@ class Rules:
             found += [json.dumps(plain), f"<[{token}]>"] if plain else [f"<[{token}]>"]
             plain = ""
         return " ".join([*found, json.dumps(plain)] if plain else found)
+
+    def json(self, schema: Mapping[str, Any]) -> str:
+        """JSON that a schema describes.
+
+        Raises:
+            InvalidSamplingParams: the schemas of the grammar are too long, all in all.
+        """
+        text = json.dumps({**schema, "x-guidance": JSON_OPTIONS | ONE_SPACE})
+        self._left -= len(text)
+        if self._left < 0:
+            raise InvalidSamplingParams(
+                f"tools: the schemas of their parameters have more than {MAX_CHARS} characters in the grammar of calls: use "
+                "fewer tools, fewer parameters or fewer $defs"
+            )
+        return f"%json {text}"
 
     def up_to(self, name: str, *marks: str, text: str = "TEXT") -> str:
         """A text, and the first mark that comes: as a token or written out."""

@@ -53,6 +53,8 @@ def read_tools(tables: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
     """
     if tables is not None and not isinstance(tables, list | tuple):
         raise InvalidPrompt(f"tools must be a list of JSON schemas of functions, not {shown(tables)}")
+    if tables is not None and len(tables) > MAX_TOOLS:
+        raise InvalidPrompt(f"tools holds {len(tables)} functions: at most {MAX_TOOLS} can be")
     tools: dict[str, Tool] = {}
     for table in tables or ():
         own = table.get("function", table) if isinstance(table, Mapping) else None
@@ -62,14 +64,14 @@ def read_tools(tables: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
                 f"tools holds {shown(table)}: a tool is a table, the JSON schema of a function, with a name of its own"
             )
         if is_too_deep(table):
-            raise InvalidPrompt(f"tools: {name} is deeper than {MAX_DEPTH} tables and lists")
+            raise InvalidPrompt(f"tools: {name[:80]} is deeper than {MAX_DEPTH} tables and lists")
         parameters = own.get("parameters")
         if not isinstance(parameters, Mapping | None):
-            raise InvalidPrompt(f"tools: the parameters of {name} are {shown(parameters)}: they must be a JSON schema")
+            raise InvalidPrompt(
+                f"tools: the parameters of {name[:80]} are {shown(parameters)}: they must be a JSON schema"
+            )
         schema = {"type": "object", **parameters} if parameters else {"type": "object", "additionalProperties": False}
         tools[name] = Tool(name, schema, own.get("strict") is True)
-    if len(tools) > MAX_TOOLS:
-        raise InvalidPrompt(f"tools holds {len(tools)} functions: at most {MAX_TOOLS} can be")
     return list(tools.values())
 
 
@@ -81,6 +83,8 @@ def choose(tools: Sequence[Tool], choice: str | Mapping[str, Any] | None, *, par
     Raises:
         InvalidSamplingParams: it is none of these, or needs tools that there are not.
     """
+    if isinstance(choice, Mapping) and not choice:
+        choice = None
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
         return _allowed(tools, choice.get("allowed_tools"), parallel=parallel)
     word = choice if isinstance(choice, str) else "auto" if choice is None else ""
@@ -103,6 +107,8 @@ def _allowed(tools: Sequence[Tool], allowed: object, *, parallel: bool) -> Choic
         raise InvalidSamplingParams(
             f"tool_choice has the allowed_tools {shown(allowed)}: they must have a mode, 'auto' or 'required', and tools"
         )
+    if len(own) > MAX_TOOLS:
+        raise InvalidSamplingParams(f"tool_choice allows {len(own)} tools: at most {MAX_TOOLS} can be")
     names = {_named(tools, one).name for one in own}
     return choose([tool for tool in tools if tool.name in names], mode, parallel=parallel)
 

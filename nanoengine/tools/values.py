@@ -11,24 +11,66 @@ KINDS = frozenset(("null", "boolean", "integer", "number", "string", "array", "o
 MAX_DEPTH = 64
 """Of schemas in each other."""
 
+MAX_LOOKS = 20_000
+"""Schemas, and values of enumerations, that are looked at for one answer or one grammar: as often as they are referred to."""
+
 IN_PYTHON = {"True": "true", "False": "false", "None": "null"}
 """Templates write them so, and models after them."""
 
 
-def kinds_of(schema: Any, root: Any) -> frozenset[str]:
-    """Of which kinds a value may be.
+class Kinds:
+    """Of which kinds values may be, by their schemas, each of which is looked at once. The schemas must live as long.
 
-    Args:
-        schema: the value's.
-        root: the one that holds it, to which its references refer.
+    Attributes:
+        left: of `MAX_LOOKS`; below 0: it was not enough, and what was not looked at may be anything.
     """
-    return _kinds(schema, root, {})
+
+    def __init__(self) -> None:
+        self.left = MAX_LOOKS
+        self._known: dict[tuple[int, int], frozenset[str]] = {}  # by the ids of schema and root
+
+    def of(self, schema: Any, root: Any) -> frozenset[str]:
+        """Those of a value.
+
+        Args:
+            schema: the value's.
+            root: the one that holds it, to which its references refer.
+        """
+        key = id(schema), id(root)
+        if key not in self._known:
+            self._known[key] = self._look(schema, root, {})
+        return self._known[key]
+
+    def _look(self, schema: Any, root: Any, known: dict[str, frozenset[str]], depth: int = 0) -> frozenset[str]:
+        """Whatever a client sends: what is no schema asks for nothing."""
+        self.left -= 1
+        if not isinstance(schema, Mapping) or depth > MAX_DEPTH or self.left < 0:
+            return frozenset() if schema is False else KINDS
+        found = KINDS
+        if "$ref" in schema:
+            name = str(schema["$ref"])
+            if name not in known:
+                known[name] = frozenset()  # while it is looked at: it may refer to itself
+                known[name] = self._look(resolved(name, root), root, known, depth + 1)
+            found &= known[name]
+        types = schema.get("type")
+        named = KINDS & {own for own in (types if isinstance(types, list) else [types]) if isinstance(own, str)}
+        if named:
+            found &= named | ({"integer"} if "number" in named else set())
+        values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+        if isinstance(values, list):
+            self.left -= len(values)
+            found &= {kind_of(value) for value in values}
+        for keyword in ("anyOf", "oneOf", "allOf"):
+            if isinstance(schema.get(keyword), list):
+                each = [self._look(own, root, known, depth + 1) for own in schema[keyword]]
+                found &= frozenset.intersection(KINDS, *each) if keyword == "allOf" else frozenset().union(*each)
+        return found
 
 
-def value_of(text: str, schema: Any, root: Any) -> Any:
-    """What a text says: itself where a string may be, unless it is the JSON of something else that may be; else its JSON, if it
-    is any."""
-    kinds = kinds_of(schema, root)
+def value_of(text: str, kinds: frozenset[str]) -> Any:
+    """What a text says that may be of some kinds: itself where a string may be, unless it is the JSON of something else that may
+    be; else its JSON, if it is any."""
     if kinds == {"string"}:
         return text
     word = text.strip()
@@ -61,28 +103,3 @@ def resolved(reference: Any, root: Any) -> Any:
             return True
         root = root[own]
     return root
-
-
-def _kinds(schema: Any, root: Any, known: dict[str, frozenset[str]], depth: int = 0) -> frozenset[str]:
-    """Whatever a client sends: what is no schema asks for nothing."""
-    if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
-        return frozenset() if schema is False else KINDS
-    found = KINDS
-    if "$ref" in schema:
-        name = str(schema["$ref"])
-        if name not in known:
-            known[name] = frozenset()  # while it is looked at: it may refer to itself
-            known[name] = _kinds(resolved(name, root), root, known, depth + 1)
-        found &= known[name]
-    types = schema.get("type")
-    named = KINDS & {own for own in (types if isinstance(types, list) else [types]) if isinstance(own, str)}
-    if named:
-        found &= named | ({"integer"} if "number" in named else set())
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if isinstance(values, list):
-        found &= {kind_of(value) for value in values}
-    for keyword in ("anyOf", "oneOf", "allOf"):
-        if isinstance(schema.get(keyword), list):
-            each = [_kinds(own, root, known, depth + 1) for own in schema[keyword]]
-            found &= frozenset.intersection(KINDS, *each) if keyword == "allOf" else frozenset().union(*each)
-    return found

@@ -9,7 +9,7 @@ from typing import Any
 from nanoengine.tools.calls import CallReader, JsonEnd, Named, Outcome, named
 from nanoengine.tools.formats import Xml
 from nanoengine.tools.marks import past_space
-from nanoengine.tools.values import kinds_of, value_of
+from nanoengine.tools.values import KINDS, Kinds, value_of
 
 MAX_MARK_CHARS = 600
 """Of a mark with the name or the key that belongs to it."""
@@ -23,11 +23,12 @@ class XmlCalls(CallReader):
     Args:
         xml: how it is written.
         schemas: of the arguments, by the names of tools. Of others they may be any.
+        kinds: of values, for all calls of an answer.
     """
 
-    def __init__(self, xml: Xml, names: Collection[str] | None, schemas: Mapping[str, Any]):
+    def __init__(self, xml: Xml, names: Collection[str] | None, schemas: Mapping[str, Any], kinds: Kinds):
         super().__init__(names)
-        self.xml, self.schemas = xml, schemas
+        self.xml, self.schemas, self._kinds = xml, schemas, kinds
         before, behind = map(re.escape, xml.name)
         self._head = re.compile(before + WORD + (behind or r"\s{0,8}(?=<)"))
         key, behind, value = map(re.escape, (*xml.key, xml.value[0]))
@@ -50,9 +51,9 @@ class XmlCalls(CallReader):
         return (Outcome.TEXT, len(text)) if is_last and outcome is Outcome.MORE else (outcome, at)
 
     def calls(self, text: str) -> list[Named] | None:
-        pad, root = self.xml.pad, self._schema
+        pad = self.xml.pad
         values = {
-            key: value_of(text[begin:end].removeprefix(pad).removesuffix(pad), self._schema_of(key), root)
+            key: value_of(text[begin:end].removeprefix(pad).removesuffix(pad), self._kinds_of(key))
             for key, begin, end in self._found
         }
         found = named({"name": self._name, "arguments": values}, self.names)
@@ -74,7 +75,7 @@ class XmlCalls(CallReader):
         if match[1] is None:
             return Outcome.WHOLE, match.end()
         self._key, self._begin = match[1], match.end() + offset
-        self._may_be_json = "string" not in kinds_of(self._schema_of(self._key), self._schema)
+        self._may_be_json = "string" not in self._kinds_of(self._key)
         return None, match.end()
 
     def _value(self, text: str, at: int, offset: int) -> tuple[Outcome | None, int]:
@@ -98,15 +99,11 @@ class XmlCalls(CallReader):
         self._key = None
         return None, end + len(mark)
 
-    @property
-    def _schema(self) -> Any:
-        return self.schemas.get(self._name or "", True)
-
-    def _schema_of(self, key: str) -> Any:
-        """Of an argument; True: it may be any."""
-        schema = self._schema
+    def _kinds_of(self, key: str) -> frozenset[str]:
+        """Of an argument."""
+        schema = self.schemas.get(self._name or "", True)
         if not isinstance(schema, Mapping):
-            return True
+            return KINDS
         properties = schema.get("properties")
         own = properties.get(key) if isinstance(properties, Mapping) else None
-        return schema.get("additionalProperties", True) if own is None else own
+        return self._kinds.of(schema.get("additionalProperties", True) if own is None else own, schema)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any
 
 from nanoengine.core.errors import InvalidSamplingParams
-from nanoengine.structured.params import JSON_OPTIONS, ONE_SPACE
 from nanoengine.tools.formats import Xml
 from nanoengine.tools.rules import Rules
 from nanoengine.tools.tool import Tool
-from nanoengine.tools.values import kind_of, kinds_of, resolved
+from nanoengine.tools.values import MAX_LOOKS, Kinds, kind_of, resolved
+
+MAX_PATTERN_CHARS = 2000
 
 NOTES = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment"}
 """Keywords that ask for nothing."""
@@ -57,14 +59,17 @@ READ = {
 """What might be read as a kind, where a string may be, too: it is not written as a string."""
 
 
-def xml_call(rules: Rules, xml: Xml, tool: Tool, schema: Mapping[str, Any]) -> str:
+def xml_call(rules: Rules, xml: Xml, kinds: Kinds, tool: Tool, schema: Mapping[str, Any]) -> str:
     """A call of a tool, from its name on.
+
+    Args:
+        kinds: of the values of all tools.
 
     Raises:
         InvalidSamplingParams: what cannot be promised; the message names the keyword.
     """
     try:
-        arguments = _Arguments(rules, xml, schema)
+        arguments = _Arguments(rules, xml, kinds, schema)
         return f"{rules.say(*xml.name[:1], tool.name, xml.name[1], xml.gap)} {arguments.text()} {rules.say(xml.end)}"
     except _Refused as error:
         raise InvalidSamplingParams(
@@ -73,14 +78,14 @@ def xml_call(rules: Rules, xml: Xml, tool: Tool, schema: Mapping[str, Any]) -> s
 
 
 class _Refused(Exception):
-    """Holds the keyword."""
+    """Holds the keyword, or what there is too much of."""
 
 
 class _Arguments:
     """The arguments of one call."""
 
-    def __init__(self, rules: Rules, xml: Xml, schema: Mapping[str, Any]):
-        self.rules, self.xml, self.schema = rules, xml, schema
+    def __init__(self, rules: Rules, xml: Xml, kinds: Kinds, schema: Mapping[str, Any]):
+        self.rules, self.xml, self.kinds, self.schema = rules, xml, kinds, schema
 
     def text(self) -> str:
         """All of them."""
@@ -113,24 +118,27 @@ class _Arguments:
 
     def _value(self, schema: Any) -> str:
         """A value, and the mark behind it."""
-        if "string" not in kinds_of(schema, self.schema):
+        kinds = self.kinds.of(schema, self.schema)
+        self._look(0)
+        if "string" not in kinds:
             return self._json(schema)
         leaves = [{}] if schema is True else self._leaves(schema, 0)
         tables = [own for own in leaves if own.get("type") in ("array", "object")]
-        others = [own for own in leaves if own not in tables]
-        text = self._text(others, kinds_of(schema, self.schema) if {} not in leaves else frozenset())
+        others = [own for own in leaves if own.get("type") not in ("array", "object")]
+        text = self._text(others, kinds if {} not in leaves else frozenset())
         return f"({text} | {self._json({'anyOf': tables})})" if tables else text
 
     def _json(self, schema: Any) -> str:
         own = dict(schema) if isinstance(schema, Mapping) else {}
         kept = {name: self.schema[name] for name in ("$defs", "definitions") if name in self.schema}
-        text = json.dumps({**kept, **own, "x-guidance": JSON_OPTIONS | ONE_SPACE})
+        text = self.rules.json({**kept, **own})
         if any(not name.startswith(("#/$defs/", "#/definitions/")) for name in re.findall(r'"\$ref": "([^"]*)"', text)):
             raise _Refused("$ref")
-        return f"%json {text} {self.rules.say(self.xml.pad, self.xml.value[1])}"
+        return f"{text} {self.rules.say(self.xml.pad, self.xml.value[1])}"
 
     def _leaves(self, schema: Any, depth: int) -> list[dict[str, Any]]:
         """Schemas of one kind each, any of which a value may fit."""
+        self._look(1)
         if not isinstance(schema, Mapping) or depth > 8:
             raise _Refused("$ref" if depth > 8 else "anyOf")
         own = {name: value for name, value in schema.items() if name not in NOTES}
@@ -147,7 +155,8 @@ class _Arguments:
         values = own.get("enum", [own["const"]] if "const" in own else None)
         if values is not None:
             _check(own, {"enum", "const", "type"})
-            may_be = kinds_of(own, self.schema)
+            may_be = self.kinds.of(schema, self.schema)
+            self._look(len(values))
             return [{"enum": [each]} for each in values if kind_of(each) in may_be]
         if "type" not in own:
             _check(own, set())
@@ -166,6 +175,12 @@ class _Arguments:
                 depth + 1,
             )
         ]
+
+    def _look(self, count: int) -> None:
+        """So many more schemas, or values of enumerations, are looked at."""
+        self.kinds.left -= count
+        if self.kinds.left < 0:
+            raise _Refused(f"more than {MAX_LOOKS} schemas and values of enum, as often as they are referred to")
 
     def _text(self, leaves: list[dict[str, Any]], kinds: frozenset[str]) -> str:
         """A value that is written as it is: what might be read as another kind is written where no more is asked of that."""
@@ -211,21 +226,26 @@ def _string(leaf: Mapping[str, Any]) -> str:
 
 def _whole(pattern: str) -> str:
     """An expression for all of a text in which a pattern is found."""
+    if len(pattern) > MAX_PATTERN_CHARS:
+        raise _Refused(f"a pattern of {len(pattern)} characters, more than {MAX_PATTERN_CHARS}")
     begins, ends = pattern.startswith("^"), re.search(r"(?<!\\)(\\\\)*\$\Z", pattern) is not None
     inner = pattern[begins : len(pattern) - ends]
-    bare = re.sub(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "", inner, flags=re.DOTALL)  # without what is escaped, and classes
-    if "^" in bare or "$" in bare or "(?" in bare.replace("(?:", "") or ("|" in _outside(bare) and (begins or ends)):
+    # Without what is escaped, and classes, the last of which may have no end: nothing is read twice.
+    bare = re.sub(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*+(?:\]|\\?\Z)", "", inner, flags=re.DOTALL)
+    depths = [0, *accumulate((own == "(") - (own == ")") for own in bare)]  # in groups
+    is_choice = any(own == "|" and not depth for own, depth in zip(bare, depths, strict=False))
+    is_balanced = min(depths) == depths[-1] == 0
+    if (
+        "^" in bare
+        or "$" in bare
+        or "(?" in bare.replace("(?:", "")
+        or (is_choice and (begins or ends))
+        or not is_balanced
+    ):
         raise _Refused("pattern")
     around = ["" if begins else "(?s:.*)", "" if ends else "(?s:.*)"]
     text = re.sub(r"\\.|/", lambda own: r"\/" if own[0] == "/" else own[0], inner, flags=re.DOTALL).replace("\n", r"\n")
     return f"/{around[0]}({text}){around[1]}/"
-
-
-def _outside(pattern: str) -> str:
-    """A pattern without its groups."""
-    while (own := re.sub(r"\([^()]*\)", "", pattern)) != pattern:
-        pattern = own
-    return own
 
 
 def _check(schema: Mapping[str, Any], known: set[str]) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
-
-import torch
 
 from nanoengine.core.capability import Capability
 from nanoengine.core.config import EngineConfig
@@ -81,7 +80,7 @@ class WithoutRunner:
 def _new_runner(startup: Startup, num_blocks: int, _: int) -> ModelRunner:
     """Workers with pools of so many blocks; from them they know, too, how long a sequence may be."""
     config, size = startup.config, startup.facts.get("num_ranks", 1)
-    threads = torch.get_num_threads()  # of this process, which computes nothing
+    threads = startup.device.num_threads  # of this process, which computes nothing
     same = dataclasses.replace(
         replaced(config, NOT_THERE),
         device=startup.device.torch_device.type if size > 1 else config.device,
@@ -90,32 +89,41 @@ def _new_runner(startup: Startup, num_blocks: int, _: int) -> ModelRunner:
         kv_cache_memory=None,
         block_size=startup.block_size,
     )
-    own = config.of(WorkerOptions)
-    limits = {"step_seconds": own.worker_step_seconds, "start_seconds": own.worker_start_seconds}
-    return cast("ModelRunner", RemoteRunner(same, size, use_tqdm=startup.use_tqdm, **limits))
+    return cast("ModelRunner", RemoteRunner(same, size, config.of(WorkerOptions), use_tqdm=startup.use_tqdm))
 
 
 def _new_engine(startup: Startup, new_engine: Callable[[], LLMEngine]) -> LLMEngine:
-    """An engine that starts a lost worker anew; its K/V is lost, and recomputed."""
-    engine, remote = new_engine(), cast(RemoteRunner, startup.runner)
+    engine = new_engine()
+    resume_if_lost(engine, cast(RemoteRunner, startup.runner))
+    return engine
+
+
+def resume_if_lost(engine: LLMEngine, remote: RemoteRunner) -> None:
+    """Have an engine start a lost worker anew, as soon as there are requests for it; its K/V is lost, and recomputed."""
+
+    def restart() -> None:
+        if remote.is_alive or not engine.requests:
+            return
+        guard = getattr(engine.executor, "guard", None)  # Ctrl-C may end the wait: the next step goes on with it
+        with guard.allowed() if guard is not None else nullcontext():
+            remote.restart()
+        engine.scheduler.blocks.reset()
 
     def resuming(call: Callable[[], Any]) -> Callable[[], Any]:
         def call_or_resume() -> Any:
             advanced: list[Request] = []
+            restart()
             try:
                 advanced = call()
             except WorkerLost as lost:
-                logger.warning("%s: it is started anew, and %d requests go on", lost, len(engine.requests))
-            if not remote.is_alive:
-                remote.start()
-                engine.scheduler.blocks.reset()
+                logger.warning("%s: %d requests go on in another one", lost, len(engine.requests))
+            restart()
             return advanced
 
         return call_or_resume
 
     # Both wait for steps in flight.
     engine.step, engine._settle_if_idle = resuming(engine.step), resuming(engine._settle_if_idle)  # type: ignore[method-assign]
-    return engine
 
 
 def refuse(config: EngineConfig, names: Collection[str], why: str) -> None:

@@ -1,14 +1,32 @@
-"""A process of this package that another one starts, with a socket between them; and errors as one tells them to the other."""
+"""A process of this package that another one starts, with a socket between them: its start, its signs of life, its end."""
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger("nanoengine")
+
+RETRY_SECONDS = (0.0, 1.0, 5.0, 15.0, 60.0)
+"""Before a process is started anew, by how many before it did nothing useful."""
+
+LIFE_SECONDS = 1.0
+"""How often a process that starts says that it lives."""
+
+REAP_SECONDS = 5.0
+"""How long one that was killed may take to be gone: the kernel may hold it, for a device or a disk."""
 
 
 def start_child(
@@ -24,14 +42,74 @@ def start_child(
     own, other = socket.socketpair()
     root = str(Path(__file__).parents[2])
     paths = os.pathsep.join(filter(None, (root, *os.environ.get("PYTHONPATH", "").split(os.pathsep))))
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", module, str(other.fileno())],
-        pass_fds=[other.fileno(), *descriptors],
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": paths, **(environment or {})},
-    )
-    other.close()
+    with other:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module, str(other.fileno())],
+            pass_fds=[other.fileno(), *descriptors],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": paths, **(environment or {})},
+        )
     return process, own
+
+
+def end_children(*processes: subprocess.Popen[bytes]) -> None:
+    """Kill processes, whatever they do, and wait until they are gone; not for ever."""
+    for process in processes:
+        process.kill()
+    for process in processes:
+        try:
+            process.wait(REAP_SECONDS)
+        except subprocess.TimeoutExpired:
+            logger.error(
+                "process %d was killed, and is not gone after %g seconds: it is left", process.pid, REAP_SECONDS
+            )
+
+
+def ending_of(process: subprocess.Popen[bytes]) -> str:
+    """How a process has ended that has closed its socket: "was killed by SIGKILL"."""
+    try:
+        status = process.wait(0.5)
+    except subprocess.TimeoutExpired:
+        return "has closed its socket"
+    if status >= 0:
+        return f"has ended with exit code {status}"
+    with suppress(ValueError):  # a signal without a name
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"was killed by signal {-status}"
+
+
+# ---- in the process
+
+
+@contextmanager
+def signs_of_life(say: Callable[[], object]) -> Iterator[None]:
+    """Call `say` at once and then every `LIFE_SECONDS`, from another thread, while something takes long."""
+    is_over = threading.Event()
+
+    def repeat() -> None:
+        with suppress(OSError):  # nobody is there any more
+            say()
+            while not is_over.wait(LIFE_SECONDS):
+                say()
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def receive(connection: Connection) -> Any:
+    """The next message of who started this process. It ends when that is gone, or says what cannot be read."""
+    try:
+        return connection.recv()
+    except (EOFError, OSError):
+        os._exit(0)  # in the middle of a step, too: nobody waits for it
+    except Exception:
+        traceback.print_exc()
+        os._exit(1)
 
 
 def portable(error: Exception) -> Exception:

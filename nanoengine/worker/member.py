@@ -13,6 +13,9 @@ from nanoengine.errors import NanoEngineError
 NOT_THERE: dict[str, Any] = {"lora_modules": None}
 """Options of who only computes: what they name is read where requests are, and sent."""
 
+ALIVE = "alive"
+"""What a worker says while it starts."""
+
 
 class RankLost(NanoEngineError, RuntimeError):
     """Another process of the group did not come within the time that a step may take."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nanoengine.core.config import check_bool
+from nanoengine.core.config import check_bool, check_count
 from nanoengine.core.errors import InvalidConfig, shown
 
 MOST_SECONDS = 2_000_000
@@ -20,6 +20,9 @@ class WorkerOptions:
             tokens: they get the same as if nothing had happened.
         worker_step_seconds: a step that takes longer hangs: its process is killed. Above 0.
         worker_start_seconds: so does a start that takes longer, the loading of the model included. Above 0.
+        worker_silence_seconds: so does a process that gives no sign of life for so long while it starts; it gives one a second,
+            unless loading a library holds it up. Above 0.
+        worker_start_attempts: a lost worker is started anew so often, until one is ready; then the engine is dead. 1 or more.
 
     Raises:
         InvalidConfig: a value that cannot work.
@@ -28,10 +31,13 @@ class WorkerOptions:
     worker_process: bool = False
     worker_step_seconds: float = 300.0
     worker_start_seconds: float = 1800.0
+    worker_silence_seconds: float = 60.0
+    worker_start_attempts: int = 10
 
     def __post_init__(self) -> None:
         check_bool("worker_process", self.worker_process)
-        for name in ("worker_step_seconds", "worker_start_seconds"):
+        check_count("worker_start_attempts", self.worker_start_attempts, 2**20)
+        for name in ("worker_step_seconds", "worker_start_seconds", "worker_silence_seconds"):
             seconds = getattr(self, name)
             if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MOST_SECONDS:
                 raise InvalidConfig(

@@ -1,26 +1,26 @@
 """A worker process: builds an engine, of which it uses the executor, and carries out the plans that come.
 
 `python -m nanoengine.worker.process FD`: messages are pickled, and come and go on the socket FD. First come the config and who of
-the group this is, and an answer goes back when all is ready; then numbered plans come, and for each of them (number, whether it
-went well, result or error) goes back. Only rank 0 sends results. The process ends when None comes, or when nobody is at the other
-end any more.
+the group this is. `ALIVE` goes back once a second while the engine is built, then (0, whether it went well, None or error). Then
+plans come, numbered without gaps, and for each of them (number, whether it went well, result or error) goes back. Only rank 0
+sends results. The process ends when None comes, or when nobody is at the other end any more.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
 from nanoengine.builder import build_engine
 from nanoengine.core.config import EngineConfig
-from nanoengine.worker.child import portable
-from nanoengine.worker.member import Member
+from nanoengine.worker.child import portable, receive, signs_of_life
+from nanoengine.worker.member import ALIVE, Member
 
 
 def main(handle: int) -> None:
@@ -34,13 +34,18 @@ def main(handle: int) -> None:
     threading.Thread(target=_receive, args=(connection, messages), daemon=True).start()
     config, member, use_tqdm = messages.get()
     try:
-        executor = build_engine(config_of(config, member), use_tqdm).engine.executor
+        with signs_of_life(partial(connection.send, ALIVE)):
+            executor = build_engine(config_of(config, member), use_tqdm).engine.executor
     except Exception as error:
         connection.send((0, False, portable(error)))
         return
     connection.send((0, True, None))
+    last = None
     while (message := messages.get()) is not None:
         number, plan = message
+        if last is not None and number != last + 1:
+            raise RuntimeError(f"plan {number} has come behind plan {last}")
+        last = number
         answer: tuple[int, bool, object]
         try:
             result = executor.launch(plan).result()
@@ -58,11 +63,8 @@ def config_of(config: EngineConfig, member: Member) -> EngineConfig:
 
 
 def _receive(connection: Connection, messages: SimpleQueue[Any]) -> None:
-    try:
-        while True:
-            messages.put(connection.recv())
-    except (EOFError, OSError):
-        os._exit(0)  # in the middle of a step, too: nobody waits for it
+    while True:
+        messages.put(receive(connection))
 
 
 if __name__ == "__main__":

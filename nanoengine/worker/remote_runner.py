@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import selectors
 import subprocess
 import tempfile
 import time
-from multiprocessing.connection import Connection, wait
-from multiprocessing.reduction import ForkingPickler
+from collections import deque
+from contextlib import suppress
 from typing import Any, NoReturn, cast
 
 from nanoengine.core.config import EngineConfig
-from nanoengine.core.errors import EngineClosed
+from nanoengine.core.errors import EngineClosed, shown
 from nanoengine.core.messages import StepPlan, StepResult
 from nanoengine.errors import EngineDead
-from nanoengine.worker.child import start_child
-from nanoengine.worker.member import Member, RankLost
+from nanoengine.worker.child import RETRY_SECONDS, end_children, ending_of, start_child
+from nanoengine.worker.link import Link, Unreadable, framed
+from nanoengine.worker.member import ALIVE, Member, RankLost
+from nanoengine.worker.options import WorkerOptions
+
+logger = logging.getLogger("nanoengine")
 
 CLOSE_SECONDS = 5.0
-"""How long a worker may take to end by itself."""
+"""How long workers may take to end by themselves."""
 
 MORE_SECONDS = 0.5
 """How long others of a group may take longer than one of them: who waits for a rank that hangs can say which it is."""
+
+MOST_LOSSES = 3
+"""When so many groups were lost at the same step, what it computes is to blame."""
 
 
 class WorkerLost(BaseException):
@@ -43,15 +52,14 @@ class RemoteRunner:
     """Starts the worker processes of a group; `launch` sends each the same plan. Rank 0 answers; of the others it is known that
     all went well.
 
-    A group of which a process is lost is ended and raises `WorkerLost`. If the next one is lost as well before it has answered
-    anything, what is computed is to blame, and `EngineDead` is raised, which ends the sequences of that step. After both `start`
-    must be called.
+    A group of which a process is lost, or says what it should not, is ended and raises `WorkerLost`. If `MOST_LOSSES` are lost
+    without an answer in between, what is computed is to blame, and `EngineDead` is raised, which ends the sequences of that step.
+    After both `restart` must be called. Plans are numbered, over all groups: an answer counts for its own plan alone.
 
     Args:
         config: of the workers' engines.
         size: processes of the group.
-        step_seconds: a step that takes longer hangs.
-        start_seconds: so does a start.
+        limits: how long they may take.
         use_tqdm: show what the start-up of rank 0 is doing.
 
     Raises:
@@ -61,101 +69,121 @@ class RemoteRunner:
 
     recorder = None  # the workers have it
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        size: int = 1,
-        *,
-        step_seconds: float,
-        start_seconds: float,
-        use_tqdm: bool = False,
-    ):
-        self.config, self.size, self.use_tqdm = config, size, use_tqdm
-        self.step_seconds, self.start_seconds = step_seconds, start_seconds
+    def __init__(self, config: EngineConfig, size: int, limits: WorkerOptions, *, use_tqdm: bool = False):
+        self.config, self.size, self.limits, self.use_tqdm = config, size, limits, use_tqdm
         self.num_starts = 0
+        self._num_sent = 0
         self._num_losses = 0  # without an answer in between
         self._is_closed = False
         self.start()
 
     def start(self) -> None:
         """Start all workers, and wait until they are ready."""
-        self._connections: list[Connection] = []
+        self._links: list[Link] = []
         self.processes: list[subprocess.Popen[bytes]] = []
-        self._num_sent = 0
+        self._selector = selectors.DefaultSelector()
+        self._first = self._num_sent + 1
+        self._num_answered = [self._num_sent] * self.size
+        self._answers: list[deque[tuple[int, bool, Any]]] = [deque() for _ in range(self.size)]  # that nobody has taken
         self.num_starts += 1
         memory = _nameless_file()
         try:
             for rank in range(self.size):
-                self._connections.append(self._new_worker(memory))
-                member = Member(rank, self.size, memory, self.step_seconds)
+                process, own = start_child("nanoengine.worker.process", memory)
+                self.processes.append(process)
+                self._links.append(Link(own, self._selector))
+                self._links[rank].register(rank)
+                member = Member(rank, self.size, memory, self.limits.worker_step_seconds)
                 show = self.use_tqdm and self.num_starts == 1 and rank == 0
-                self._connections[rank].send((self.config, member, show))
-            answers = self._wait_for_all()
-        except (EOFError, OSError) as error:
-            self._end()
-            raise EngineDead(f"{self._dead()} while it started") from error
+                self._links[rank].send((self.config, member, show))
+            self._wait_for_all()
         except BaseException:
             self._end()
             raise
         finally:
             os.close(memory)
-        for _, is_well, value in answers:
-            if not is_well:
-                self._end()
-                raise value
 
-    def _wait_for_all(self) -> list[Any]:
-        """The first message of each, which says how its start went."""
-        end, answers = time.monotonic() + self.start_seconds, []
-        for rank, connection in enumerate(self._connections):
-            if not connection.poll(max(0.0, end - time.monotonic())):
-                who = "" if self.size == 1 else f" of rank {rank}"
-                raise EngineDead(
-                    f"the worker process{who} was not ready within worker_start_seconds={self.start_seconds:g}"
-                )
-            answers.append(connection.recv())
-        return answers
+    def restart(self) -> None:
+        """Start workers in place of lost ones, and again where these are lost while they start.
 
-    def _new_worker(self, memory: int) -> Connection:
-        process, own = start_child("nanoengine.worker.process", memory)
-        self.processes.append(process)
-        return Connection(own.detach())
+        Raises:
+            EngineDead: that went wrong `worker_start_attempts` times.
+        """
+        most = self.limits.worker_start_attempts
+        failure: Exception | None = None
+        for number in range(most):
+            time.sleep(RETRY_SECONDS[min(number, len(RETRY_SECONDS) - 1)])
+            try:
+                self.start()
+            except Exception as error:  # its start-up's, too: memory of the lost one may not be free yet
+                failure = error
+                logger.warning("start %d of at most %d (worker_start_attempts): %s", number + 1, most, error)
+            else:
+                return
+        raise EngineDead(
+            f"no worker process could be started anew, worker_start_attempts={most} times; the last error was: {failure}"
+        ) from failure
+
+    def _wait_for_all(self) -> None:
+        """Until all have said that they are ready."""
+        limits, now = self.limits, time.monotonic()
+        end = now + limits.worker_start_seconds
+        heard = dict.fromkeys(range(self.size), now)  # by the ranks that are not ready: when they were heard last
+        while heard:
+            until = min(end, min(heard.values()) + limits.worker_silence_seconds)
+            for rank, message in self._hear(until, " while it started"):
+                match message:
+                    case (0, False, Exception() as error):
+                        raise error
+                    case (0, True, None) if rank in heard:
+                        del heard[rank]
+                    case _ if message == ALIVE and rank in heard:
+                        heard[rank] = time.monotonic()
+                    case _:
+                        raise EngineDead(f"{self._name(rank)} has said {shown(message)} while it started")
+            now = time.monotonic()
+            for rank, at in heard.items():
+                if now >= end:
+                    limit = f"worker_start_seconds={limits.worker_start_seconds:g}"
+                    raise EngineDead(f"{self._name(rank)} was not ready within {limit}")
+                if now >= at + limits.worker_silence_seconds:
+                    limit = f"worker_silence_seconds={limits.worker_silence_seconds:g}"
+                    raise EngineDead(f"{self._name(rank)} has given no sign of life for {limit} while it started")
 
     @property
     def is_alive(self) -> bool:
-        return all(process.returncode is None for process in self.processes)
+        return bool(self._links)
 
     def launch(self, plan: StepPlan) -> RemoteStep:
+        """Send a plan. What the sockets do not take now is sent while answers are waited for."""
         if self._is_closed:
             raise EngineClosed("the worker process is closed")
         self._num_sent += 1
-        message = ForkingPickler.dumps((self._num_sent, plan))  # once for all
-        try:
-            for connection in self._connections:
-                connection.send_bytes(message)
-        except OSError:
-            self._lose(self._dead())
+        message = framed((self._num_sent, plan))  # once for all
+        for link in self._links:
+            link.send_framed(message)
         return RemoteStep(self, self._num_sent)
 
     def answer(self, number: int) -> Any:
         """What rank 0 says to a plan; what was said to plans before that, which nobody waited for, is dropped."""
-        waiting = dict(zip(self._connections, range(self.size), strict=True))
+        if number < self._first:
+            raise EngineDead("the worker process that had this plan is gone")
+        if not self._links:
+            raise WorkerLost("the worker process is gone")
+        waiting = set(range(self.size))
         values: dict[int, Any] = {}
         errors: dict[int, Exception] = {}
-        end = time.monotonic() + self.step_seconds + MORE_SECONDS * (self.size > 1)
+        end = time.monotonic() + self.limits.worker_step_seconds + MORE_SECONDS * (self.size > 1)
         while waiting:
-            ready = wait(list(waiting), max(0.0, end - time.monotonic()))
-            if not ready:
-                self._hang(list(waiting.values()), errors)
-            for connection in cast(list[Connection], ready):
-                try:
-                    found, is_well, value = connection.recv()
-                except (EOFError, OSError):
-                    self._lose(self._dead())
+            ready = [rank for rank in waiting if self._answers[rank]]
+            if not ready and not self._take_answers(end):
+                self._hang(sorted(waiting), errors)
+            for rank in ready:
+                found, is_well, value = self._answers[rank].popleft()
                 if isinstance(value, RankLost):
                     self._lose(str(value))
                 if found == number:
-                    rank = waiting.pop(connection)
+                    waiting.remove(rank)
                     (values if is_well else errors)[rank] = value
                     if not is_well:  # what went wrong goes wrong everywhere, or the others wait for this one in vain
                         end = min(end, time.monotonic() + MORE_SECONDS)
@@ -168,48 +196,72 @@ class RemoteRunner:
         """End the workers."""
         if not self._is_closed:
             self._is_closed = True
-            try:
-                for connection in self._connections:
-                    connection.send(None)
+            for link in self._links:
+                link.send(None)
+            end = time.monotonic() + CLOSE_SECONDS
+            with suppress(subprocess.TimeoutExpired):  # they are killed
                 for process in self.processes:
-                    process.wait(CLOSE_SECONDS)
-            except (OSError, subprocess.TimeoutExpired):
-                pass  # they are killed
+                    process.wait(max(0.0, end - time.monotonic()))
             self._end()
+
+    def _hear(self, until: float, when: str = "") -> list[tuple[int, Any]]:
+        """Send what is left to send, and take what has come, as (rank, message); nothing has come until then if that is empty.
+
+        Raises:
+            EngineDead: a rank is gone, or says what cannot be read.
+        """
+        messages: list[tuple[int, Any]] = []
+        for key, events in self._selector.select(max(0.0, until - time.monotonic())):
+            rank, link = key.data, self._links[key.data]
+            if events & selectors.EVENT_WRITE:
+                link.flush()
+            if events & selectors.EVENT_READ:
+                try:
+                    messages += [(rank, message) for message in link.receive()]
+                except EOFError:
+                    raise EngineDead(f"{self._name(rank)} {ending_of(self.processes[rank])}{when}") from None
+                except Unreadable as error:
+                    raise EngineDead(f"{self._name(rank)} {error}{when}") from error
+        return messages
+
+    def _take_answers(self, until: float) -> bool:
+        """Take what has come: of each rank the answers to one plan after the other. False: nothing comes until then."""
+        try:
+            messages = self._hear(until)
+        except EngineDead as error:
+            self._lose(str(error))
+        for rank, message in messages:
+            due = self._num_answered[rank] = self._num_answered[rank] + 1
+            if not isinstance(message, tuple) or len(message) != 3 or message[0] != due or due > self._num_sent:
+                self._lose(f"{self._name(rank)} has said {shown(message)} where an answer to plan {due} was due")
+            self._answers[rank].append(message)
+        return bool(messages) or time.monotonic() < until
 
     def _hang(self, ranks: list[int], errors: dict[int, Exception]) -> NoReturn:
         if errors:
             rank, error = min(errors.items())
             self._lose(f"the worker process failed in rank {rank} alone ({type(error).__name__}: {error})")
         who = "" if self.size == 1 else f"of rank {', '.join(map(str, ranks))} "
-        self._lose(f"the worker process {who}took more than worker_step_seconds={self.step_seconds} for a step")
+        limit = f"worker_step_seconds={self.limits.worker_step_seconds}"
+        self._lose(f"the worker process {who}took more than {limit} for a step")
 
-    def _dead(self) -> str:
-        """Who has ended, and how; called when one has."""
-        for rank, process in enumerate(self.processes):
-            try:
-                status = process.wait(0.2 if self.size > 1 else 1.0)
-            except subprocess.TimeoutExpired:
-                continue
-            who = "" if self.size == 1 else f"of rank {rank} "
-            return f"the worker process {who}died (status {status})"
-        return "a worker process closed its socket"
+    def _name(self, rank: int) -> str:
+        return "the worker process" if self.size == 1 else f"the worker process of rank {rank}"
 
     def _lose(self, reason: str) -> NoReturn:
         self._end()
         self._num_losses += 1
-        if self._num_losses == 1:
+        if self._num_losses < MOST_LOSSES:
             raise WorkerLost(reason)
         self._num_losses = 0
-        raise EngineDead(f"{reason}, twice at the same step: its requests are ended")
+        raise EngineDead(f"{reason}; {MOST_LOSSES} were lost at the same step: its requests are ended")
 
     def _end(self) -> None:
-        for connection in self._connections:
-            connection.close()
-        for process in self.processes:
-            process.kill()
-        for process in self.processes:
-            process.wait()
+        for link in self._links:
+            link.close()
+        self._links = []
+        self._selector.close()
+        end_children(*self.processes)
 
 
 def _nameless_file() -> int:

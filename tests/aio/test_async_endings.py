@@ -109,7 +109,7 @@ async def test_an_engine_that_dies_tells_everybody(make: Make, model: type[ToyMo
 @pytest.mark.parametrize("client", ["", "worse"])
 @in_loop
 async def test_close_while_requests_run_ends_them(make: Make, client: str) -> None:
-    """The executor is closed though an abort raises."""
+    """Also if a part raises at each of their ends."""
     engine, gate = make(max_num_seqs=1, parts=[Broken()])
     gate.shut()
     streams = [engine.submit(engine.make_request([i], LONG, client=client)) for i in range(3)]
@@ -122,11 +122,7 @@ async def test_close_while_requests_run_ends_them(make: Make, client: str) -> No
             await asyncio.sleep(0)
     gate.open()
     for stream in streams:
-        if client:
-            with pytest.raises(EngineDead, match="broken listener"):
-                await stream.end()
-        else:
-            assert reasons_of(await read(stream)) == ["abort"]
+        assert reasons_of(await read(stream)) == ["abort"]
     await closing
     assert engine.engine.executor.is_closed
     if not client:

@@ -116,10 +116,10 @@ def test_a_failing_step_ends_the_searches_that_were_in_it_and_no_others(failing:
 def test_a_tokenizer_that_fails_ends_one_search() -> None:
     engine = beam_engine()
     decode = engine.tokenizer.decode
-    victim = expected_beams(PROMPTS[2], PARAMS)[0]
+    victim = list(PROMPTS[2][-8:])
 
     def broken(token_ids: Seq[int], **options: Any) -> str:
-        if tuple(token_ids) == victim:
+        if list(token_ids[: len(victim)]) == victim:
             raise ValueError("no such token")
         return decode(token_ids, **options)
 

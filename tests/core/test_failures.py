@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 
+from nanoengine.core.config import POLICIES
 from nanoengine.core.errors import NotFiniteLogits
+from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import StepPlan
 from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.seams import PolicyPart
+from nanoengine.core.sequence import Request
 
-from .toys import Done, ToyModel, ToyTokenizer, make_engine, run
+from .toys import Done, ToyModel, ToyTokenizer, check, make_engine, run
 
 BROKEN = 33
 
@@ -139,3 +144,87 @@ def test_blocks_that_a_failed_step_was_to_clear_are_cleared_by_another(depth: in
     run(engine, [engine.make_request([8] * 13, params(2))])
     assert model.num_cleared >= 4
     assert not dirty
+
+
+class BrokenPart(Exception):
+    """What a part raises."""
+
+
+class Fragile(PolicyPart):
+    """Watches some requests, and raises now and then in whatever it is told when a step is over."""
+
+    def __init__(self, rng: random.Random, share: float):
+        self.rng, self.share = rng, share
+        self.num_raised = self.num_closed = 0
+
+    def _perhaps(self, *_: object) -> None:
+        if self.rng.random() < self.share:
+            self.num_raised += 1
+            raise BrokenPart
+
+    after_step = finished = _perhaps  # type: ignore[assignment]
+
+    def concerns(self, seq: Any) -> bool:
+        return bool(seq.request.priority)
+
+    def close(self) -> None:
+        self.num_closed += 1
+        raise BrokenPart
+
+
+class Told(PolicyPart):
+    """Stands behind the fragile one, and is told everything all the same."""
+
+    def __init__(self) -> None:
+        self.ended: list[Any] = []
+        self.num_closed = 0
+
+    def finished(self, seq: Any) -> None:
+        self.ended.append(seq)
+
+    def close(self) -> None:
+        self.num_closed += 1
+
+
+def drawn_requests(engine: LLMEngine, rng: random.Random) -> list[Request]:
+    """Those of priority 1 are watched."""
+    return [
+        engine.make_request(
+            [rng.randrange(50) for _ in range(rng.randint(1, 30))],
+            SamplingParams(n=rng.choice([1, 1, 2]), seed=number, max_tokens=rng.randint(1, 9)),
+            priority=number % 2,
+        )
+        for number in range(8)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_parts_that_raise_behind_a_step_end_their_own_requests_alone(seed: int) -> None:
+    rng = random.Random(seed)
+    run(engine := make_engine(), right := drawn_requests(engine, random.Random(seed)))
+    num_launches = engine.executor.num_launched  # type: ignore[attr-defined]
+    fragile, told = Fragile(rng, rng.choice([0.1, 0.5])), Told()
+    failing = [number for number in range(1, 3 * num_launches) if rng.random() < rng.choice([0.0, 0.2])]
+    engine = make_engine(
+        model=ToyModel(4, failing=failing),
+        parts=[fragile, told],
+        depth=rng.choice([1, 2, 2, 3]),
+        policy=rng.choice(POLICIES),
+        num_blocks=rng.choice([16, 400]),
+        max_num_batched_tokens=rng.choice([7, 64]),
+        max_chunk=rng.choice([None, 5]),
+    )
+    requests = drawn_requests(engine, random.Random(seed))
+    run(engine, requests)
+    for request, expected in zip(requests, right, strict=True):
+        assert request.error is None or (request.priority and isinstance(request.error, BrokenPart)) or failing
+        assert not isinstance(request.error, BrokenPart) or request.priority
+        for own, other in zip(request.output().outputs, expected.output().outputs, strict=True):
+            if request.error is None:
+                assert own == other
+            assert own.token_ids == other.token_ids[: len(own.token_ids)]
+    assert not engine.requests
+    assert sorted(map(id, told.ended)) == sorted(id(seq) for request in requests for seq in request.sequences)
+    engine.close()
+    check(engine.scheduler)
+    assert (fragile.num_closed, told.num_closed) == (1, 1)

@@ -39,12 +39,12 @@ def test_the_end_of_a_waiting_sequence_looks_at_few_others(monkeypatch: pytest.M
 
 
 def test_the_executor_is_closed_though_an_abort_raises() -> None:
-    class Broken(PolicyPart):
-        def finished(self, seq: object) -> None:
-            raise LookupError("broken part")
+    def raising(*_: object) -> None:
+        raise LookupError("broken policy")
 
-    engine = make_engine(parts=[Broken()])
+    engine = make_engine()
     engine.submit(engine.make_request([1, 2, 3]))
+    engine.scheduler.finish = raising  # type: ignore[method-assign]
     with pytest.raises(LookupError):
         engine.close()
     assert engine.executor.is_closed

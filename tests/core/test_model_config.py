@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from nanoengine.core.errors import ModelNotFound, UnsupportedModel
-from nanoengine.core.model_config import read_config, read_json
+from nanoengine.core.model_config import read_config, read_file, read_json
 from tests import support
 from tests.models.configs import QWEN3_06B, VERSION_5
 
@@ -80,3 +81,19 @@ def test_what_is_no_table_is_named(tmp_path: Path, content: bytes | None, error:
         write(tmp_path, content)
     with pytest.raises(error, match=message):
         read_json(tmp_path, "config.json")
+
+
+def test_only_regular_files_that_are_not_too_large_are_read(tmp_path: Path) -> None:
+    """None of the others is waited for, or read at all."""
+    sound = tmp_path / "sound"
+    sound.write_bytes(b"12345")
+    (tmp_path / "link").symlink_to(sound)
+    assert read_file(sound, 5) == read_file(tmp_path / "link", 5) == b"12345"
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "sparse").touch()
+    os.truncate(tmp_path / "sparse", 2**40)
+    for name, most in (("sound", 4), ("pipe", 5), ("device", 5), ("loop", 5), ("sparse", 2**39), (".", 5), ("none", 5)):
+        with pytest.raises(OSError, match=r"regular file|symbolic links|directory"):
+            read_file(tmp_path / name, most)

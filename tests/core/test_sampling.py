@@ -142,7 +142,7 @@ def test_a_draw_does_not_depend_on_its_neighbours(draw: Draw) -> None:
 def kept(logits: list[float], top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> list[int]:
     """Tokens that are kept, likeliest first."""
     filters = (torch.tensor([value]) for value in (top_k, top_p, min_p))
-    values, token_ids = keep_likeliest(torch.tensor([logits]), *filters)
+    [(_, values, token_ids)] = keep_likeliest(torch.tensor([logits]), *filters)
     return token_ids[0][values[0].isfinite()].tolist()
 
 
@@ -176,7 +176,7 @@ def test_of_equal_tokens_those_with_lower_ids_are_kept() -> None:
 
 def test_each_row_is_filtered_by_its_own_settings_and_keeps_its_logits() -> None:
     logits = torch.randn(2, 50)
-    values, token_ids = keep_likeliest(logits, torch.tensor([3, 0]), torch.tensor([1.0, 0.5]), torch.zeros(2))
+    [(_, values, token_ids)] = keep_likeliest(logits, torch.tensor([3, 0]), torch.tensor([1.0, 0.5]), torch.zeros(2))
     finite = values.isfinite()
     assert torch.equal(values[finite], logits.gather(-1, token_ids)[finite])
     assert finite.sum(-1)[0] == 3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -13,7 +15,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from nanoengine import LLM
+from nanoengine import LLM, SamplingParams
+from nanoengine.aio.build import build_async_engine
+from nanoengine.builder import build_engine, read_config
 from nanoengine.errors import (
     EngineClosed,
     InvalidConfig,
@@ -86,6 +90,66 @@ def test_a_refused_engine_leaves_room_for_a_right_one(tiny: Path, right: list[li
         open_llm(tiny, num_kv_blocks=1)
     with open_llm(tiny) as llm:
         assert generate(llm, PROMPTS) == right
+
+
+def in_a_loop(folder: Path, **options: Any) -> None:
+    """An engine that steps in a thread of its own."""
+    config = read_config(str(folder), {"max_model_len": 64, "num_kv_blocks": 40, "device": "cpu", **options})
+    engine, _ = build_async_engine(lambda: build_engine(config, use_tqdm=False))
+
+    async def ask() -> None:
+        async for _ in engine.generate([5] * 20, SamplingParams(max_tokens=2, structured_outputs={"regex": "[a-z]*"})):
+            pass
+
+    asyncio.run(ask())
+    engine.close()
+
+
+def in_this_thread(folder: Path, **options: Any) -> None:
+    with open_llm(folder, **options) as llm:
+        if "pooling" in options:
+            llm.embed([[5] * 20], use_tqdm=False)
+            return
+        llm.listen_to_kv_events(lambda _: None)
+        grammar = None if options else {"regex": "[a-z]*"}
+        params = [SamplingParams(max_tokens=2, logprobs=2, structured_outputs=own) for own in (grammar, None)]
+        llm.generate([[5] * 20, [6] * 20], params, use_tqdm=False)
+
+
+def left_behind() -> dict[str, int]:
+    """Child processes, threads and descriptors of this process, and its memory in MiB."""
+    gc.collect()
+    children = [Path(f"/proc/self/task/{own}/children").read_text().split() for own in os.listdir("/proc/self/task")]
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {
+        "children": sum(map(len, children)),
+        "threads": len(os.listdir("/proc/self/task")),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "memory": pages * os.sysconf("SC_PAGE_SIZE") >> 20,
+    }
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it counts in /proc")
+def test_fifty_engines_leave_no_more_behind_than_the_first(tiny: Path, tmp_path: Path) -> None:
+    kinds: list[tuple[Callable[..., None], dict[str, Any]]] = [
+        (in_this_thread, {}),
+        (in_this_thread, {"kv_host_memory": 1 << 20, "async_scheduling": True}),
+        (in_this_thread, {"kv_disk_path": str(tmp_path / "kv"), "speculation": "ngram", "max_client_share": 0.5}),
+        (in_this_thread, {"speculation": f"model:{tiny}", "enforce_eager": True}),
+        (in_this_thread, {"enable_lora": True, "enforce_eager": True}),
+        (in_this_thread, {"pooling": "mean", "enforce_eager": True}),
+        (in_a_loop, {}),
+    ]
+    counts = []
+    for number in range(50):
+        make, options = kinds[number % len(kinds)]
+        make(tiny, **options)
+        if number % len(kinds) == 1:
+            counts.append(left_behind())
+    first = counts[1]  # by then all kinds have been there, and all threads that stay
+    for name in ("children", "threads", "descriptors"):
+        assert [own[name] for own in counts[1:]] == [first[name]] * len(counts[1:]), name
+    assert counts[-1]["memory"] - counts[2]["memory"] <= 16, [own["memory"] for own in counts]
 
 
 # ---- Ctrl-C

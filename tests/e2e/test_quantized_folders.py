@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,23 @@ def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
 def test_every_format(qwen3: Path, tmp_path: Path, form: Form) -> None:
     assert_tokens_are_those_of_transformers(pack_folder(qwen3, tmp_path / "packed", form, files=3))
+
+
+@pytest.mark.parametrize("where", ["quantize_config.json", "quant_config.json", "compression_config", "text_config"])
+def test_older_folders_tell_of_quantization_in_other_places(qwen3: Path, tmp_path: Path, where: str) -> None:
+    form = awq_form() if where == "quant_config.json" else gptq_form()
+    folder = pack_folder(qwen3, tmp_path / "packed", form)
+    table = json.loads((folder / "config.json").read_text())
+    told = table.pop("quantization_config")
+    if where.endswith(".json"):
+        del told["quant_method"]
+        (folder / where).write_text(json.dumps(told))
+    elif where == "text_config":
+        table = {"architectures": table.pop("architectures"), where: table | {"quantization_config": told}}
+    else:
+        table[where] = told
+    (folder / "config.json").write_text(json.dumps(table))
+    assert_tokens_are_those_of_transformers(folder, 8)
 
 
 @pytest.mark.parametrize(

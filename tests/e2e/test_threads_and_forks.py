@@ -28,7 +28,7 @@ def test_threads_take_turns() -> None:
 
 
 FORK = """
-import os
+import os, sys
 from nanoengine import LLM, SamplingParams
 from nanoengine.errors import EngineClosed
 
@@ -43,6 +43,13 @@ if child == 0:
         except EngineClosed as error:
             print(f"fork of it: {'was made in process' in str(error)}", flush=True)
     llm.close()
+    for sys.stderr in (None, open(os.devnull, "w")):  # as under pythonw, and of a service
+        if sys.stderr is not None:
+            sys.stderr.close()
+        with LLM("demo", device="cpu", num_kv_blocks=200) as own:
+            print("own:", own.generate("def f(", params)[0].outputs[0].text == before, flush=True)
+            chosen = SamplingParams(temperature=0, max_tokens=4, structured_outputs={"choice": ["yes"]})
+            print("own:", own.generate("def f(", chosen)[0].outputs[0].text == "yes", flush=True)
     os._exit(0)
 _, status = os.waitpid(child, 0)
 assert status == 0, status
@@ -51,8 +58,8 @@ print("parent goes on")
 """
 
 
-def test_a_fork_is_told_that_it_has_no_engine() -> None:
+def test_a_fork_is_told_that_it_has_no_engine_and_may_make_one() -> None:
     command = [sys.executable, "-c", FORK]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n")[:-1] == ["fork of it: True"] * 3 + ["parent goes on"]
+    assert done.stdout.split("\n")[:-1] == ["fork of it: True"] * 3 + ["own: True"] * 4 + ["parent goes on"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from nanoengine.errors import InvalidWeights, UnsupportedModel
 from nanoengine.gguf.file import GGUFFile
-from nanoengine.gguf.header import FORMATS, OTHER_TYPES
+from nanoengine.gguf.header import FORMATS, OTHER_TYPES, _Cursor
 
 U8, U32, F32, BOOL, STRING, ARRAY, U64 = 0, 4, 6, 7, 8, 9, 10
 """Numbers of metadata types."""
@@ -206,3 +207,29 @@ def test_the_alignment_of_the_file_counts(tmp_path: Path) -> None:
     file = open_bytes(padded(content, bytes(range(144)), 128), tmp_path)
     assert bytes(file.data("w")) == bytes(range(16))
     assert bytes(file.data("v")) == bytes(range(128, 144))
+
+
+TOO_MUCH = {
+    "tensors": (header([], [record()] * 20_000), "20000 tensors"),
+    "keys": (header([pair(f"{number}", U8, b"1") for number in range(20_000)]), "20000 keys"),
+    "strings": (header([pair("a", ARRAY, array(STRING, 1 << 30, b""))]), "1073741824 strings"),
+    "numbers": (header([pair("a", ARRAY, array(U64, 1 << 30, b""))]), "1073741824 numbers"),
+    "text": (header([pair("a", STRING, struct.pack("<Q", 1 << 33))]), "8589934592 bytes for a"),
+}
+
+
+@pytest.mark.parametrize("what", TOO_MUCH)
+def test_a_header_that_would_take_long_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Of a file that has all these bytes, and that take no room."""
+    content, message = TOO_MUCH[what]
+    path = tmp_path / "model.gguf"
+    path.write_bytes(content)
+    os.truncate(path, 1 << 34)
+    read = []
+    value = _Cursor.value
+    monkeypatch.setattr(_Cursor, "value", lambda *own: read.append(own) or value(*own))
+    with pytest.raises(InvalidWeights, match=message):
+        GGUFFile.open(path)
+    assert len(read) < 2

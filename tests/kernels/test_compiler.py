@@ -198,6 +198,49 @@ def _runs(process: int) -> bool:
         return False
 
 
+@pytest.mark.parametrize("cores", [1, 3])
+def test_as_many_sources_are_compiled_at_a_time_as_there_are_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int
+) -> None:
+    for i in range(7):
+        (tmp_path / f"{i}.cpp").write_text("\n" * i)
+    stand_in = tmp_path / "stand-in"
+    stand_in.write_text('#!/bin/sh\nfor made; do :; done\nsleep 0.1\necho object > "$made"\n')
+    stand_in.chmod(0o755)
+    jobs: list[subprocess.Popen[bytes]] = []
+    at_once: list[int] = []
+
+    class Counted(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **options: Any):
+            super().__init__(*args, **options)
+            jobs.append(self)
+            at_once.append(sum(job.poll() is None for job in jobs))
+
+    monkeypatch.setattr(subprocess, "Popen", Counted)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    compile_library(tmp_path, str(stand_in), FLAGS, tmp_path / "cache")
+    assert max(at_once) == cores
+    assert len(at_once) == 8, "seven sources, and a library"
+
+
+@needs_compiler
+def test_the_compiler_does_not_read_the_working_folder(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty entry of a path of headers means that folder, and of a path of programs, too."""
+    (tmp_path / "hostile").mkdir()
+    (tmp_path / "hostile" / "cstddef").write_text("#error of somebody else\n")
+    (sources / "two.cpp").write_text('#include <cstddef>\nextern "C" int two() { return 42; }\n')
+    monkeypatch.chdir(tmp_path / "hostile")
+    monkeypatch.setenv("CPLUS_INCLUDE_PATH", ":")
+    assert answers(compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")) == (42, 43)
+    install(tmp_path / "hostile", "c++")
+    monkeypatch.setenv("PATH", ":.")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(CannotCompile, match="no C"):
+        find_compiler()
+
+
 # ---- the folder
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,10 +19,13 @@ VOCAB = 20 * FIRST_TRY
 def keep(logits: Tensor, *rows: dict[str, float]) -> tuple[Tensor, Tensor]:
     """`keep_likeliest` with the filters of each row."""
     columns = {"top_k": (0, torch.int32), "top_p": (1.0, torch.float32), "min_p": (0.0, torch.float32)}
-    filters = [
+    top_k, top_p, min_p = (
         torch.tensor([row.get(name, off) for row in rows], dtype=dtype) for name, (off, dtype) in columns.items()
-    ]
-    return keep_likeliest(logits, *filters, log_sum_exp)
+    )
+    values, token_ids = torch.full_like(logits, -torch.inf), torch.zeros_like(logits, dtype=torch.int64)
+    for own, some, ids in keep_likeliest(logits, top_k, top_p, min_p, log_sum_exp):
+        values[own, : some.shape[1]], token_ids[own, : some.shape[1]] = some, ids
+    return values, token_ids
 
 
 def kept(logits: Tensor, **filters: float) -> list[int]:
@@ -104,3 +109,27 @@ def test_few_likely_tokens_are_found_without_sorting(monkeypatch: pytest.MonkeyP
     keep(logits, {"top_k": 20})
     keep(logits, {"top_p": 0.9})
     assert counts == [21, FIRST_TRY]
+
+
+def test_a_row_that_keeps_many_makes_no_other_row_look_at_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted are the tokens that are ordered. And its neighbours have the very bits that they have alone."""
+    ordered: list[tuple[int, ...]] = []
+    plain_sort = Tensor.sort
+
+    def sort(self: Tensor, *args: Any, **options: Any) -> Any:
+        ordered.append(tuple(self.shape))
+        return plain_sort(self, *args, **options)
+
+    monkeypatch.setattr(Tensor, "sort", sort)
+    logits = torch.randn(9, VOCAB, generator=torch.Generator().manual_seed(6)) * 4
+    few: list[dict[str, float]] = [{"top_k": 20, "top_p": 0.9}] * 5 + [{"top_p": 0.9}] * 2
+    rows: list[dict[str, float]] = [*few, {"top_k": VOCAB - 1}, {"top_k": 5 * FIRST_TRY}]
+    values, token_ids = keep(logits, *rows)
+    beside = [shape for shape in ordered if len(shape) == 2]
+    assert sum(count * width for count, width in beside) <= 2 * (7 * FIRST_TRY + 5 * FIRST_TRY + VOCAB + 2)
+    for i, alone in enumerate(rows):
+        own_values, own_ids = keep(logits[i, None], alone)
+        is_kept = own_values[0].isfinite()
+        assert torch.equal(values[i][is_kept], own_values[0][is_kept])
+        assert torch.equal(token_ids[i][is_kept], own_ids[0][is_kept])
+        assert values[i].isfinite().sum() == is_kept.sum()

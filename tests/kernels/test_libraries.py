@@ -26,6 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(libraries, "missing_features", lambda flags: [*flags])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("NANOENGINE_CPU", raising=False)
+    libraries._made.cache_clear()
     return tmp_path
 
 
@@ -45,6 +46,7 @@ def prebuild(folder: Path, target: str) -> None:
 
 
 def load() -> Library:
+    libraries._made.cache_clear()
     return libraries.load_library.__wrapped__()
 
 
@@ -100,6 +102,20 @@ def test_what_cannot_be_kept_leaves_no_files(folder: Path, monkeypatch: pytest.M
     monkeypatch.setattr(tempfile, "tempdir", str(folder / "temporary"))
     assert load().functions.answer() == 42
     assert not [*(folder / "temporary").iterdir()]
+
+
+def test_a_compiler_that_fails_is_asked_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By all that need kernels while an engine starts, and by engine after engine. Another compiler has a try of its own."""
+    for name in ("one", "other"):
+        (folder / name).write_text(
+            f"#!/bin/sh\necho asked >> {folder}/asked\necho error: {name} is broken >&2\nexit 1\n"
+        )
+        (folder / name).chmod(0o755)
+        monkeypatch.setenv("CXX", str(folder / name))
+        for _ in range(3):
+            with pytest.raises(CannotCompile, match=f"tiny.cpp: error: {name} is broken"):
+                libraries.load_library.__wrapped__()
+    assert (folder / "asked").read_text().split() == ["asked"] * 2
 
 
 # ---- prebuilt

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
 
+from nanoengine.kernels.c_functions import c_functions
 from nanoengine.kernels.gates import ACTIVATIONS
 from nanoengine.kernels.interface import Weight
 from nanoengine.kernels.native_kernels import NativeKernels
@@ -84,3 +87,11 @@ def test_rows_of_another_shape_are_refused(kernels: NativeKernels, shape: tuple[
     for place in (weight.rows(0, 4), experts.expert(1)):
         with pytest.raises((AssertionError, RuntimeError, ValueError)):
             place.copy_(torch.zeros(shape))
+
+
+def test_the_fingerprint_says_whether_linux_grants_this_process_amx() -> None:
+    """Sums in tiles have other bits, and the machine code is the same."""
+    c = vars(c_functions())
+    found = [NativeKernels(c=SimpleNamespace(**c | {"uses_tiles": lambda own=own: own})).fingerprint for own in (0, 1)]
+    assert found[0] != found[1]
+    assert NativeKernels().fingerprint == found[c["uses_tiles"]()]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from nanoengine.errors import InvalidWeights, ModelNotFound, NanoEngineError, UnsupportedModel
-from nanoengine.lora.adapter import Adapter, read_adapter
+from nanoengine.lora import adapter as reading
+from nanoengine.lora.adapter import CONFIG, WEIGHTS, Adapter, read_adapter
 from tests.lora.written import write_adapter
 
 Q, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
@@ -162,8 +166,97 @@ def test_missing_files_and_limits_are_told(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="cannot be read"):
         read(Path("\0"))
     folder = write_adapter(tmp_path / "a", LAYERS)
-    with pytest.raises(UnsupportedModel, match="max_lora_bytes"):
+    with pytest.raises(ModelNotFound, match="at most 100 bytes; 100 is max_lora_bytes"):
         read(folder, max_bytes=100)
     (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
     with pytest.raises(ModelNotFound, match=r"adapter_model\.bin is not read: save it as safetensors"):
         read(folder)
+
+
+@pytest.mark.parametrize("field", ["rank_pattern", "alpha_pattern", "target_modules"])
+def test_an_expression_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str) -> None:
+    monkeypatch.setattr("nanoengine.lora.expressions.MAX_WAIT", 0.3)
+    hostile = r"([a-z._0-9]+)+!"
+    folder = write_adapter(tmp_path, LAYERS)
+    change(folder, **{field: hostile if field == "target_modules" else {hostile: 4}})
+    with pytest.raises(InvalidWeights, match=r"adapter_config\.json: .* not matched after 0\.3 s"):
+        read(folder)
+
+
+def change(folder: Path, **fields: Any) -> None:
+    config = json.loads((folder / CONFIG).read_text()) | fields
+    (folder / CONFIG).write_text(json.dumps(config))
+
+
+VALUES = [0, 1, -1, True, False, None, "", "8", [], [8], {}, {"q_proj": "4"}, {"q_proj": 10**400}, {"(": None}, {"": 4}]
+VALUES += [
+    10**400,
+    -(10**400),
+    2**63,
+    1e308,
+    -1e308,
+    5e-324,
+    float("inf"),
+    float("nan"),
+    "(",
+    "all-linear",
+    [None],
+    ["a"],
+]
+FIELDS = [
+    "r",
+    "lora_alpha",
+    "use_rslora",
+    "rank_pattern",
+    "alpha_pattern",
+    "target_modules",
+    "bias",
+    "init_lora_weights",
+]
+FIELDS += ["peft_type", "layers_pattern", "lora_dropout", "modules_to_save"]
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), st.sampled_from(VALUES), min_size=1, max_size=2))
+@settings(max_examples=150, deadline=None)
+def test_any_value_of_a_config_is_computed_or_refused_by_name(fields: dict[str, Any]) -> None:
+    """With numbers that the products can hold."""
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "down_proj"]} | fields
+    content = json.dumps(config).encode()
+    try:
+        found = reading._config(Path("own"), content)
+        told = [*reading._of_modules(Path("own", CONFIG), found, [Q, DOWN])]
+    except (InvalidWeights, UnsupportedModel):
+        pass
+    else:
+        assert all(rank > 0 and abs(alpha) <= 1e6 for _, _, rank, alpha in told)
+
+
+@pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    folder = write_adapter(tmp_path, LAYERS)
+    damages = [lambda: os.mkfifo(folder / name), lambda: (folder / name).symlink_to("/dev/zero")]
+    damages += [lambda: (folder / name).symlink_to(name), lambda: (folder / name).mkdir()]
+    for damage in damages:
+        (folder / name).unlink()
+        damage()
+        with pytest.raises(ModelNotFound, match=f"{name} cannot be read"):
+            read(folder)
+        if (folder / name).is_dir():
+            (folder / name).rmdir()
+    (folder / name).touch()
+    os.truncate(folder / name, 2**40)
+    with pytest.raises(ModelNotFound, match="at most"):
+        read(folder)
+
+
+def test_a_header_of_many_tensors_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_adapter(tmp_path, LAYERS)
+    header = b"{" + b",".join(b'"%d":{}' % number for number in range(200_000)) + b"}"
+    (folder / WEIGHTS).write_bytes(len(header).to_bytes(8, "little") + header)
+    loads, read_tables = json.loads, []
+    monkeypatch.setattr("nanoengine.lora.adapter.json.loads", lambda text: read_tables.append(len(text)) or loads(text))
+    with pytest.raises(
+        InvalidWeights, match="its header has 2288891 bytes, and the adapters of this model have at most"
+    ):
+        read(folder, max_bytes=1 << 30)
+    assert max(read_tables) < 1000

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +53,16 @@ def make_link(name: str, target: str) -> Damage:
     def damage(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
         (folder / name).symlink_to(target)
+
+    return damage
+
+
+def make_pipe(name: str) -> Damage:
+    """One that nobody writes to: who opens it waits."""
+
+    def damage(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
 
     return damage
 
@@ -120,6 +132,39 @@ NO_TABLES: dict[str, bytes | str] = {
 DEEP_BUT_READ = json.loads("[" * 300 + "]" * 300)
 ARCHITECTURE = "Qwen3ForCausalLM"
 
+PANICS: dict[str, dict[str, Any]] = {
+    "no such token": {
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [],
+            "special_tokens": {},
+        }
+    },
+    "a replace of nothing": {"normalizer": {"type": "Replace", "pattern": {"String": ""}, "content": "x"}},
+    "a replace of nothing, as an expression": {
+        "normalizer": {"type": "Replace", "pattern": {"Regex": ""}, "content": "x"}
+    },
+    "an expression without end": {
+        "pre_tokenizer": {
+            "type": "Split",
+            "pattern": {"Regex": "(a+)+$"},
+            "behavior": "Isolated",
+            "invert": False,
+        }
+    },
+    **{
+        f"{what} charsmap": {
+            "normalizer": {
+                "type": "Precompiled",
+                "precompiled_charsmap": base64.b64encode(struct.pack("<I", size) + b"\xff" * 19).decode(),
+            }
+        }
+        for what, size in (("a broken", 16), ("a vast", 2**32 - 1))
+    },
+}
+"""What makes the library `tokenizers` panic as a file is read, or with a text."""
+
 DAMAGES: dict[str, Damage] = {
     # sizes
     **{f"{key} {size:.0e}": change(CONFIG, **{key: size}) for key in SIZES for size in (10**9, 10**11, 10**30)},
@@ -163,6 +208,7 @@ DAMAGES: dict[str, Damage] = {
         f"{name} is a link to itself": make_link(name, name) for name in (CONFIG, GENERATION, INDEX, WEIGHTS, TOKENIZER)
     },
     **{f"{name} is a device": make_link(name, "/dev/zero") for name in (CONFIG, GENERATION, INDEX, WEIGHTS)},
+    **{f"{name} is a pipe": make_pipe(name) for name in (CONFIG, GENERATION, INDEX, TOKENIZER, WEIGHTS)},
     **{
         f"{name} has a terabyte": make_sparse(name, 2**40)
         for name in (CONFIG, GENERATION, INDEX, TOKENIZER, TOKENIZER_CONFIG)
@@ -189,6 +235,7 @@ DAMAGES: dict[str, Damage] = {
     **{f"weights of {size} bytes": truncated(size) for size in (0, 7, 8, 100, 100_000)},
     "weights of noise": write(WEIGHTS, bytes(range(256)) * 40),
     "weights of a terabyte": make_sparse(WEIGHTS, 2**40),
+    "a header of a million tensors": write(WEIGHTS, header("{" + " " * (17 << 20) + "}")),
     "a header of 2**63 bytes": write(WEIGHTS, struct.pack("<Q", 2**63) + b"{}"),
     "a header of 99 MB that is not there": write(WEIGHTS, struct.pack("<Q", 99_000_000) + b"{}"),
     "a header that is deep": write(WEIGHTS, header(DEEP_TABLE)),
@@ -213,6 +260,7 @@ DAMAGES: dict[str, Damage] = {
     **{f"{TOKENIZER} {what}": write(TOKENIZER, content) for what, content in NO_TABLES.items()},
     "a tokenizer without a model": write(TOKENIZER, '{"version": "1.0"}'),
     "a tokenizer of nothing": write(TOKENIZER, '{"version": "1.0", "model": {"type": "BPE"}}'),
+    **{f"a tokenizer with {what}": change(TOKENIZER, **PANICS[what]) for what in ("no such token", "a vast charsmap")},
     "a tokenizer of numbers": write(
         TOKENIZER, '{"version": "1.0", "model": {"type": "BPE", "vocab": 5, "merges": [1]}}'
     ),

@@ -12,7 +12,7 @@ import transformers
 
 from nanoengine import SamplingParams
 from nanoengine.errors import UnsupportedModel
-from nanoengine.models.architectures import ARCHITECTURES, read_model_config
+from nanoengine.models.architectures import ARCHITECTURES, LENGTHS, read_model_config
 from nanoengine.models.families import granite_hybrid, lfm2, llama4, qwen3_next
 from tests import support
 from tests.models.configs import QWEN3_06B, VERSION_5
@@ -185,6 +185,33 @@ def test_qwen3_06b_in_the_schemas_of_transformers_4_and_5() -> None:
 def test_a_model_without_a_head_is_of_its_family() -> None:
     said = [read_model_config(QWEN3_06B | {"architectures": [name]}) for name in ("Qwen3Model", "Qwen3ForCausalLM")]
     assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
+def test_a_family_is_known_by_what_either_field_calls_it(name: str) -> None:
+    """As the first files of LLaMA were spelled; and by the model_type of transformers alone."""
+    for stated in ([name.upper().replace("CAUSALLM", "CausalLM")], [name.replace("Llama", "LLaMA")], None):
+        kinds = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        kind = min((kind for kind, own in kinds.items() if own == name), key=len, default=None)
+        if stated is None and kind in (None, "llama4"):  # of a model that sees pictures, too
+            continue
+        with pytest.raises(UnsupportedModel) as caught:
+            read_model_config({"architectures": stated, "model_type": kind})
+        assert "architectures" not in str(caught.value), "the family has read it, and misses its fields"
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_lengths_have_many_names_and_the_smallest_counts(name: str) -> None:
+    alone = {key: value for key, value in QWEN3_06B.items() if key != "max_position_embeddings"}
+    assert read_model_config(alone | {name: 2048}).max_position_embeddings == 2048
+    assert read_model_config(QWEN3_06B | {name: 2048}).max_position_embeddings == 2048
+    assert read_model_config(QWEN3_06B | {name: 1 << 20}).max_position_embeddings == 40960
+    assert read_model_config(QWEN3_06B | {name: None}).max_position_embeddings == 40960
+    for wrong in (0, "long", 10**30):
+        with pytest.raises(UnsupportedModel, match=f"^{name} is "):
+            read_model_config(QWEN3_06B | {name: wrong})
+    with pytest.raises(UnsupportedModel, match="max_position_embeddings is None"):
+        read_model_config(alone)
 
 
 @pytest.mark.parametrize(

@@ -149,10 +149,7 @@ NO_CONTENT = "must have a role and a content, or tool_calls in its place"
 NO_MESSAGES: list[Any] = [
     *("hello", None, 3, ["user", "hello"], {}, {"content": "hello"}, {"role": "user"}),
     *({"role": "user", "content": None}, {"role": "user", "content": 3}),
-    *(
-        {"role": "assistant", "content": None, "tool_calls": []},
-        {"role": "assistant", "content": 3, "tool_calls": CALLS},
-    ),
+    *({"role": "user", "content": []}, {"role": "assistant", "content": 3, "tool_calls": CALLS}),
 ]
 REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [
     *(("", [USER, message], {}, NO_CONTENT) for message in NO_MESSAGES),

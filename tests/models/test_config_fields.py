@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 import pytest
+import transformers
 
 from nanoengine.errors import UnsupportedModel
 from nanoengine.models.architectures import read_model_config
 from tests.models.configs import QWEN3_06B, without
+from tests.models.families import SHAPES
+from tests.support import TINY
 
 NEEDED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 NEEDED += ("max_position_embeddings",)
 SIZES = (*NEEDED, "num_key_value_heads", "head_dim")
 UNKNOWN = ("attn_logit_softcapping", "embedding_multiplier", "mlp_bias", "some_feature")
-ARCHITECTURES: list[Any] = [["GPT2LMHeadModel"], ["Gemma3ForConditionalGeneration", 7], [], None, "Qwen3ForCausalLM"]
+ARCHITECTURES: list[Any] = [["GPT2LMHeadModel"], ["Gemma3ForConditionalGeneration", 7], [], {}, "Qwen3ForCausalLM"]
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     *(({key: value}, key) for key in SIZES for value in (0, -1, 1.5, "8", True, [8])),
@@ -74,3 +78,38 @@ def test_what_is_left_out_is_the_familys_own_default() -> None:
     for key in ("dtype", "torch_dtype"):
         for dtype in ("float32", "bfloat16", "float16", "torch.float16"):
             assert read_model_config(without("torch_dtype") | {key: dtype}).dtype == dtype.removeprefix("torch.")
+
+
+HOSTILE: list[Any] = [
+    0,
+    -1,
+    True,
+    None,
+    "4",
+    [],
+    {},
+    10**400,
+    2**63,
+    1e308,
+    5e-324,
+    float("inf"),
+    float("nan"),
+    [1e400],
+]
+
+
+@pytest.mark.parametrize("family", sorted({family for family, _ in SHAPES.values()}))
+def test_any_value_of_any_field_of_a_family_is_read_or_refused_by_name(family: str) -> None:
+    shape = dict(SHAPES.values())[family]
+    options = {
+        key: value for key, value in TINY.items() if key not in ("rope_theta", "head_dim", "attention_bias")
+    } | shape
+    config = getattr(transformers, f"{family}ForCausalLM").config_class(**options | {"pad_token_id": None})
+    table = json.loads(config.to_json_string(use_diff=False)) | {"architectures": [f"{family}ForCausalLM"]}
+    for key in table:
+        for value in HOSTILE:
+            try:
+                found = read_model_config(table | {key: value})
+            except UnsupportedModel:
+                continue
+            assert 0 < found.num_parameters() < 2**62

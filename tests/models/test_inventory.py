@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -165,3 +166,11 @@ def test_the_table_has_a_line_for_each_and_the_numbers_of_the_demo() -> None:
     assert "3.26 GiB" in broken
     assert broken.endswith("...")
     assert len(broken) < 300
+
+
+def test_a_pipe_in_the_place_of_a_commit_is_not_waited_for(hub: Path) -> None:
+    copy_demo(snapshot(hub, "org/piped"))
+    main = hub / "models--org--piped" / "refs" / "main"
+    main.unlink()
+    os.mkfifo(main)
+    assert "config.json" in found()["org/piped"].problem

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from nanoengine.core.model_config import read_json
 from nanoengine.errors import InvalidWeights
 from nanoengine.kernels.torch_kernels import RowMajor, TorchKernels
 from nanoengine.models.architectures import read_model_config
+from nanoengine.models.checkpoint import TensorHeader
 from nanoengine.models.decoder import Decoder, build_model
 from nanoengine.models.loader import load_weights
 from nanoengine.models.safetensors_folder import SafetensorsFolder
@@ -164,3 +165,19 @@ def test_a_tensor_in_two_files_is_refused_and_named(sharded_copy: Path) -> None:
     save_file({Q_PROJ: torch.zeros(64, 24)}, sharded_copy / "second.safetensors")
     with pytest.raises(InvalidWeights, match=rf"repeated \(1\): {Q_PROJ} in second\.safetensors"):
         load(sharded_copy)
+
+
+def test_of_tensors_without_a_place_not_all_are_looked_at() -> None:
+    looked_at = []
+
+    class Many:
+        place = "many"
+
+        def headers(self) -> Iterator[TensorHeader]:
+            for number in range(10**6):
+                looked_at.append(number)
+                yield TensorHeader(f"t{number}", "F32", [0], "many")
+
+    with pytest.raises(InvalidWeights, match=r"unexpected \(1001\)"):
+        load_weights({}, cast(Any, Many()), torch.float32)
+    assert len(looked_at) == 1001

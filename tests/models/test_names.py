@@ -77,6 +77,19 @@ def test_a_folder_and_a_gguf_file_are_found_by_their_paths(tmp_path: Path, monke
         assert find_model(name).resolve() == file
 
 
+def test_a_gguf_file_is_known_by_what_it_begins_with(tmp_path: Path) -> None:
+    """Ollama calls its files by their hashes."""
+    blob, broken = tmp_path / "blobs" / "sha256-0f3a", tmp_path / "blobs" / "sha256-77"
+    touch(tmp_path, *map(str, (blob, broken)))
+    blob.write_bytes(b"GGUF\3\0\0\0")
+    broken.write_bytes(b"GGU")
+    os.mkfifo(tmp_path / "blobs" / "pipe")
+    for name in (blob, tmp_path / "blobs"):
+        assert find_model(str(name)) == blob
+    with pytest.raises(ModelNotFound, match="neither a folder nor a GGUF file"):
+        find_model(str(broken))
+
+
 def test_any_part_of_a_model_stands_for_its_first(tmp_path: Path) -> None:
     touch(tmp_path / "alone", *PARTS)
     assert find_model(str(tmp_path / "alone")) == tmp_path / "alone" / PARTS[0]
@@ -109,7 +122,7 @@ def test_parts_are_of_one_model_if_their_number_is_the_same() -> None:
     ],
 )
 def test_what_is_neither_there_nor_a_name_of_the_hub_is_an_error_without_asking_it(unreachable: Hub, name: str) -> None:
-    with pytest.raises(ModelNotFound, match=r"neither a folder nor a \.gguf file.*'demo', 'smollm2'"):
+    with pytest.raises(ModelNotFound, match=r"neither a folder nor a GGUF file.*'demo', 'smollm2'"):
         find_model(name)
     assert unreachable.asked == []
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from nanoengine import LLM
+from nanoengine.core.errors import InvalidConfig
 from nanoengine.errors import UnsupportedModel
 from nanoengine.models.architectures import read_model_config
 from nanoengine.models.model_config import RopeConfig
+from nanoengine.models.options import ModelOptions
 from tests.models.configs import QWEN3_06B, without
+from tests.support import forced_logits, reference_logits, reference_model, tiny_checkpoint
 
 NEITHER = without("rope_theta", "rope_scaling")
 PLAIN = {"rope_type": "default", "rope_theta": 5e5}
@@ -135,3 +142,81 @@ def test_a_theta_beside_tables_that_lack_one_is_refused(lacking: str) -> None:
         ropes_of("Olmo3ForCausalLM", tables | {"rope_theta": 1e4})
     assert ropes_of("Olmo3ForCausalLM", tables | {"rope_theta": 5e5}) == {3e5, 5e5}
     assert ropes_of("Olmo3ForCausalLM", {"rope_parameters": NESTED, "rope_theta": 1e4}) == {3e5}
+
+
+# ---- how far
+
+
+ORIGINAL = {"original_max_position_embeddings": 32768}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "longest"),
+    [
+        (YARN | ORIGINAL, 131072),  # as Qwen3's page asks for it
+        (YARN, 4 * 40960),
+        (YARN | {"factor": 1.5} | ORIGINAL, 49152),
+        (LINEAR, 4 * 40960),
+        (LINEAR | {"factor": 10.0**6}, 1 << 24),
+        # The file says how long these are; a "dynamic" one is longer if it is asked to be.
+        (LINEAR | {"rope_type": "dynamic"}, 40960),
+        (LLAMA3 | ORIGINAL, 40960),
+        (LONG | ORIGINAL, 40960),
+        ({"rope_type": "su"} | {key: LONG[key] for key in LONG if key != "rope_type"} | ORIGINAL, 40960),
+        ({"rope_type": "default", "factor": 4.0}, 40960),
+    ],
+)
+def test_a_model_is_as_long_as_what_it_was_trained_on_times_the_factor(scaling: dict[str, Any], longest: int) -> None:
+    """As in vLLM, whether the file asks for it or an option."""
+    found = read_model_config(QWEN3_06B | {"rope_scaling": scaling})
+    assert found.max_position_embeddings == longest
+    assert read_model_config(QWEN3_06B, scaling) == found
+    in_the_other = without("rope_theta", "rope_scaling") | {"rope_parameters": {"rope_theta": 1e6}}
+    assert read_model_config(in_the_other, scaling) == found
+    with pytest.raises(UnsupportedModel, match=r"rope_scaling is .*rope_parameters, which has a rope_theta"):
+        read_model_config(in_the_other | {"rope_scaling": scaling})
+
+
+def test_gemma3_says_how_long_it_is() -> None:
+    stated = without("rope_theta", "rope_scaling", "hidden_act", "max_window_layers", "sliding_window")
+    stated |= {"architectures": ["Gemma3ForCausalLM"], "rope_scaling": LINEAR}
+    assert read_model_config(stated).max_position_embeddings == 40960
+
+
+@pytest.mark.parametrize("scaling", [YARN | {"original_max_position_embeddings": 32}, LINEAR])
+def test_beyond_what_was_trained_logits_are_those_of_transformers(tmp_path: Path, scaling: dict[str, Any]) -> None:
+    folder = tiny_checkpoint(tmp_path, max_position_embeddings=40)
+    config = json.loads((folder / "config.json").read_text())
+    theta = config.pop("rope_parameters")["rope_theta"]
+    tokens = torch.randint(0, 250, (120,), generator=torch.Generator().manual_seed(1)).tolist()
+    how = {"dtype": "float32", "device": "cpu", "num_kv_blocks": 40, "use_tqdm": False}
+    longest = 128 if scaling["rope_type"] == "yarn" else 160
+    (folder / "config.json").write_text(json.dumps(config | {"rope_theta": theta}))
+    with pytest.raises(InvalidConfig, match=r"max_model_len is 41: .* to 40, .* which rope_scaling may raise"):
+        LLM(folder, max_model_len=41, **how)
+    with LLM(folder, rope_scaling=json.dumps(scaling), max_model_len=longest, **how) as llm:
+        asked = forced_logits(llm, tokens, num_prompt_tokens=110, chunk=50)
+    (folder / "config.json").write_text(json.dumps(config | {"rope_theta": theta, "rope_scaling": scaling}))
+    with pytest.raises(InvalidConfig, match=f"to {longest}, "):
+        LLM(folder, max_model_len=longest + 1, **how)
+    with LLM(folder, **how) as llm:
+        assert llm.engine.max_model_len == longest
+        logits = forced_logits(llm, tokens, num_prompt_tokens=110, chunk=50)
+    torch.testing.assert_close(logits, asked, rtol=0, atol=0)
+    torch.testing.assert_close(logits, reference_logits(reference_model(folder), tokens), rtol=0, atol=1e-4)
+
+
+def test_a_dynamic_model_is_longer_if_it_is_asked_to_be(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path, max_position_embeddings=40)
+    how = {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "device": "cpu", "num_kv_blocks": 40}
+    for asked, found in ((None, 40), (80, 80)):
+        with LLM(folder, max_model_len=asked, use_tqdm=False, **how) as llm:
+            assert llm.engine.max_model_len == found
+    with pytest.raises(InvalidConfig, match=r"max_model_len is 81: .* to 80"):
+        LLM(folder, max_model_len=81, use_tqdm=False, **how)
+
+
+@pytest.mark.parametrize("value", ["{", "[]", "7", {"factor": {1}}, 7, {1: float("nan"), "a": object()}])
+def test_a_rope_scaling_that_is_no_table_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidConfig, match=r"^rope_scaling is "):
+        ModelOptions(rope_scaling=value)

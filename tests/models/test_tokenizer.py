@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -12,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, processors
+from tokenizers import AddedToken, Tokenizer, normalizers, processors
 from transformers import AutoTokenizer
 
 from nanoengine.errors import InvalidPrompt, MissingPackage, ModelNotFound
 from nanoengine.models.tokenizer import GGUFTokenizer, HFTokenizer
+from nanoengine.server.text import ChatEncoder
 from tests.gguf.test_tokenizer import CONTROL, bpe, sentencepiece
 from tests.support import byte_tokenizer
 
@@ -282,6 +284,47 @@ def test_added_tokens_are_those_that_are_found_in_plain_text(tmp_path: Path) -> 
     assert set(tokens) == {"<|endoftext|>", "<plain>", "<special>"}
     assert tokens["<special>"].lstrip
     assert not tokens["<plain>"].special
+
+
+FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
+WORDS = ["<a>", "<b>", "<a", " ", "  ", "\n", "x", "X", "<|endoftext|>", "1", "é", "<c>"]
+
+
+@pytest.mark.parametrize("kind", ["PreTrainedTokenizerFast", "TokenizersBackend"])
+def test_flags_of_added_tokens_are_those_that_the_config_states(copy: Path, kind: str) -> None:
+    """Where tokenizer.json says something else: ids and texts are those of transformers, which need not be installed for it."""
+    rng = random.Random(kind)
+    for _ in range(40):
+        tokenizer = Tokenizer.from_file(str(copy / "tokenizer.json"))
+        tokenizer.normalizer = normalizers.Lowercase()
+
+        def drawn(content: str) -> AddedToken:
+            return AddedToken(content, **{flag: rng.random() < 0.4 for flag in FLAGS})
+
+        names = ("<|endoftext|>", "<a>", "<b>", "<C>")
+        tokenizer.add_tokens([drawn(name) for name in names])
+        tokenizer.save(str(copy / "tokenizer.json"))
+        stated = {}
+        for name in names:
+            token = drawn(name)
+            stated[str(tokenizer.token_to_id(name))] = {flag: getattr(token, flag) for flag in (*FLAGS, "content")}
+        changes = {"bos_token": rng.choice(["<a>", "x", None]), "pad_token": rng.choice(["<b>", "1"])}
+        change(copy, added_tokens_decoder=stated, tokenizer_class=kind, **changes)
+        ours, theirs = HFTokenizer(copy), AutoTokenizer.from_pretrained(copy)
+        for _ in range(20):
+            text = "".join(rng.choices(WORDS, k=rng.randrange(8)))
+            ids = theirs(text)["input_ids"]
+            assert ours.encode(text) == ids, (text, stated)
+            assert ChatEncoder(ours, 1 << 20).encode(text) == ids
+            for skip in (False, True):
+                assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(
+                    ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False
+                )
+        assert "hf" not in vars(ours)
+    stated[str(tokenizer.token_to_id("<a>"))]["lstrip"] = "yes"
+    change(copy, added_tokens_decoder=stated)
+    with pytest.raises(ModelNotFound, match="no tokenizer that can be read"):
+        HFTokenizer(copy)
 
 
 # ---- without transformers

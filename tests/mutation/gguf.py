@@ -43,7 +43,7 @@ MUTANTS = (
     Mutant(
         "count-is-believed",
         HEADER,
-        "if count > (self.size - self.at) // smallest:",
+        'if count > (self._end - self.at) // smallest or (count > MAX_ENTRIES and what in ("keys", "tensors")):',
         "if False:",
         "A number of entries that the file cannot hold is believed.",
         (TEST_HEADER,),

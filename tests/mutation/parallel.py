@@ -64,8 +64,8 @@ MUTANTS = (
     Mutant(
         "only-rank-0-is-listened-to",
         RUNNER,
-        "waiting = dict(zip(self._connections, range(self.size), strict=True))",
-        "waiting = {self._connections[0]: 0}",
+        "waiting = set(range(self.size))",
+        "waiting = {0}",
         "What went wrong in another rank, or that it died, is not known until rank 0 has waited for it in vain.",
         (PROCESSES,),
     ),
@@ -128,8 +128,8 @@ MUTANTS = (
     Mutant(
         "a-worker-may-take-any-time-to-start",
         RUNNER,
-        "if not connection.poll(max(0.0, end - time.monotonic())):",
-        "if not connection.poll(None):",
+        "if now >= end:",
+        "if False:",
         "A start that hangs is waited for without end.",
         ("tests/worker/test_worker.py",),
     ),

@@ -7,13 +7,14 @@ from tests.mutation.mutant import Mutant
 FLEET = "nanoengine/replicas/fleet.py"
 ROUTER = "nanoengine/replicas/router.py"
 REPLICA = "nanoengine/replicas/replica.py"
-PROCESS = "nanoengine/replicas/process.py"
+CHILD = "nanoengine/worker/child.py"
 SUPERVISOR = "nanoengine/replicas/supervisor.py"
 OF_FLEET = "tests/replicas/test_fleet.py"
 OF_PREFILL = "tests/replicas/test_prefill.py"
 SHARED = "nanoengine/kv_offload/shared_files.py"
 OF_ROUTER = "tests/replicas/test_router.py"
 OF_PROCESSES = "tests/replicas/test_processes.py"
+OF_PEERS = "tests/replicas/test_peers.py"
 OF_ADAPTERS = "tests/lora/test_replicas.py"
 
 MUTANTS = (
@@ -83,9 +84,9 @@ MUTANTS = (
     ),
     Mutant(
         "a-replica-outlives-the-front",
-        PROCESS,
-        "        except (EOFError, OSError):\n            os._exit(0)",
-        "        except (EOFError, OSError):\n            return",
+        CHILD,
+        "    except (EOFError, OSError):\n        os._exit(0)",
+        "    except (EOFError, OSError):\n        threading.Event().wait()",
         "A replica whose front was killed stays.",
         (OF_PROCESSES,),
     ),
@@ -176,5 +177,29 @@ MUTANTS = (
         "False",
         "A request that comes when no replica is started any more waits without end.",
         (OF_PROCESSES,),
+    ),
+    Mutant(
+        "a-replica-that-never-starts-is-waited-for",
+        SUPERVISOR,
+        "elif now - process.heard > ",
+        "elif now - process.heard > 1000 * ",
+        "A replica that hangs while it starts hangs the front, or its restart.",
+        (OF_PEERS,),
+    ),
+    Mutant(
+        "what-means-nothing-ends-the-front",
+        SUPERVISOR,
+        "        except Exception as error:  # it means nothing here: perhaps it is of another version\n",
+        "        except KeyError as error:\n",
+        "One replica of another version ends all.",
+        (OF_PEERS,),
+    ),
+    Mutant(
+        "requests-wait-for-a-node-without-end",
+        SUPERVISOR,
+        "elif now - self._last_there > own.replica_wait_seconds:",
+        "elif False:",
+        "Where the only node is gone, requests hang, and health says that all is well.",
+        (OF_PEERS,),
     ),
 )

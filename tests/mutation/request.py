@@ -85,6 +85,14 @@ MUTANTS = (
         (TEST_TEXT,),
     ),
     Mutant(
+        "a-completion-forgets-its-prompt",
+        TEXT,
+        "self._window = list(prompt[-count:])",
+        "self._window = []",
+        "A SentencePiece tokenizer drops the space before the first word of a completion.",
+        (TEST_TEXT,),
+    ),
+    Mutant(
         "stop-string-stays-in-the-text",
         TEXT,
         "self._end_at(position + len(stop) if self._include_stop else position)",

@@ -98,9 +98,9 @@ MUTANTS = (
     Mutant(
         "blocks-are-cleared-too-late",
         RUNNER,
-        "            if plan.num_tokens:\n                step.reads = self._compute(plan)\n",
-        "            if plan.num_tokens:\n                step.reads = self._compute(plan)\n"
-        "            self.kv_cache.zero(plan.zeroed)\n",
+        "                if plan.num_tokens:\n                    step.reads = self._compute(plan)\n",
+        "                if plan.num_tokens:\n                    step.reads = self._compute(plan)\n"
+        "                self.kv_cache.zero(plan.zeroed)\n",
         "Blocks are overwritten behind the step that has written to them.",
         ("tests/core/test_model_runner.py",),
     ),

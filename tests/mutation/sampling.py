@@ -190,8 +190,8 @@ MUTANTS = (
     Mutant(
         "top-p-is-a-share-of-all",
         CORE,
-        "return keep_probable(values, values.logsumexp(-1), top_p, min_p), token_ids",
-        "return keep_probable(values, logits.logsumexp(-1), top_p, min_p), token_ids",
+        "keep_probable(values, values.logsumexp(-1), top_p, min_p), token_ids",
+        "keep_probable(values, logits.logsumexp(-1), top_p, min_p), token_ids",
         "Beside top_k, top_p is taken of all tokens, and not of those that top_k leaves.",
         (TEST_CORE,),
     ),
@@ -206,8 +206,8 @@ MUTANTS = (
     Mutant(
         "filters-settle-too-early",
         "nanoengine/kernels/filters.py",
-        "if count == vocab_size or _is_settled(kept, logits, token_ids):",
-        "if True:",
+        "if count == vocab_size else _are_settled(kept, own, token_ids).tolist()",
+        "",
         "Tokens beyond the likeliest thousand are dropped though top_p keeps them.",
         ("tests/kernels/test_filters.py",),
     ),

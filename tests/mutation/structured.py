@@ -14,8 +14,50 @@ TEST_CALLS = "tests/tools/test_grammar.py"
 TEST_HARMONY = "tests/tools/test_harmony.py"
 TEST_XML = "tests/tools/test_xml_grammar.py"
 TEST_PARSER = "tests/tools/test_parser.py"
+TEST_TRIAL = "tests/structured/test_trial.py"
+TRIAL = "nanoengine/structured/trial.py"
 
 MUTANTS = (
+    Mutant(
+        "verdicts-are-of-the-grammar-before",
+        TRIAL,
+        "if number != self._number:",
+        "if False:",
+        "Where the process that compiles answers twice, all later verdicts are of the grammar before.",
+        (TEST_TRIAL,),
+    ),
+    Mutant(
+        "whoever-is-killed-is-to-blame",
+        TRIAL,
+        "MAX_TRIES = 2",
+        "MAX_TRIES = 1",
+        "A grammar is refused because somebody has killed the process that compiles it.",
+        (TEST_TRIAL,),
+    ),
+    Mutant(
+        "grammars-outlive-their-engine",
+        STRUCTURED,
+        "        self.grammars.close()\n",
+        "",
+        "The process that compiles grammars stays behind when the engine is closed.",
+        ("tests/e2e/test_endings.py",),
+    ),
+    Mutant(
+        "a-grammar-is-read-while-its-mask-is-filled",
+        STRUCTURED,
+        "if not self.constraints or isinstance(result, BaseException):",
+        "if not self.constraints:",
+        "Behind a failed step, a grammar is read that the thread for masks uses for the next one.",
+        (TEST_ENDINGS,),
+    ),
+    Mutant(
+        "schemas-are-looked-at-without-end",
+        "nanoengine/tools/xml_grammar.py",
+        "        self.kinds.left -= count\n",
+        "",
+        "Schemas that refer to each other make a grammar of as many values as there are ways through them.",
+        (TEST_XML,),
+    ),
     Mutant(
         "constrained-sequences-overlap",
         STRUCTURED,
@@ -107,8 +149,8 @@ MUTANTS = (
     Mutant(
         "grammars-are-not-tried",
         GRAMMARS,
-        "        verdict = self._trial.verdict(grammar)\n",
-        '        verdict = type(self._trial.verdict(""))("", 0)\n',
+        "            verdict = self._trial.verdict(grammar, notation)\n",
+        '            verdict = type(self._trial.verdict(""))("", 0)\n',
         "A grammar that is too deep ends the whole process.",
         (TEST_GRAMMARS,),
     ),

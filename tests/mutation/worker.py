@@ -6,14 +6,16 @@ from tests.mutation.mutant import Mutant
 
 RUNNER = "nanoengine/worker/remote_runner.py"
 CAPABILITY = "nanoengine/worker/capability.py"
-PROCESS = "nanoengine/worker/process.py"
+CHILD = "nanoengine/worker/child.py"
+LINK = "nanoengine/worker/link.py"
 TEST = "tests/worker/test_worker.py"
+OF_LOSSES = "tests/worker/test_lost.py"
 
 MUTANTS = (
     Mutant(
         "a-new-worker-is-thought-to-have-the-blocks",
         CAPABILITY,
-        "            engine.scheduler.blocks.reset()\n",
+        "        engine.scheduler.blocks.reset()\n",
         "",
         "Prefixes that the lost worker had are found in the pool of the new one.",
         (TEST,),
@@ -36,10 +38,42 @@ MUTANTS = (
     ),
     Mutant(
         "a-worker-outlives-its-parent",
-        PROCESS,
+        CHILD,
         "        os._exit(0)  # in the middle of a step, too: nobody waits for it\n",
-        "        pass\n",
+        "        threading.Event().wait()\n",
         "A worker whose parent was killed stays.",
         (TEST,),
+    ),
+    Mutant(
+        "a-worker-that-starts-and-is-stopped-is-waited-for",
+        RUNNER,
+        "if now >= at + limits.worker_silence_seconds:",
+        "if False:",
+        "One that is stopped while it starts is waited for as long as a large model may take to load.",
+        (OF_LOSSES,),
+    ),
+    Mutant(
+        "answers-may-come-in-any-order",
+        RUNNER,
+        "message[0] != due or",
+        "",
+        "An answer that is left out or comes twice makes all later ones those of other steps.",
+        (OF_LOSSES,),
+    ),
+    Mutant(
+        "a-start-that-fails-is-the-end",
+        RUNNER,
+        "        for number in range(most):\n",
+        "        for number in range(1):\n",
+        "A worker that is killed while it starts ends the engine.",
+        (OF_LOSSES,),
+    ),
+    Mutant(
+        "what-cannot-be-read-is-left-out",
+        LINK,
+        "                raise Unreadable(reason) from error\n",
+        "                continue\n",
+        "Who waits for that message waits in vain, or takes another for it.",
+        ("tests/worker/test_link.py",),
     ),
 )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import selectors
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,13 +18,17 @@ from typing import Any, cast
 import pytest
 
 from nanoengine import LLM, SamplingParams
+from nanoengine.builder import read_config
+from nanoengine.core.messages import StepPlan
 from nanoengine.core.qwen3 import DecoderLayer
 from nanoengine.errors import InvalidConfig
 from nanoengine.parallel.capability import check_layers
 from nanoengine.worker import remote_runner
+from nanoengine.worker.options import WorkerOptions
 from nanoengine.worker.remote_runner import RemoteRunner, WorkerLost
 from tests.models.families import family_checkpoint
 from tests.support import threads
+from tests.worker.peers import Peer, silent
 from tests.worker.test_worker import OPTIONS, PARAMS, PROMPTS, is_running, remote, told
 
 SIZE, SECONDS = 2, 1.5
@@ -67,8 +74,8 @@ def test_two_ranks_compute_the_same_and_so_do_others_when_one_is_killed(llm: LLM
     assert run(llm, kills, reasons) == expected
     assert runner.num_starts == starts + 2
     assert reasons == [
-        "the worker process of rank 1 died (status -9)",
-        "the worker process of rank 0 died (status -9)",
+        "the worker process of rank 1 was killed by SIGKILL",
+        "the worker process of rank 0 was killed by SIGKILL",
     ]
     assert not any(map(is_running, first)), "the others of a lost group are ended"
 
@@ -112,34 +119,40 @@ def test_ranks_with_states_go_on_when_one_is_killed(tmp_path: Path) -> None:
         assert llm.built.capabilities["kv_groups"].snapshots.num_restored > restored
 
 
-class Said:
-    """A connection's place: what the ranks say, in order."""
-
-    def __init__(self, *messages: Any):
-        self.messages = list(messages)
-
-    def recv(self) -> Any:
-        return self.messages.pop(0)
-
-    def close(self) -> None: ...
-
-
 def test_what_fails_in_all_ranks_is_raised_and_in_one_alone_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    def runner_of(*connections: Said) -> RemoteRunner:
-        runner = RemoteRunner.__new__(RemoteRunner)
-        runner.size, runner.step_seconds, runner._num_losses = len(connections), 0.3, 0
-        runner._connections, runner.processes = list(connections), []  # type: ignore[arg-type]
+    failed, well = (2, False, MemoryError("no room")), (2, True, None)
+
+    def runner_of(*answers: Any) -> RemoteRunner:
+        """One of a rank for each answer; that of the plan before comes with it."""
+
+        def start_child(*_: Any) -> tuple[Peer, socket.socket]:
+            answer = left.pop(0)
+
+            def live(own: Connection) -> None:
+                for message in ((0, True, None), (1, True, None), *([answer] if answer else [])):
+                    own.recv()
+                    own.send(message)
+                silent(own)
+
+            peer = Peer(live)
+            return peer, peer.socket
+
+        left = list(answers)
+        monkeypatch.setattr(remote_runner, "start_child", start_child)
+        limits = WorkerOptions(worker_step_seconds=0.3)
+        runner = RemoteRunner(read_config("demo", {}), len(answers), limits)
+        runner.launch(StepPlan())
         return runner
 
     monkeypatch.setattr(remote_runner, "MORE_SECONDS", 0.05)
-    monkeypatch.setattr(remote_runner, "wait", lambda some, _: [own for own in some if own.messages])
-    failed, well = (4, False, MemoryError("no room")), (3, True, None)
     with pytest.raises(MemoryError, match="no room"):
-        runner_of(Said(well, failed), Said(well, failed)).answer(4)
+        runner_of(failed, failed).launch(StepPlan()).result()
     with pytest.raises(WorkerLost, match=r"failed in rank 1 alone \(MemoryError: no room\)"):
-        runner_of(Said(well), Said(failed)).answer(4)
+        runner_of(None, failed).launch(StepPlan()).result()
+    with pytest.raises(WorkerLost, match=r"of rank 1 took more than worker_step_seconds=0\.3"):
+        runner_of(well, None).launch(StepPlan()).result()
     with pytest.raises(WorkerLost, match=r"of rank 0, 1 took more than worker_step_seconds=0\.3"):
-        runner_of(Said(well), Said()).answer(4)
+        runner_of(None, None).launch(StepPlan()).result()
 
 
 SCRIPT = """
@@ -217,7 +230,7 @@ def test_ranks_share_the_threads_and_the_bytes_of_the_pool(monkeypatch: pytest.M
     """Two K/V heads on three ranks: one of them is there twice. No process is needed to know that."""
 
     def start(runner: RemoteRunner) -> None:
-        runner._connections, runner.processes = [], []
+        runner._links, runner.processes, runner._selector = [], [], selectors.DefaultSelector()
 
     monkeypatch.setattr(RemoteRunner, "start", start)
     options: dict[str, Any] = {"kv_cache_memory": "8MiB", "max_model_len": 256, "num_threads": 7, "use_tqdm": False}

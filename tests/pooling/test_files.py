@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,14 @@ def test_a_folder_that_says_nothing_is_of_the_last_token(tmp_path: Path) -> None
 def test_a_broken_file_is_named(tmp_path: Path, modules: Any, pooling: Any) -> None:
     with pytest.raises(UnsupportedModel, match="json"):
         of_folder(write(tmp_path, modules, pooling))
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    folder = write(tmp_path, QWEN3, LAST)
+    (folder / "1_Pooling" / "config.json").unlink()
+    os.mkfifo(folder / "1_Pooling" / "config.json")
+    with pytest.raises(UnsupportedModel, match="regular file"):
+        of_folder(folder)
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,20 @@ def test_strangers_are_sent_away(stranger: Callable[[tuple[str, int]], Any]) -> 
             own.close()
 
 
+def test_silent_strangers_do_not_make_others_wait() -> None:
+    """One behind the other they would take as long as there is."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        strangers = [silent(server.getsockname()) for _ in range(24)]
+        found: list[Any] = []
+        thread = threading.Thread(target=lambda: found.append(connect(server.getsockname(), KEY, 20.0)))
+        thread.start()
+        with accept(server, KEY, 10.0, 5.0):
+            thread.join()
+            found[0].close()
+        for own in strangers:
+            own.close()
+
+
 def test_who_does_not_come_is_told_with_the_limit() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         with pytest.raises(EngineDead, match=r"nobody with the key of this run has come to .* within 0\.1 seconds"):

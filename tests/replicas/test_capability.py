@@ -79,6 +79,8 @@ def test_each_has_a_gpu_of_its_own() -> None:
         {"replicas": 10**6},
         {"replica_silence_seconds": 0},
         {"replica_step_seconds": "x"},
+        {"replica_start_seconds": 0},
+        {"replica_wait_seconds": float("nan")},
     ],
 )
 def test_options_are_checked(options: dict[str, object]) -> None:

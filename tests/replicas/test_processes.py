@@ -163,19 +163,6 @@ def test_what_cannot_start_is_an_error_at_first_and_tried_again_later() -> None:
         assert carrier.num_starts == 4
 
 
-def test_without_any_hope_requests_end() -> None:
-    carrier = ToyCarrier(failing=range(1, 100))
-    with replicas(1, carrier, replica_start_attempts=10000) as engine:
-        signal_all([slot.current for slot in engine.supervisor.slots if slot.current], signal.SIGKILL)
-        request = plain(engine)
-        run(engine, [request])
-        assert isinstance(request.error, EngineDead)
-        assert "no room for it" in str(request.error)
-        carrier.failing = ()
-        wait_for(engine, lambda: engine.supervisor.num_ready == 1)
-        assert run(engine, [plain(engine)])[0][3] == "length"
-
-
 def test_what_cannot_be_started_is_given_up() -> None:
     """Until somebody wants them anew."""
     carrier = ToyCarrier(failing=range(2, 100))

@@ -78,6 +78,7 @@ class ToyCarrier:
     def __init__(self, seconds: float = 0.002, failing: Any = ()):
         self.seconds, self.failing, self.num_starts = seconds, failing, 0
         self.started: list[LocalReplica] = []
+        self.waits: dict[int, str] = {}
 
     def start(self, number: int) -> LocalReplica:
         self.num_starts += 1

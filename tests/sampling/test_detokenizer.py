@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Sequence
+from os.path import commonprefix
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import decoders
 
+from nanoengine.core.detokenizer import Detokenizer
 from nanoengine.sampling.detokenizer import StopDetokenizer
 from tests.drawn import FAST
 
@@ -67,6 +69,26 @@ def test_a_long_run_of_invalid_bytes_is_released_as_it_comes(byte: bytes) -> Non
     texts = stream([b"a", *[byte] * 20])
     assert [len(text) for text in texts[:-1]] == [1] + [1 + max(0, n - 3) for n in range(1, 21)]
     assert texts[-1] == "a" + "\ufffd" * 20
+
+
+@FAST
+@given(
+    st.lists(st.sampled_from(["a", " b", "é", "\U0001f600", "\ufffd", " ", b"\xf0\x9f", b"\x98\x80"])),
+    st.integers(0, 20),
+)
+def test_behind_a_prompt_the_text_is_what_its_tokens_add(pieces: list[bytes | str], cut: int) -> None:
+    """Though the decoder drops a space at the beginning of a text, as SentencePiece's do, and the prompt ends in a character."""
+
+    def decode(ids: Sequence[int]) -> str:
+        return decoder_of(pieces)(ids).removeprefix(" ")
+
+    cut = min(cut, len(pieces))
+    for detokenizer in (Detokenizer(decode, range(cut)), StopDetokenizer(decode, prompt=range(cut))):
+        for token in range(cut, len(pieces)):
+            detokenizer.push(token)
+        detokenizer.finish()
+        whole, before = decode(range(len(pieces))), decode(range(cut))
+        assert detokenizer.text == whole[len(commonprefix([whole, before])) :]  # noqa: RUF071 - characters are meant
 
 
 UNDECODABLE = {

@@ -24,7 +24,7 @@ from nanoengine.sampling.params import (
 
 FLOATS: dict[str, tuple[float, float, float]] = {  # the least value, the largest, and one that is less than the least
     "temperature": (0, 100.0, -0.1),
-    "top_p": (1e-9, 1, 0.0),
+    "top_p": (0.0, 1, -0.1),
     "min_p": (0.0, 1.0, -0.01),
     "presence_penalty": (-2.0, 2, -2.1),
     "frequency_penalty": (-2, 2.0, -2.1),
@@ -64,6 +64,11 @@ def test_defaults_sample_from_the_whole_distribution() -> None:
     assert params.speculate is True
 
 
+def test_a_top_p_of_zero_is_greedy() -> None:
+    """So is one that float32 does not know from 0."""
+    assert [SamplingParams(temperature=2, top_p=value).temperature for value in (0, 1e-46, 1e-9)] == [0, 0, 2]
+
+
 @pytest.mark.parametrize("field", FLOATS)
 def test_a_number_is_within_its_limits(field: str) -> None:
     *allowed, below = FLOATS[field]
@@ -71,7 +76,7 @@ def test_a_number_is_within_its_limits(field: str) -> None:
         found = getattr(SamplingParams(**{field: value}), field)
         assert found == value
         assert type(found) is float
-    low, high = (f"{'above 0' if field == 'top_p' else f'at least {allowed[0]}'}", f"at most {allowed[1]}")
+    low, high = f"at least {allowed[0]}", f"at most {allowed[1]}"
     for value, limit in ((below, low), (math.nextafter(allowed[1], 999), high), (math.inf, high), (math.nan, high)):
         refused(field, value, f"^{field} is {re.escape(str(value))}: .*{limit}")
     refused(field, 10**400, f"{field} is 1000")

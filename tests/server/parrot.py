@@ -108,7 +108,7 @@ def build(
     """An engine around a parrot, or a toy like it, with the tokenizer of a folder (see `save_tokenizer`)."""
     tokenizer = HFTokenizer(folder)
     assert tokenizer.eos_token_id is not None
-    [poison] = tokenizer.encode(POISON)
+    *_, poison = tokenizer.encode(POISON)
     observer, collector = Observer(max_model_len, max_model_len // BLOCK_SIZE), Collector()
     scheduler = Scheduler(
         BlockManager(num_blocks, BLOCK_SIZE, stores=[observer.events]),

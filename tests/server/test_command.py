@@ -79,3 +79,10 @@ def test_an_empty_key_in_the_environment_serves_nobody(
 def test_what_cannot_work_is_refused_by_name(option: str, value: object) -> None:
     with pytest.raises(InvalidConfig, match=option):
         ServerConfig(**{option: value})  # type: ignore[arg-type]
+
+
+def test_a_server_without_a_key_is_open_to_other_machines() -> None:
+    for host, is_open in (("0.0.0.0", True), ("::", True), ("10.0.0.1", True), ("127.0.0.2", False), ("::1", False)):
+        assert ServerConfig(host=host).is_open == is_open
+        assert not ServerConfig(host=host, api_key=("key",)).is_open
+    assert not ServerConfig(host="0.0.0.0", uds="socket").is_open

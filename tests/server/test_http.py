@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nanoengine.server.http import MAX_HEAD_BYTES, Connections
-from tests.server.conftest import MakeServer
+from nanoengine.server.http import MAX_HEAD_BYTES, Connections, client_of
+from tests.server.conftest import LIMITS, MakeServer
+from tests.server.events import read_events, text_of
 from tests.server.running import Server, post_bytes, read_all, until
 
 
@@ -113,3 +114,47 @@ def test_a_connection_too_many_is_refused(make_server: MakeServer) -> None:
         connection.close()
     until(lambda: not server.connections.total)
     assert server.get("/health").status == 200
+
+
+def test_addresses_of_one_customer_are_one_client() -> None:
+    same = ("2001:db8:0:1::1", "2001:db8:0:1:ffff::", "2001:db8:0:1::1%eth0")
+    assert {client_of(own) for own in same} == {"2001:db8:0:1::/64"}
+    assert client_of("2001:db8:0:2::1") == "2001:db8:0:2::/64"
+    assert client_of("10.1.2.3") == client_of("::ffff:10.1.2.3") == "10.1.2.3"
+    assert [client_of(own) for own in ("admin", "key-0", "", "a b", "x" * 9999)] == ["unknown"] * 5
+
+
+def test_a_stream_to_http_1_0_ends_with_the_connection(parrot: Server) -> None:
+    body = {"prompt": "abcd" * 8, "max_tokens": 32, "stream": True}
+    for headers in ("", "connection: keep-alive\r\n"):
+        request = post_bytes("/v1/completions", body, headers).replace(b"HTTP/1.1", b"HTTP/1.0")
+        head, _, rest = read_all(parrot.connect(request)).partition(b"\r\n\r\n")
+        assert b"chunked" not in head.lower()
+        assert text_of(read_events(rest)) == "abcd" * 8
+    whole = post_bytes("/v1/completions", body | {"stream": False}).replace(b"HTTP/1.1", b"HTTP/1.0")
+    assert b"content-length" in read_all(parrot.connect(whole))
+
+
+@pytest.mark.parametrize("coding", ["gzip", "gzip, chunked", "identity"])
+def test_a_transfer_coding_that_is_not_known_is_refused(parrot: Server, coding: str) -> None:
+    head = f"POST /tokenize HTTP/1.1\r\nhost: localhost\r\nTransfer-Encoding: {coding}\r\n\r\n0\r\n\r\n"
+    assert read_all(parrot.connect(head.encode())).startswith(b"HTTP/1.1 501 ")
+
+
+@pytest.mark.parametrize("expect", ["", "expect: 100-continue\r\n"])
+@pytest.mark.parametrize("path", ["/tokenize", "/health", "/nowhere"])
+def test_a_body_that_is_said_to_be_too_long_is_refused_before_it_comes(parrot: Server, path: str, expect: str) -> None:
+    length = LIMITS["max_body_bytes"] + 1
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{expect}"
+    with parrot.connect(f"{head}content-length: {length}\r\n\r\n".encode()) as connection:
+        answer = connection.recv(1 << 16)
+        assert answer.startswith(b"HTTP/1.1 413 ")
+        assert (b"connection: close" in answer) == bool(expect), "what follows would be taken for the body"
+
+
+@pytest.mark.parametrize("name", ["authorization", "x-api-key", "origin"])
+def test_who_somebody_is_is_said_once(parrot: Server, name: str) -> None:
+    lines = f"host: localhost\r\n{name}: Bearer a\r\n{name}: Bearer b\r\nconnection: close\r\n\r\n"
+    answer = read_all(parrot.connect(f"GET /version HTTP/1.1\r\n{lines}".encode()))
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert name.encode() in answer

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from nanoengine.server.errors import Problem
 from nanoengine.server.messages import MessagesRequest
 from tests.server.conftest import MakeServer
 from tests.server.running import Server
@@ -245,6 +246,9 @@ def test_other_errors_have_their_shape_too(hermes: Server, make_server: MakeServ
         (make_server(api_key=("k",)).post(PATH, body("x")), 401, "authentication_error"),
     ):
         assert (own.status, own.json["type"], own.json["error"]["type"]) == (status, "error", kind)
+    kinds = {403: "permission_error", 413: "request_too_large", 429: "rate_limit_error", 500: "api_error"}
+    for status, kind in kinds.items():
+        assert Problem(status, "x").table(PATH)["error"]["type"] == kind
 
 
 def test_a_key_comes_in_either_header(make_server: MakeServer) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nanoengine.errors import InvalidConfig
 from nanoengine.server.config import ServerConfig
 from tests.server.conftest import MakeServer
 from tests.server.parrot import build
@@ -203,7 +204,13 @@ def test_no_other_page_may_read_answers_unless_it_is_named(make_server: MakeServ
     other = named.request("OPTIONS", "/v1/completions", headers=PREFLIGHT | {"Origin": "http://b.example"})
     assert other.status == 400
     assert named.get("/version", {"Origin": "http://b.example"}).headers.get("access-control-allow-origin") is None
-    assert named.get("/v1/models", {"Origin": "http://a.example"}).status == 401, "it is no key"
+    refused = named.get("/v1/models", {"Origin": "http://a.example"})
+    assert refused.status == 401, "it is no key"
+    long = named.post("/v1/completions", b"x" * ((8 << 20) + 1), {"Origin": "http://a.example"})
+    nowhere = named.get("/nowhere", {"Origin": "http://a.example", "authorization": "Bearer key"})
+    assert [long.status, nowhere.status] == [413, 404]
+    for answer in (refused, long, nowhere):
+        assert answer.headers["access-control-allow-origin"] == "http://a.example", "or no page could say why"
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
@@ -241,3 +248,31 @@ def test_on_a_loopback_address_nobody_comes_by_another_name(make_server: MakeSer
 def test_elsewhere_every_name_is_allowed_unless_some_are_given(config: dict[str, str], any_name: bool) -> None:
     assert (ServerConfig(**config).hosts is None) == any_name  # type: ignore[arg-type]
     assert "a.example" in (ServerConfig(**config, allowed_host=("a.example",)).hosts or ())  # type: ignore[arg-type]
+
+
+# ---- proxies
+
+
+@pytest.mark.parametrize(
+    ("trusted", "forwarded", "client"),
+    [
+        (None, "1.2.3.4", "127.0.0.1"),
+        (("10.0.0.0/8",), "1.2.3.4", "127.0.0.1"),
+        (("127.0.0.1", "10.0.0.0/8"), "9.9.9.9, 1.2.3.4, 10.0.0.7", "1.2.3.4"),
+        (("127.0.0.1",), "2001:db8:0:1::5", "2001:db8:0:1::/64"),
+        (("*",), "1.2.3.4, 5.6.7.8", "1.2.3.4"),
+        (("*",), "admin", "unknown"),
+    ],
+)
+def test_a_proxy_that_is_trusted_says_who_asks(
+    make_server: MakeServer, lines: list[str], trusted: tuple[str, ...] | None, forwarded: str, client: str
+) -> None:
+    server = make_server(forwarded_allow_ips=trusted, admin_key="root")
+    headers = {"x-forwarded-for": forwarded, "x-request-id": "forwarded"}
+    assert server.post("/abort_requests", {}, headers).status == 403, "nobody becomes an admin by it"
+    assert f" client={client} " in line_of(lines, "forwarded")
+
+
+def test_proxies_are_addresses() -> None:
+    with pytest.raises(InvalidConfig, match="forwarded_allow_ips holds 'proxy'"):
+        ServerConfig(forwarded_allow_ips=("127.0.0.1", "proxy"))

@@ -92,15 +92,17 @@ def test_requests_may_be_aborted_by_the_ids_of_their_answers(make_server: MakeSe
 
 @pytest.mark.parametrize("body", [{}, {"request_ids": None}], ids=str)
 def test_all_may_be_aborted(make_server: MakeServer, body: Any) -> None:
-    server = make_server({"max_num_seqs": 1})
+    """By an admin: without keys, the clients behind a proxy have one address."""
+    server, root = make_server({"max_num_seqs": 1}, admin_key="root"), {"authorization": "Bearer root"}
     server.gate.shut()
     later = [server.later(server.chat, "a" * 200, max_tokens=200) for _ in range(3)]
-    assert server.post("/abort_requests", {"request_ids": []}).json["aborted"] == 0, "it names none"
-    assert server.post("/abort_requests", body).json == {"status": "aborted", "aborted": 3}
+    assert server.post("/abort_requests", {"request_ids": []}, root).json["aborted"] == 0, "it names none"
+    assert server.post("/abort_requests", body).status == 403
+    assert server.post("/abort_requests", body, root).json == {"status": "aborted", "aborted": 3}
     server.gate.let()
     assert [answer.result().json["choices"][0]["finish_reason"] for answer in later] == ["abort"] * 3
     server.check_idle()
-    assert server.post("/abort_requests", {}).json["aborted"] == 0
+    assert server.post("/abort_requests", {}, root).json["aborted"] == 0
 
 
 def test_nobody_aborts_the_requests_of_others_but_an_admin(make_server: MakeServer) -> None:

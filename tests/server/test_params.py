@@ -27,7 +27,7 @@ def test_nothing_but_the_defaults() -> None:
 
 def test_what_the_makers_of_a_model_advise_gives_way_to_what_a_client_says() -> None:
     advised = {"temperature": 0.5, "top_k": 7, "max_tokens": 3}
-    assert params(advised, temperature=0.25, max_tokens=None) == SamplingParams(temperature=0.25, top_k=7, max_tokens=3)
+    assert params(advised, temperature=0.25) == SamplingParams(temperature=0.25, top_k=7, max_tokens=16)
 
 
 def test_biases_have_keys_of_text_and_are_cut_to_their_range() -> None:

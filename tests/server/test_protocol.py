@@ -80,7 +80,7 @@ OUTSIDE: dict[str, list[Any]] = {
     "stream": ["yes"],
     "stream_interval": [0],
     "stream_options": [{"include_usage": True}],  # without a stream
-    "response_format": [{"type": "xml"}, {"type": "json_schema"}, {}],
+    "response_format": [{"type": "xml"}, {"type": "json_schema"}],
     "prompt_logprobs": [21, -2],
     "cache_salt": ["a\nb"],
     "priority": [2**63],

@@ -113,7 +113,7 @@ def test_drawn_requests_are_answered_or_refused(parrot: Server, path: str) -> No
     @given(st.dictionaries(st.sampled_from(names), VALUES, min_size=1, max_size=2))
     def ask(fields: dict[str, Any]) -> None:
         answer = parrot.request("POST", path, BASES[path] | fields, JSON)
-        assert answer.status in (200, 400, 404), answer.body
+        assert answer.status in (200, 400, 404, *((403,) if path == "/abort_requests" else ())), answer.body
         assert answer.status == 200 or answer.error["message"]
 
     ask()

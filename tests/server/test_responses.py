@@ -8,8 +8,8 @@ from typing import Any
 import openai
 import pytest
 
+from nanoengine.fair_cache import FairCache
 from nanoengine.server.response_items import turns
-from nanoengine.server.response_store import ResponseStore, Stored
 from tests.server.conftest import MakeServer
 from tests.server.running import Server
 from tests.server.streams import typed_events
@@ -163,13 +163,13 @@ def test_what_is_stored_can_be_had_and_deleted(hermes: Server, make_server: Make
 
 
 def test_the_store_has_bounds() -> None:
-    store = ResponseStore(max_responses=2, max_client_bytes=100, max_bytes=150)
+    store: FairCache[str, Any] = FairCache(150, most_of_client=100, count_of_client=2)
 
     def held() -> list[tuple[str, str]]:
         return [(c, i) for c in "ab" for i in "123" if store.get(c, i) is not None]
 
     def put(client: str, own: str, size: int) -> None:
-        store.put(client, own, Stored(b"x" * (size - 1), b"y"))
+        store.put(client, own, own, size)
 
     for own in "123":
         put("a", own, 10)
@@ -180,13 +180,13 @@ def test_the_store_has_bounds() -> None:
     put("a", "3", 95)
     assert held() == [("a", "3")]
     put("a", "1", 101)
-    assert (held(), store.num_bytes) == ([], 0)
+    assert (held(), store.size) == ([], 0)
     put("a", "1", 90)
     put("b", "1", 40)
     put("b", "2", 40)  # it is who has most that gives way
     assert held() == [("b", "1"), ("b", "2")]
     put("b", "1", 30)
-    assert store.num_bytes == 70
+    assert store.size == 70
     assert not store.delete("b", "3")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from nanoengine.server.serving import CHARS_OF_A_STEP
 from tests.aio.toys import PATIENCE
 from tests.server.conftest import LIMITS, MakeServer
 from tests.server.running import Answer, Server, in_thread, post_bytes, until
@@ -164,7 +165,7 @@ def test_an_engine_that_dies_is_told_to_all_and_keeps_nobody_waiting(make_server
         assert "on fire" in answer.error["message"]
     assert server.get("/v1/models").status == 200
     assert server.post("/tokenize", {"prompt": "a"}).json["count"] == 1
-    assert server.post("/abort_requests", {}).json["aborted"] == 0
+    assert server.post("/abort_requests", {"request_ids": ["cmpl-x"]}).json["aborted"] == 0
 
 
 def test_a_step_that_hangs_is_told_until_it_ends(make_server: MakeServer) -> None:
@@ -222,7 +223,7 @@ def test_who_hangs_up_leaves_the_line_for_text(
         return encode(text, **options)
 
     monkeypatch.setattr(server.serving.tokenizer, "encode", slowly)
-    turns = server.serving.text._turns
+    turns = server.serving.text._turns[False]
     first = in_thread(server.post, "/tokenize", {"prompt": "first"})
     assert is_held.wait(PATIENCE)
     body = {"input": "gone"} if field is None else {"prompt": "gone", **field}
@@ -234,3 +235,91 @@ def test_who_hangs_up_leaves_the_line_for_text(
     assert first.result().status == 200
     assert server.post("/tokenize", {"prompt": "last"}).status == 200
     assert encoded == ["first", "last"]
+
+
+def test_who_hangs_up_leaves_the_line_for_grammars(make_server: MakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = make_server()
+    is_held, may_go_on = Event(), Event()
+    make, made = server.serving.engine.make_request, list[Any]()
+
+    def slowly(prompt: Any, *args: Any, **options: Any) -> Any:
+        made.append(prompt)
+        is_held.set()
+        may_go_on.wait(PATIENCE)
+        return make(prompt, *args, **options)
+
+    monkeypatch.setattr(server.serving.engine, "make_request", slowly)
+    turns, body = server.serving.turns, {"prompt": [65], "max_tokens": 1, "structured_outputs": {"regex": "a"}}
+    first = in_thread(server.post, "/v1/completions", body)
+    assert is_held.wait(PATIENCE)
+    gone = server.connect(post_bytes("/v1/completions", body | {"prompt": [66]}))
+    until(lambda: turns._num_pieces.total() == 2)
+    gone.close()
+    until(lambda: turns._num_pieces.total() == 1)
+    may_go_on.set()
+    assert first.result().status == 200
+    assert made == [[65]]
+
+
+SAID = [{"role": "user", "content": "a"}]
+TOO_MANY = [{"role": ("user", "assistant")[i % 2], "content": "a"} for i in range(1025)]
+TOOL = {"type": "function", "name": "f", "function": {"name": "f", "parameters": {"enum": ["abcdefgh"] * 1000}}}
+LONG = [{"role": "user", "content": [{"type": "text", "text": "a" * 5000}] * 2}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/chat/completions", {"messages": TOO_MANY}, "messages"),
+        ("/v1/messages", {"messages": TOO_MANY, "max_tokens": 1}, "messages"),
+        ("/v1/messages/count_tokens", {"messages": TOO_MANY}, "messages"),
+        ("/v1/responses", {"input": TOO_MANY}, "input"),
+        ("/api/chat", {"model": "parrot", "messages": TOO_MANY}, "messages"),
+        ("/tokenize", {"messages": TOO_MANY}, "messages"),
+        ("/v1/chat/completions", {"messages": LONG}, "messages"),
+        ("/v1/chat/completions", {"messages": SAID * 200}, "messages"),  # each counts for the work that it is
+        ("/v1/messages", {"messages": SAID, "max_tokens": 1, "system": LONG[0]["content"]}, "system"),
+        ("/v1/chat/completions", {"messages": SAID, "tools": [TOOL]}, "tools"),
+        ("/v1/responses", {"input": SAID, "tools": [TOOL]}, "tools"),
+        ("/api/chat", {"model": "parrot", "messages": SAID, "format": TOOL}, "format"),
+        ("/v1/completions", {"prompt": "a", "json_schema": TOOL}, "json_schema"),
+        ("/tokenize", {"messages": SAID, "chat_template_kwargs": TOOL}, "chat_template_kwargs"),
+        ("/v1/chat/completions", {"messages": SAID, "documents": [{"text": "a"}] * 200}, "documents"),
+    ],
+)
+def test_what_is_too_much_is_refused_before_it_is_rendered(
+    make_server: MakeServer, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], field: str
+) -> None:
+    server = make_server(max_text_chars=9000)
+    monkeypatch.setattr(server.serving.chats, "prompt", None)
+    monkeypatch.setattr(server.serving.engine, "make_request", None)
+    refused = server.post(path, body)
+    assert refused.status == 400
+    assert b'"message":"' + field.encode() in refused.body or f'"error":"{field}'.encode() in refused.body, refused.body
+    assert (b"max_model_len" if TOO_MANY in body.values() else b"max_text_chars") in refused.body
+    assert len(refused.body) < 500
+
+
+def test_a_response_goes_on_from_no_more_than_can_be_rendered(make_server: MakeServer) -> None:
+    server = make_server(max_text_chars=600)
+    first = server.post("/v1/responses", {"input": "a" * 400, "max_output_tokens": 1}).json["id"]
+    for length, status in ((9, 200), (90, 400)):
+        more = [{"role": "user", "content": "a" * length}]
+        answer = server.post("/v1/responses", {"input": more, "previous_response_id": first, "max_output_tokens": 1})
+        assert answer.status == status, answer.body
+
+
+def test_prompts_of_one_call_leave_others_their_turn(make_server: MakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long list of texts is encoded a few at a time."""
+    server = make_server({"max_model_len": 1 << 17, "num_blocks": 1 << 16})
+    steps: list[int] = []
+    run = server.serving.text.run
+
+    def counted(function: Any, *args: Any) -> Any:
+        steps.append(1)
+        return run(function, *args)
+
+    monkeypatch.setattr(server.serving.text, "run", counted)
+    answer = server.complete(["a" * (CHARS_OF_A_STEP // 2)] * 6, max_tokens=1, truncate_prompt_tokens=1)
+    assert answer.status == 200
+    assert len(steps) == 1 + 3, "the body is read, and three times two of them are encoded"

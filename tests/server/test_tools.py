@@ -84,6 +84,17 @@ def test_what_is_no_call_is_text(hermes: Server, text: str) -> None:
     assert "tool_calls" not in message
 
 
+@pytest.mark.parametrize("fence", ["{}", "```json\n{}\n```"])
+def test_a_call_that_is_all_of_an_answer_needs_no_mark(hermes: Server, fence: str) -> None:
+    text = fence.format('{"name": "weather", "arguments": {"city": "Rome"}}')
+    message, _ = both(hermes, text, max_tokens=len(text))
+    assert (functions(message), message["content"]) == ([("weather", {"city": "Rome"})], None)
+    message, _ = both(hermes, text)
+    assert message["content"] == f"{text} Told."
+    message, _ = both(hermes, text, max_tokens=len(text), tool_choice="none")
+    assert message["content"] == text
+
+
 def test_no_call_is_told_if_none_is_wanted(hermes: Server) -> None:
     message, reason = both(hermes, ROME, tool_choice="none")
     assert (message["content"], reason) == (f"{ROME} Told.", "stop")

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from nanoengine import LLM, SamplingParams
+from nanoengine.core.config import POLICIES
 from nanoengine.core.errors import NoTokenLeft
 from nanoengine.core.messages import StepPlan
 from nanoengine.errors import InvalidSamplingParams, StepFailed
 from nanoengine.server.errors import problem_of
 from nanoengine.structured import constraint, structured
-from nanoengine.structured.structured import MASKS, GrammarTooComplex, Structured
-from tests.e2e.small_engine import assert_idle
+from nanoengine.structured.constraint import Constraint
+from nanoengine.structured.structured import MASKS, GrammarTooComplex, StepMasks, Structured
+from tests.e2e.small_engine import Broken, assert_idle
+from tests.structured.test_every_way import SHARED, draw_requests
+from tests.support import model_runner
 
 YES = {"choice": ["yes", "no"]}
 
@@ -159,3 +166,134 @@ def test_an_abort_between_steps_leaves_nothing(llm: LLM) -> None:
     engine.abort(request.request_id)
     assert not part.constraints
     assert_idle(llm)
+
+
+class LateFiller:
+    """In the place of the thread that fills masks: they are filled when somebody waits for them. Until then nobody else may use
+    their grammars: a thread might.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch):
+        self.held: Counter[Constraint] = Counter()
+        self.is_filling = False
+        self.num_misused = 0
+        for name in ("read", "forced", "allowed"):
+            patch.setattr(Constraint, name, self._guarded(getattr(Constraint, name)))
+        error = Constraint.error.fget  # type: ignore[attr-defined]
+        patch.setattr(Constraint, "error", property(self._guarded(error)))
+        patch.setattr(StepMasks, "settle", lambda masks: masks._bits.settle())
+
+    def _guarded(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(own: Constraint, *args: Any) -> Any:
+            if self.held[own] and not self.is_filling:
+                self.num_misused += 1
+                raise RuntimeError("Already mutably borrowed")
+            return original(own, *args)
+
+        return guarded
+
+    def submit(self, fill: Callable[[Any], Any], asked: Any) -> LateMasks:
+        return LateMasks(self, fill, asked)
+
+    def shutdown(self, **_: Any) -> None: ...
+
+
+class LateMasks:
+    def __init__(self, filler: LateFiller, fill: Callable[[Any], Any], asked: Any):
+        self.filler, self.fill, self.asked = filler, fill, asked
+        self.bits: Any = None
+        self._hold(1)
+
+    def _hold(self, count: int) -> None:
+        for own, _ in self.asked:
+            self.filler.held[own] += count
+
+    def result(self) -> Any:
+        if self.bits is None:
+            self._hold(-1)
+            self.filler.is_filling = True
+            self.bits = self.fill(self.asked)
+            self.filler.is_filling = False
+        return self.bits
+
+    def settle(self) -> None:
+        with suppress(Exception):
+            self.result()
+
+
+class Fragile:
+    """An engine whose steps fail now and then, before or while they are computed, and whose part for grammars raises behind some.
+
+    Attributes:
+        broken: the sequences that such a step or part may end.
+    """
+
+    def __init__(self, llm: LLM, rng: random.Random, patch: pytest.MonkeyPatch):
+        self.engine, self.rng, self.part = llm.engine, rng, part_of(llm)
+        self.broken: set[Any] = set()
+        self.num_failed = self.num_raised = 0
+        runner, after_step = model_runner(llm), self.part.after_step
+        executor = self.engine.executor
+        launch = executor.launch
+
+        def launching(plan: StepPlan) -> Any:
+            if plan.epoch <= runner._failed_epoch or rng.random() > 0.1:
+                return launch(plan)
+            runner._failed_epoch = plan.epoch
+            step = self.engine.scheduler.in_flight[-1]
+            self.broken |= {*step.decodes, *step.runs}
+            self.num_failed += 1
+            raise Broken("sabotaged")
+
+        def telling(step: Any, result: Any, seqs: Any) -> None:
+            after_step(step, result, seqs)
+            if rng.random() < 0.15:
+                self.broken |= {seq for seq in seqs if seq in self.part.constraints}
+                self.num_raised += 1
+                raise Broken("a part")
+
+        patch.setattr(executor, "launch", launching)
+        patch.setattr(self.part, "after_step", telling)
+
+
+@pytest.mark.parametrize(("asynchronous", "speculation"), [(False, "ngram"), (True, None), (True, "ngram")])
+def test_failing_steps_end_whom_they_computed_and_nobody_reads_a_grammar_that_is_in_use(
+    asynchronous: bool, speculation: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: Counter[str] = Counter()
+    options: dict[str, Any] = {"max_model_len": 200, "num_kv_blocks": 60, "use_tqdm": False, "device": "cpu"}
+    options |= {"async_scheduling": asynchronous, "speculation": speculation, "max_num_seqs": 3}
+    options["max_num_batched_tokens"] = 24
+    with LLM("demo", **options) as own:
+        for seed in range(3):
+            rng = random.Random(seed)
+            own.engine.scheduler.policy, own.engine.scheduler.max_chunk = rng.choice(POLICIES), rng.choice([5, 12])
+            drawn = [(SHARED[number:], params) for number, (_, params, _) in enumerate(draw_requests(rng))]
+            right = own.generate([prompt for prompt, _ in drawn], [params for _, params in drawn], use_tqdm=False)
+            with monkeypatch.context() as patch:
+                fragile = Fragile(own, rng, patch)
+                patch.setattr(fragile.part, "_filler", filler := LateFiller(patch))
+                requests = [own.engine.make_request(*pair) for pair in drawn]
+                for request in requests:
+                    own.engine.submit(request)
+                for _ in range(2000):
+                    if not own.engine.has_unfinished:
+                        break
+                    own.engine.step()
+            for request, expected in zip(requests, right, strict=True):
+                assert request.finished
+                for seq, said, other in zip(request.sequences, request.output().outputs, expected.outputs, strict=True):
+                    assert (said.finish_reason == "error") == (seq.error is not None)
+                    if seq.error is None:
+                        assert said == other
+                    else:
+                        assert isinstance(seq.error, Broken)
+                        assert seq in fragile.broken
+                    seen["ended" if seq.error else "went on"] += 1
+            assert_idle(own)
+            assert not filler.num_misused
+            assert not fragile.part.constraints
+            assert not fragile.part._in_flight
+            seen["failed"] += fragile.num_failed
+            seen["raised"] += fragile.num_raised
+    assert min(seen[name] for name in ("ended", "went on", "failed", "raised")) > 1, seen

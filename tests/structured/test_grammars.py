@@ -16,10 +16,9 @@ from tokenizers import models
 from nanoengine.core.tokenizer import Tokenizer, read_tokenizer
 from nanoengine.errors import InvalidSamplingParams
 from nanoengine.models.names import DEMO
-from nanoengine.structured import grammars as grammars_module
 from nanoengine.structured.constraint import Constraint
 from nanoengine.structured.forced import until_the_end
-from nanoengine.structured.grammars import Grammars
+from nanoengine.structured.grammars import LEAST_BYTES, Grammars
 from nanoengine.structured.params import StructuredOutputs
 from nanoengine.structured.structured import Structured
 
@@ -184,27 +183,33 @@ def test_no_draft_is_a_token_that_the_model_does_not_have(grammars: Grammars) ->
     assert until_the_end([3, 4096, 5], seq, 4096) == [3]  # type: ignore[arg-type]
 
 
-def test_what_is_cached_takes_no_more_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_cached_takes_no_more_than_its_share() -> None:
     tokenizer = read_tokenizer(DEMO)
     own = Grammars(tokenizer, tokenizer.fast.get_vocab_size(), [EOS])
     large = [StructuredOutputs(choice=tuple(f"choice {i} {n}" for i in range(500))) for n in range(4)]
     own.matcher(large[0])
-    monkeypatch.setattr(grammars_module, "MAX_CACHED_BYTES", 2 * own.num_cached_bytes + (1 << 20))
+    assert own.cache.size >= LEAST_BYTES
+    own.cache.most = 2 * own.cache.size + LEAST_BYTES - 1
     for outputs in large:
         own.matcher(outputs)
-    assert 0 < own.num_cached_bytes <= grammars_module.MAX_CACHED_BYTES
-    assert own.num_cached_bytes == sum(size for _, size in own._cache.values())
+    assert 0 < own.cache.size <= own.cache.most
     own.matcher(large[-1])
     assert own.num_compiled == 4, "what came last is there"
 
 
-def test_a_grammar_is_compiled_once_and_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammars_module, "MAX_CACHED", 2)
+def test_a_grammar_is_compiled_once_for_a_client_and_many_are_kept() -> None:
+    """Another client, or the same with another salt, would learn by the time it takes what was asked for."""
     tokenizer = read_tokenizer(DEMO)
     own = Grammars(tokenizer, tokenizer.fast.get_vocab_size(), [EOS])
+    own.cache.most = 3 * LEAST_BYTES
     for text in "ababcbc":
-        own.matcher(StructuredOutputs(regex=text))
+        own.matcher(StructuredOutputs(regex=text), "one")
     assert own.num_compiled == 3
+    for number, (client, salt) in enumerate((("two", ""), ("one", "salt"), ("two", "salt")), 4):
+        own.matcher(StructuredOutputs(regex="a"), client, salt)
+        assert own.num_compiled == number
+    own.matcher(StructuredOutputs(regex="a"), "two")
+    assert own.num_compiled == 6, "who has most lost its oldest"
 
 
 def test_any_thread_may_ask_and_states_are_its_own(grammars: Grammars) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from nanoengine import LLM, SamplingParams
 from nanoengine.errors import InvalidPrompt, InvalidSamplingParams
+from nanoengine.models.fetch import DOWNLOADS
 from nanoengine.models.names import DEMO
 from nanoengine.models.tokenizer import HFTokenizer
 from nanoengine.tools.chats import Answer, Chats
@@ -196,3 +197,21 @@ def test_a_history_that_is_too_deep_is_refused(llm: LLM) -> None:
     calls = [{"id": "a", "type": "function", "function": {"name": "now", "arguments": arguments}}]
     with pytest.raises(InvalidPrompt, match="messages: a call"):
         llm.chat([USER, {"role": "assistant", "content": None, "tool_calls": calls}], use_tqdm=False)
+
+
+QWEN = DOWNLOADS["smollm2"].path.with_name("qwen2.5-coder-0.5b-instruct.q4.gguf")
+
+
+def test_a_small_model_calls_by_itself() -> None:
+    """It writes the object alone, or in a fence, though its template asks for marks; and calls that there are none of."""
+    if not QWEN.is_file():
+        pytest.skip(f"{QWEN.name} is not beside the models that `nanoengine fetch` gets")
+    place = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tools = [{"type": "function", "function": {"name": "weather", "description": "Of a city.", "parameters": place}}]
+    asked = ["How is the weather in Rome?", "What is the weather like in Oslo today? Use a tool.", "Say hello."]
+    with LLM(str(QWEN), device="cpu", num_kv_blocks=100, max_model_len=512, use_tqdm=False) as llm:
+        messages = [[{"role": "user", "content": own}] for own in asked]
+        outputs = llm.chat(messages, SamplingParams(temperature=0, max_tokens=24), tools=tools, use_tqdm=False)
+        answers = [llm.chats.read(output, tools)[0] for output in outputs]
+    told = [(own.text == "", [json.loads(call.arguments) for call in own.calls]) for own in answers]
+    assert told == [(True, [{"city": "Rome"}]), (True, [{"city": "Oslo"}]), (False, [])]

@@ -20,7 +20,7 @@ def turn(*arguments: Any, **rest: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("arguments", "table"),
-    [('{"city": "Rome"}', {"city": "Rome"}), ({"a": 1}, {"a": 1}), ("{", "{"), ("[1]", "[1]"), (None, None), ("", {})],
+    [('{"city": "Rome"}', {"city": "Rome"}), ({"a": 1}, {"a": 1}), ("{", "{"), ("[1]", "[1]"), (None, {}), ("", {})],
 )
 def test_arguments_are_tables(arguments: Any, table: Any) -> None:
     [found] = for_template([turn(arguments)])

@@ -293,9 +293,13 @@ def test_what_a_long_answer_costs_grows_with_its_length(name: str, monkeypatch: 
         monkeypatch.setattr(calls, pattern, SimpleNamespace(search=search))
     size = 20_000
     call = written(name, ("weather", {"city": "a" * size, "list": [["]"] * size]}))
-    for text in (call, call[: size // 2], " " * size + call, call[:30] + " " * size, "<think>" + call, "x" * size):
+    bare = json.dumps({"name": "weather", "arguments": {"city": "a" * size}})
+    texts = [call, call[: size // 2], " " * size + call, call[:30] + " " * size, "<think>" + call, "x" * size]
+    if name == "hermes":
+        texts += [bare, bare[:-1], "{" + " " * size + bare[1:], bare + " " * size]
+    for text in texts:
         looked.clear()
-        parser = AnswerParser(BY_NAME[name], NAMES, thinks=True)
+        parser = AnswerParser(BY_NAME[name], NAMES, thinks=True, whole=NAMES)
         most = 0
         for character in text:
             parser.push(character)

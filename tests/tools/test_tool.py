@@ -74,7 +74,7 @@ def test_some_of_the_tools_may_be_allowed() -> None:
 @pytest.mark.parametrize(
     "choice",
     [
-        *("sometimes", 5, {}, {"type": "function"}, {"type": "function", "function": {"name": "other"}}),
+        *("sometimes", 5, {"type": "function"}, {"type": "function", "function": {"name": "other"}}),
         *({"type": "allowed_tools"}, allowed("none", "now"), allowed("auto"), allowed("auto", "now", "other")),
     ],
     ids=str,

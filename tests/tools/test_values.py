@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from nanoengine.tools.values import KINDS, kind_of, kinds_of, value_of
+from nanoengine.tools.values import KINDS, Kinds, kind_of, value_of
 from tests.drawn import FAST
 
 ROOT = {
@@ -44,16 +44,16 @@ ROOT = {
     ids=lambda value: None if isinstance(value, set | frozenset) else str(value),  # workers print a set in other orders
 )
 def test_a_schema_says_of_which_kinds_a_value_is(schema: Any, kinds: set[str]) -> None:
-    assert kinds_of(schema, ROOT) == kinds
+    assert Kinds().of(schema, ROOT) == kinds
 
 
 def test_schemas_in_each_other_have_an_end() -> None:
     schema: Any = {"type": "string"}
     for _ in range(100_000):
         schema = {"anyOf": [schema]}
-    assert kinds_of(schema, ROOT) == KINDS
+    assert Kinds().of(schema, ROOT) == KINDS
     names = {str(i): {"anyOf": [{"$ref": f"#/{i + 1}"}] * 2} for i in range(30)}  # 2**30 ways to the last
-    assert kinds_of({"$ref": "#/0"}, names | {"30": {"type": "null"}}) == {"null"}
+    assert Kinds().of({"$ref": "#/0"}, names | {"30": {"type": "null"}}) == {"null"}
 
 
 ANY = st.recursive(
@@ -100,8 +100,9 @@ def schemas() -> st.SearchStrategy[Any]:
 @FAST
 @given(schemas(), st.text(max_size=5) | ANY.map(json.dumps))
 def test_whatever_the_schema_a_text_has_a_value(schema: Any, text: str) -> None:
-    assert kinds_of(schema, schema) <= KINDS
-    value = value_of(text, schema, schema)
+    kinds = Kinds().of(schema, schema)
+    assert kinds <= KINDS
+    value = value_of(text, kinds)
     assert value == text or json.loads(json.dumps(value, allow_nan=False)) == value
 
 
@@ -114,5 +115,5 @@ def test_a_value_that_is_written_is_read(data: st.DataObject) -> None:
     schema = {"anyOf": [{"type": kind} for kind in sorted(kinds)]}
     text = value if isinstance(value, str) else json.dumps(value)
     if "NaN" not in text and "Infinity" not in text and Draft202012Validator(schema).is_valid(value):
-        assert value_of(text, schema, schema) == value
+        assert value_of(text, Kinds().of(schema, schema)) == value
         assert kind_of(value) in kinds or kind_of(value) == "integer"

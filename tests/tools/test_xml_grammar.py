@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import random
 import re
+import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -10,9 +14,12 @@ import pytest
 from hypothesis import given
 
 from nanoengine.core.errors import InvalidSamplingParams
+from nanoengine.structured.params import MAX_CHARS
 from nanoengine.tools.formats import FORMATS
 from nanoengine.tools.grammar import call_grammar
 from nanoengine.tools.tool import choose, read_tools
+from nanoengine.tools.values import MAX_LOOKS
+from nanoengine.tools.xml_grammar import MAX_PATTERN_CHARS
 from tests.drawn import FAST
 from tests.tools.conftest import Accepts
 from tests.tools.test_parser import XML, calls_of, read, written
@@ -125,3 +132,114 @@ def test_any_schema_has_a_grammar_or_is_refused(schema: Any) -> None:
     with suppress(InvalidSamplingParams):
         text = call_grammar(glm, choose(tools, "required"), {}.get, thinks=False, is_thinking=False)
         assert text.startswith("%llguidance")
+
+
+def refers(name: str) -> dict[str, Any]:
+    return {"$ref": f"#/$defs/{name}"}
+
+
+def levels(size: int, last: Any) -> dict[str, Any]:
+    """Three levels, each of which refers to the next as often as that."""
+    names = {f"l{level}": {"anyOf": [refers(f"l{level + 1}")] * (size // 8)} for level in range(3)}
+    return {"properties": {"a": refers("l0")}, "$defs": names | {"l3": last}}
+
+
+def properties(size: int, schema: Any, **defs: Any) -> dict[str, Any]:
+    return {"properties": {f"p{number}": schema for number in range(size)}, "$defs": defs}
+
+
+def nested(size: int, link: Callable[[Any], Any]) -> Any:
+    schema: Any = {"type": "string"}
+    for _ in range(size % 20 + 5):
+        schema = link(schema)
+    return {"properties": {"a": schema}}
+
+
+GROWS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "depth of anyOf": lambda size: nested(size, lambda own: {"anyOf": [own]}),
+    "depth of tables": lambda size: nested(size, lambda own: {"type": "object", "properties": {"a": own}}),
+    "breadth": lambda size: properties(size, {"type": ["string", "integer", "object"]}),
+    "anyOf": lambda size: {"properties": {"a": {"anyOf": [{"const": str(number)} for number in range(size)]}}},
+    "references to references": lambda size: levels(size, {"type": "string"}),
+    "references to nothing": lambda size: levels(size, {"anyOf": []}),
+    "a chain": lambda size: properties(
+        1, refers("d0"), **{f"d{number}": refers(f"d{number + 1}") for number in range(size)}
+    ),
+    "what many refer to": lambda size: properties(size, refers("d"), d={"anyOf": [{"type": "string"}] * size}),
+    "enumerations that many refer to": lambda size: properties(
+        size, refers("d"), d={"enum": list(map(str, range(size)))}
+    ),
+    "definitions": lambda size: properties(
+        size, {"type": "array"}, **{f"d{number}": {"type": "null"} for number in range(size)}
+    ),
+    "enum": lambda size: {"properties": {"a": {"enum": ["a", 1, [2]] * size}}},
+    "required": lambda size: {"properties": {}, "required": [f"r{number}" for number in range(size)]},
+    "brackets": lambda size: {"properties": {"a": {"type": "string", "pattern": "[" * size}}},
+    "groups": lambda size: {"properties": {"a": {"type": "string", "pattern": "(" * size + ")" * size}}},
+    "patterns": lambda size: properties(size, {"type": "string", "pattern": "\\\\" * size}),
+}
+
+
+def calls_in(function: Callable[[], object]) -> int:
+    """How many functions were called, those of C among them."""
+    count = 0
+
+    def note(_: Any, event: str, __: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+@pytest.mark.parametrize("direction", GROWS)
+def test_however_a_schema_grows_the_work_for_it_is_bounded(direction: str) -> None:
+    rng = random.Random(direction)
+    own = [GROWS[name](rng.randrange(300, 500)) for name in (direction, rng.choice(list(GROWS)))]
+    tools = [
+        {"function": {"name": f"f{place}", "parameters": table, "strict": True}} for place, table in enumerate(own)
+    ]
+    format = rng.choice([own for own in FORMATS if own.xml is not None])
+    text = ""
+
+    def make() -> None:
+        nonlocal text
+        with suppress(InvalidSamplingParams):
+            choice = choose(read_tools(tools), "required")
+            text = call_grammar(format, choice, lambda _: None, thinks=False, is_thinking=False)
+
+    assert calls_in(make) < 2 * len(json.dumps(own)) + 30 * MAX_LOOKS
+    assert len(text) < 6 * MAX_CHARS
+
+
+def test_a_model_that_repeats_a_key_does_not_have_its_schema_read_again() -> None:
+    schema = properties(1, refers("d"), d={"anyOf": [{"type": "string"}] * 3000})
+    text = written("glm", ("now", {f"p{number % 2}": "x" for number in range(2)})).replace(
+        "</tool_call>", "<arg_key>p0</arg_key><arg_value>x</arg_value>" * 300 + "</tool_call>"
+    )
+    assert calls_in(lambda: read("glm", text * 3, schemas={"now": schema})) < 100 * 3000
+    assert calls_of(read("glm", text, schemas={"now": schema})) == [("now", {"p0": "x", "p1": "x"})]
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        (
+            {"properties": {"a": {"type": "string", "pattern": "[" * 16_000}}},
+            f"a pattern of 16000 characters, more than {MAX_PATTERN_CHARS}",
+        ),
+        (levels(800, {"type": "string"}), f"more than {MAX_LOOKS} schemas and values of enum"),
+        (properties(1000, {"type": "array"}, d={"title": "d" * 1000}), f"schemas .* more than {MAX_CHARS} characters"),
+        ({"properties": {"a": {"type": "string", "pattern": "a)|(b"}}}, "have pattern, which"),
+    ],
+    ids=["pattern", "references", "definitions", "no group"],
+)
+def test_what_is_too_large_for_xml_is_refused_by_name(accepts: Accepts, schema: Any, words: str) -> None:
+    tools = [{"type": "function", "function": {"name": "now", "parameters": schema}}]
+    with pytest.raises(InvalidSamplingParams, match=f"^tools: .*{words}"):
+        accepts("glm", "", "required", tools=tools)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +22,7 @@ from nanoengine.core.messages import StepPlan
 from nanoengine.core.outputs import RequestOutput
 from nanoengine.errors import EngineDead, InvalidConfig, StepFailed
 from nanoengine.kv_groups.options import KVGroupsOptions
+from nanoengine.worker import remote_runner
 from nanoengine.worker.child import portable, start_child
 from nanoengine.worker.remote_runner import RemoteRunner
 from tests.models.families import family_checkpoint
@@ -41,7 +44,7 @@ def test_a_child_runs_nothing_that_lies_in_the_working_folder(
 ) -> None:
     """It may be the folder of a model, or a user's own, with files that have the names of modules."""
     mark = tmp_path / "mark"
-    for name in ("queue", "logging", "torch", "nanoengine"):
+    for name in ("queue", "logging", "json", "torch", "nanoengine"):
         (tmp_path / f"{name}.py").write_text(f"open({str(mark)!r}, 'w').close()\nraise SystemExit(7)\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep)  # an empty entry is the working folder, too
@@ -100,6 +103,23 @@ def test_it_is_killed_when_it_hangs(llm: LLM, expected: list[Any]) -> None:
     assert remote(llm).num_starts == starts + 1
 
 
+def test_it_is_started_again_when_its_successors_are_killed_while_they_start(
+    llm: LLM, expected: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delays, starts = [0.0, 0.2], remote(llm).num_starts
+
+    def start_and_kill(*what: Any) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        process, own = start_child(*what)
+        if delays:
+            threading.Timer(delays.pop(0), process.kill).start()
+        return process, own
+
+    monkeypatch.setattr(remote_runner, "start_child", start_and_kill)
+    monkeypatch.setattr(remote_runner, "RETRY_SECONDS", (0.0,))
+    assert run(llm, {5}, signal.SIGKILL) == expected
+    assert remote(llm).num_starts == starts + 3
+
+
 def test_answers_that_nobody_waits_for_are_dropped(llm: LLM, expected: list[Any]) -> None:
     """As after Ctrl-C."""
     for _ in range(3):
@@ -121,12 +141,13 @@ def test_what_kills_every_worker_ends_and_others_go_on(
         patch.setattr(RemoteRunner, "start", start_and_kill)
         request = llm.make_requests(PROMPTS[0], PARAMS[0])[0]
         llm.engine.submit(request)
-        llm.engine.step()
-        assert not request.finished
+        for _ in range(2):
+            llm.engine.step()
+            assert not request.finished
         patch.setattr(RemoteRunner, "start", start)
         llm.engine.step()
     assert isinstance(request.error, EngineDead)
-    assert "twice at the same step" in str(request.error)
+    assert "was killed by SIGKILL; 3 were lost at the same step" in str(request.error)
     assert told(llm.generate(PROMPTS, PARAMS, use_tqdm=False)) == expected
 
 
@@ -222,6 +243,8 @@ def test_what_its_start_up_raises_arrives_by_name() -> None:
         ({"worker_process": 1}, "worker_process must be True or False"),
         ({"worker_step_seconds": 0}, "worker_step_seconds is 0: it must be above 0"),
         ({"worker_step_seconds": 2.2e6}, "worker_step_seconds is 2200000.0: it must be above 0 and at most 2000000"),
+        ({"worker_silence_seconds": -1}, "worker_silence_seconds is -1: it must be above 0"),
+        ({"worker_start_attempts": 0}, "worker_start_attempts is 0: it must be a positive integer"),
         ({"worker_start_seconds": float("inf")}, "worker_start_seconds is inf: it must be above 0 and at most"),
         ({"worker_process": True, "preemption_mode": "swap"}, "preemption_mode is not computed by a worker process"),
         ({"worker_process": True, "kv_disk_path": "x"}, "kv_disk_path is not computed by a worker process"),

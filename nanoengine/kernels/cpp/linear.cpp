@@ -76,6 +76,15 @@ void add_up_experts(int dtype, const void* gated, const Weight* down, const floa
 
 // What whole numbers are multiplied with, for people.
 const char* quantized_instruction() { return DOT_OF_BYTES; }
+
+// Whether products are in AMX tiles, whose sums have an order of their own: Linux may not grant this process those that the CPU has.
+int uses_tiles() {
+#if defined(TILES_OF_AMX)
+    return amx_allowed();
+#else
+    return 0;
+#endif
+}
 }
 RECORDABLE(linear)
 RECORDABLE(gated_linear)

@@ -60,7 +60,8 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
 
 def _mlp_width(fields: ConfigFields, stated: int) -> int:
     """Two thirds of what is stated, times a factor, up to a multiple; or what is stated."""
-    multiple, factor = fields.integer("block_multiple_of", 256), fields.number("block_ffn_dim_multiplier", 1.0)
+    multiple = fields.integer("block_multiple_of", 256)
+    factor = fields.number("block_ffn_dim_multiplier", 1.0, most=1e6)
     if not fields.flag("block_auto_adjust_ff_dim", True):
         return stated
     return -(-int(factor * int(2 * stated / 3)) // multiple) * multiple

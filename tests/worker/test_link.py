@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from nanoengine.replicas.link import Link
+from nanoengine.worker.link import Link, Unreadable, framed
 
 
 def test_messages_of_any_size_come_whole_and_in_order_and_nobody_waits() -> None:
@@ -43,12 +43,45 @@ def test_messages_of_any_size_come_whole_and_in_order_and_nobody_waits() -> None
     assert got == [messages[0], messages[1], messages[3]]
     connection.close()
     with pytest.raises(EOFError):
-        link.receive()
+        list(link.receive())
     link.send("nobody hears it")
     link.close()
     link.close()
     link.send("nor this")
     assert not selector.get_map()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"\xff\xff\xff\xf0", "has announced a message of -16 bytes"),
+        (b"\0\0\0\3abc", "has said what cannot be read \\(UnpicklingError"),
+        (b"\0\0\0\0", "has said what cannot be read \\(EOFError"),
+        (b"\0\0\0\x09cnone\nx\n.", "has said what cannot be read \\(ModuleNotFoundError"),
+    ],
+)
+def test_what_cannot_be_read_is_told_behind_what_can(data: bytes, message: str) -> None:
+    own, other = socket.socketpair()
+    with selectors.DefaultSelector() as selector, other:
+        link = Link(own, selector)
+        link.register("me")
+        other.sendall(framed("before") + data + framed("behind"))
+        received = link.receive()
+        assert next(received) == "before"
+        with pytest.raises(Unreadable, match=message):
+            next(received)
+        link.close()
+
+
+def test_nothing_is_received_on_a_link_that_was_closed_meanwhile() -> None:
+    own, other = socket.socketpair()
+    with selectors.DefaultSelector() as selector, other:
+        link = Link(own, selector)
+        link.register("me")
+        other.sendall(framed(1) + framed(2))
+        for message in link.receive():
+            assert message == 1
+            link.close()
 
 
 def recv(connection: Connection, link: Link) -> object:

@@ -1,6 +1,6 @@
-"""Link: messages to and from a replica on a socket, for one that serves many: nothing here waits.
+"""Link: messages to and from another process on a socket, for one that serves several: nothing here waits.
 
-The framing is that of `multiprocessing.connection.Connection`, which the replica uses, for messages below 2 GiB.
+The framing is that of `multiprocessing.connection.Connection`, which the other side uses.
 """
 
 from __future__ import annotations
@@ -10,10 +10,24 @@ import selectors
 import socket
 import struct
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 HEADER = struct.Struct("!i")
+LONG_HEADER = struct.Struct("!iQ")
+"""Of messages of 2 GiB and more: -1, and the size. Only who started the other side says such."""
 READ_BYTES = 1 << 18
+
+
+class Unreadable(Exception):
+    """The other side has said what cannot be read; nothing that comes behind it can, either."""
+
+
+def framed(message: Any) -> bytes:
+    """A message as it is sent."""
+    body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    size = len(body)
+    return (HEADER.pack(size) if size < 1 << 31 else LONG_HEADER.pack(-1, size)) + body
 
 
 class Link:
@@ -40,10 +54,14 @@ class Link:
 
     def send(self, message: Any) -> None:
         """Send it now or as soon as that does not wait; to one who is gone, nothing is sent."""
+        if not self.is_closed:
+            self.send_framed(framed(message))
+
+    def send_framed(self, message: bytes) -> None:
+        """The same, of what `framed` has made: for several links at once."""
         if self.is_closed:
             return
-        body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        self._unsent.append(memoryview(HEADER.pack(len(body)) + body))
+        self._unsent.append(memoryview(message))
         if not self._is_full:
             self.flush()
 
@@ -65,33 +83,38 @@ class Link:
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._is_full else 0)
             self._selector.modify(self.socket, events, self._owner)
 
-    def receive(self) -> list[Any]:
-        """Messages that have come whole.
+    def receive(self) -> Iterator[Any]:
+        """Messages that have come whole, until the link is closed.
 
         Raises:
             EOFError: nobody is at the other end any more.
+            Unreadable: what has come is no message.
         """
         try:
             piece = self.socket.recv(READ_BYTES)
         except BlockingIOError:
-            return []
+            return
         except OSError as error:
             raise EOFError(str(error)) from error
         if not piece:
             raise EOFError("closed by the other side")
         received = self._received
         received += piece
-        messages: list[Any] = []
-        start = 0
-        while len(received) - start >= HEADER.size:
-            (size,) = HEADER.unpack_from(received, start)
-            first = start + HEADER.size
-            if len(received) - first < size:
-                break
-            messages.append(pickle.loads(memoryview(received)[first : first + size]))
-            start = first + size
-        del received[:start]
-        return messages
+        while not self.is_closed and len(received) >= HEADER.size:
+            (size,) = HEADER.unpack_from(received)
+            if size < 0:
+                raise Unreadable(f"has announced a message of {size} bytes")
+            end = HEADER.size + size
+            if len(received) < end:
+                return
+            body = received[HEADER.size : end]
+            del received[:end]
+            try:
+                message = pickle.loads(body)
+            except Exception as error:  # whatever its classes raise here
+                reason = f"has said what cannot be read ({type(error).__name__}: {str(error)[:80]})"
+                raise Unreadable(reason) from error
+            yield message
 
     def close(self) -> None:
         if not self.is_closed:

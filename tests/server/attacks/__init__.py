@@ -1,1 +1,0 @@
-"""Rude clients beside a well-behaved one; run by hand, see `beside.py`."""
