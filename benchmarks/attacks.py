@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import http.client
 import json
+import multiprocessing
 import threading
 import time
 from collections import Counter
@@ -151,33 +152,41 @@ async def _run(args: argparse.Namespace, report: Report) -> None:
 
 
 def _attacked(server: ServerProcess, name: str, seconds: float) -> tuple[dict[str, float], Counter[int]]:
-    told, over = Counter[int](), threading.Event()
     _measure(server, 1.0)
-    before = server.resident_bytes()
-    rude = []
+    before, told = server.resident_bytes(), Counter[int]()
+    processes = multiprocessing.get_context("spawn")  # the attackers' threads must not hold up those that measure
+    over, counts = processes.Event(), processes.SimpleQueue()
+    rude = processes.Process(target=_attack, args=(server.port, name, over, counts, seconds))
     if name != "none":
-        attack = ATTACKS[name]
-        args = (server.port, attack, attack.body(), told, over, seconds)
-        rude = [
-            threading.Thread(target=_send, args=(address, *args))
-            for address in RUDE
-            for _ in range(attack.num_connections)
-        ]
-    for thread in rude:
-        thread.start()
-    time.sleep(0.3 if rude else 0)
+        rude.start()
+        counts.get()  # they have begun
     try:
         figures = _measure(server, seconds)
     finally:
         over.set()
-    for thread in rude:
-        thread.join()
+    if name != "none":
+        told = counts.get()
+        rude.join()
     return figures | {"memory_mib": (server.resident_bytes() - before) / (1 << 20)}, told
 
 
-def _send(
-    address: str, port: int, attack: Attack, body: bytes, told: Counter[int], over: threading.Event, seconds: float
-) -> None:
+def _attack(port: int, name: str, over: Any, counts: Any, seconds: float) -> None:
+    """The process of both attackers."""
+    attack, told = ATTACKS[name], Counter[int]()
+    args = (port, attack, attack.body(), told, over, seconds)
+    threads = [
+        threading.Thread(target=_send, args=(address, *args)) for address in RUDE for _ in range(attack.num_connections)
+    ]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.3)
+    counts.put(None)
+    for thread in threads:
+        thread.join()
+    counts.put(told)
+
+
+def _send(address: str, port: int, attack: Attack, body: bytes, told: Counter[int], over: Any, seconds: float) -> None:
     while not over.is_set():
         stalls = not body.strip() and bool(body)
         with suppress(OSError, http.client.HTTPException):
