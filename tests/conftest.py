@@ -38,6 +38,14 @@ settings.register_profile("explore", derandomize=False)
 settings.load_profile("same")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all-targets",
+        action="store_true",
+        help="compile the kernels for CPUs that this one stands for, too: before a release",
+    )
+
+
 def pytest_collection_finish() -> None:
     """Modules and tests stay to the end: no collection of garbage, of ours or Python's own, needs to look through them."""
     gc.collect()

@@ -66,8 +66,8 @@ def chats(request: pytest.FixtureRequest, llm: LLM, tmp_path: Path) -> Iterator[
     llm.chats = own
 
 
-def answers(llm: LLM, choice: Any, tools: Any = TOOLS, **options: Any) -> list[Answer]:
-    params = SamplingParams(max_tokens=250, temperature=1.0, seed=4, n=2)
+def answers(llm: LLM, choice: Any, tools: Any = TOOLS, max_tokens: int = 250, **options: Any) -> list[Answer]:
+    params = SamplingParams(max_tokens=max_tokens, temperature=1.0, seed=4, n=2)
     [output] = llm.chat([USER], params, tools=tools, tool_choice=choice, use_tqdm=False, **options)
     return llm.chats.read(output, tools, choice)
 
@@ -88,7 +88,7 @@ def test_a_tool_is_called_in_every_format(llm: LLM, chats: Chats, choice: Any) -
 
 def test_text_may_be_said_in_every_format(llm: LLM, chats: Chats) -> None:
     for choice, tools in (("auto", TOOLS), ("none", TOOLS), ("auto", [NOW])):  # with and without a tool that is strict
-        texts = [answer.text for answer in answers(llm, choice, tools)]
+        texts = [answer.text for answer in answers(llm, choice, tools, max_tokens=60)]
         assert all(texts) or chats.prompt([USER], TOOLS).format is BY_NAME["harmony"]
 
 
