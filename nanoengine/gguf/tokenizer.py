@@ -25,6 +25,9 @@ NAMES = {"bos": "bos", "eos": "eos", "eot": "eot", "eom": "eom", "unk": "unknown
 LONGEST_PIECE = 512
 """Characters of a SentencePiece token; those of models have a tenth of it."""
 
+FILL_NAMES = (("fim_pre", "fim_suf", "fim_mid"), ("prefix", "suffix", "middle"))
+"""Names in the keys of the marks of `nanoengine/models/fill_in_middle.py`: those of today, and those of older files."""
+
 TEMPLATE_NAMES = ("bos", "eos", "unk", "sep", "pad")
 
 ENDS_OF_TURN = (
@@ -45,6 +48,7 @@ class GGUFVocabulary:
         eos_token_id: the end of text.
         end_token_ids: that one, and all other ends of a turn, in ascending order.
         chat_templates: by name; "default" is the one without a name.
+        fill_names: texts of the marks before a prefix, a suffix and a middle; empty: the file names none.
     """
 
     tokenizer: Tokenizer
@@ -52,6 +56,7 @@ class GGUFVocabulary:
     eos_token_id: int | None
     end_token_ids: list[int]
     chat_templates: dict[str, str]
+    fill_names: list[str]
 
 
 def read_vocabulary(metadata: Mapping[str, Any]) -> GGUFVocabulary:
@@ -81,6 +86,8 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> GGUFVocabulary:
     ends = _ends_of_turn(vocab, types)
     types[ends] = np.where(types[ends] == NORMAL, CONTROL, types[ends])
     ends += [i for name in ("eos", "eot", "eom") if (i := ids[name]) is not None]
+    marks = _fill_marks(metadata, len(tokens))
+    types[marks] = np.where(types[marks] == NORMAL, CONTROL, types[marks])
     _add_special_tokens(tokenizer, metadata, tokens, types)
     _add_ends_of_text(tokenizer, metadata, tokens, ids, add_bos or model == "gemma4")
     return GGUFVocabulary(
@@ -89,6 +96,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> GGUFVocabulary:
         ids["eos"],
         sorted(set(ends)),
         _chat_templates(metadata),
+        [tokens[i] for i in marks],
     )
 
 
@@ -189,6 +197,15 @@ def _ends_of_turn(vocab: Mapping[str, int], types: np.ndarray) -> list[int]:
     if "<|end|>" in found and ({"<|return|>", "<|call|>"} <= found or {"<|flush|>", "<|calls|>"} <= found):
         found.remove("<|end|>")  # there it ends a message, and the turn goes on
     return [vocab[text] for text in found]
+
+
+def _fill_marks(metadata: Mapping[str, Any], num_tokens: int) -> list[int]:
+    """Ids of the marks before a prefix, a suffix and a middle; none unless the file names all three."""
+    for names in FILL_NAMES:
+        ids = [i for name in names if (i := _special_id(metadata, name, num_tokens)) is not None]
+        if len(ids) == len(names):
+            return ids
+    return []
 
 
 def _special_id(metadata: Mapping[str, Any], name: str, num_tokens: int) -> int | None:

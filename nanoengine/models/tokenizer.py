@@ -46,8 +46,10 @@ class ModelTokenizer(core.Tokenizer, ABC):
         hf: the same tokenizer as an object of transformers, made when it is first asked for; raises MissingPackage.
         eos_token_id: the end of text, if the tokenizer has one.
         eos_token_ids: all tokens that the tokenizer's files name as an end of text or of a turn.
+        fill_names: the marks of a prefix, a suffix and a middle that a file names, see `fill_in_middle`; empty: it names none.
     """
 
+    fill_names: Sequence[str] = ()
     fast: Tokenizer | None
     hf: Any
     eos_token_id: int | None
@@ -191,6 +193,7 @@ class GGUFTokenizer(ModelTokenizer):
         self._vocabulary = found = read_vocabulary(metadata)
         super().__init__(found.tokenizer, "the tokenizer in the GGUF file")
         self.eos_token_id, self.eos_token_ids = found.eos_token_id, found.end_token_ids
+        self.fill_names = found.fill_names
 
     @property
     def chat_templates(self) -> Mapping[str, str]:

@@ -25,6 +25,7 @@ from nanoengine.server.completions import completions
 from nanoengine.server.errors import Problem, problem_of
 from nanoengine.server.fresh import Fresh
 from nanoengine.server.http import BoundedHTTP, Connections
+from nanoengine.server.infill import infill
 from nanoengine.server.messages import count_tokens, messages
 from nanoengine.server.middleware import Identify
 from nanoengine.server.openapi import openapi
@@ -57,6 +58,7 @@ ROUTES = [
     Route("/v1/responses", responses, methods=["POST"]),
     Route("/v1/responses/{response_id}", response),
     Route("/v1/responses/{response_id}", delete_response, methods=["DELETE"]),
+    Route("/infill", infill, methods=["POST"]),
     Route("/api/chat", ollama.chat, methods=["POST"]),
     Route("/api/generate", ollama.generate, methods=["POST"]),
     Route("/api/show", ollama.show, methods=["POST"]),

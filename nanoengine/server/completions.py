@@ -14,6 +14,7 @@ from nanoengine.core.sequence import Request
 from nanoengine.sampling.detokenizer import StopDetokenizer
 from nanoengine.sampling.token_logprobs import TokenLogprobs
 from nanoengine.server.answers import Answer, EventStream
+from nanoengine.server.errors import Problem
 from nanoengine.server.logprobs import Progress, names_of
 from nanoengine.server.params import prompt_list
 from nanoengine.server.protocol import CompletionRequest
@@ -23,9 +24,7 @@ from nanoengine.server.serving import Encoding, Serving, new_id
 async def completions(http: HTTPRequest) -> Response | EventStream:
     """Complete prompts; index i of the answer belongs to prompt i // n."""
     serving: Serving = http.app.state.serving
-    request, prompts = await serving.read_as(
-        http, CompletionRequest, lambda own: prompt_list(own.prompt, "prompt", serving.config.max_prompts)
-    )
+    request, prompts = await serving.read_as(http, CompletionRequest, partial(_prompts, serving))
     params = await serving.params(
         request,
         max_tokens=1 if request.is_echo_only else 16 if request.max_tokens is None else request.max_tokens,
@@ -45,6 +44,19 @@ async def completions(http: HTTPRequest) -> Response | EventStream:
         return encoded, params
 
     return await answer.send(http, len(prompts), tokens)
+
+
+def _prompts(serving: Serving, request: CompletionRequest) -> list[str | list[int]]:
+    """Those of a request. With a suffix they ask for what stands before it, and end where the model says that it does."""
+    prompts = prompt_list(request.prompt, "prompt", serving.config.max_prompts)
+    if not request.suffix:
+        return prompts
+    marks, suffix = serving.fill_marks, request.suffix
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if len(texts) < len(prompts):
+        raise Problem(400, "prompt has token ids, and suffix is text: give the prompt as text, too", "suffix")
+    request.stop_token_ids = [*(request.stop_token_ids or ()), *marks.ends]
+    return [marks.prompt(text, suffix) for text in texts]
 
 
 class _Completions(Answer[CompletionRequest]):

@@ -30,7 +30,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "vllm_xargs"), ()),
     **dict.fromkeys(("media_io_kwargs", "mm_processor_kwargs"), ()),
     **dict.fromkeys(("logprob_token_ids", "logits_processors", "functions"), ()),
-    "suffix": ("",),
     "length_penalty": (1, 1.0),
     "routed_experts_prompt_start": (0,),
     "modalities": (["text"],),
@@ -39,7 +38,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 """Fields that are not supported, with the values that ask for nothing, beside those that are empty."""
 
 OF_TEMPLATES = ("chat_template", "media_io_kwargs", "mm_processor_kwargs")
-OF_COMPLETIONS = ("suffix", "prompt_embeds")
+OF_COMPLETIONS = ("prompt_embeds",)
 OF_CHATS = (
     *OF_TEMPLATES,
     "verbosity",
@@ -100,7 +99,7 @@ REFUSED_RESPONSES: dict[str, tuple[Any, ...]] = {
 IGNORED_OLLAMA = ("keep_alive", "truncate", "shift")
 REFUSED_OLLAMA: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("context", "images"), ()),
-    **dict.fromkeys(("suffix", "template"), ("",)),
+    "template": ("",),
     "logprobs": (False,),
     "top_logprobs": (0,),
 }

@@ -106,12 +106,8 @@ class OllamaGenerateRequest(_Asked, kw_only=True):  # type: ignore[call-arg]
 
     prompt: str | None = ""
     system: str | None = None
+    suffix: str | None = None
     raw: bool | None = False
-
-    def check(self) -> None:
-        super().check()
-        if self.raw:
-            raise Problem(400, "raw is not supported: /v1/completions takes prompts as they are", "raw")
 
 
 class OllamaShowRequest(with_fields(Body, ("verbose",)), kw_only=True):  # type: ignore[misc, call-arg]
@@ -153,12 +149,16 @@ async def generate(http: HTTPRequest) -> Response | EventStream:
     """Answer one prompt."""
     serving: Serving = http.app.state.serving
     request = await serving.read(http, OllamaGenerateRequest)
-    if not request.prompt:
+    if not request.prompt and not request.suffix:
         return _loaded(request.model, response="")
     first = [{"role": "system", "content": request.system}] if request.system else []
-    messages = [*first, {"role": "user", "content": request.prompt}]
+    asked = request.chat([*first, {"role": "user", "content": request.prompt}])
+    text = request.prompt if request.raw else None
+    if request.suffix:
+        text, asked.stop_token_ids = serving.fill_marks.prompt(request.prompt, request.suffix), serving.fill_marks.ends
+    asked.add_special_tokens = text is not None
     writer = OllamaWriter(request.model, is_chat=False)
-    return await reply(http, request.chat(messages), new_id("ollama-", http, None), writer)
+    return await reply(http, asked, new_id("ollama-", http, None), writer, text)
 
 
 async def tags(http: HTTPRequest) -> Response:

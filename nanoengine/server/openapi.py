@@ -12,6 +12,7 @@ from starlette.responses import Response
 import nanoengine
 from nanoengine.builder import is_installed
 from nanoengine.server.answers import json_response
+from nanoengine.server.infill import InfillRequest
 from nanoengine.server.messages import CountTokensRequest, MessagesRequest
 from nanoengine.server.ollama import (
     OllamaChatRequest,
@@ -40,6 +41,7 @@ POSTS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/v1/messages": (MessagesRequest, "Answer a conversation, as Anthropic's clients have it"),
     "/v1/messages/count_tokens": (CountTokensRequest, "How many tokens a conversation has"),
     "/v1/responses": (ResponsesRequest, "Answer a conversation, as OpenAI's newer clients have it"),
+    "/infill": (InfillRequest, "What stands between two texts, as llama.cpp's clients have it"),
     "/api/chat": (OllamaChatRequest, "Answer a conversation, as Ollama's clients have it"),
     "/api/generate": (OllamaGenerateRequest, "Answer a prompt, likewise"),
     "/api/show": (OllamaShowRequest, "What the model can do"),

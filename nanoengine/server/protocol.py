@@ -133,8 +133,14 @@ class CompletionRequest(with_fields(Generation, OF_COMPLETIONS), kw_only=True): 
     """POST /v1/completions."""
 
     prompt: Prompts | None = None
+    suffix: str | None = None
     logprobs: int | None = None
     max_tokens: int | None = 16
+
+    def check(self) -> None:
+        super().check()
+        if self.suffix and self.echo:
+            raise Problem(400, "echo cannot be true beside suffix: an answer is what stands between the two", "echo")
 
     @property
     def is_echo_only(self) -> bool:

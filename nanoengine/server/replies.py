@@ -24,7 +24,7 @@ from nanoengine.server.params import MANY
 from nanoengine.server.protocol import ChatRequest, Table
 from nanoengine.server.serving import CHARS_OF_A_STEP, Encoding, Serving
 from nanoengine.server.text import CURRENT_CLIENT
-from nanoengine.tools.chats import Prompt
+from nanoengine.tools.chats import Prompt, plain_prompt
 from nanoengine.tools.parser import AnswerParser, Call, Event, Text
 
 
@@ -35,17 +35,22 @@ class Conversation:
         serving: where.
         request: what the client wants.
         params: how to sample, as far as the conversation does not matter.
+        text: the prompt, as it is; None: it is rendered from the messages.
     """
 
     prompt: Prompt  # known once there are tokens
 
-    def __init__(self, serving: Serving, request: ChatRequest, params: SamplingParams):
-        self.serving, self.request, self.params = serving, request, params
+    def __init__(self, serving: Serving, request: ChatRequest, params: SamplingParams, text: str | None = None):
+        self.serving, self.request, self.params, self.text = serving, request, params, text
         self._client = CURRENT_CLIENT.get()
 
     @classmethod
     async def of(
-        cls, serving: Serving, request: ChatRequest, names: Mapping[str, str] = MappingProxyType({})
+        cls,
+        serving: Serving,
+        request: ChatRequest,
+        names: Mapping[str, str] = MappingProxyType({}),
+        text: str | None = None,
     ) -> Conversation:
         """Check what a client wants. Arguments and errors as for `sampling_params`."""
         by_new_name = request.max_completion_tokens is not None
@@ -59,12 +64,12 @@ class Conversation:
             },
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         )
-        return cls(serving, request, params)
+        return cls(serving, request, params, text)
 
     def tokens(self) -> Encoding:
         """What the model reads, and how it is sampled; see `Serving.start`."""
         serving, request = self.serving, self.request
-        self.prompt = prompt = serving.prompt(request)
+        self.prompt = prompt = serving.prompt(request) if self.text is None else plain_prompt(self.text)
         serving.check_length(prompt.text, request)
         if len(prompt.text) > CHARS_OF_A_STEP:
             yield
@@ -177,13 +182,15 @@ class Writer:
         raise NotImplementedError
 
 
-async def reply(http: HTTPRequest, request: ChatRequest, job_id: str, writer: Writer) -> Response | EventStream:
-    """Have the engine answer a conversation, in the shape of a writer."""
+async def reply(
+    http: HTTPRequest, request: ChatRequest, job_id: str, writer: Writer, text: str | None = None
+) -> Response | EventStream:
+    """Have the engine answer a conversation, or go on with a text, in the shape of a writer."""
     serving: Serving = http.app.state.serving
     request.check()
     if request.max_tokens is not None:  # their clients send the most that some other model can say
         request.max_tokens = min(request.max_tokens, serving.max_model_len)
-    conversation = await Conversation.of(serving, request, writer.names)
+    conversation = await Conversation.of(serving, request, writer.names, text)
     size = partial(answer_bytes, max_model_len=serving.max_model_len)
     job = await serving.start(http, job_id, request, conversation.params, 1, conversation.tokens, size)
     writer.prompt = conversation.prompt

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +19,7 @@ from nanoengine.aio.build import build_async_engine
 from nanoengine.builder import Built
 from nanoengine.core import sampling_params as core
 from nanoengine.core.sequence import Request
+from nanoengine.models.fill_in_middle import FillMarks, fill_marks
 from nanoengine.sampling.params import SamplingParams
 from nanoengine.server.budget import Budget
 from nanoengine.server.config import PART_OF_A_CLIENT, ServerConfig
@@ -360,6 +361,11 @@ class Serving:
             add_generation_prompt=bool(request.add_generation_prompt),
             continue_final_message=bool(request.continue_final_message),
         )
+
+    @cached_property
+    def fill_marks(self) -> FillMarks:
+        """Raises as the function of that name."""
+        return fill_marks(self.tokenizer)
 
     def count(self, request: ChatRequest, client: str) -> int:
         """Tokens of a conversation. Raises as `prompt` and `check_length`."""

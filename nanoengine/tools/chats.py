@@ -116,6 +116,11 @@ class Prompt:
         return name[:9] if self.format is not None and self.format.name.startswith("mistral") else f"call_{name}"
 
 
+def plain_prompt(text: str) -> Prompt:
+    """A text that the model goes on with; what it says is text."""
+    return Prompt(text, None, Choice((), is_off=True), False, False, {}, frozenset())
+
+
 def said(events: Sequence[Event]) -> Answer:
     """What events say together."""
     text, reasoning, calls = "", "", []
