@@ -40,10 +40,13 @@ def call_grammar(format: ToolFormat, choice: Choice, find: FindToken, *, thinks:
         return rules.text()
     body = _body(rules, format, choice, schemas)
     before = _thought(rules, is_thinking) if thinks or is_thinking else ""
+    rules.rules["SPACE"] = r"/[ \t\r\n]{1,8}/"
     if choice.is_forced or not format.begins:
         rules.rules["call"] = f"{rules.say(*format.begins[:1], format.inner if format.begins else '')} {body}"
         is_one = choice.most == 1 or format.shape == "list"
-        start = "call" if is_one else f"call ({rules.say(format.between)} call)*"
+        between = f"({rules.say(format.between)} | SPACE)" if format.between.strip() else "SPACE?"
+        calls = "call" if is_one else f"call ({between} call)*"
+        start = f"{calls} SPACE?"  # most models write a line's end there, and their own behind it
         if not choice.is_forced:
             rules.rules["NO_OBJECT"] = NO_OBJECT
             start = f"({start} | NO_OBJECT)"
@@ -57,7 +60,6 @@ def call_grammar(format: ToolFormat, choice: Choice, find: FindToken, *, thinks:
 def _thought(rules: Rules, is_thinking: bool) -> str:
     """What a model may think before it answers, or goes on thinking."""
     rest = rules.up_to("rest_of_thought", END_OF_THOUGHT)
-    rules.rules["SPACE"] = r"/\s{1,8}/"
     return f"{rest if is_thinking else f'({rules.say(THINK)} {rest})?'} SPACE?"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from nanoengine.models.fill_in_middle import NAMES
 from nanoengine.models.tokenizer import HFTokenizer
 from tests.server.parrot import Parrot, build, save_tokenizer
 from tests.server.running import Server
-from tests.support import byte_tokenizer
 
 PROMPT = "<|fim_prefix|>ab<|fim_suffix|>cd<|fim_middle|>"
 BOTH = {"input_prefix": "ab", "input_suffix": "cd"}
