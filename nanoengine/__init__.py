@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nanoengine.observability.metrics import RequestMetrics
     from nanoengine.pooling.params import PoolingParams
     from nanoengine.sampling.params import SamplingParams
-    from nanoengine.structured.params import StructuredOutputs
+    from nanoengine.structured.params import StructuredOutputs, StructuredOutputsParams
 
 __version__ = "0.1.0"
 
@@ -43,6 +43,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputs",
+    "StructuredOutputsParams",
 ]
 
 _MODULES = {
@@ -56,6 +57,7 @@ _MODULES = {
     "RequestOutput": "core.outputs",
     "SamplingParams": "sampling.params",
     "StructuredOutputs": "structured.params",
+    "StructuredOutputsParams": "structured.params",
 }
 
 

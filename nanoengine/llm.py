@@ -14,7 +14,8 @@ from tqdm import tqdm
 from nanoengine.builder import build_engine, is_installed, not_installed, read_config
 from nanoengine.core.errors import InvalidPrompt, InvalidSamplingParams, StepFailed, shown
 from nanoengine.core.llm import LLM as CoreLLM
-from nanoengine.core.llm import Prompt, params_list, prompt_list
+from nanoengine.core.llm import Prompt as PlainPrompt
+from nanoengine.core.llm import params_list, prompt_list
 from nanoengine.core.outputs import RequestOutput
 from nanoengine.core.sampling_params import SamplingParams
 from nanoengine.core.sequence import Request
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from nanoengine.tools.chats import Chats
 
 logger = logging.getLogger("nanoengine")
+
+Prompt = PlainPrompt | Mapping[str, Any]
+"""A string, a list of token ids, or one of them in a table, as vLLM has it: {"prompt": ...} or {"prompt_token_ids": ...}."""
 
 
 class LLM(CoreLLM):
@@ -70,7 +74,7 @@ class LLM(CoreLLM):
         """Complete prompts; the results are in the order of the prompts.
 
         Args:
-            prompts: a string, a list of token ids, or a list of such.
+            prompts: a string, a list of token ids, {"prompt": ...} or {"prompt_token_ids": ...}; or a list of such.
             sampling_params: one for all prompts, or one for each. None: `get_default_sampling_params()`.
             cache_salt: cached prefixes are shared only among calls of equal salt: tenants with salts of their own cannot
                 learn from response times what others have asked.
@@ -84,6 +88,12 @@ class LLM(CoreLLM):
         requests = self.make_requests(prompts, sampling_params, cache_salt)
         self._adapt(requests, lora_request)
         return self._run_with_bar(requests, use_tqdm)
+
+    def make_requests(
+        self, prompts: Prompt | Sequence[Prompt], sampling_params: Any, cache_salt: str = ""
+    ) -> list[Request]:
+        """A request for each prompt; nothing runs yet."""
+        return super().make_requests(plain_prompts(prompts), sampling_params, cache_salt)
 
     def _adapters(self) -> Adapters:
         """What knows the adapters; raises InvalidConfig or InvalidRequest where there are none."""
@@ -202,7 +212,7 @@ class LLM(CoreLLM):
         from nanoengine.beam_search.search import Search, beam_search
         from nanoengine.sampling import params as sampling
 
-        asked = prompt_list(prompts)
+        asked = plain_prompts(prompts)
         adapters = None if lora_request is None else self._adapters()
         adapter = None if adapters is None or lora_request is None else adapters.find(lora_request)
 
@@ -231,7 +241,7 @@ class LLM(CoreLLM):
         The pieces together are the text that `generate` returns. The prompt is checked at the call and queued when the first
         piece is asked for; closing the iterator early aborts the request.
         """
-        request = self.engine.make_request(prompt, sampling_params)
+        request = self.engine.make_request(plain_prompt(prompt), sampling_params)
         self._adapt([request], lora_request)
         if (count := request.params.num_sequences) != 1:
             raise InvalidSamplingParams(f"the params ask for {count} completions: a stream has one")
@@ -307,6 +317,23 @@ class LLM(CoreLLM):
                 self.engine.abort(request.request_id)
         if request.error is not None:
             raise StepFailed(f"the request failed: {request.error}", [request.output()]) from request.error
+
+
+def plain_prompts(prompts: Prompt | Sequence[Prompt]) -> list[PlainPrompt]:
+    """Prompts as the engine takes them; raises InvalidPrompt for what is none."""
+    listed = [prompts] if isinstance(prompts, Mapping) else prompt_list(cast(PlainPrompt, prompts))
+    return [plain_prompt(own) for own in listed]
+
+
+def plain_prompt(prompt: Prompt) -> PlainPrompt:
+    if not isinstance(prompt, Mapping):
+        return prompt
+    given = [name for name, value in prompt.items() if value is not None]
+    if given not in (["prompt"], ["prompt_token_ids"]):
+        raise InvalidPrompt(
+            f"a prompt has the keys {shown(given)}: it must be {{'prompt': ...}} or {{'prompt_token_ids': ...}}"
+        )
+    return cast(PlainPrompt, prompt[given[0]])
 
 
 def _bar(total: int, use_tqdm: bool) -> tqdm[Any]:

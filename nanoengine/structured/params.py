@@ -93,6 +93,10 @@ class StructuredOutputs:
         return self.kind, self.text, self.disable_any_whitespace, self.whitespace_pattern
 
 
+StructuredOutputsParams = StructuredOutputs
+"""As vLLM calls it."""
+
+
 def _string(name: str, value: object) -> str:
     if not isinstance(value, str) or not value or "\0" in value:
         raise InvalidSamplingParams(

@@ -13,10 +13,14 @@ from tqdm import tqdm
 
 from nanoengine import LLM, SamplingParams
 from nanoengine import llm as module
+from nanoengine.errors import InvalidPrompt
 from tests.e2e.small_engine import assert_idle, submit
 from tests.support import tiny_checkpoint
 
 PROMPT = "def binary_search("
+
+
+GREEDY = SamplingParams(temperature=0, max_tokens=4)
 
 
 @pytest.fixture
@@ -42,6 +46,18 @@ def test_a_single_prompt_needs_no_list(llm: LLM) -> None:
     as_ids = llm.generate(llm.tokenizer.encode(PROMPT), params, use_tqdm=False)
     assert as_text[0].outputs == as_ids[0].outputs
     assert llm.generate([], use_tqdm=False) == llm.chat([], use_tqdm=False) == []
+
+
+def test_a_prompt_may_be_a_table(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("def f(")
+    plain = [output.outputs[0].text for output in llm.generate(["def f(", "x"], GREEDY, use_tqdm=False)]
+    for prompts in ([{"prompt": "def f("}, "x"], [{"prompt_token_ids": ids, "prompt": None}, {"prompt": "x"}]):
+        assert [output.outputs[0].text for output in llm.generate(prompts, GREEDY, use_tqdm=False)] == plain
+    assert llm.generate({"prompt": "def f("}, GREEDY, use_tqdm=False)[0].outputs[0].text == plain[0]
+    assert "".join(llm.stream({"prompt_token_ids": ids}, GREEDY)) == plain[0]
+    for wrong in ({}, {"prompt": "a", "prompt_token_ids": ids}, {"prompt": "a", "multi_modal_data": {}}):
+        with pytest.raises(InvalidPrompt, match="it must be {'prompt': ...}"):
+            llm.generate([wrong], GREEDY, use_tqdm=False)
 
 
 def test_text_is_the_text_of_the_tokens(llm: LLM) -> None:
