@@ -11,12 +11,16 @@ from typing import Any
 
 from nanoengine.chat.answer import Answer, Piece, Stats
 from nanoengine.core.model_config import MAX_JSON_BYTES, read_file
-from nanoengine.errors import InvalidSamplingParams, NanoEngineError, shown
+from nanoengine.errors import InvalidSamplingParams, NanoEngineError, PromptTooLong, shown
 from nanoengine.llm import LLM
 
 SETTINGS: tuple[str, ...] = ("temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "min_tokens", "stop")
 SETTINGS += ("repetition_penalty", "presence_penalty", "frequency_penalty")
 ROLES = ("user", "assistant")
+
+FREE, FREED = 1 / 4, 1 / 2
+"""Parts of the model's context: a conversation that leaves less than the first for an answer loses its oldest turns, until it
+leaves the second. The prefix cache has what is left of it then, until it is as long again."""
 
 
 class ChatError(Exception):
@@ -37,6 +41,8 @@ class Session:
         self.messages: list[dict[str, str]] = []
         self.stats: list[Stats] = []
         """Of all answers, also of those that were forgotten."""
+        self.num_left_out = 0
+        """The first messages that the model no longer reads: its context is full."""
         self._defaults = params
 
     def ask(self, text: str) -> Generator[Piece, None, None]:
@@ -55,9 +61,29 @@ class Session:
         return self._answer(self.messages[: last + 1])
 
     def _answer(self, asked: list[dict[str, str]]) -> Generator[Piece, None, None]:
+        return self._pieces(self._fitting(asked), asked)
+
+    def _fitting(self, asked: list[dict[str, str]]) -> Answer:
+        """The answer to as many of the last turns as leave room for it; at least to the last one."""
         system = [{"role": "system", "content": self.system}] if self.system else []
-        answer = Answer(self.llm, [*system, *asked], self.params)
-        return self._pieces(answer, asked)
+        starts = [i for i, own in enumerate(asked) if own["role"] == "user" and i >= self.num_left_out] or [
+            len(asked) - 1
+        ]
+        most = self.llm.engine.max_model_len
+        free = min(most * FREE, self.params.max_tokens or most)
+        last = starts[-1]
+        for start in starts:
+            wanted = free if start == self.num_left_out else most * FREED
+            try:
+                answer = Answer(self.llm, [*system, *asked[start:]], self.params)
+            except PromptTooLong:
+                if start == last:
+                    raise
+                continue
+            if start == last or most - len(answer.request.prompt_token_ids) >= wanted:
+                break
+        self.num_left_out = start
+        return answer
 
     def _pieces(self, answer: Answer, asked: list[dict[str, str]]) -> Generator[Piece, None, None]:
         before, said = self.messages, {"role": "assistant", "content": ""}
@@ -75,7 +101,7 @@ class Session:
 
     def reset(self) -> None:
         """Forget what was said; the system message stays."""
-        self.messages = []
+        self.messages, self.num_left_out = [], 0
 
     def set(self, name: str, value: str) -> None:
         """Change a sampling parameter; "default" gives back what it was at first. Raises ChatError."""
@@ -109,7 +135,7 @@ class Session:
 
     def load(self, path: Path) -> None:
         """Go on with a conversation that `save` has written. Raises ChatError; then all is as it was."""
-        self.system, self.messages = read_chat(path)
+        (self.system, self.messages), self.num_left_out = read_chat(path), 0
 
 
 def read_chat(path: Path) -> tuple[str, list[dict[str, str]]]:

@@ -58,10 +58,14 @@ class Terminal:
         """Whether the chat goes on."""
         if not line.strip():
             return True
-        done, num_answers = Reply(), len(self.session.stats)
+        done, num_answers, num_left_out = Reply(), len(self.session.stats), self.session.num_left_out
         try:
             with silent():
                 done = reply(self.session, line)
+                if (count := self.session.num_left_out) > num_left_out:
+                    self._say(
+                        f"The context is full: the model no longer reads the first {count} messages. /reset begins anew."
+                    )
                 if done.answer is not None:
                     with closing(done.answer):
                         self.screen.draw(done.answer)

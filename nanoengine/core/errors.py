@@ -40,6 +40,10 @@ class InvalidPrompt(NanoEngineError, ValueError):
     """A prompt is empty, too long, of a wrong type, or holds token ids outside the vocabulary."""
 
 
+class PromptTooLong(InvalidPrompt):
+    """A prompt leaves no room for a new token below max_model_len."""
+
+
 class ModelNotFound(NanoEngineError, FileNotFoundError):
     """There is no such model, or a file of it is missing."""
 

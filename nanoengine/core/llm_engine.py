@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Sequence as Seq
 from typing import Any, Protocol
 
-from nanoengine.core.errors import EngineClosed, InvalidPrompt, InvalidRequest, InvalidSamplingParams, shown
+from nanoengine.core.errors import EngineClosed, InvalidPrompt, InvalidRequest, InvalidSamplingParams, PromptTooLong, shown
 from nanoengine.core.messages import StepPlan, StepResult
 from nanoengine.core.outputs import FinishReason
 from nanoengine.core.sampling_params import SamplingParams
@@ -131,7 +131,7 @@ class LLMEngine:
                     f"the prompt holds {shown(token)}: token ids are integers from 0 to {self.vocab_size - 1}"
                 )
         if len(token_ids) >= self.max_model_len:
-            raise InvalidPrompt(
+            raise PromptTooLong(
                 f"the prompt has {len(token_ids)} tokens, but max_model_len is {self.max_model_len}: at most "
                 f"{self.max_model_len - 1} leave room for a new one; shorten it or raise max_model_len"
             )

@@ -12,7 +12,7 @@ import pytest
 from nanoengine import SamplingParams
 from nanoengine.chat.answer import Stats
 from nanoengine.chat.session import ChatError, Session
-from nanoengine.errors import InvalidPrompt, StepFailed
+from nanoengine.errors import InvalidPrompt, PromptTooLong, StepFailed
 from tests.chat.conftest import NewLLM
 from tests.chat.toys import HANG, answer
 from tests.server.parrot import POISON
@@ -195,3 +195,25 @@ def test_saved_chats_can_be_read_by_people(session: Session, tmp_path: Path) -> 
     text = (tmp_path / "chat.json").read_text("utf-8")
     assert '"ä"' in text
     assert json.loads(text) == {"system": "", "messages": session.messages}
+
+
+def test_a_full_context_loses_its_oldest_turns_and_says_how_many(new_llm: NewLLM) -> None:
+    """The model's context has 1,024 tokens, one for each byte; its answer repeats all that it reads."""
+    session = Session(new_llm(PLAIN), SamplingParams(max_tokens=40), "S")
+    lost, read = [], []
+    for number in range(30):
+        said = answer(session.ask(f"{number:04}" + "." * 96))
+        lost.append(session.num_left_out)
+        read.append(said)
+        first, numbers = session.num_left_out, [own["content"][:4] for own in session.messages if own["role"] == "user"]
+        assert said.startswith("S" + session.messages[first]["content"][:30])
+        assert session.messages[first]["role"] == "user"
+        assert numbers == [f"{own:04}" for own in range(number + 1)]  # all of it is kept
+    assert lost == sorted(lost)
+    assert lost[-1] > 0
+    assert len(set(lost)) < len(lost) / 2  # several turns go at once: the prefix cache has the rest
+    session.reset()
+    assert session.num_left_out == 0
+    with pytest.raises(PromptTooLong, match="max_model_len is 1024"):
+        session.ask("." * 1200)
+    assert session.messages == []

@@ -18,8 +18,6 @@ from tests.e2e.small_engine import assert_idle, submit
 from tests.support import tiny_checkpoint
 
 PROMPT = "def binary_search("
-
-
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
 
 
@@ -56,7 +54,7 @@ def test_a_prompt_may_be_a_table(llm: LLM) -> None:
     assert llm.generate({"prompt": "def f("}, GREEDY, use_tqdm=False)[0].outputs[0].text == plain[0]
     assert "".join(llm.stream({"prompt_token_ids": ids}, GREEDY)) == plain[0]
     for wrong in ({}, {"prompt": "a", "prompt_token_ids": ids}, {"prompt": "a", "multi_modal_data": {}}):
-        with pytest.raises(InvalidPrompt, match="it must be {'prompt': ...}"):
+        with pytest.raises(InvalidPrompt, match="a prompt has the keys"):
             llm.generate([wrong], GREEDY, use_tqdm=False)
 
 
