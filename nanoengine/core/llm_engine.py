@@ -9,7 +9,14 @@ import traceback
 from collections.abc import Sequence as Seq
 from typing import Any, Protocol
 
-from nanoengine.core.errors import EngineClosed, InvalidPrompt, InvalidRequest, InvalidSamplingParams, PromptTooLong, shown
+from nanoengine.core.errors import (
+    EngineClosed,
+    InvalidPrompt,
+    InvalidRequest,
+    InvalidSamplingParams,
+    PromptTooLong,
+    shown,
+)
 from nanoengine.core.messages import StepPlan, StepResult
 from nanoengine.core.outputs import FinishReason
 from nanoengine.core.sampling_params import SamplingParams
