@@ -79,6 +79,11 @@ def main(arguments: list[str]) -> int:
     except NanoEngineError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith(("nanoengine", "benchmarks")):
+            raise
+        print(f"bench.py {mode} needs {error.name}: pip install 'nanoengine[bench]'", file=sys.stderr)
+        return 2
 
 
 def measure(mode: str, module: ModuleType, args: argparse.Namespace) -> int:

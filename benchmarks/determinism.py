@@ -20,7 +20,6 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from benchmarks.options import add_model_options, add_run_options, add_vs_option, engine_options, positive_int
-from benchmarks.peers import PAD, load_in_transformers
 from benchmarks.report import Report
 from benchmarks.session import checkpoint
 from benchmarks.workload import random_tokens
@@ -165,6 +164,8 @@ def differences(right: Answers, found: Answers) -> dict[str, float]:
 
 def compare_batches(model: str, prompts: list[list[int]], args: argparse.Namespace, report: Report) -> None:
     """What transformers answers to the greedy requests, in batches beside one at a time."""
+    from benchmarks.peers import load_in_transformers  # an extra
+
     peer: Any = load_in_transformers(find_model(model), "auto" if args.dtype == "auto" else args.dtype).eval()
     peer.generation_config.eos_token_id = None
     alone = _generate(peer, prompts, args.output_len, 1)
@@ -178,10 +179,10 @@ def _generate(peer: Any, prompts: list[list[int]], output_len: int, size: int) -
     found: Answers = []
     for first in tqdm(range(0, len(prompts), size), desc=f"transformers by {size}", leave=False, disable=None):
         rows = [torch.tensor(prompt) for prompt in prompts[first : first + size]]
-        ids = pad_sequence(rows, batch_first=True, padding_value=PAD, padding_side="left")
+        ids = pad_sequence(rows, batch_first=True, padding_value=0, padding_side="left")
         mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
         out = peer.generate(
-            ids, attention_mask=mask, max_new_tokens=output_len, do_sample=False, pad_token_id=PAD,
+            ids, attention_mask=mask, max_new_tokens=output_len, do_sample=False, pad_token_id=0,
             return_dict_in_generate=True, output_logits=True,
         )  # fmt: skip
         tokens = out.sequences[:, ids.shape[1] :]

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 SEED = 0
@@ -107,7 +108,13 @@ def write_checkpoint(shape: str, folder: str) -> None:
 
 @contextmanager
 def random_checkpoint(shape: str) -> Iterator[str]:
-    """A folder with such a checkpoint, for as long as it is needed. Another process makes it: its memory is not ours."""
+    """A folder with such a checkpoint, for as long as it is needed. Another process makes it: its memory is not ours.
+
+    Raises:
+        ModuleNotFoundError: transformers is not installed.
+    """
+    if find_spec("transformers") is None:
+        raise ModuleNotFoundError("random weights are written by transformers", name="transformers")
     with tempfile.TemporaryDirectory(prefix=f"{shape}-random-") as folder:
         print(f"making random weights of the shape {shape} ...", file=sys.stderr)
         subprocess.run([sys.executable, "-m", "benchmarks.random_weights", shape, folder], check=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tqdm import tqdm
@@ -17,7 +17,6 @@ from benchmarks.ceiling import is_slower_than_float32, measure_ceiling
 from benchmarks.drive import NO_PARAMS, TEMPERATURE, Run, drive
 from benchmarks.limit import Ceiling, ModelLimit
 from benchmarks.options import check_lengths, engine_options
-from benchmarks.peers import ContinuousBatching, Generate
 from benchmarks.random_weights import SHAPES, random_checkpoint
 from benchmarks.report import Report
 from benchmarks.workload import Workload, random_tokens
@@ -32,6 +31,9 @@ from nanoengine.models.description import config_table
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.models.names import find_model
 from nanoengine.models.placement import choose_dtype
+
+if TYPE_CHECKING:
+    from benchmarks.peers import ContinuousBatching, Generate
 
 
 def runner_of(llm: LLM) -> ModelRunner:
@@ -164,6 +166,8 @@ def open_session(args: argparse.Namespace, report: Report, longest: int) -> Iter
         _warn_of_slow_paths(session)
         if getattr(args, "vs", None):
             kv_tokens = num_blocks * session.scheduler.blocks.block_size
+            from benchmarks.peers import ContinuousBatching, Generate  # an extra
+
             generate = Generate(find_model(model), session.dtype, session.device, kv_tokens)
             continuous = ContinuousBatching(generate.model, kv_tokens, llm.config.max_num_seqs)
             session.peers = [generate, continuous]
