@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from os.path import commonprefix
 
 INCOMPLETE = "\ufffd"  # what decoders put in the place of bytes that are not (yet) a whole character
+NUM_CONTEXT = 8  # last tokens of a prompt that are decoded with the first of a completion
 
 
 class Detokenizer:
@@ -17,8 +18,12 @@ class Detokenizer:
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], prompt: Sequence[int] = ()):
-        self.decode, self.text = decode, ""
-        self._window, self._num_context = list(prompt[-8:]), min(8, len(prompt))  # text told: context; then held back
+        self.decode = decode
+        self.text = ""  # that is final
+        self._window = list(
+            prompt[-NUM_CONTEXT:]
+        )  # tokens whose text was told, as context, then those whose text is held back
+        self._num_context = len(self._window)
 
     def text_from(self, start: int) -> str:
         """The final text from this character on."""

@@ -155,7 +155,8 @@ async def generate(http: HTTPRequest) -> Response | EventStream:
     asked = request.chat([*first, {"role": "user", "content": request.prompt}])
     text = request.prompt if request.raw else None
     if request.suffix:
-        text, asked.stop_token_ids = serving.fill_marks.prompt(request.prompt, request.suffix), serving.fill_marks.ends
+        marks = serving.fill_marks
+        text, asked.stop_token_ids = marks.prompt(request.prompt or "", request.suffix), list(marks.ends)
     asked.add_special_tokens = text is not None
     writer = OllamaWriter(request.model, is_chat=False)
     return await reply(http, asked, new_id("ollama-", http, None), writer, text)

@@ -135,7 +135,6 @@ def test_what_clients_ask_before(hermes: Server) -> None:
         ("/api/chat", chat({"role": "assistant", "tool_calls": [{}]}), 400, "tool_calls[0]"),
         ("/api/generate", {"model": "hermes", "prompt": "x", "suffix": "y"}, 400, "suffix"),
         ("/api/generate", {"model": "hermes", "prompt": "x", "context": [1]}, 400, "context"),
-        ("/api/generate", {"model": "hermes", "prompt": "x", "raw": True}, 400, "raw"),
         ("/api/show", {}, 400, "model"),
         ("/api/pull", {}, 404, "/api/pull"),
     ],
