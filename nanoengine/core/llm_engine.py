@@ -139,8 +139,8 @@ class LLMEngine:
                 )
         if len(token_ids) >= self.max_model_len:
             raise PromptTooLong(
-                f"the prompt has {len(token_ids)} tokens, but max_model_len is {self.max_model_len}: at most "
-                f"{self.max_model_len - 1} leave room for a new one; shorten it or raise max_model_len"
+                f"the prompt is too long: this model's maximum context length is {self.max_model_len} tokens, and it has "
+                f"{len(token_ids)}: {self.max_model_len - 1} leave room for a new one; shorten it or raise max_model_len"
             )
         return token_ids
 

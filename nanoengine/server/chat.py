@@ -79,7 +79,7 @@ class _Chat(Answer[ChatRequest]):
         logprobs = None
         if completion.logprobs is not None:
             logprobs = self._logprobs(output.prompt_token_ids, Progress(), completion)
-        said = said_by(Reader(self.conversation.parser()).read(completion.text, is_last=True))
+        said = said_by(Reader(self.conversation.parser()).read(completion.text, completion.finish_reason or "stop"))
         content = self.echo + said.text
         reasoning = said.reasoning if said.reasoning and request.include_reasoning is not False else None
         message: dict[str, Any] = {
@@ -161,7 +161,7 @@ class _Chat(Answer[ChatRequest]):
         """What a delta has told of a choice: each call comes in one piece."""
         if (reader := self._readers.get(index)) is None:
             reader = self._readers[index] = Reader(self.conversation.parser())
-        said = said_by(reader.read(delta.text, delta.finish_reason is not None))
+        said = said_by(reader.read(delta.text, delta.finish_reason))
         found: dict[str, Any] = {"content": said.text} if said.text else {}
         if said.reasoning and self.request.include_reasoning is not False:
             found |= {"reasoning": said.reasoning, "reasoning_content": said.reasoning}

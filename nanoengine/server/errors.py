@@ -19,6 +19,7 @@ from nanoengine.errors import (
     InvalidSamplingParams,
     NanoEngineError,
     NoTokenLeft,
+    PromptTooLong,
     StepFailed,
 )
 
@@ -49,6 +50,9 @@ ANTHROPIC_TYPES = {
 REASON = "nanoengine.reason"
 """Where the scope of a request says why it was not answered."""
 
+TOO_LONG = "context_length_exceeded"
+"""The code of a prompt that the model's context does not hold; clients and agents look for it."""
+
 LONG_WORD = re.compile(r"(\S{38})\S{5,}(\S{37})")
 """Of a client's own: no message repeats more of it."""
 
@@ -63,15 +67,24 @@ class Problem(NanoEngineError):
         message: for people.
         param: the field at fault, if one is.
         headers: of the response.
+        code: what programs know the problem by, in OpenAI's words; None: the status.
     """
 
-    def __init__(self, status: int, message: str, param: str | None = None, headers: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        code: str | None = None,
+    ):
         message = LONG_WORD.sub(r"\1 ... \2", message)
         super().__init__(message)
         self.status = status
         self.message = message
         self.param = param
         self.headers = headers
+        self.code = code
 
     def table(self, path: str = "") -> dict[str, Any]:
         """What the client of a path is told."""
@@ -81,7 +94,7 @@ class Problem(NanoEngineError):
         if path.startswith("/api/"):
             return {"error": self.message}
         kind = TYPES.get(self.status, "InternalServerError" if self.status >= 500 else "BadRequestError")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.status}}
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code or self.status}}
 
     def response(self, scope: MutableMapping[str, Any]) -> Response:
         """The whole answer to the request of a scope, which is told of the reason."""
@@ -100,6 +113,8 @@ def problem_of(error: BaseException) -> Problem:
         return error
     if isinstance(error, StepFailed) and isinstance(error.__cause__, USER_ERRORS):
         error = error.__cause__
+    if isinstance(error, PromptTooLong):
+        return Problem(HTTPStatus.BAD_REQUEST, str(error), "prompt", code=TOO_LONG)
     if isinstance(error, USER_ERRORS):
         return Problem(HTTPStatus.BAD_REQUEST, str(error), _field(str(error)))
     if isinstance(error, EngineDead | EngineClosed | GrammarsUnavailable):

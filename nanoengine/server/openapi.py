@@ -84,7 +84,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "message": {"type": "string"},
     "type": {"type": "string"},
     "param": {"type": ["string", "null"]},
-    "code": {"type": "integer"},
+    "code": {"type": ["integer", "string"]},
 }
 """Of an error."""
 

@@ -13,7 +13,7 @@ from starlette.requests import Request as HTTPRequest
 
 from nanoengine.depth import MAX_DEPTH
 from nanoengine.server.budget import Holding
-from nanoengine.server.errors import Problem, body_too_long
+from nanoengine.server.errors import TOO_LONG, Problem, body_too_long
 from nanoengine.server.text import IS_LONG, TextThreads
 
 SLOW_BYTES = 1 << 13
@@ -118,10 +118,9 @@ def check_size(request: msgspec.Struct, max_model_len: int, max_chars: int) -> N
         value = getattr(request, field)
         if isinstance(value, list) and value and isinstance(value[0], dict):
             if field in TURNS and len(value) > max_model_len:
-                message = (
-                    f"{field} has {len(value)} messages: the model's context has {max_model_len} tokens (max_model_len)"
-                )
-                raise Problem(400, f"{message}, and each has one at least; send fewer", field)
+                message = f"the prompt is too long: this model's maximum context length is {max_model_len} tokens"
+                more = f"(max_model_len), and each of its {len(value)} messages has one at least; send fewer"
+                raise Problem(400, f"{message} {more}", field, code=TOO_LONG)
             size += CHARS_OF_AN_ITEM * len(value)
         elif not isinstance(value, dict | msgspec.Struct):
             continue

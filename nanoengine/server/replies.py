@@ -89,11 +89,11 @@ class Reader:
     def __init__(self, parser: AnswerParser | None):
         self._parser = parser
 
-    def read(self, text: str, is_last: bool) -> list[Event]:
-        """What a piece says; it is as long as all that the parser held back."""
+    def read(self, text: str, ended: str | None) -> list[Event]:
+        """What a piece says. It is as long as all that the parser held back. `ended`: why the answer ends with it, if it does."""
         if self._parser is None:
             return [Text(text)] if text else []
-        return [*self._parser.push(text), *(self._parser.finish() if is_last else ())]
+        return [*self._parser.push(text), *(self._parser.finish(ended == "length") if ended else ())]
 
 
 def ended_by(reason: str | None, has_called: bool) -> str | None:
@@ -217,7 +217,7 @@ def _whole(writer: Writer, reader: Reader, output: RequestOutput) -> Response:
     completion, num_prompt = output.outputs[0], len(output.prompt_token_ids)
     usage = Usage(num_prompt, output.num_cached_tokens, len(completion.token_ids))
     list(writer.begin(Usage(num_prompt)))
-    list(writer.say(reader.read(completion.text, is_last=True)))
+    list(writer.say(reader.read(completion.text, completion.finish_reason or "stop")))
     list(_ended(writer, completion.finish_reason, completion.stop_reason, usage))
     return json_response(writer.body())
 
@@ -230,7 +230,7 @@ async def _stream(job: Job, writer: Writer, reader: Reader) -> AsyncIterator[byt
         for _, delta in news:
             num_new += len(delta.token_ids)
             is_last = delta.finish_reason is not None
-            events += writer.say(reader.read(delta.text, is_last))
+            events += writer.say(reader.read(delta.text, delta.finish_reason))
             if is_last:
                 usage = Usage(num_prompt, job.num_cached_tokens, num_new)
                 events += _ended(writer, delta.finish_reason, delta.stop_reason, usage, job.problem)

@@ -23,7 +23,7 @@ from nanoengine.models.fill_in_middle import FillMarks, fill_marks
 from nanoengine.sampling.params import SamplingParams
 from nanoengine.server.budget import Budget
 from nanoengine.server.config import PART_OF_A_CLIENT, ServerConfig
-from nanoengine.server.errors import Problem
+from nanoengine.server.errors import TOO_LONG, Problem
 from nanoengine.server.fresh import Fresh
 from nanoengine.server.jobs import Job, Jobs, most_tokens, until_gone
 from nanoengine.server.metrics import render_metrics
@@ -397,10 +397,10 @@ class Serving:
         most = self.max_model_len * self._longest_token
         if len(text) > most and request.truncate_prompt_tokens is None:
             message = (
-                f"This model's maximum context length is {self.max_model_len} tokens, and the prompt has {len(text)} characters, "
-                f"more than {most}, which are the most that so many tokens can have: shorten it"
+                f"the prompt is too long: this model's maximum context length is {self.max_model_len} tokens, and it has "
+                f"{len(text)} characters, more than {most}, which are the most that so many tokens can have: shorten it"
             )
-            raise Problem(400, message, "prompt")
+            raise Problem(400, message, "prompt", code=TOO_LONG)
 
     def check_chars(self, text: str, field: str) -> None:
         """Refuse a text that would keep a thread for long; raises a Problem."""

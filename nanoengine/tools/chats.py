@@ -105,10 +105,10 @@ class Prompt:
             schemas={tool.name: tool.parameters for tool in self.choice.tools},
         )
 
-    def read(self, text: str) -> Answer:
-        """What a whole answer says."""
+    def read(self, text: str, is_cut: bool = False) -> Answer:
+        """What a whole answer says, or one that was cut off: see `AnswerParser.finish`."""
         parser = self.parser()
-        return Answer(text, "", []) if parser is None else said([*parser.push(text), *parser.finish()])
+        return Answer(text, "", []) if parser is None else said([*parser.push(text), *parser.finish(is_cut)])
 
     def new_id(self) -> str:
         """Of a call; Mistral's templates take no other than nine letters."""
@@ -202,7 +202,7 @@ class Chats:
         end = self.tokenizer.decode(output.prompt_token_ids[-8:], skip_special_tokens=False)
         is_thinking = prompt.thinks and end.rstrip().endswith(THINK)
         prompt = dataclasses.replace(prompt, is_thinking=is_thinking)
-        return [prompt.read(completion.text) for completion in output.outputs]
+        return [prompt.read(own.text, own.finish_reason == "length") for own in output.outputs]
 
     def _render(self, messages: Sequence[Message], kwargs: Any, tools: Any, options: tuple[bool, bool]) -> str:
         first, second = options

@@ -54,18 +54,19 @@ class Harmony(Reading):
         return self._switch(Reasoning if "<|channel|>analysis" in head else Text, self._read_body)
 
     def _read_body(self, is_last: bool) -> bool:
-        mark, free = self._marks.find(self._text, self._at, is_last)
+        mark, free = self._marks.find(self._text, self._at, is_last and not self._is_cut)
         self._say(self._read(free))
         return mark is not None and self._next_message(mark)
 
     def _read_call(self, is_last: bool) -> bool:
-        mark, free = self._marks.find(self._text, self._at, is_last)
+        mark, free = self._marks.find(self._text, self._at, is_last and not self._is_cut)
         self._held.append(self._read(free))
         if mark is None and not is_last:
             return False
         text, self._held = "".join(self._held), []
         is_cut_off = mark is None and not text.strip()  # in front of the arguments
-        if is_cut_off or not self._tell(lambda text: arguments_of(self._name, text, self.names), text):
+        is_told = not is_cut_off and self._tell(lambda text: arguments_of(self._name, text, self.names), text)
+        if not is_told and not self._is_cut:
             self._say(text)
         return mark is not None and self._next_message(mark)
 

@@ -72,7 +72,7 @@ class Marked(Reading):
 
     def _read_to(self, marks: Marks, is_last: bool) -> re.Match[str] | None:
         """Say what stands before the next mark, and go behind it; None if there is no mark yet."""
-        mark, free = marks.find(self._text, self._at, is_last)
+        mark, free = marks.find(self._text, self._at, is_last and not self._is_cut)
         self._say(self._read(free))
         if mark is not None:
             self._at = mark.end()
@@ -96,8 +96,11 @@ class Marked(Reading):
             if Text not in self._told:  # white space around calls is of the text if there is text on both sides
                 self._space, self._is_fresh = [], True
             return True
-        self._say(self._mark + read)
         self._state = self._read_text
+        if self._is_cut:
+            self._read(len(self._text))
+        else:
+            self._say(self._mark + read)
         return True
 
     def _read_end(self, is_last: bool) -> bool:

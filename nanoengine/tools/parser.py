@@ -54,6 +54,6 @@ class AnswerParser:
         """More of the answer: what is certain now."""
         return self._reading.push(text)
 
-    def finish(self) -> list[Event]:
-        """The answer is over: the rest of it."""
-        return self._reading.finish()
+    def finish(self, is_cut: bool = False) -> list[Event]:
+        """The answer is over: the rest of it. Of one that was cut off, a call that was begun is not told, nor its marks."""
+        return self._reading.finish(is_cut)

@@ -64,6 +64,7 @@ class Reading:
         self._kind: type[Text | Reasoning] = Text
         self._told: set[type[Text | Reasoning]] = set()
         self._num_calls = 0
+        self._is_cut = False  # the end of the text is not the model's: what it has begun is not told
         self._events: list[Event] = []
 
     @property
@@ -75,7 +76,8 @@ class Reading:
         self._text, self._at = self._text[self._at :] + text, 0
         return self._run(False)
 
-    def finish(self) -> list[Event]:
+    def finish(self, is_cut: bool = False) -> list[Event]:
+        self._is_cut = is_cut
         events = self._run(True)
         if self._space and not self._num_calls and self._kind is Text and not self._is_fresh:
             events.append(Text("".join(self._space)))

@@ -214,6 +214,6 @@ def test_a_full_context_loses_its_oldest_turns_and_says_how_many(new_llm: NewLLM
     assert len(set(lost)) < len(lost) / 2  # several turns go at once: the prefix cache has the rest
     session.reset()
     assert session.num_left_out == 0
-    with pytest.raises(PromptTooLong, match="max_model_len is 1024"):
+    with pytest.raises(PromptTooLong, match="context length is 1024 tokens"):
         session.ask("." * 1200)
     assert session.messages == []

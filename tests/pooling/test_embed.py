@@ -199,7 +199,7 @@ def test_what_comes_back(folder: Path) -> None:
         ("a", PoolingParams(dimensions=49), InvalidSamplingParams, "dimensions is 49, but the embeddings of this model have 48"),
         ("a", SamplingParams(), InvalidSamplingParams, "params must be PoolingParams"),
         ("", None, InvalidPrompt, "the prompt is empty"),
-        ([1] * 64, None, InvalidPrompt, "max_model_len is 64"),
+        ([1] * 64, None, InvalidPrompt, "context length is 64"),
     ],
     ids=str,
 )  # fmt: skip

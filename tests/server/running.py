@@ -18,6 +18,7 @@ from nanoengine.builder import Built
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.server.app import http_settings
 from nanoengine.server.config import ServerConfig
+from nanoengine.server.errors import TOO_LONG
 from nanoengine.server.http import Connections
 from nanoengine.server.serving import Serving
 from tests.aio.toys import PATIENCE, StepGate, assert_idle
@@ -58,7 +59,7 @@ class Answer(NamedTuple):
         assert set(self.json) == {"error"}
         error = self.json["error"]
         assert set(error) == {"message", "type", "param", "code"}
-        assert error["code"] == self.status
+        assert error["code"] in (self.status, TOO_LONG)
         assert isinstance(error["message"], str)
         assert error["message"]
         return dict(error)

@@ -331,3 +331,15 @@ def test_a_call_is_told_as_soon_as_it_is_whole() -> None:
     parser = AnswerParser(BY_NAME["hermes"], NAMES)
     assert parser.push(f"<tool_call>\n{CALL}") == [Call(0, "weather", '{"city": "A"}')]
     assert parser.push("\n</tool_call>") == parser.finish() == []
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_an_answer_that_is_cut_off_has_no_marks_in_its_text(name: str) -> None:
+    """Wherever it is cut, in a call or in its mark: what was begun is not told, and what was whole is."""
+    call = written(name, ("weather", {"city": "A"}))
+    for end in range(1, len(call)):
+        parser = AnswerParser(BY_NAME[name], NAMES)
+        events = [*parser.push("Hi. " + call[:end]), *parser.finish(is_cut=True)]
+        text = "".join(event.text for event in events if not isinstance(event, Call))
+        assert text.strip() == "Hi." or any(isinstance(event, Call) for event in events), (call[:end], text)
+        assert not any(mark in text for mark in BY_NAME[name].marks), text

@@ -6,10 +6,12 @@ import { stream } from "./server.js";
 
 let numAnswers = 0; // of this page: the engine's view names them
 
-/** The messages as a model takes them: who was not answered and spoke again has spoken once. */
-export function turnsOf({ settings, messages }) {
+const TOO_LONG = "context_length_exceeded"; // the server's code
+
+/** The messages as a model takes them: who was not answered and spoke again has spoken once. The first may be left out. */
+export function turnsOf({ settings, messages, leftOut = 0 }) {
   const turns = settings.system ? [{ role: "system", content: settings.system }] : [];
-  for (const { role, content } of messages) {
+  for (const { role, content } of messages.slice(leftOut < messages.length ? leftOut : 0)) {
     const last = turns.at(-1);
     if (!content) continue; // stopped before its first word
     if (role === "user" && last?.role === "user") last.content += `\n\n${content}`;
@@ -28,11 +30,33 @@ function request(conversation, isContinued) {
   if (!model.hasTemplate) {
     const said = conversation.messages.map(({ content }) => content);
     common.max_tokens ??= null; // as many as fit; the interface says 16
-    return ["v1/completions", { ...common, prompt: isContinued ? said.slice(-2).join("") : said.at(-1) }];
+    return ["v1/completions", { ...common, prompt: isContinued ? said.slice(-2).join("") : said.at(-2) }];
   }
   if (noThinking) common.chat_template_kwargs = { enable_thinking: false };
   const body = { ...common, messages: turnsOf(conversation) };
   return ["v1/chat/completions", isContinued ? { ...body, add_generation_prompt: false, continue_final_message: true } : body];
+}
+
+/** Leave out the older half of the turns that a model still reads; whether there were any before the last. */
+function leaveOutOldest(conversation) {
+  const { messages, leftOut = 0 } = conversation;
+  const starts = [...messages.keys()].filter((i) => i > leftOut && messages[i].role === "user");
+  if (!model.hasTemplate || !starts.length) return false;
+  conversation.leftOut = starts[Math.floor((starts.length - 1) / 2)];
+  return true;
+}
+
+/** The stream of an answer, to as many of the last turns as the model's context holds. */
+async function begin(conversation, message, isContinued, signal) {
+  for (;;) {
+    const [path, body] = request(conversation, isContinued);
+    try {
+      return [body.request_id, await stream(path, body, signal)];
+    } catch (error) {
+      if (error.code !== TOO_LONG || !leaveOutOldest(conversation)) throw error;
+      message.leftOut = conversation.leftOut;
+    }
+  }
 }
 
 /** Have the model answer a conversation; `message` takes what it says, and is the last of it once it says something. */
@@ -40,9 +64,11 @@ export async function answer(conversation, message, { isContinued, signal, onNew
   const times = { begun: performance.now(), first: null, last: null };
   let before = 0; // tokens that had come with the first piece
   Object.assign(message, { ended: null, error: null, tokens: 0, prompt: null, cached: null, rate: null });
-  const [path, body] = request(conversation, isContinued);
+  let id = null;
   try {
-    for await (const event of await stream(path, body, signal)) {
+    const [ownId, events] = await begin(conversation, message, isContinued, signal);
+    id = ownId;
+    for await (const event of events) {
       const { usage, choices: [choice] } = event;
       const text = choice?.delta?.content ?? choice?.text;
       const thought = choice?.delta?.reasoning_content;
@@ -67,6 +93,6 @@ export async function answer(conversation, message, { isContinued, signal, onNew
     message.ended = signal.aborted ? "stopped" : "error";
     if (!signal.aborted) message.error = error.message;
   }
-  noteEnd(body.request_id, message.tokens);
+  if (id) noteEnd(id, message.tokens);
   if (times.first) message.wait = (times.first - times.begun) / 1000;
 }

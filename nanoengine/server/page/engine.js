@@ -45,7 +45,7 @@ async function askForView() {
   try {
     const response = await ask("view", { signal: AbortSignal.timeout(60_000) });
     if (response.ok) return await response.json();
-    const problem = await problemOf(response);
+    const problem = (await problemOf(response)).message;
     tellConnection(response.status === 401 ? "locked" : "gone", response.status === 401 ? "wants a key" : problem);
     if (response.status === 401) setText($("story"), `The engine's view is closed: ${problem}.`);
     return response.status === 401 ? "refused" : null;

@@ -38,7 +38,7 @@ function showThought(element, { thought, thoughtSeconds, content, ended }) {
 }
 
 /** Why an answer ended, and what it took. */
-function tellEnd({ content, ended, error, called, tokens, prompt, cached, rate, wait }) {
+function tellEnd({ content, ended, error, called, tokens, prompt, cached, rate, wait, leftOut }) {
   if (error) return error;
   const isFull = prompt + tokens >= model.length;
   const why = {
@@ -54,6 +54,7 @@ function tellEnd({ content, ended, error, called, tokens, prompt, cached, rate, 
   if (rate) facts.push(`${number(Math.round(rate))} tok/s`);
   if (wait) facts.push(`first after ${wait.toFixed(wait < 1 ? 2 : 1)} s`);
   if (prompt && cached !== null) facts.push(`${number(cached)} of ${plural(prompt, "prompt token")} were cached`);
+  if (leftOut) facts.push(`the context is full: the first ${plural(leftOut, "message")} of this chat are no longer read`);
   return facts.join(" · ");
 }
 

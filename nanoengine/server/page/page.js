@@ -15,7 +15,7 @@ async function meet() {
     $("key-form").hidden = false;
     return;
   }
-  if (failed) setText($("trouble"), await problemOf(failed));
+  if (failed) setText($("trouble"), (await problemOf(failed)).message);
   for (const place of ["model", "welcome-name"]) setText($(place), model.name);
   tellSettings();
   refresh();

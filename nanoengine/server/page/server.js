@@ -21,17 +21,18 @@ export function post(path, body, signal) {
 /** Ask for a stream of events; an answer that is none is an Error, with the server's words. */
 export async function stream(path, body, signal) {
   const response = await post(path, { ...body, stream: true }, signal);
-  if (!response.ok) throw new Error(await problemOf(response));
+  if (!response.ok) throw await problemOf(response);
   return events(response);
 }
 
+/** What a response that is none says, as an Error with the server's code. */
 export async function problemOf(response) {
   const text = await response.text();
   try {
-    const body = JSON.parse(text);
-    return body.error?.message ?? body.message ?? text;
+    const { error, message } = JSON.parse(text);
+    return Object.assign(new Error(error?.message ?? message ?? text), { code: error?.code });
   } catch {
-    return text || `the server answers ${response.status}`;
+    return new Error(text || `the server answers ${response.status}`);
   }
 }
 
