@@ -215,3 +215,17 @@ def test_a_small_model_calls_by_itself() -> None:
         answers = [llm.chats.read(output, tools)[0] for output in outputs]
     told = [(own.text == "", [json.loads(call.arguments) for call in own.calls]) for own in answers]
     assert told == [(True, [{"city": "Rome"}]), (True, [{"city": "Oslo"}]), (False, [])]
+
+
+def test_a_forced_answer_of_a_small_model_ends_by_itself() -> None:
+    """Behind a call it writes the end of a line, then its own end: a grammar that allows no blank there makes it call for ever."""
+    if not QWEN.is_file():
+        pytest.skip(f"{QWEN.name} is not beside the models that `nanoengine fetch` gets")
+    asked = ["How is the weather in Rome?", "What time is it?", "Weather in Oslo and in Paris, please.", "Hello"]
+    with LLM(str(QWEN), device="cpu", num_kv_blocks=200, max_model_len=512, use_tqdm=False) as llm:
+        messages = [[{"role": "user", "content": own}] for own in asked]
+        params = SamplingParams(temperature=0, max_tokens=100)
+        outputs = llm.chat(messages, params, tools=TOOLS, tool_choice="required", use_tqdm=False)
+        answers = [llm.chats.read(output, TOOLS, "required")[0] for output in outputs]
+    assert [output.outputs[0].finish_reason for output in outputs] == ["stop"] * 4
+    assert all(own.calls and not own.text for own in answers)
