@@ -49,6 +49,10 @@ def test_a_call_may_be_forced(accepts: Accepts, name: str) -> None:
         assert accepts(name, spelled(name, A, EMPTY, A), "required")
         assert not accepts(name, spelled(name, A, EMPTY), "required", most=1)
         assert accepts(name, one, "required", most=1)
+        for end in ("\n", "\n\n", " "):  # most models write one, and then their own end
+            assert accepts(name, one + end, "required")
+            assert accepts(name, one + end, "required", most=1)
+            assert not accepts(name, one + end + "Hello", "required")
 
 
 @pytest.mark.parametrize("name", BY_NAME)
