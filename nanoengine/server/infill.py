@@ -120,7 +120,7 @@ class InfillWriter(Writer):
 
     def end(self, reason: str | None, stop: str | int | None, usage: Usage) -> Iterator[Table]:
         end = time.monotonic()
-        first = self._first or end
+        first = self._first or end if self.ttft is None else self._start + self.ttft
         new = 0 if self._is_silent else usage.new
         word = stop if isinstance(stop, str) else ""
         self._last = {

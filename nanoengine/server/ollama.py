@@ -308,7 +308,7 @@ class OllamaWriter(Writer):
 
     def end(self, reason: str | None, stop: str | int | None, usage: Usage) -> Iterator[Table]:
         now = time.monotonic_ns()
-        first = self._first or now
+        first = self._first or now if self.ttft is None else self._start + int(1e9 * self.ttft)
         rest = {
             "done": True,
             "done_reason": "length" if reason == "length" else "stop",

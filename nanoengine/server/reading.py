@@ -28,6 +28,12 @@ TURNS = ("messages", "input")
 CHARS_OF_AN_ITEM = 64
 """That a message, a tool or a document counts for beside its own characters: each is rendered, which takes as long as that."""
 
+OF_PROGRAMS = ("", "application/x-www-form-urlencoded")
+"""What programs that say nothing else send JSON as: curl, and clients of Ollama."""
+
+BY_BROWSERS = frozenset(("origin", "sec-fetch-site"))
+"""Headers of whatever a page sends."""
+
 MAX_BODY_SECONDS = 120
 """A request that is not there by then is given up."""
 
@@ -57,7 +63,8 @@ async def read(
         Problem: no JSON, too long, or not what this endpoint takes.
     """
     content_type = http.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type != "application/json":  # a page of another site may send forms and plain text without being asked
+    is_form = content_type in OF_PROGRAMS and BY_BROWSERS.isdisjoint(http.headers.keys())
+    if content_type != "application/json" and not is_form:  # a page may send forms and plain text without being asked
         wanted = "Only 'application/json' is allowed (curl -H 'content-type: application/json')"
         raise Problem(400, f"Unsupported Media Type {content_type[:80]!r}: {wanted}")
     body = await _body(http, max_bytes, holding)

@@ -123,6 +123,7 @@ class Writer:
     """What the interface calls fields of `SamplingParams`."""
 
     def __init__(self) -> None:
+        self.ttft: float | None = None  # seconds to the first token, where the answer is made when it is whole
         self._kind: type[Event] | None = None  # of the open block
         self._num_blocks = 0
         self.has_called = False
@@ -216,6 +217,7 @@ async def reply(
 def _whole(writer: Writer, reader: Reader, output: RequestOutput) -> Response:
     completion, num_prompt = output.outputs[0], len(output.prompt_token_ids)
     usage = Usage(num_prompt, output.num_cached_tokens, len(completion.token_ids))
+    writer.ttft = getattr(output.metrics, "ttft", None)
     list(writer.begin(Usage(num_prompt)))
     list(writer.say(reader.read(completion.text, completion.finish_reason or "stop")))
     list(_ended(writer, completion.finish_reason, completion.stop_reason, usage))

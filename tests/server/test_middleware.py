@@ -163,9 +163,13 @@ def test_no_path_writes_more_into_the_log_than_itself(parrot: Server, lines: lis
     ("path", "fields", "reason"),
     [
         ("/v1/completions", {"prompt": "a", "thinks": 1}, "Object contains unknown field `thinks`"),
-        ("/v1/completions", {"prompt": "a", "suffix": "b"}, "suffix is not supported: leave it out"),
+        ("/v1/completions", {"prompt": "a", "prompt_embeds": "b"}, "prompt_embeds is not supported: leave it out"),
         ("/v1/completions", b'{"prompt": "a", "guided_json": 1e999}', "guided_json is not supported: leave it out"),
-        ("/v1/completions", b'{"prompt": "a", "suffix": "\xff"}', "suffix is not supported: leave it out"),
+        (
+            "/v1/completions",
+            b'{"prompt": "a", "prompt_embeds": "\xff"}',
+            "prompt_embeds is not supported: leave it out",
+        ),
         ("/v1/messages", {"max_tokens": 1, "messages": [{}]}, "messages[0]"),
         ("/api/chat", {"model": "x" * 1000}, "The model `xxx"),
     ],
@@ -215,11 +219,23 @@ def test_no_other_page_may_read_answers_unless_it_is_named(make_server: MakeServ
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
 def test_what_a_page_may_send_unasked_is_not_read(parrot: Server, kind: str) -> None:
+    """Browsers say of each request where it comes from. Programs do not: JSON of theirs may be called a form, as curl does."""
     before = parrot.metrics().num_requests
-    answer = parrot.post("/v1/completions", b'{"prompt": "a"}', {"content-type": kind})
-    assert answer.status == 400
-    assert "application/json" in answer.error["message"]
-    assert parrot.metrics().num_requests == before
+    from_pages: list[dict[str, str]] = [{"origin": parrot.url}, {"sec-fetch-site": "cross-site"}]
+    is_of_programs = kind not in ("text/plain", "multipart/form-data")
+    for headers in [*from_pages, *([] if is_of_programs else [{}])]:
+        answer = parrot.post("/v1/completions", b'{"prompt": "a"}', {"content-type": kind, **headers})
+        assert answer.status == 400
+        assert "application/json" in answer.error["message"]
+        assert parrot.metrics().num_requests == before
+    assert (
+        parrot.post("/v1/completions", b'{"prompt": "a"}', {"content-type": kind, "origin": "http://b.example"}).status
+        == 403
+    )
+    if is_of_programs:
+        body = b'{"model": "parrot", "prompt": "a", "stream": false}'
+        for path in ("/v1/completions", "/api/generate"):
+            assert parrot.post(path, body, {"content-type": kind}).status == 200
 
 
 def test_a_page_of_another_site_may_not_send_json_either(parrot: Server) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from nanoengine.server.ollama import OllamaWriter
+from nanoengine.server.replies import Usage
 from tests.server.conftest import MakeServer
 from tests.server.running import Server
 from tests.server.streams import lines
@@ -156,3 +158,11 @@ def test_a_stream_that_fails_says_so(make_server: MakeServer) -> None:
     server.gate.open()
     *_, last = lines(future.result())
     assert set(last) == {"error"}
+
+
+def test_a_whole_answer_says_when_its_first_token_was_there() -> None:
+    writer = OllamaWriter("parrot", is_chat=False)
+    writer.ttft = 0.0
+    [last] = writer.end("stop", None, Usage(3, 0, 5))
+    assert last["prompt_eval_duration"] == 0
+    assert last["eval_duration"] == last["total_duration"]

@@ -218,7 +218,7 @@ def test_a_small_model_calls_by_itself() -> None:
 
 
 def test_a_forced_answer_of_a_small_model_ends_by_itself() -> None:
-    """Behind a call it writes the end of a line, then its own end: a grammar that allows no blank there makes it call for ever."""
+    """Behind a call it writes the end of a line, then its own end: without a blank there it would call for ever."""
     if not QWEN.is_file():
         pytest.skip(f"{QWEN.name} is not beside the models that `nanoengine fetch` gets")
     asked = ["How is the weather in Rome?", "What time is it?", "Weather in Oslo and in Paris, please.", "Hello"]
