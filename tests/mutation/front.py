@@ -197,8 +197,8 @@ MUTANTS = (
     Mutant(
         "reset-forgets-the-system-message",
         SESSION,
-        "        self.messages = []\n\n",
-        '        self.messages, self.system = [], ""\n\n',
+        "        self.messages, self.num_left_out = [], 0\n\n",
+        '        self.messages, self.num_left_out, self.system = [], 0, ""\n\n',
         "/reset forgets the system message too.",
         (TEST_SESSION,),
     ),
