@@ -54,7 +54,7 @@ def test_an_error_is_its_row_s_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [rows[0], rows[5]] == want
     names = ["empty", "must be a string or a list of token ids", "max_model_len", "token ids are integers"]
     for row, name in zip(rows[1:5], names, strict=True):
-        assert row["error"].startswith("PromptTooLong: ")
+        assert row["error"].startswith(("InvalidPrompt: ", "PromptTooLong: "))
         assert name in row["error"]
         assert row["text"] is row["token_ids"] is row["finish_reason"] is None
     assert "seed" in own.complete(PROMPTS[:1], ["x"])[0]["error"]
