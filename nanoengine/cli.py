@@ -190,8 +190,14 @@ def models(_: argparse.Namespace) -> None:
 
 
 def fetch(args: argparse.Namespace) -> None:
-    """Download a small model that can hold a conversation."""
-    print(f"{fetch_model(args.name)}\nTalk with it: nanoengine chat {args.name}")
+    """Download a small model."""
+    path, name = fetch_model(args.name), args.name
+    if DOWNLOADS[name].has_chat_template:
+        print(f"{path}\nTalk with it: nanoengine chat {name}")
+    else:
+        print(
+            f"{path}\nIt was taught no conversations, and goes on with texts: nanoengine generate --model {name} 'Once upon'"
+        )
 
 
 def _standard_input() -> str:

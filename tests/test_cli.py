@@ -105,6 +105,8 @@ def test_fetch_says_where_the_model_is_and_what_to_do_with_it(
         str(tmp_path / "smollm2.gguf"),
         "Talk with it: nanoengine chat smollm2",
     ]
+    assert main(["fetch", "gemma-3-270m"]) == 0
+    assert "goes on with texts: nanoengine generate --model gemma-3-270m" in capsys.readouterr().out
 
 
 def test_commands_that_take_no_parameters_work_where_sampling_was_deleted(tmp_path: Path) -> None:

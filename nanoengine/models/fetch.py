@@ -35,6 +35,7 @@ class Download:
     num_bytes: int
     licence: str
     file: str  # what it is called in the cache
+    has_chat_template: bool = True
 
     @property
     def path(self) -> Path:
@@ -62,6 +63,7 @@ DOWNLOADS: Mapping[str, Download] = {
         num_bytes=253_113_024,
         licence="Gemma (https://ai.google.dev/gemma/terms)",
         file="gemma-3-270m.q4_k_m.gguf",
+        has_chat_template=False,
     ),
 }
 

@@ -154,6 +154,8 @@ async def generate(http: HTTPRequest) -> Response | EventStream:
     first = [{"role": "system", "content": request.system}] if request.system else []
     asked = request.chat([*first, {"role": "user", "content": request.prompt}])
     text = request.prompt if request.raw else None
+    if not serving.tokenizer.chat_templates:  # it goes on with texts
+        text = "\n".join(filter(None, (request.system, request.prompt)))
     if request.suffix:
         marks = serving.fill_marks
         text, asked.stop_token_ids = marks.prompt(request.prompt or "", request.suffix), list(marks.ends)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,6 +69,20 @@ def test_ollama(coder: Server) -> None:
     in_a_chat = coder.post("/api/generate", request | {"options": {"num_predict": 2}}).json
     assert in_a_chat["prompt_eval_count"] > 2
     assert coder.post("/api/generate", request | {"prompt": "", "suffix": "cd"}).json["response"] == "cd"
+
+
+def test_a_model_without_a_chat_template_goes_on_with_a_prompt(tmp_path: Path) -> None:
+    folder = save_tokenizer(tmp_path)
+    (folder / "chat_template.jinja").unlink()
+    server = Server(build(folder), "plain")
+    try:
+        asked = {"model": "plain", "prompt": "ab", "stream": False}
+        assert server.post("/api/generate", asked).json["response"] == "ab"
+        assert server.post("/api/generate", asked | {"system": "S"}).json["response"] == "S\nab"
+        refused = server.post("/api/chat", {"model": "plain", "messages": [{"role": "user", "content": "a"}]})
+        assert (refused.status, "has no chat template" in refused.json["error"]) == (400, True)
+    finally:
+        server.close()
 
 
 def test_infill(coder: Server) -> None:
