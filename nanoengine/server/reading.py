@@ -125,7 +125,9 @@ def check_size(request: msgspec.Struct, max_model_len: int, max_chars: int) -> N
         value = getattr(request, field)
         if isinstance(value, list) and value and isinstance(value[0], dict):
             if field in TURNS and len(value) > max_model_len:
-                message = f"the prompt is too long: this model's maximum context length is {max_model_len} tokens"
+                message = (
+                    f"{field}: the prompt is too long: this model's maximum context length is {max_model_len} tokens"
+                )
                 more = f"(max_model_len), and each of its {len(value)} messages has one at least; send fewer"
                 raise Problem(400, f"{message} {more}", field, code=TOO_LONG)
             size += CHARS_OF_AN_ITEM * len(value)
