@@ -17,7 +17,7 @@ from starlette.responses import Response
 from nanoengine.server.answers import EventStream, encode
 from nanoengine.server.errors import Problem
 from nanoengine.server.fields import refuse, with_fields
-from nanoengine.server.protocol import ChatRequest, Int64, Named, Stop, Table
+from nanoengine.server.protocol import ChatRequest, LocalSampling, Table
 from nanoengine.server.replies import Usage, Writer, reply
 from nanoengine.server.serving import Serving, new_id
 from nanoengine.tools.parser import Event
@@ -30,9 +30,6 @@ IGNORED = (
 
 REFUSED: dict[str, tuple[Any, ...]] = {"n_probs": (0,), "grammar": ("",), "json_schema": ({},), "n_cmpl": (1,)}
 
-SAME = ("frequency_penalty", "min_p", "presence_penalty", "seed", "stop", "temperature", "top_k", "top_p")
-"""Fields that are called as in /v1/completions."""
-
 STOP_TYPES = {"length": "limit", "stop": "eos"}
 
 
@@ -43,24 +40,16 @@ class File(msgspec.Struct):
     filename: str = ""
 
 
-class InfillRequest(with_fields(Named, (*IGNORED, *REFUSED)), kw_only=True):  # type: ignore[misc, call-arg]
+class InfillRequest(with_fields(LocalSampling, (*IGNORED, *REFUSED)), kw_only=True):  # type: ignore[misc, call-arg]
     """POST /infill. `prompt` is what the middle begins with."""
 
+    model: str | None = None
     input_prefix: str
     input_suffix: str
     input_extra: Annotated[list[File], Meta(max_length=256)] | None = None
     prompt: str | None = None
     n_predict: int | None = None
     stream: bool | None = False
-    frequency_penalty: float | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    repeat_penalty: float | None = None
-    seed: Int64 | None = None
-    stop: Stop | Annotated[list[Stop], Meta(max_length=1024)] | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
 
     def check(self) -> None:
         refuse(self, REFUSED)
@@ -78,10 +67,9 @@ async def infill(http: HTTPRequest) -> Response | EventStream:
         messages=[{"role": "user", "content": ""}],
         stream=bool(request.stream),
         max_tokens=None if limit is None or limit < 0 else max(1, limit),
-        repetition_penalty=request.repeat_penalty,
         stop_token_ids=list(marks.ends),
         add_special_tokens=True,
-        **{name: getattr(request, name) for name in SAME},
+        **request.of_chat(),
     )
     writer = InfillWriter(serving.called(request.model), is_silent=limit == 0)
     return await reply(http, asked, new_id("infill-", http, None), writer, text)

@@ -9,10 +9,9 @@ import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import msgspec
-from msgspec import Meta
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
@@ -28,13 +27,10 @@ from nanoengine.server.fields import (
     refuse,
     with_fields,
 )
-from nanoengine.server.protocol import ChatRequest, Int64, Positive, Stop, Table, Texts
+from nanoengine.server.protocol import SAME, ChatRequest, LocalSampling, Positive, Table, Texts
 from nanoengine.server.replies import Usage, Writer, call, reply
 from nanoengine.server.serving import Serving, new_id
 from nanoengine.tools.parser import Call, Event, Reasoning
-
-SAME = ("frequency_penalty", "min_p", "presence_penalty", "seed", "stop", "temperature", "top_k", "top_p")
-"""Options that are called as in /v1/chat/completions."""
 
 DETAILS: Table = {
     "parent_model": "",
@@ -46,19 +42,10 @@ DETAILS: Table = {
 }
 
 
-class Options(with_fields(Body, (*IGNORED_OPTIONS, *REFUSED_OPTIONS)), kw_only=True):  # type: ignore[misc, call-arg]
-    """How to sample. None: what the model's makers advise."""
+class Options(with_fields(LocalSampling, (*IGNORED_OPTIONS, *REFUSED_OPTIONS)), kw_only=True):  # type: ignore[misc, call-arg]
+    """How to sample, and how to lay the model out in memory."""
 
     num_predict: int | None = None
-    frequency_penalty: float | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    repeat_penalty: float | None = None
-    seed: Int64 | None = None
-    stop: Stop | Annotated[list[Stop], Meta(max_length=1024)] | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
 
 
 class _Asked(with_fields(Body, (*IGNORED_OLLAMA, *REFUSED_OLLAMA)), kw_only=True):  # type: ignore[misc, call-arg]
@@ -87,10 +74,9 @@ class _Asked(with_fields(Body, (*IGNORED_OLLAMA, *REFUSED_OLLAMA)), kw_only=True
             tools=tools or None,
             stream=self.stream is not False,
             max_tokens=None if limit is None or limit < 0 else limit,
-            repetition_penalty=options.repeat_penalty,
             response_format=_format(self.format),
             chat_template_kwargs=kwargs,
-            **{name: getattr(options, name) for name in SAME},
+            **options.of_chat(),
         )
 
 

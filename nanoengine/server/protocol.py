@@ -70,6 +70,29 @@ class Named(Body, kw_only=True):
     model: str | None = None
 
 
+SAME = ("frequency_penalty", "min_p", "presence_penalty", "seed", "stop", "temperature", "top_k", "top_p")
+
+
+class LocalSampling(Body, kw_only=True):
+    """How to sample, as clients of llama.cpp and Ollama say it. None: what the model's makers advise. `SAME` fields have OpenAI's
+    names.
+    """
+
+    frequency_penalty: float | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    repeat_penalty: float | None = None
+    seed: Int64 | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=1024)] | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def of_chat(self) -> Table:
+        """The same, as fields of a `ChatRequest`."""
+        return {"repetition_penalty": self.repeat_penalty, **{name: getattr(self, name) for name in SAME}}
+
+
 class Queued(Named, kw_only=True):
     """What every request may say that the engine works on."""
 
