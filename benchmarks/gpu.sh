@@ -36,7 +36,7 @@ stage() { # NAME SECONDS COMMAND...: its log goes to OUT/logs.txt, what it saves
     state=$?
     if ((state == 0)); then echo "$name" >>"$out/done.txt"; fi
     if [[ -s $saved ]]; then printf '%s\t%s\n' "$name" "$(tr -d '\n' <"$saved")" >>"$out/figures.tsv"; fi
-    { echo "==== $name"; tail -c 100000 "$log"; } >>"$out/logs.txt"
+    { echo "==== $name"; tail -c 400000 "$log"; } >>"$out/logs.txt"
     { echo "$name: exit $state after $((SECONDS - began)) s: $(grep -aE '^[^{]*[^{ ]' "$log" | tail -n 1 | cut -c 1-160)"
       grep -aE '^(FAILED|ERROR |warning: |kept: )' "$log" | cut -c 1-200 | head -n 40; } | tee -a "$out/table.txt"
     return "$state"
@@ -79,7 +79,9 @@ choose)
 tests) # side by side but for those that measure the card's memory; each file in a process of its own, which an illegal access would poison
     for file in tests/gpu/test_*.py; do
         name=$(basename "$file" .py)
-        if [[ $name != test_memory_on_gpu ]]; then tests "$name" 150 "$file" -k "not states_are_counted" & fi
+        workers=0
+        case $name in test_memory_on_gpu) continue ;; test_hybrids_on_gpu | test_packed_gemv_on_gpu) workers=4 ;; esac
+        tests "$name" 150 "$file" -n "$workers" --dist worksteal -k "not states_are_counted" &
     done
     tests triton 150 -n 6 --dist worksteal tests/kernels/triton tests/kernels/test_contract.py &
     wait

@@ -128,6 +128,10 @@ def _decode_kernel(
         next_len = tl.load(seq_lens + seq + 1, mask=seq + 1 < end_seq, other=0)  # long before it is asked for
         is_first = (seq > first_seq) | (first_share == share)  # the share that has the first tokens of the sequence
         is_last = (seq < last_seq) | (is_cut == 0)  # the one that has its last token
+        # Not carried over from the sequence before: Triton 3.6 takes what an outer loop carries for a constant, where nothing but
+        # the bounds of an inner loop use it.
+        begin = first_seen(seq_len - 1, WINDOW) if WINDOW else 0
+        begin = tl.where(seq == first_seq, start, begin)
         end = tl.where(is_last, seq_len, stop)
         token = tl.cast(seq, tl.int64)
         table = block_tables + token * table_stride
@@ -143,7 +147,7 @@ def _decode_kernel(
         place = tl.multiple_of(head.to(tl.int64) * q_head_stride, Q_ALIGNED)[:, None] + dim[None, :]
         query = tl.load(tl.multiple_of(q + token * q_token_stride, 16) + place, mask=there, other=0.0)
         acc, sums, highest = walk(
-            acc, sums, highest, query, None, None, start, end, k_head, v_head, k_scales, v_scales, table, block_stride,
+            acc, sums, highest, query, None, None, begin, end, k_head, v_head, k_scales, v_scales, table, block_stride,
             slot_stride, scale, HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP,
         )  # fmt: skip
 
@@ -157,7 +161,6 @@ def _decode_kernel(
             tl.store(results + index[:, None] * HEAD_DIM + dim[None, :], result, mask=there)
             tl.store(log_sums + index, highest + tl.log2(total), mask=exists)
         seq_len = next_len
-        start = first_seen(next_len - 1, WINDOW) if WINDOW else 0
 
     # Two sequences at most have parts elsewhere: that which another share began, and that which another share ends.
     # One thread counts for all: before it does, all have stored; then all see what others stored before they counted.

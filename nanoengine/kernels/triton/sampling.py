@@ -84,8 +84,11 @@ def _noise_of(bits):
 
 @triton.jit
 def _just_below(top):
-    """A bound below a score, by more than rounding adds to a score or to what is compared with the bound; NaN below infinity."""
-    return top - (SLACK + tl.abs(top) * 2.0**-20)
+    """A bound below a score, by more than rounding adds to a score or to what is compared with the bound; NaN below infinity. It
+    is so low that `_may_reach` can multiply it: an infinite product would be far above every logit.
+    """
+    bound = top - (SLACK + tl.abs(top) * 2.0**-20)
+    return tl.where(bound > 2e38, 2e38, bound)
 
 
 @triton.jit

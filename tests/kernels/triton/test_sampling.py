@@ -118,9 +118,10 @@ def _may_reach_kernel(scores, equal, above, logits, bits, temperature, more, BLO
     x, own = tl.load(logits + offset), tl.load(bits + offset).to(tl.uint64)
     score = tl.div_rn(x, temperature) + sampling._noise_of(own)
     tl.store(scores + offset, score)
-    for out, top in ((equal, score), (above, score + more)):
-        bound = sampling._just_below(top)
-        tl.store(out + offset, sampling._may_reach(bound, x, 1.0 / temperature, own).to(tl.int32))
+    reaches = sampling._may_reach(sampling._just_below(score), x, 1.0 / temperature, own)
+    tl.store(equal + offset, reaches.to(tl.int32))
+    reaches = sampling._may_reach(sampling._just_below(score + more), x, 1.0 / temperature, own)
+    tl.store(above + offset, reaches.to(tl.int32))
 
 
 @pytest.mark.parametrize("temperature", [1e-5, 0.03, 1.0, 100.0])
