@@ -73,7 +73,7 @@ choose)
     engine before "$work/default" 45 "one stream" workload
     engine after "$out/tuning" 70 "equal tokens" "one stream" workload decode start-up
     engine int8kv "$out/tuning" 45 workload --option kv_cache_dtype=int8
-    stage peers 120 "$python" -m benchmarks.gpu.peers "${peers[@]}" --save "$work/peers.json"
+    stage peers 110 "$python" -m benchmarks.gpu.peers "${peers[@]}" --save "$work/peers.json"
     "$python" -m benchmarks.gpu.table "$out/figures.tsv" | tee -a "$out/table.txt"
     ;;
 tests) # side by side but for those that measure the card's memory; each file in a process of its own, which an illegal access would poison
