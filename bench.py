@@ -26,7 +26,7 @@ Each takes --help. All but http, load, soak, attacks and the last two of that li
 All but compare: --cpu NAME, as on another CPU: x86-64-v3 (AVX2), x86-64-v4 (AVX-512), or any name that -march takes
 
 Prompts are random token ids, sampling is at temperature 0.6, ends of text are ignored. A warm-up goes first; figures are
-medians over repetitions, with half their range. The last line is JSON.
+medians over repetitions, with half their range. --save keeps them as JSON.
 """
 
 from __future__ import annotations

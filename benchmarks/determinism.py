@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from tqdm import tqdm
 
 from benchmarks.options import add_model_options, add_run_options, add_vs_option, engine_options, positive_int
+from benchmarks.progress import bar
 from benchmarks.report import Report
 from benchmarks.session import checkpoint
 from benchmarks.workload import random_tokens
@@ -177,7 +177,7 @@ def compare_batches(model: str, prompts: list[list[int]], args: argparse.Namespa
 @torch.inference_mode()
 def _generate(peer: Any, prompts: list[list[int]], output_len: int, size: int) -> Answers:
     found: Answers = []
-    for first in tqdm(range(0, len(prompts), size), desc=f"transformers by {size}", leave=False, disable=None):
+    for first in bar(f"transformers by {size}", range(0, len(prompts), size)):
         rows = [torch.tensor(prompt) for prompt in prompts[first : first + size]]
         ids = pad_sequence(rows, batch_first=True, padding_value=0, padding_side="left")
         mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")

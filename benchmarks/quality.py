@@ -29,11 +29,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from benchmarks import block_encoder
 from benchmarks.figures import Figures
 from benchmarks.options import BadOption, engine_option, positive_int
+from benchmarks.progress import bar
 from benchmarks.report import Report
 from benchmarks.session import model_of, runner_of, weight_bytes
 from benchmarks.texts import TEXTS, windows
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace, report: Report) -> None:
         report.facts |= {"texts": kinds, "windows": len(texts), "device": str(way.runner.device.torch_device)}
     options = dict(args.option)
     combinations = list(product(args.weights, args.dtype, args.activations))
-    for weights, dtype, activations in tqdm(combinations, unit="way", leave=False, disable=None):
+    for weights, dtype, activations in bar("ways to store and compute", combinations):
         with opened(args.model, Way(weights, dtype, activations, options), args.window) as way:
             comparison = Comparison()
             for text, reference in zip(texts, references, strict=True):

@@ -1,4 +1,4 @@
-"""Report: figures as they come in, one set per repetition, and the ways to show them: a table, a line of JSON."""
+"""Report: figures as they come in, one set per repetition, and the ways to show them: tables, and JSON."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Report:
         }
 
     def show(self) -> None:
-        """The tables (a cell is the median and half the range), what to beware of, and one line of JSON last."""
+        """The tables (a cell is the median and half the range), and what to beware of."""
         print()
         for line in self._tables():
             print(line)
@@ -104,7 +104,6 @@ class Report:
             print(f"warning: {warning}")
         if self.interrupted is not None:
             print(f"interrupted: {self.interrupted}")
-        print(json.dumps(self.as_json()))
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(self.as_json(), indent=1) + "\n")

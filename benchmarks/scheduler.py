@@ -24,6 +24,7 @@ from tqdm import tqdm
 from benchmarks.figures import Figures, percentiles
 from benchmarks.nano_vllm import NanoVLLM
 from benchmarks.options import add_run_options, check_range, positive_int
+from benchmarks.progress import bar
 from benchmarks.report import ENGINE, Case, Report
 from benchmarks.workload import NANO_VLLM, Workload, random_workload
 from nanoengine import SamplingParams
@@ -107,8 +108,8 @@ def measure_case(
     case: Case = {"num_seqs": len(workload), "policy": policy, "depth": depth, "pool": pool}
     for engine, scheduler in contenders(workload, pools[pool], block_size, policy, depth, nano_vllm):
         label = ", ".join([*map(str, case.values()), engine])
-        with tqdm(total=workload.num_output_tokens, desc=label, leave=False, disable=None) as bar:
-            report.add(case, measure(scheduler, workload, bar), engine)
+        with bar(label, total=workload.num_output_tokens) as shown:
+            report.add(case, measure(scheduler, workload, shown), engine)
 
 
 def contenders(
@@ -128,14 +129,14 @@ def pool_sizes(workload: Workload, block_size: int) -> dict[str, int]:
     return {name: max(int(sum(blocks) * share), max(blocks) + 1) for name, share in SHARES.items()}
 
 
-def measure(policy: Policy, workload: Workload, bar: tqdm) -> Figures:
+def measure(policy: Policy, workload: Workload, shown: tqdm) -> Figures:
     """Run a workload to its end; microseconds over steps and over generated tokens."""
     times: list[float] = []
     gc.collect()
     while policy.has_unfinished:
         seconds, num_tokens = policy.step()
         times.append(1e6 * seconds)
-        bar.update(num_tokens)
+        shown.update(num_tokens)
     figures = {"us_per_token": sum(times) / workload.num_output_tokens}
     figures |= percentiles("us_per_step", times, detailed=True) | {"steps": float(len(times))}
     return figures | ({"preemptions": float(policy.num_preemptions)} if isinstance(policy, Core) else {})

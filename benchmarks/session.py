@@ -11,12 +11,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
-from tqdm import tqdm
 
 from benchmarks.ceiling import is_slower_than_float32, measure_ceiling
 from benchmarks.drive import NO_PARAMS, TEMPERATURE, Run, drive
 from benchmarks.limit import Ceiling, ModelLimit
 from benchmarks.options import check_lengths, engine_options
+from benchmarks.progress import bar
 from benchmarks.random_weights import SHAPES, random_checkpoint
 from benchmarks.report import Report
 from benchmarks.workload import Workload, random_tokens
@@ -105,8 +105,8 @@ class Session:
         otherwise."""
         if not keep_cache:
             self.llm.reset_prefix_cache()
-        with tqdm(total=workload.num_output_tokens, desc=label, unit="token", leave=False, disable=None) as bar:
-            run = drive(self.llm.engine, workload, bar.update, temperature, num_streams=num_streams, params=params)
+        with bar(label, total=workload.num_output_tokens, unit="token") as shown:
+            run = drive(self.llm.engine, workload, shown.update, temperature, num_streams=num_streams, params=params)
         self.report.timeline = run.steps
         return run
 

@@ -14,10 +14,9 @@ import sys
 import time
 from pathlib import Path
 
-from tqdm import tqdm
-
 from benchmarks.first_token import weight_files
 from benchmarks.options import add_model_options, add_run_options, add_vs_option, engine_options, positive_int
+from benchmarks.progress import bar
 from benchmarks.report import ENGINE, Report
 from benchmarks.session import checkpoint
 from nanoengine.errors import NanoEngineError
@@ -46,7 +45,7 @@ def run(args: argparse.Namespace, report: Report) -> None:
         engines = [ENGINE, *([args.vs] if args.vs else [])]
         for engine in engines:
             first_token(engine, model, args.input_len, options)  # fills the page cache
-        for _ in tqdm(range(args.repeat), desc="starts", leave=False, disable=None):
+        for _ in bar("starts", range(args.repeat)):
             floor = first_token(FLOOR, str(path), args.input_len, options)
             report.add({}, floor, FLOOR)
             for engine in engines:

@@ -42,17 +42,16 @@ def test_figures_are_those_of_the_definitions() -> None:
     assert found["same_top_share"] == pytest.approx((ours.argmax(1) == theirs.argmax(1)).float().mean().item())
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
-    assert bench.main([str(argument) for argument in ("quality", *arguments)]) == 0
-    result: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+def run(save: Path, *arguments: object) -> dict[str, Any]:
+    assert bench.main([str(argument) for argument in ("quality", *arguments, "--save", save)]) == 0
+    result: dict[str, Any] = json.loads(save.read_text())
     return result
 
 
-def test_quality(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path) -> None:
+def test_quality(model: Path, tmp_path: Path) -> None:
     weights = ("stored", "Q8_0", "Q6_K", "Q5_0", "Q4_0", "int8", "int4")
-    options = ["--tokens", 128, "--window", 64, "--activations", "float32", "--save", tmp_path / "saved.json"]
-    result = run(capsys, "--model", model, "--weights", *weights, *options)
-    assert json.loads((tmp_path / "saved.json").read_text()) == result
+    options = ["--tokens", 128, "--window", 64, "--activations", "float32"]
+    result = run(tmp_path / "saved.json", "--model", model, "--weights", *weights, *options)
     assert (result["windows"], result["texts"]) == (2, ["code", "prose"])
     figures = {row["case"]["weights"]: row["figures"] for row in result["rows"]}
     losses = {name: figures[name]["kl_nats"]["median"] for name in weights}
