@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Generator
 from difflib import get_close_matches
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import NamedTuple
 
 from nanoengine.chat.answer import Piece
 from nanoengine.chat.session import SETTINGS, ChatError, Session
+
+QUOTED = re.compile(r'(/\w+\s+)?"""((?:(?!""").)*)(""")?', re.DOTALL)
+"""A text of several lines, as users of Ollama write it: the message, or what a command takes. It may lack its end."""
 
 
 class Reply(NamedTuple):
@@ -28,8 +32,19 @@ class Command(NamedTuple):
     run: Callable[[Session, str], Reply]
 
 
+def is_open(text: str) -> bool:
+    """Whether a text in triple quotes has no end yet."""
+    quoted = QUOTED.fullmatch(text.strip())
+    return quoted is not None and not quoted[3]
+
+
 def reply(session: Session, line: str) -> Reply:
-    """Do what a line asks for. Raises ChatError, or NanoEngineError as `Session.ask`."""
+    """Do what a line, or a text in triple quotes, asks for. Raises ChatError, or NanoEngineError as `Session.ask`."""
+    if quoted := QUOTED.fullmatch(line.strip()):
+        text = quoted[2].strip()
+        line = (quoted[1] or " ") + text  # the blank: whatever it begins with, it is a message
+        if not text:
+            return Reply()
     if line.strip() == "?":
         return COMMANDS["/help"].run(session, "")
     if not line.startswith("/"):
@@ -56,6 +71,16 @@ def _set(session: Session, text: str) -> Reply:
         raise ChatError(f"/set {name} needs a value, or default")
     session.set(name, value.strip())
     return Reply(f"{name} is {getattr(session.params, name)!r}")
+
+
+def _show(session: Session, _: str) -> Reply:
+    name, model = session.llm.built.config.model, session.llm.built.models.model_config
+    return Reply(
+        f"  model              {name}: {model.architecture}, {model.num_parameters() / 1e6:,.0f} M parameters\n"
+        f"  context            {session.llm.engine.max_model_len} tokens\n"
+        f"{_set(session, '').words}\n"
+        f"  system message     {session.system or 'none'}"
+    )
 
 
 def _system(session: Session, text: str) -> Reply:
@@ -111,6 +136,7 @@ def _bye(_: Session, __: str) -> Reply:
 
 COMMANDS = {
     "/help": Command("", "this list; so does ?", _help),
+    "/show": Command("", "the model, its context, the settings and the system message", _show),
     "/set": Command("NAME VALUE", "a sampling parameter; /set alone lists them, the value default gives it back", _set),
     "/system": Command("TEXT", "the system message, from the next answer on", _system),
     "/save": Command("FILE", "write the conversation to a file", _save),
@@ -120,8 +146,9 @@ COMMANDS = {
     "/stats": Command("", "tokens, times, and what the prefix cache had", _stats),
     "/bye": Command("", "leave; so does Ctrl-D", _bye),
 }
-OTHER_NAMES = {"/?": "/help", "/exit": "/bye", "/quit": "/bye"}
+OTHER_NAMES = {"/?": "/help", "/clear": "/reset", "/exit": "/bye", "/quit": "/bye"}
 KEYS = (
+    '  """                begins and ends a message of several lines',
     "  Alt-Enter          a new line in a message; a pasted text is one message",
     "  Ctrl-C             stops the answer, or clears the line; twice: leave",
 )

@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
+from prompt_toolkit.application import get_app
 from prompt_toolkit.completion import WordCompleter
+from prompt_toolkit.filters import Condition
 from prompt_toolkit.history import FileHistory
 from prompt_toolkit.key_binding import KeyBindings
 
-from nanoengine.chat.commands import COMMANDS
+from nanoengine.chat.commands import COMMANDS, is_open
 from nanoengine.models.fetch import models_folder
 
 BRACKETED_PASTE = "\033[?2004h"
@@ -29,7 +31,7 @@ def history_file() -> Path:
 
 
 def line_editor() -> PromptSession[str]:
-    """What reads messages. A paste of several lines is one message; Enter sends it."""
+    """What reads messages. A paste of several lines is one message; Enter sends it, unless its triple quotes are open."""
     keys = KeyBindings()
     keys.add("escape", "enter")(lambda event: event.current_buffer.insert_text("\n"))
     return PromptSession(
@@ -37,6 +39,7 @@ def line_editor() -> PromptSession[str]:
         history=FileHistory(str(history_file())),
         completer=WordCompleter(list(COMMANDS), sentence=True),
         complete_while_typing=False,
+        multiline=Condition(lambda: is_open(get_app().current_buffer.text)),
         key_bindings=keys,
         prompt_continuation="... ",
     )

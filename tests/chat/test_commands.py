@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nanoengine.chat.commands import COMMANDS, reply
+from nanoengine import LLM, SamplingParams
+from nanoengine.chat.commands import COMMANDS, is_open, reply
 from nanoengine.chat.session import ChatError, Session
 from tests.chat.toys import answer
 
@@ -22,6 +23,34 @@ def test_a_blank_before_a_slash_makes_it_a_message(session: Session) -> None:
     done = reply(session, " /etc is a folder")
     assert done.answer is not None
     assert "user\n/etc is a folder\n" in answer(done.answer)
+
+
+@pytest.mark.parametrize(
+    ("text", "opens"),
+    [
+        ('"""', True),
+        ('"""one\ntwo', True),
+        ('/system """Be', True),
+        ('"""one\ntwo"""', False),
+        ('"""A module."""\nimport os', False),  # a paste that begins like one
+        ('say """', False),
+        ("/save file", False),
+    ],
+)
+def test_triple_quotes_are_open_until_others_come(text: str, opens: bool) -> None:
+    assert is_open(text) is opens
+
+
+def test_triple_quotes_hold_a_message_or_what_a_command_takes(session: Session) -> None:
+    done = reply(session, '"""\n/etc\n\nis a folder\n"""')
+    assert done.answer is not None
+    assert "user\n/etc\n\nis a folder\n" in answer(done.answer)
+    reply(session, '/system """Be brief,\nand kind"""')
+    assert session.system == "Be brief,\nand kind"
+    done = reply(session, '"""A module."""\nimport os')
+    assert done.answer is not None
+    assert 'user\n"""A module."""\nimport os\n' in answer(done.answer)
+    assert reply(session, '""""""') == reply(session, '"""\n \n"""') == ("", None, False)
 
 
 @pytest.mark.parametrize("line", ["/help", "?", " ? ", "/?"])
@@ -55,11 +84,25 @@ def test_set_shows_and_changes(session: Session) -> None:
         reply(session, "/set temperature")
 
 
+def test_show_tells_what_answers_and_how(tiny: Path) -> None:
+    with LLM(str(tiny), dtype="float32", device="cpu", max_model_len=64, num_kv_blocks=40, use_tqdm=False) as llm:
+        words = reply(Session(llm, SamplingParams(temperature=0.25), "Be brief"), "/show").words
+    for told in (f"{tiny}: Qwen3ForCausalLM", "context            64 tokens", "temperature        0.25", "Be brief"):
+        assert told in words
+
+
 def test_system_shows_and_changes(session: Session) -> None:
     assert reply(session, "/system").words == "there is no system message"
     reply(session, "/system Be brief,\nand kind")
     assert session.system == "Be brief,\nand kind"
     assert "Be brief" in reply(session, "/system").words
+
+
+@pytest.mark.parametrize("line", ["/reset", "/clear"])
+def test_a_conversation_is_forgotten(session: Session, line: str) -> None:
+    answer(session.ask("one"))
+    assert "forgotten" in reply(session, line).words
+    assert session.messages == []
 
 
 def test_save_reset_load_retry(session: Session, tmp_path: Path) -> None:

@@ -134,6 +134,14 @@ def test_a_chat(new_user: NewUser, tmp_path: Path) -> None:
     assert messages(file)[0] == "one\ntwo\nthree"
     assert messages(file)[1].startswith("system\nBe brief\nuser\none\ntwo\nthree\n")
 
+    assert "forgotten" in user.says("/reset")
+    for line in ('"""', "four"):
+        user.types(line + ENTER)
+        user.reads("...")
+    user.says('five"""')
+    assert "2 messages" in user.says(f"/save {file}")
+    assert messages(file)[0] == "four\nfive"
+
     assert "did you mean /reset?" in user.says("/rest")
     assert "/system TEXT" in user.says("?")
     assert "forgotten" in user.says("/reset")

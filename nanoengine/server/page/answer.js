@@ -11,7 +11,7 @@ const TOO_LONG = "context_length_exceeded"; // the server's code
 /** The messages as a model takes them: who was not answered and spoke again has spoken once. The first may be left out. */
 export function turnsOf({ settings, messages, leftOut = 0 }) {
   const turns = settings.system ? [{ role: "system", content: settings.system }] : [];
-  for (const { role, content } of messages.slice(leftOut < messages.length ? leftOut : 0)) {
+  for (const { role, content } of messages.slice(leftOut)) {
     const last = turns.at(-1);
     if (!content) continue; // stopped before its first word
     if (role === "user" && last?.role === "user") last.content += `\n\n${content}`;
@@ -48,13 +48,17 @@ function leaveOutOldest(conversation) {
 
 /** The stream of an answer, to as many of the last turns as the model's context holds. */
 async function begin(conversation, message, isContinued, signal) {
+  const { leftOut } = conversation;
   for (;;) {
     const [path, body] = request(conversation, isContinued);
     try {
-      return [body.request_id, await stream(path, body, signal)];
+      const events = await stream(path, body, signal);
+      if (conversation.leftOut !== leftOut) message.leftOut = conversation.leftOut;
+      return [body.request_id, events];
     } catch (error) {
-      if (error.code !== TOO_LONG || !leaveOutOldest(conversation)) throw error;
-      message.leftOut = conversation.leftOut;
+      if (error.code === TOO_LONG && leaveOutOldest(conversation)) continue;
+      conversation.leftOut = leftOut; // leaving out did not help
+      throw error;
     }
   }
 }

@@ -28,7 +28,7 @@ export function startChat() {
     if (event.key === "ArrowUp" && !$("message").value) editLast(event);
   });
   $("chat").addEventListener("keydown", (event) => { if (event.key === "Escape") stop(); });
-  $("latest").addEventListener("click", () => scrollToEnd(true));
+  $("latest").addEventListener("click", () => { scrollToEnd(true); $("log").focus(); }); // the button is gone then
   $("log").addEventListener("scroll", tellPlace);
   addEventListener("pagehide", () => { for (const id of answering.keys()) if (conversations.has(id)) save(conversations.get(id)); });
 }
@@ -61,6 +61,7 @@ function append(message) {
 
 /** Show what can be done by now. */
 export function refresh() {
+  const focused = document.activeElement;
   const isBusy = answering.has(current.id);
   shown.forEach((view, i) => {
     const isLast = i === shown.length - 1;
@@ -71,6 +72,7 @@ export function refresh() {
   $("welcome").hidden = shown.length > 0;
   setText($("welcome-words"), model.hasTemplate ? "It answers here. Conversations are kept in this browser." : "It has no chat template: it goes on with your text instead of answering it.");
   listChats();
+  if (!focused.checkVisibility()) $("message").focus(); // it was on a button that is gone
 }
 
 function actionsOf({ message }, isLast) {
@@ -152,7 +154,7 @@ async function ask(begun = null) {
   draw.now();
   refresh();
   scrollToEnd(isAtEnd);
-  setText($("told"), `The answer has ended. ${message.content || message.error || ""}`);
+  setText($("told"), `The answer has ended. ${message.error ?? message.content}`);
 }
 
 /** Draws a message that grows, as often as the browser can without being busy with it. */
@@ -181,6 +183,7 @@ function regenerate() {
 
 function cut(length) {
   current.messages.length = length;
+  if (current.leftOut > length) current.leftOut = 0; // the model reads again what is left
   while (shown.length > length) shown.pop().element.remove();
 }
 
@@ -188,7 +191,7 @@ function edit(message) {
   const index = current.messages.indexOf(message);
   const { element } = shown[index];
   const cancel = () => { form.replaceWith(element); $("message").focus(); };
-  const { form, box } = makeEditor(message.content, { onCancel: cancel, onSend: (text) => { form.remove(); cut(index); say(text); } });
+  const { form, box } = makeEditor(message.content, { onCancel: cancel, onSend: (text) => { if (!answering.has(current.id)) { form.remove(); cut(index); say(text); } } });
   element.replaceWith(form);
   box.focus();
 }

@@ -6,13 +6,13 @@ import { counted, minute, owns, take } from "./minute.js";
 import { drawCurve, drawLegend, drawMap, readColours } from "./pictures.js";
 import { ask, problemOf } from "./server.js";
 import { tryOrStop } from "./try.js";
-import { number, percent, plural, tellBlock, tellMap, tellRequest, tellStory } from "./words.js";
+import { number, percent, plural, tellBlock, tellMap, tellQueue, tellRequest, tellStory } from "./words.js";
 
 const POLL = 250; // milliseconds between two views
 const GONE_POLL = 1500; // while the server does not answer
 const LONG_STEP = 2000; // milliseconds until the page says that it waits
 const MAX_CELLS = 2048; // of the map; the server tells of no more
-const STORY = 2.5; // seconds that a sentence stays at least
+const STORY = 2.5; // seconds that a sentence stays, while as many run and wait
 
 let isPolling = false;
 
@@ -75,7 +75,7 @@ const isFocused = (request) => focus().request === request.key || (focus().block
 // ---- everything that is shown
 
 let grid = null; // where the cells of the map are
-let story = { text: "", at: -STORY };
+let story = { text: "", at: -STORY, queue: "" };
 
 function draw() {
   if (!minute.view) return;
@@ -108,10 +108,9 @@ function drawNumbers(view) {
   setText($("preemptions"), number(totals.num_preemptions));
   $("speculation").hidden = totals.num_drafts === null;
   if (totals.num_drafts !== null) setText($("acceptance"), percent(totals.num_accepted, totals.num_drafts));
-  const queue = [`${number(view.num_running)} running`, `${number(view.num_waiting)} waiting`];
-  if (view.num_fetching) queue.push(`${number(view.num_fetching)} fetching`);
-  setText($("queue"), queue.join(", "));
-  if (minute.at - story.at >= STORY) story = { text: tellStory(view), at: minute.at };
+  const queue = tellQueue(view);
+  setText($("queue"), queue);
+  if (queue !== story.queue || minute.at - story.at >= STORY) story = { text: tellStory(view), at: minute.at, queue };
   setText($("story"), story.text);
 }
 

@@ -38,23 +38,22 @@ function showThought(element, { thought, thoughtSeconds, content, ended }) {
 }
 
 /** Why an answer ended, and what it took. */
-function tellEnd({ content, ended, error, called, tokens, prompt, cached, rate, wait, leftOut }) {
-  if (error) return error;
+function tellEnd({ content, ended, error, called, tokens = 0, prompt, cached, rate, wait, leftOut }) {
   const isFull = prompt + tokens >= model.length;
-  const why = {
+  const why = error ?? {
     stop: content ? "Complete" : "Ended without a word",
     length: isFull ? `The context of ${number(model.length)} tokens is full` : `Cut at the limit of ${plural(tokens, "token")}`,
     stopped: content ? "Stopped" : "Stopped before the first word",
     tool_calls: `Calls ${called}, which this page does not have`,
     abort: "Ended by the server",
     lost: "The stream broke off",
-  }[ended] ?? ended ?? "Broke off";
+  }[ended] ?? ended ?? "Unfinished";
   const facts = [why];
   if (tokens && ended !== "length") facts.push(plural(tokens, "token"));
   if (rate) facts.push(`${number(Math.round(rate))} tok/s`);
   if (wait) facts.push(`first after ${wait.toFixed(wait < 1 ? 2 : 1)} s`);
-  if (prompt && cached !== null) facts.push(`${number(cached)} of ${plural(prompt, "prompt token")} were cached`);
-  if (leftOut) facts.push(`the context is full: the first ${plural(leftOut, "message")} of this chat are no longer read`);
+  if (prompt && cached !== null) facts.push(`${number(cached)} of ${plural(prompt, "prompt token was", "prompt tokens were")} cached`);
+  if (leftOut) facts.push(`the context is full: the first ${plural(leftOut, "message of this chat is", "messages of this chat are")} no longer read`);
   return facts.join(" · ");
 }
 

@@ -13,7 +13,8 @@ export const minute = {
 
 /** Take a view in. Returns the requests that are new. */
 export function take(view, at) {
-  if (minute.view && view.time < minute.view.time) minute.history = []; // the engine is another one
+  const isOther = Object.entries(minute.view?.totals ?? {}).some(([name, count]) => view.totals[name] < count);
+  if (isOther) minute.history = []; // nothing is counted down: it is another engine
   const from = minute.view && at - minute.at < MISSED ? minute.at : at - 0.1;
   Object.assign(minute, { view, at });
   noteTotals(view, at);

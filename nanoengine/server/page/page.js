@@ -26,6 +26,7 @@ $("key-form").addEventListener("submit", (event) => {
   key.value = $("key").value.trim();
   $("key").value = "";
   $("key-form").hidden = true;
+  $("message").focus();
   watch(meet);
 });
 

@@ -11,7 +11,16 @@ export const key = {
 export function ask(path, options = {}) {
   const headers = { ...options.headers };
   if (key.value) headers.Authorization = `Bearer ${key.value}`;
-  return fetch(path, { ...options, headers });
+  return reached(fetch(path, { ...options, headers }));
+}
+
+/** What a server sends, or an Error in plain words: each browser has its own for a server that is gone, all in a TypeError. */
+async function reached(sent) {
+  try {
+    return await sent;
+  } catch (error) {
+    throw error instanceof TypeError ? new Error("The server does not answer") : error;
+  }
 }
 
 export function post(path, body, signal) {
@@ -27,7 +36,7 @@ export async function stream(path, body, signal) {
 
 /** What a response that is none says, as an Error with the server's code. */
 export async function problemOf(response) {
-  const text = await response.text();
+  const text = await reached(response.text());
   try {
     const { error, message } = JSON.parse(text);
     return Object.assign(new Error(error?.message ?? message ?? text), { code: error?.code });
@@ -41,7 +50,7 @@ async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { value, done } = await reader.read();
+    const { value, done } = await reached(reader.read());
     if (done) return;
     const lines = (rest + value).split(/\r?\n/);
     rest = lines.pop();

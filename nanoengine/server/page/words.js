@@ -4,7 +4,13 @@ import { counted, minute, ownersOf } from "./minute.js";
 
 export const number = (count) => count.toLocaleString("en");
 export const plural = (count, word, words = `${word}s`) => `${number(count)} ${count === 1 ? word : words}`;
-export const percent = (part, whole) => (whole ? `${Math.round((100 * part) / whole)}%` : "–");
+
+/** 0% is none, and 100% all. */
+export function percent(part, whole) {
+  if (!whole) return "–";
+  if (part && 100 * part < whole) return "<1%";
+  return part < whole && 100 * part > 99 * whole ? ">99%" : `${Math.round((100 * part) / whole)}%`;
+}
 
 const others = new Map(); // id -> number, of requests whose ids nobody can read
 
@@ -55,20 +61,25 @@ export function tellMap({ pool }) {
 
 const numShared = ({ cells }) => cells.split("s").length - 1;
 
+export function tellQueue({ num_running: running, num_waiting: waiting, num_fetching: fetching }) {
+  return `${number(running)} running, ${number(waiting)} waiting${fetching ? `, ${number(fetching)} fetching` : ""}`;
+}
+
 /** What is happening, in a sentence or two. */
 export function tellStory(view) {
-  const { pool, sequences, num_running: running, num_waiting: waiting } = view;
+  const { pool, sequences, totals, num_running: running, num_waiting: waiting } = view;
   const count = (state) => sequences.filter((sequence) => sequence.state === state).length;
   const entries = sequences.flatMap((sequence) => sequence.blocks);
   const saved = entries.length - new Set(entries).size;
   const shared = numShared(pool);
-  if (count("preempted")) return `The pool is full: ${plural(count("preempted"), "request")} gave way for those that came before. What was computed stays a hit until its room is taken.`;
+  const drafts = totals.num_drafts === null ? "" : ", and those of its draft that are right";
+  if (count("preempted")) return `The pool was full: ${plural(count("preempted"), "request")} gave way for those that came before. What was computed stays a hit until its room is taken.`;
   if (count("fetching")) return `${plural(count("fetching"), "request waits", "requests wait")} for K/V from files. The others go on meanwhile.`;
   if (waiting) return `${plural(running, "request runs", "requests run")}, ${number(waiting)} ${waiting === 1 ? "waits" : "wait"} for room.`;
   if (count("prefill")) return `${plural(count("prefill"), "prompt is", "prompts are")} being computed, many tokens in each step.`;
   if (shared) return `${plural(shared, "block is", "blocks are")} shared: requests that begin alike use the same K/V. Without that, they would need ${plural(saved, "more block", "more blocks")}.`;
-  if (running === 1) return "One request generates: each step gives it one token.";
-  if (running) return `${number(running)} requests generate together: each step gives every one of them a token.`;
+  if (running === 1) return `One request generates: each step gives it one token${drafts}.`;
+  if (running) return `${number(running)} requests generate together: each step gives every one of them a token${drafts}.`;
   if (counted("num_preemptions")) return "All have ended, those that had given way too: nothing that they had said was lost.";
   if (pool.num_cached) return `Nothing runs. ${plural(pool.num_cached, "block still holds", "blocks still hold")} K/V: a prompt that begins alike need not compute it again.`;
   return "Nothing runs. Say something, or try six requests that begin alike.";
