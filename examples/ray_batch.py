@@ -3,10 +3,15 @@
 python examples/ray_batch.py            (pip install 'nanoengine[ray]')
 """
 
-import ray
+import sys
 
 from nanoengine import SamplingParams
 from nanoengine.ray import batch
+
+try:
+    import ray
+except ImportError:
+    sys.exit("This example needs ray: pip install 'nanoengine[ray]'")
 
 ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80 << 20)  # on many machines: ray.init("auto")
 names = ["binary_search", "fibonacci", "quick_sort", "read_config", "", "merge"]

@@ -4,12 +4,16 @@ python examples/ray_serve.py            (pip install 'nanoengine[ray]'; or: serv
 """
 
 import json
+import sys
 import urllib.request
 
-import ray
-from ray import serve
-
 from nanoengine.ray import deployment
+
+try:
+    import ray
+    from ray import serve
+except ImportError:
+    sys.exit("This example needs ray: pip install 'nanoengine[ray]'")
 
 app = deployment("demo", replicas=2, ray_cpus=1, max_model_len=512)
 

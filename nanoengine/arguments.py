@@ -27,14 +27,20 @@ class Parser(argparse.ArgumentParser):
         found, rest = self.parse_known_args(arguments)
         if rest:
             own: Parser = getattr(found, "parser", self)
-            known = re.findall(r"--?[a-z][\w-]*", own.format_usage())
-            own.error(f"unknown argument {rest[0]}{did_you_mean(rest[0].partition('=')[0], known)}")
+            usage, (word, _, value) = own.format_usage(), rest[0].partition("=")
+            model = value or getattr(found, "model", "")
+            if word in ("--model", "-m") and model and re.search(r"(?<![\w-])model(?![\w-])", usage):
+                own.error(f"the model is given without {word}: {own.prog} {model}")
+            near = did_you_mean(word.lstrip("-"), re.findall(r"--([a-z][\w-]*)", usage))  # dashes make all alike
+            own.error(f"unknown argument {rest[0]}" + near.replace("'", "'--", 1))
         return found
 
     def error(self, message: str) -> NoReturn:
         if match := CHOICE.fullmatch(message):
             start, word, choices = match.groups()
             message = f"{start}{word!r}; known are {choices}{did_you_mean(word, WORD.findall(choices))}"
+        if message.endswith("required: model"):
+            message += f", such as {self.prog} smollm2"
         if len(message) > LONGEST:
             message = f"{message[: LONGEST // 2]} ... {message[-LONGEST // 2 :]}"
         self.exit(2, f"nanoengine: {message}\nsee {self.prog} --help\n")

@@ -16,6 +16,7 @@ from nanoengine.core.config import BYTES, EngineConfig
 from nanoengine.core.errors import InvalidConfig
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.interrupts import InterruptGuard, prepare_forks
+from nanoengine.plugins import PluginOptions
 from nanoengine.sizes import size
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ CAPABILITIES = {
             "worker_start_attempts",
         ),
     ),
-    "models": Entry("Models", "ModelOptions", ("tokenizer", "quantization", "rope_scaling"), LAYERS),
+    "models": Entry("Models", "ModelOptions", ("tokenizer", "quantization", "rope_scaling", "chat_template"), LAYERS),
     "kernels": Entry("NativeAndTriton", "KernelOptions", ("kernels", "activation_dtype", "kv_cache_dtype"), LAYERS),
     "kv_groups": Entry("KVGroups", "KVGroupsOptions", ("snapshot_memory", "snapshot_interval")),
     "speculation": Entry("SpeculativeDecoding", "SpeculationOptions", ("speculation", "num_drafts")),
@@ -98,10 +99,13 @@ CAPABILITIES = {
 }
 """Folder -> what is in it, in the order in which they take part in start-up."""
 
+PROCESSES = ("ray", "replicas", "parallel", "worker")
+"""Those that say in which process the others are; plugins come behind them, and before all others."""
+
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """An engine, and the capabilities that it was built of, by their folders."""
+    """An engine, and the capabilities that it was built of, by their folders, or as MODULE.CAPABILITY."""
 
     config: EngineConfig
     engine: LLMEngine
@@ -126,10 +130,14 @@ class Built:
         return self.capabilities[folder]
 
 
-def option_types() -> list[type]:
-    """The classes of all options: the core's, and those of what is installed. Their docstrings are the help of each option."""
+def option_types(plugins: PluginOptions | None = None) -> list[type]:
+    """The classes of all options: the core's, and those of what is installed, and of plugins. Their docstrings are the help of
+    each option.
+    """
     found = [(folder, own.options) for folder, own in CAPABILITIES.items() if own.options and is_installed(folder)]
-    return [EngineConfig, *(getattr(import_module(f"nanoengine.{folder}.options"), name) for folder, name in found)]
+    known = (getattr(import_module(f"nanoengine.{folder}.options"), name) for folder, name in found)
+    types = [EngineConfig, PluginOptions, *known]
+    return types if plugins is None else types + plugins.option_types(types)
 
 
 def read_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
@@ -142,7 +150,7 @@ def read_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
     for folder, own in CAPABILITIES.items():
         if not is_installed(folder) and any(name in options for name in own.names):
             raise not_installed(folder)
-    types = option_types()
+    types = option_types(PluginOptions(plugins=options.get("plugins")))
     sizes = {own.name for kind in types for own in fields(kind) if own.metadata == BYTES}
     values = {k: size(k, v) if k in sizes and isinstance(v, str) else v for k, v in options.items()}
     return EngineConfig.from_options(model, values, tuple(types[1:]))
@@ -166,11 +174,14 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True) -> Built:
     with InterruptGuard():  # torch does not survive Ctrl-C while it is imported
         from nanoengine.core.startup import Startup
 
-        parts: dict[str, Capability] = {
-            folder: getattr(import_module(f"nanoengine.{folder}.capability"), own.capability)()
+        own = {
+            folder: getattr(import_module(f"nanoengine.{folder}.capability"), own.capability)
             for folder, own in CAPABILITIES.items()
             if is_installed(folder)
         }
+    first = {folder: kind for folder, kind in own.items() if folder in PROCESSES}
+    kinds = first | dict(config.of(PluginOptions).capabilities) | own
+    parts: dict[str, Capability] = {name: kind() for name, kind in kinds.items()}
     prepare_forks()
     if gc.get_freeze_count() < 10_000:  # once: what is left of an engine that was closed must be collected
         gc.freeze()  # what torch has made stays: the garbage collector takes 100 ms to look through it, in start-up and later

@@ -18,7 +18,7 @@ from nanoengine.arguments import Parser, byte_count, docstring
 from nanoengine.builder import is_installed
 from nanoengine.core.config import POLICIES
 from nanoengine.errors import InvalidPrompt, InvalidSamplingParams, NanoEngineError
-from nanoengine.llm import LLM, show_log
+from nanoengine.llm import LLM
 from nanoengine.models.fetch import DOWNLOADS
 from nanoengine.models.fetch import fetch as fetch_model
 
@@ -44,6 +44,13 @@ SAMPLING = {
     "repetition_penalty": (float, "the same for tokens of prompt and answer, as a factor; 1 does nothing"),
 }
 """Options of sampling, and their help. Those that are not given are the model's own (models/advice.py)."""
+
+ELSEWHERE = {
+    "ps": "a server tells what it runs: curl http://127.0.0.1:8000/api/ps",
+    "show": "`nanoengine models` describes all models, and /show in a chat the one that runs",
+    "stop": "Ctrl-C ends a server, and /bye a chat",
+}
+"""Commands that users of Ollama type, and what does it here."""
 
 FIRST_STEPS = f"""\
 nanoengine {__version__} runs language models on this machine. To begin:
@@ -72,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     try:
-        args = _parser().read(argv)
+        args = _parser(sys.argv[1:] if argv is None else argv).read(argv)
         if getattr(args, "verbose", False):
             logging.getLogger("nanoengine").setLevel(logging.DEBUG)
         args.run(args)
@@ -174,7 +181,6 @@ def serve(args: argparse.Namespace) -> None:
     """Serve a model over HTTP, as clients of OpenAI and vLLM expect it."""
     from nanoengine.server.command import run
 
-    show_log()
     run(args)
 
 
@@ -212,8 +218,8 @@ def _open(args: argparse.Namespace) -> LLM:
 
 
 def _engine_options(args: argparse.Namespace) -> dict[str, Any]:
-    names = ("dtype", "device", "max_model_len", "kv_cache_memory", "scheduling_policy")
-    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    names = ("dtype", "device", "max_model_len", "kv_cache_memory", "scheduling_policy", "chat_template", "plugins")
+    return {name: value for name in names if (value := getattr(args, name, None)) is not None}
 
 
 def _sampling_values(args: argparse.Namespace) -> dict[str, Any]:
@@ -243,7 +249,7 @@ def _schema_text(path: Path) -> str:
         raise InvalidSamplingParams(f"--json-schema {path} cannot be read: {error}") from error
 
 
-def _parser() -> Parser:
+def _parser(arguments: Sequence[str]) -> Parser:
     parser = Parser(prog="nanoengine", description="A minimal, complete LLM inference engine.")
     parser.add_argument("--version", action="version", version=f"nanoengine {__version__}")
     parser.set_defaults(run=first_steps)
@@ -256,12 +262,16 @@ def _parser() -> Parser:
             kinds += "; without one, smollm2, once fetched" if function is chat else ""
             command.add_argument("model", nargs="?" if function is chat else None, help=kinds)
             command.add_argument("--system", default="", metavar="TEXT", help="a system message")
+            command.add_argument(
+                "--chat-template", metavar="FILE", help="a Jinja template, in place of the model's own"
+            )
         if function is chat:
             command.add_argument("--model", dest="named", help=argparse.SUPPRESS)  # as `generate` has it
         if function not in talks:
             command.add_argument("--model", default="demo", help=f"{kinds} (default: demo)")
         command.add_argument("--dtype", help="float32, bfloat16, float16 or auto")
         command.add_argument("--device", help="cpu, cuda, cuda:N or auto")
+        command.add_argument("--plugins", nargs="+", metavar="MODULE", help="capabilities and families to load")
         command.add_argument("--max-model-len", type=int, help="longest sequence in tokens")
         command.add_argument("--kv-cache-memory", type=byte_count, help="size of the KV pool, such as 2GiB")
         command.add_argument("--scheduling-policy", help=" or ".join(POLICIES))
@@ -284,17 +294,22 @@ def _parser() -> Parser:
             shape.add_argument("--choice", action="append", help="the text is this string; repeat it for others")
             command.add_argument("prompt", nargs="*", help="prompts; without any, standard input is one")
     if is_installed("server"):
-        from nanoengine.server.command import add_arguments
+        from nanoengine.server.command import add_arguments, named_plugins
 
-        add_arguments(_command(commands, serve))
-    _command(commands, models)
-    _command(commands, fetch).add_argument("name", help=_known())
+        plugins = named_plugins(arguments) if arguments and arguments[0] == "serve" else None
+        add_arguments(_command(commands, serve), plugins)
+    _command(commands, models, "list")
+    _command(commands, fetch, "pull").add_argument("name", help=_known())
+    if arguments and arguments[0] in ELSEWHERE:
+        parser.error(f"{arguments[0]} is no command here: {ELSEWHERE[arguments[0]]}")
     return parser
 
 
-def _command(commands: Any, run: Callable[[argparse.Namespace], None]) -> argparse.ArgumentParser:
+def _command(commands: Any, run: Callable[[argparse.Namespace], None], *others: str) -> argparse.ArgumentParser:
     text = docstring(run)
-    command: argparse.ArgumentParser = commands.add_parser(run.__name__, help=text.split("\n")[0], description=text)
+    command: argparse.ArgumentParser = commands.add_parser(
+        run.__name__, aliases=others, help=text.split("\n")[0], description=text
+    )
     command.set_defaults(run=run, parser=command)
     return command
 

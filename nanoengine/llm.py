@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
-
-from tqdm import tqdm
 
 from nanoengine.builder import build_engine, is_installed, not_installed, read_config
 from nanoengine.core.errors import InvalidPrompt, InvalidSamplingParams, StepFailed, shown
@@ -20,9 +17,12 @@ from nanoengine.core.outputs import RequestOutput
 from nanoengine.core.sampling_params import SamplingParams
 from nanoengine.core.sequence import Request
 from nanoengine.interrupts import InterruptGuard, Interruptible
-from nanoengine.progress import has_terminal
+from nanoengine.log import show_log
+from nanoengine.progress import new_bar
 
 if TYPE_CHECKING:
+    from tqdm import tqdm
+
     from nanoengine.beam_search.params import BeamSearchParams
     from nanoengine.lora.adapters import Adapters
     from nanoengine.lora.request import LoRARequest
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from nanoengine.pooling.outputs import EmbeddingOutput
     from nanoengine.pooling.params import PoolingParams
     from nanoengine.tools.chats import Chats
-
-logger = logging.getLogger("nanoengine")
 
 Prompt = PlainPrompt | Mapping[str, Any]
 """A string, a list of token ids, or one of them in a table, as vLLM has it: {"prompt": ...} or {"prompt_token_ids": ...}."""
@@ -79,7 +77,7 @@ class LLM(CoreLLM):
             cache_salt: cached prefixes are shared only among calls of equal salt: tenants with salts of their own cannot
                 learn from response times what others have asked.
             lora_request: the adapter for all prompts, or one (or None) for each.
-            use_tqdm: show how far it is, and how fast, if standard error is a terminal.
+            use_tqdm: show how far it is, and how fast, if standard error is a terminal or a notebook's page.
 
         Raises:
             InvalidPrompt, InvalidSamplingParams: any prompt or params are bad; then nothing has run.
@@ -339,16 +337,4 @@ def plain_prompt(prompt: Prompt) -> PlainPrompt:
 def _bar(total: int, use_tqdm: bool) -> tqdm[Any]:
     # Without miniters=0, tqdm would look at the clock only when a request ends.
     layout = "{desc}: {n_fmt}/{total_fmt} requests, {elapsed}{postfix}"
-    return tqdm(
-        total=total, desc="Generating", bar_format=layout, disable=not (use_tqdm and has_terminal()), miniters=0
-    )
-
-
-def show_log() -> None:
-    """Show the start-up line on stderr, unless the application has its own logging."""
-    if not logger.handlers and not logging.getLogger().handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("nanoengine: %(message)s"))
-        logger.addHandler(handler)
-    if logger.level == logging.NOTSET:
-        logger.setLevel(logging.INFO)
+    return new_bar(shown=use_tqdm, total=total, desc="Generating", bar_format=layout, miniters=0)

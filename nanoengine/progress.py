@@ -6,18 +6,33 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from tqdm import tqdm
 
 logger = logging.getLogger("nanoengine")
 
 
-def has_terminal() -> bool:
-    """Whether standard error is a terminal. Services and pythonw may have no standard error, or a closed one."""
+def is_notebook() -> bool:
+    """Whether standard error is shown on the page of a notebook, below the cell that runs."""
+    return type(sys.stderr).__module__.startswith("ipykernel.")
+
+
+def has_reader() -> bool:
+    """Whether bars can be drawn on standard error. Services and pythonw may have none, or a closed one."""
     try:
-        return sys.stderr.isatty()
+        return is_notebook() or sys.stderr.isatty()
     except (AttributeError, ValueError):  # it is None, or closed
         return False
+
+
+def new_bar(*, shown: bool, **options: Any) -> tqdm[Any]:
+    """A bar of tqdm, which draws nothing where nobody could see it; in a notebook a widget, if it has those."""
+    kind: Any = tqdm
+    if is_notebook():
+        from tqdm.auto import tqdm as kind  # type: ignore[no-redef]  # it imports asyncio, too, which takes 30 ms
+    bar: tqdm[Any] = kind(disable=not (shown and has_reader()), **options)
+    return bar
 
 
 @contextmanager
@@ -30,10 +45,8 @@ def stage(name: str, total: int | None = None, unit: str = "it", *, shown: bool)
         unit: what a part is called.
         shown: False prints nothing.
     """
-    on_terminal = has_terminal()
-    if shown and total is None and not on_terminal:
+    if shown and total is None and not has_reader():
         logger.info("%s ...", name)
     layout = f"{name} ..." if total is None else None
-    disable = not (shown and on_terminal)
-    with tqdm(total=total, desc=name, unit=unit, bar_format=layout, leave=False, disable=disable) as bar:
+    with new_bar(shown=shown, total=total, desc=name, unit=unit, bar_format=layout, leave=False) as bar:
         yield bar.update

@@ -1,4 +1,4 @@
-"""Sizes as people write them: "2GiB"."""
+"""Sizes as people write and read them: "2GiB"."""
 
 from __future__ import annotations
 
@@ -20,3 +20,11 @@ def size(name: str, text: str) -> int:
         raise InvalidConfig(f"{name} is {shown(text)}: it must be a number of bytes, or such as '2GiB' or '500MB'")
     number, unit, kind = match.groups()
     return int(float(number) * (1000 if kind == "b" else 1024) ** (" kmgt".index(unit) if unit else 0))
+
+
+def told(num_bytes: int) -> str:
+    """Bytes as messages have them: "1.5 GiB"; fewer than 1024 as they are."""
+    for bits, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if num_bytes >= 1 << bits:
+            return f"{num_bytes / (1 << bits):,.3f}".rstrip("0").rstrip(".") + f" {unit}"
+    return f"{num_bytes} bytes"

@@ -12,6 +12,7 @@ from nanoengine import __version__
 from nanoengine.arguments import byte_count, docstring
 from nanoengine.cli import generate, main
 from nanoengine.server.config import ServerConfig
+from nanoengine.sizes import told
 
 
 @pytest.mark.parametrize(
@@ -25,8 +26,17 @@ from nanoengine.server.config import ServerConfig
         (["generate", "--kv-cache-memory", "2 apples"], "it must be a number of bytes"),
         (["serve", "demo", "--kv-cache-memory", "2 apples"], "it must be a number of bytes"),
         (["serve", "demo", "--max-body-bytes", "x"], "it must be a number of bytes"),
-        (["serve"], "model"),
+        (["serve"], "model, such as nanoengine serve smollm2"),
+        (["serve", "demo", "--bogus"], "unknown argument --bogus\n"),
+        (["serve", "--model", "demo"], "the model is given without --model: nanoengine serve demo\n"),
+        (["serve", "--model=demo"], "the model is given without --model: nanoengine serve demo\n"),
+        (["run", "-m", "demo"], "the model is given without -m: nanoengine run demo\n"),
+        (["generate", "-m", "demo", "hi"], "unknown argument -m\n"),
         (["models", "x"], "unknown argument x"),
+        (["list", "x"], "unknown argument x"),
+        (["pull"], "required: name"),
+        (["ps"], "/api/ps"),
+        (["show", "smollm2"], "`nanoengine models`"),
         (["x" * 10**6], "invalid choice"),
         (["generate", "--" + "x" * 10**6], "unknown argument --xxx"),
     ],
@@ -35,11 +45,11 @@ def test_wrong_arguments_are_told_in_two_lines(
     arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 2
-    what, how = capsys.readouterr().err.splitlines()
+    what, how = capsys.readouterr().err.splitlines(keepends=True)
     assert what.startswith("nanoengine: ")
     assert told in what
     assert how.startswith("see nanoengine")
-    assert how.endswith("--help")
+    assert how.endswith("--help\n")
     assert len(what) < 1000
 
 
@@ -49,6 +59,10 @@ def test_wrong_arguments_are_told_in_two_lines(
         (["generate", "--model", "smolm2", "hi"], "did you mean 'smollm2'?"),
         (["fetch", "gema-3-270m"], "did you mean 'gemma-3-270m'?"),
         (["generate", "--model", "x" * 10**6, "hi"], "ModelNotFound: model 'xxx"),
+        (["generate", "--model", "/no/such.gguf", "hi"], "model '/no/such.gguf' is not there"),
+        (["generate", "--model", "no/such.gguf", "hi"], "model 'no/such.gguf' is not there"),
+        (["serve", "./such"], "model './such' is not there"),
+        (["serve", "demo", "--max-body-bytes", "90GiB"], "from 1 to 1 GiB"),
         (["generate", "--device", "x" * 10**6, "hi"], "InvalidConfig: device is 'xxx"),
         (["generate", "--stop", "", "hi"], "InvalidSamplingParams: stop"),
     ],
@@ -84,6 +98,8 @@ def test_help_has_defaults_only_where_there_are_some(command: str, capsys: pytes
 
 def test_a_size_has_units() -> None:
     assert byte_count("2GiB") == 2 << 30
+    sizes = {1023: "1023 bytes", 40_960: "40 KiB", 1 << 30: "1 GiB", 3 << 29: "1.5 GiB", 10**15: "931,322.575 GiB"}
+    assert {size: told(size) for size in sizes} == sizes
     with pytest.raises(argparse.ArgumentTypeError, match="it must be a number of bytes"):
         byte_count("2 apples")
 

@@ -83,5 +83,5 @@ def test_nothing_is_added_unless_it_is_asked_for() -> None:
 
 def test_weights_that_ram_has_no_room_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "available_ram", lambda: 1 << 20)
-    with pytest.raises(InvalidConfig, match=r"the weights take \d+ bytes, but 1048576 bytes of RAM"):
+    with pytest.raises(InvalidConfig, match=r"the weights take [\d.]+ MiB, but 1 MiB of RAM"):
         LLM("demo", device="cpu", dtype="float32", use_tqdm=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import runpy
 import subprocess
 import sys
@@ -20,6 +19,7 @@ def test_example_runs(example: str, monkeypatch: pytest.MonkeyPatch, capsys: pyt
         pytest.importorskip("ray", reason="Ray is not installed: pip install 'nanoengine[ray]'")
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", [example])
+    monkeypatch.syspath_prepend(ROOT / "examples")  # as Python does with the folder of a script
     runpy.run_path(str(ROOT / "examples" / example), run_name="__main__")
     assert capsys.readouterr().out.strip()
 
@@ -30,4 +30,4 @@ def test_bench_runs_from_the_command_line() -> None:
         [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )
     assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout.splitlines()[-1])["mode"] == "scheduler"
+    assert "publish_ms" in result.stdout

@@ -91,7 +91,7 @@ class _ShortRepr(reprlib.Repr):
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of a message about a word that nobody knows: what is like it."""
-    near = get_close_matches(word[:100], list(known), 1)
+    near = get_close_matches(word[:100], list(known), 1, 0.7)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 

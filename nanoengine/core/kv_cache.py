@@ -75,7 +75,7 @@ def size_pool(
     longest = bisect(range(1, wanted + 1), num_blocks, key=blocks_needed)
     if longest < (2 if config.max_model_len is None else wanted):
         raise KVCacheTooSmall(
-            f"the KV pool has {num_blocks} blocks of {block_bytes} bytes, and one sequence of max_model_len {wanted} takes "
+            f"the KV pool has {num_blocks} blocks of {block_bytes / 1024:g} KiB, and a sequence of max_model_len {wanted} takes "
             f"{blocks_needed(wanted)}: lower max_model_len, or raise num_kv_blocks, kv_cache_memory or gpu_memory_utilization"
         )
     return num_blocks, longest

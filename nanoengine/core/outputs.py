@@ -13,9 +13,9 @@ class CompletionOutput:
     """One completion of a prompt.
 
     `token_ids` holds every token that was generated, the stopping one included; `text` ends before the stop, unless the params
-    include it. `finish_reason` is None while it runs. `stop_reason` is the stop string or stop token id that ended it, None
-    for the model's own end of text. `logprobs` has one entry per token, and `cumulative_logprob` their sum, if they were asked
-    for.
+    include it. `finish_reason` is None while it runs. `stop_reason` is the stop string or stop token id that ended it, or
+    "repeated call", None for the model's own end of text. `logprobs` has one entry per token, and `cumulative_logprob` their
+    sum, if they were asked for.
     """
 
     index: int

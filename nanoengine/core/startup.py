@@ -202,8 +202,8 @@ class Startup:
             found: KVCache = self._first("kv_cache", lambda: KVCache(num_blocks, *where), num_blocks)
         except (RuntimeError, OSError) as error:  # torch's allocators raise the first or a subclass, mmap the second
             raise InvalidConfig(
-                f"a KV pool of {num_blocks} blocks takes {num_blocks * self.block_bytes} bytes, which this device does not have: "
-                "lower num_kv_blocks, kv_cache_memory or gpu_memory_utilization"
+                f"a KV pool of {num_blocks} blocks takes {num_blocks * self.block_bytes / 2**30:,.1f} GiB, which this device "
+                "does not have: lower num_kv_blocks, kv_cache_memory or gpu_memory_utilization"
             ) from error
         return found
 

@@ -12,6 +12,7 @@ from nanoengine.kv_groups.common_prefix import CommonPrefix
 from nanoengine.kv_groups.layouts import KVGroup, Need, group_layers
 from nanoengine.kv_groups.options import KVGroupsOptions
 from nanoengine.kv_groups.snapshots import Snapshots
+from nanoengine.sizes import told
 
 if TYPE_CHECKING:
     from nanoengine.core.startup import Startup
@@ -75,7 +76,7 @@ class KVGroups(Capability):
 
     def _no_room(self, startup: Startup, snapshots: int) -> InvalidConfig:
         return InvalidConfig(
-            f"states of {startup.num_rows} sequences and {snapshots} snapshots, {self._slot_bytes} bytes each, do not fit into "
+            f"states of {startup.num_rows} sequences and {snapshots} snapshots, {told(self._slot_bytes)} each, do not fit into "
             "memory: lower max_num_seqs or snapshot_memory"
         )
 
@@ -120,6 +121,6 @@ class KVGroups(Capability):
         kinds = [f"{len(group.layers)} layers with {what}" for group, what in zip(groups, seen, strict=True)]
         words = [f"{len(groups)} KV groups: {', '.join(kinds)}"] if groups else []
         if count := startup.facts.get("state_layers"):
-            size = f"{self._slot_bytes / 2**20:.1f} MiB a sequence"
+            size = f"{told(self._slot_bytes)} a sequence"
             words.append(f"{count} layers with states: {size}, room for {self._num_snapshots(startup)} snapshots")
         return "; ".join(words) or None

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nanoengine.kv_offload.kv_file import UNFINISHED, BadKVFile, file_bytes, read_kv_file, write_kv_file
+from nanoengine.sizes import told
 
 SUFFIX = ".kv"
 SEED = "hash_seed"
@@ -97,7 +98,7 @@ class KVFolder:
         """
         size = file_bytes(header, len(payload))
         if size > self.max_bytes:
-            raise OSError(f"it has {size} bytes, and kv_disk_bytes is {self.max_bytes}")
+            raise OSError(f"it has {told(size)}, and kv_disk_bytes is {told(self.max_bytes)}")
         if time.monotonic() >= self._next_scan:
             self._scan()
         self._forget(name)

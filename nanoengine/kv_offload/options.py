@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from nanoengine.core.config import BYTES, check_choice, check_count
 from nanoengine.core.errors import InvalidConfig, shown
+from nanoengine.sizes import told
 
 HOST_SHARE, HOST_CAP = 0.25, 4 << 30
 """Of the available RAM the host tier takes a quarter, and at most 4 GiB, if the user says nothing."""
@@ -71,11 +72,11 @@ class KVOffloadOptions:
             memory = int(min(HOST_CAP, HOST_SHARE * available))
         elif memory > available:
             raise InvalidConfig(
-                f"kv_host_memory is {memory} bytes, but {available} bytes of RAM are available: lower it"
+                f"kv_host_memory is {told(memory)}, but {told(available)} of RAM are available: lower it"
             )
         if memory < block_bytes:
             raise InvalidConfig(
-                f"kv_host_memory is {memory} bytes, and one block of the KV cache has {block_bytes}: raise kv_host_memory, "
+                f"kv_host_memory is {told(memory)}, and one block of the KV cache has {told(block_bytes)}: raise kv_host_memory, "
                 "lower block_size, or leave host memory out with preemption_mode='recompute'"
             )
         return memory // block_bytes

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from nanoengine.core.errors import InvalidWeights, ModelNotFound, UnsupportedModel, shown
 from nanoengine.core.model_config import read_file
 from nanoengine.lora.expressions import first_matches
+from nanoengine.sizes import told
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20
@@ -241,7 +242,7 @@ def _tensors(where: Path, content: bytes, most: int) -> dict[str, tuple[str, lis
         if len(content) < 8 or size > len(content) - 8:
             raise ValueError("it ends in its header")
         if size > most:
-            raise ValueError(f"its header has {size} bytes, and the adapters of this model have at most {most}")
+            raise ValueError(f"its header has {told(size)}, and the adapters of this model have at most {told(most)}")
         table = json.loads(content[8 : 8 + size])
         table.pop("__metadata__", None)
         tensors = {}

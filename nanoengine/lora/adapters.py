@@ -18,6 +18,7 @@ from nanoengine.lora.adapter import Adapter, read_adapter
 from nanoengine.lora.messages import LORA, Orders
 from nanoengine.lora.options import LoRAOptions
 from nanoengine.lora.request import LoRARequest
+from nanoengine.sizes import told
 
 SALT = "\0lora "
 """Between the salt of a request and the digest of its adapter: no salt of a user holds it."""
@@ -87,9 +88,8 @@ class Adapters(PolicyPart):
         if len(adapters) > most:
             return f"{most} are loaded or in use, the most that may be (max_loras): unload one"
         if size > self.options.max_lora_bytes:
-            return (
-                f"all together have {size} bytes, and {self.options.max_lora_bytes} may be (max_lora_bytes): unload one"
-            )
+            most = self.options.max_lora_bytes
+            return f"all together have {told(size)}, and {told(most)} may be (max_lora_bytes): unload one"
         return None
 
     def unload(self, name: str) -> Adapter:

@@ -35,7 +35,7 @@ def first_matches(expressions: Sequence[Sequence[str]], names: Sequence[str]) ->
     except subprocess.TimeoutExpired as error:
         raise ValueError(f"expressions that are not matched after {MAX_WAIT:g} s") from error
     if done.returncode:
-        raise ValueError(f"expressions that take more than {MAX_SECONDS} s or {MAX_BYTES} bytes to match")
+        raise ValueError(f"expressions that take more than {MAX_SECONDS} s or {MAX_BYTES >> 30} GiB to match")
     found = json.loads(done.stdout)
     if isinstance(found, str):
         raise ValueError(found)

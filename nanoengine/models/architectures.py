@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -51,11 +51,13 @@ LENGTHS = (
 """Other names of max_position_embeddings, such as the first files of LLaMA have. The smallest counts, as vLLM has it."""
 
 ARCHITECTURES = {name: family for family in FAMILIES for name in family.ARCHITECTURES}
-SPELLINGS = {name.replace("_", "").lower(): name for name in ARCHITECTURES}
 
 
-def read_model_config(table: Mapping[str, Any], rope_scaling: Mapping[str, Any] | None = None) -> ModelConfig:
-    """What a Hugging Face config.json (schemas of transformers 4 and 5) says of a model, with `rope_scaling` in place of its own.
+def read_model_config(
+    table: Mapping[str, Any], rope_scaling: Mapping[str, Any] | None = None, plugins: Sequence[Any] = ()
+) -> ModelConfig:
+    """What a Hugging Face config.json (schemas of transformers 4 and 5) says of a model, with `rope_scaling` in place of its own,
+    and with families beside ours, which come first.
 
     Raises:
         UnsupportedModel: an architecture or a feature that is not computed, a field that is missing, wrong or not known.
@@ -66,17 +68,17 @@ def read_model_config(table: Mapping[str, Any], rope_scaling: Mapping[str, Any] 
     full = [re.sub("Model$", "ForCausalLM", name) for name in names if isinstance(name, str)]
     if stated is None and isinstance(kind := text_table(table).get("model_type"), str):
         full = [kind.removesuffix("_text") + "ForCausalLM"]
-    spelled = (SPELLINGS.get(name.replace("_", "").lower()) for name in full)
+    known = ARCHITECTURES | {name: family for family in plugins for name in family.ARCHITECTURES}
+    spellings = {name.replace("_", "").lower(): name for name in known}
+    spelled = (spellings.get(name.replace("_", "").lower()) for name in full)
     architecture = next(filter(None, spelled), None)
     if architecture is None:
         what = "none of them is supported" if names else "it must be a list of names"
-        raise UnsupportedModel(
-            f"architectures is {shown(stated)}: {what}; supported are {', '.join(sorted(ARCHITECTURES))}"
-        )
+        raise UnsupportedModel(f"architectures is {shown(stated)}: {what}; supported are {', '.join(sorted(known))}")
     fields = ConfigFields(text_table(table) if rope_scaling is None else rescaled(text_table(table), rope_scaling))
     lengths = [fields.integer(key) for key in LENGTHS if fields.get(key) is not None]
     fields.default("max_position_embeddings", min(lengths, default=None))
-    config = ARCHITECTURES[architecture].read_config(fields, architecture)
+    config = known[architecture].read_config(fields, architecture)
     longest = min([config.max_position_embeddings, *lengths])
     if not architecture.startswith("Gemma3"):  # whose length is that of the stretched positions
         longest = reach(longest, [layer.rope for layer in config.layers if layer.rope is not None])
@@ -84,7 +86,7 @@ def read_model_config(table: Mapping[str, Any], rope_scaling: Mapping[str, Any] 
     if config.states is None and not config.has_chunks:
         layer_types_of(fields)
     scheme = read_scheme(table)
-    if scheme is not None and (scheme.layout == "mxfp4") is not (ARCHITECTURES[architecture] is gpt_oss):
+    if scheme is not None and (scheme.layout == "mxfp4") is not (known[architecture] is gpt_oss):
         raise fields.wrong(
             QUANTIZATION, table[QUANTIZATION], "MXFP4 is read of gpt-oss alone, and of gpt-oss nothing else"
         )

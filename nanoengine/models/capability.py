@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from nanoengine.attention.backend import AttentionBackend
 from nanoengine.core.capability import Capability
@@ -25,6 +25,7 @@ from nanoengine.models.options import ModelOptions
 from nanoengine.models.placement import check_room_for_weights
 from nanoengine.models.safetensors_folder import SafetensorsFolder
 from nanoengine.models.tokenizer import ModelTokenizer
+from nanoengine.plugins import PluginOptions
 from nanoengine.quantization.at_load import quantizer
 from nanoengine.quantization.packed_folder import PackedFolder
 
@@ -34,6 +35,8 @@ class Models(Capability):
 
     options = ModelOptions
     checkpoint: Checkpoint
+    metadata: Mapping[str, Any]
+    """Of a GGUF file; empty for a folder."""
     quantization: str | None
     model_config: ModelConfig
     tokenizer: ModelTokenizer
@@ -45,7 +48,8 @@ class Models(Capability):
         config, own = startup.config, startup.config.of(ModelOptions)
         other = None if own.tokenizer is None else find_model(str(own.tokenizer))
         scaling = None if own.rope_scaling is None else json.loads(str(own.rope_scaling))
-        found = describe(find_model(config.model), other, scaling)
+        template, families = cast("str | None", own.chat_template), config.of(PluginOptions).families
+        found = describe(find_model(config.model), other, scaling, template, families)
         path = find_model(config.model, WEIGHT_FILES)  # the description is sound: now the weights are worth fetching
         self.checkpoint, self.quantization = open_checkpoint(path, found.gguf), own.quantization
         said = found.config
@@ -58,7 +62,7 @@ class Models(Capability):
         self.model_config = said.within(config.max_model_len or said.max_position_embeddings)
         layers = map(self.model_config.layer, self.model_config.attention_layers)
         startup.facts["path"] = path
-        startup.facts["metadata"] = {} if found.gguf is None else found.gguf.metadata
+        self.metadata = startup.facts["metadata"] = {} if found.gguf is None else found.gguf.metadata
         startup.facts["weights"] = self._weights
         startup.facts["windows"] = [layer.window for layer in layers]
         startup.facts["chunked"] = said.has_chunks

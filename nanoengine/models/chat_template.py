@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
@@ -19,7 +20,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from nanoengine.errors import InvalidPrompt, shown
+from nanoengine.core.model_config import read_file
+from nanoengine.errors import InvalidConfig, InvalidPrompt, shown
 
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names for what a model thought before it answered. The first is what templates read, except gpt-oss's: the second."""
@@ -27,6 +29,9 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 
 MAY_SAY_NOTHING = ("assistant", "tool")
 """Roles of messages that may have no content: a model that ended at once, a tool that returns nothing."""
+
+MAX_BYTES = 1 << 20
+"""Of a template that is given beside a model; those of models have some 10,000."""
 
 MARK = "\ue000end of the last message\ue001"
 """Stands where a message that is to be continued ends, in characters that nobody writes."""
@@ -80,6 +85,25 @@ def render(
         raise
     except Exception as error:  # templates raise what their authors chose
         raise InvalidPrompt(f"the chat template refused the messages: {str(error)[:200]}") from error
+
+
+def read_template(given: Any) -> str:
+    """The text of a template that is given as such, or as the path of its file: no path has a "{", and every template has one.
+
+    Raises:
+        InvalidConfig: it cannot be read, or is no template.
+    """
+    try:
+        is_text = isinstance(given, str) and "{" in given
+        text = str(given) if is_text else read_file(Path(given), MAX_BYTES).decode()
+        if "{" not in text or len(text) > MAX_BYTES:
+            raise ValueError(f'it has {len(text)} characters, and must have a "{{" among them')
+        _compiled(text)
+    except Exception as error:  # Jinja's own, and Python's, which compiles what Jinja makes of it
+        must = f"a file of at most {MAX_BYTES} bytes with a Jinja template, or the text of one"
+        name = str(given) if isinstance(given, Path) else given
+        raise InvalidConfig(f"chat_template is {shown(name)}: it must be {must}: {str(error)[:200]}") from error
+    return text
 
 
 def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,16 +42,22 @@ class Description:
     gguf: GGUFFile | None = None
 
 
-def describe(path: Path, tokenizer: Path | None = None, rope_scaling: Mapping[str, Any] | None = None) -> Description:
+def describe(
+    path: Path,
+    tokenizer: Path | None = None,
+    rope_scaling: Mapping[str, Any] | None = None,
+    chat_template: str | None = None,
+    plugins: Sequence[Any] = (),
+) -> Description:
     """Read the description of the model at a path that `find_model` gave, with the tokenizer of another, and with another
-    `rope_scaling`, if they are given.
+    `rope_scaling` and template of chats, if they are given; `plugins` are further families.
 
     Raises:
         ModelNotFound, UnsupportedModel, InvalidWeights: files that are missing, not supported, or broken.
     """
     file = None if path.is_dir() else GGUFFile.open(path)
     table = config_table(path) if file is None else hf_config(file)
-    config = read_model_config(table, rope_scaling)
+    config = read_model_config(table, rope_scaling, plugins)
     stated = [own.get("eos_token_id") for own in (table, text_table(table))]
     generation: Mapping[str, Any] = {}
     if path.is_dir() and os.path.lexists(path / "generation_config.json"):
@@ -59,9 +65,12 @@ def describe(path: Path, tokenizer: Path | None = None, rope_scaling: Mapping[st
         stated.append(generation.get("eos_token_id"))
     if file is None or tokenizer is not None:
         own = path if tokenizer is None else tokenizer
-        read = HFTokenizer(own) if own.is_dir() else GGUFTokenizer(GGUFFile.open(own).metadata)
+        is_folder = own.is_dir()
+        read = (
+            HFTokenizer(own, chat_template) if is_folder else GGUFTokenizer(GGUFFile.open(own).metadata, chat_template)
+        )
     else:
-        read = GGUFTokenizer(file.metadata)
+        read = GGUFTokenizer(file.metadata, chat_template)
     ends = end_token_ids(config.vocab_size, *stated, read.eos_token_ids)
     values = {name: generation.get(theirs) for name, theirs in SAMPLING.items()}
     advised = {name: value for name, value in values.items() if value is not None}

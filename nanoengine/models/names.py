@@ -46,11 +46,15 @@ def find_model(name: str, files: Sequence[str] = DESCRIPTION_FILES) -> Path:
         return _in_folder(path)
     if is_gguf(path):
         return _first_part(path)
-    if not path.is_absolute() and not name.startswith((".", "~")):
-        if match := HUB_FILE.fullmatch(name):
+    match = HUB_FILE.fullmatch(name)
+    is_path = path.is_absolute() or name.startswith((".", "~")) or (path.suffix == ".gguf" and match is None)
+    if not is_path:
+        if match is not None:
             return _file_of_hub(*match.groups())
         if name.count("/") == 1:
             return _in_folder(_snapshot(name, files))
+    if is_path and not os.path.lexists(path):
+        raise ModelNotFound(f"model {shown(name)} is not there: no file and no folder has this path")
     raise ModelNotFound(
         f"model {shown(name)} is neither a folder nor a GGUF file: give one of them, 'demo', "
         f"{', '.join(map(repr, DOWNLOADS))}, or a hub name like 'Qwen/Qwen3-0.6B' or 'org/name/file.gguf'"

@@ -25,17 +25,23 @@ class ModelOptions:
             activations to match). None: as in the files, which may be quantized themselves.
         rope_scaling: a table that takes the place of `rope_scaling` in config.json, such as {"rope_type": "yarn", "factor": 4.0,
             "original_max_position_embeddings": 32768}, or the same as JSON: how models whose pages say so reach further.
+        chat_template: a file with a Jinja template of chats, or the text of one, in place of all that the model has.
     """
 
     tokenizer: str | Path | None = None
     quantization: str | None = None
     rope_scaling: str | Mapping[str, Any] | None = None
+    chat_template: str | Path | None = None
 
     def __post_init__(self) -> None:
         if self.quantization is not None:
             check_choice("quantization", self.quantization, QUANTIZATIONS)
         if self.rope_scaling is not None:  # kept as text, which can be compared and hashed
             object.__setattr__(self, "rope_scaling", json.dumps(_table(self.rope_scaling), sort_keys=True))
+        if self.chat_template is not None:  # kept as text: processes on other machines have no such file
+            from nanoengine.models.chat_template import read_template  # Jinja is loaded for chats only
+
+            object.__setattr__(self, "chat_template", read_template(self.chat_template))
         if isinstance(self.tokenizer, Path):
             object.__setattr__(self, "tokenizer", str(self.tokenizer))
         if self.tokenizer is not None and not isinstance(self.tokenizer, str):

@@ -6,6 +6,7 @@ import torch
 
 from nanoengine.core.ram import available_ram
 from nanoengine.errors import InvalidConfig
+from nanoengine.sizes import told
 
 
 def choose_dtype(asked: str, checkpoint: str, device: torch.device) -> torch.dtype:
@@ -38,6 +39,6 @@ def check_room_for_weights(num_bytes: int, device: torch.device) -> None:
     available = available_ram()
     if device.type == "cpu" and num_bytes > available:
         raise InvalidConfig(
-            f"the weights take {num_bytes} bytes, but {available} bytes of RAM are available: free memory, or choose a smaller "
+            f"the weights take {told(num_bytes)}, but {told(available)} of RAM are available: free memory, or choose a smaller "
             "dtype or quantization, another device or a smaller model"
         )

@@ -21,6 +21,7 @@ from torch import Tensor
 from nanoengine.core.errors import InvalidWeights
 from nanoengine.core.weights import open_file, weight_files
 from nanoengine.models.checkpoint import TensorHeader
+from nanoengine.sizes import told
 
 logger = logging.getLogger("nanoengine")
 
@@ -119,7 +120,9 @@ def _open(path: Path) -> Iterator[Any]:
     with suppress(OSError), open(path, "rb") as file:  # why it cannot be opened is told below
         size = int.from_bytes(file.read(8), "little")
     if MAX_HEADER_BYTES < size < path.stat().st_size:  # one beyond the end of its file is refused as it is opened
-        raise InvalidWeights(f"{path} has a header of {size} bytes, more than {MAX_HEADER_BYTES}: use several files")
+        raise InvalidWeights(
+            f"{path} has a header of {told(size)}, more than {told(MAX_HEADER_BYTES)}: use several files"
+        )
     with open_file(path) as opened:
         yield opened
 

@@ -18,6 +18,7 @@ from tokenizers import AddedToken, Tokenizer
 from nanoengine.core import tokenizer as core
 from nanoengine.core.model_config import read_file, read_json
 from nanoengine.errors import InvalidPrompt, MissingPackage, ModelNotFound, UnsupportedModel
+from nanoengine.sizes import told
 
 T = TypeVar("T")
 
@@ -143,7 +144,9 @@ class ModelTokenizer(core.Tokenizer, ABC):
         templates = _by_name(self.hf.chat_template) if "hf" in vars(self) else self.chat_templates
         name = "tool_use" if with_tools and "tool_use" in templates else "default"
         if name not in templates:
-            raise InvalidPrompt(f"{self.name} has no chat template: use generate with a plain prompt")
+            raise InvalidPrompt(
+                f"{self.name} has no chat template: use generate with a plain prompt, or give it one by chat_template"
+            )
         return templates[name]
 
     def render_chat(
@@ -183,21 +186,25 @@ class ModelTokenizer(core.Tokenizer, ABC):
 class GGUFTokenizer(ModelTokenizer):
     """The tokenizer in the metadata of a GGUF file.
 
+    Args:
+        chat_template: in place of those in the file.
+
     Raises:
         UnsupportedModel: of a kind that this engine does not know, or broken.
     """
 
-    def __init__(self, metadata: Mapping[str, Any]):
+    def __init__(self, metadata: Mapping[str, Any], chat_template: str | None = None):
         from nanoengine.gguf.tokenizer import read_vocabulary
 
         self._vocabulary = found = read_vocabulary(metadata)
         super().__init__(found.tokenizer, "the tokenizer in the GGUF file")
         self.eos_token_id, self.eos_token_ids = found.eos_token_id, found.end_token_ids
         self.fill_names = found.fill_names
+        self._templates = found.chat_templates if chat_template is None else {"default": chat_template}
 
     @property
     def chat_templates(self) -> Mapping[str, str]:
-        return self._vocabulary.chat_templates
+        return self._templates
 
     @cached_property
     def hf(self) -> Any:
@@ -213,13 +220,17 @@ class GGUFTokenizer(ModelTokenizer):
 class HFTokenizer(ModelTokenizer):
     """The tokenizer files of a model folder.
 
+    Args:
+        chat_template: in place of those in the files.
+
     Raises:
         ModelNotFound: the folder has no tokenizer that can be read. Code in the folder is never run.
         MissingPackage: it takes transformers to read it.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, chat_template: str | None = None):
         self.folder = folder
+        self._given = {} if chat_template is None else {"chat_template": chat_template}
         _check_files(folder)
         self._config = _read_config(folder)
         super().__init__(_fast_tokenizer(folder, self._config), f"the tokenizer in {folder}")
@@ -235,13 +246,17 @@ class HFTokenizer(ModelTokenizer):
     def hf(self) -> Any:
         kind = _transformers(self.name).AutoTokenizer
         try:
-            return raising(kind.from_pretrained, self.folder, trust_remote_code=False)
+            return raising(kind.from_pretrained, self.folder, trust_remote_code=False, **self._given)
         except Exception as error:  # transformers raises many kinds; all mean that these files are no usable tokenizer
             raise ModelNotFound(f"{self.folder} has no tokenizer that can be read: {error}") from error
 
     @cached_property
     def chat_templates(self) -> Mapping[str, str]:
-        return _template_files(self.folder) or _by_name(self._config.get("chat_template"))
+        return (
+            _by_name(self._given.get("chat_template"))
+            or _template_files(self.folder)
+            or _by_name(self._config.get("chat_template"))
+        )
 
     def _special_tokens(self, template: str) -> Mapping[str, str]:
         # Other classes of transformers have special tokens of their own for those that the files say nothing of.
@@ -281,7 +296,7 @@ def _check_files(folder: Path) -> None:
             raise ModelNotFound(f"{path} is neither a file nor a folder: take it out of the model's folder")
         is_read = path.exists() and (path.name in FILES or path.suffix == ".jinja")
         if is_read and (size := path.stat().st_size) > MAX_FILE_BYTES:
-            reason = f"{path.name} has {size} bytes, more than {MAX_FILE_BYTES}"
+            reason = f"{path.name} has {told(size)}, more than {told(MAX_FILE_BYTES)}"
             raise ModelNotFound(f"{folder} has no tokenizer that can be read: {reason}")
 
 

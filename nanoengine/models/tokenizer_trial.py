@@ -44,7 +44,7 @@ def try_tokenizer(folder: Path) -> None:
     else:
         if done.returncode == 0:
             return
-        why = f"it takes more than {MAX_BYTES} bytes, or ends the library"
+        why = f"it takes more than {MAX_BYTES >> 30} GiB, or ends the library"
         if done.returncode == -signal.SIGXCPU:
             why = f"it takes more than {MAX_SECONDS} s to read a few texts"
         elif done.returncode == 1:

@@ -49,12 +49,13 @@ class Front:
     """What Serve runs."""
 
     def __init__(self, model: str, options: Mapping[str, Any], server: Mapping[str, Any]):
-        from nanoengine.llm import show_log
+        from nanoengine.log import show_log
         from nanoengine.server.config import ServerConfig
         from nanoengine.server.serve import open_serving
 
-        show_log()
-        self.serving: Serving = open_serving(model, options, ServerConfig(**server))
+        config = ServerConfig(**server)
+        show_log(config.log_level, config.log_format)
+        self.serving: Serving = open_serving(model, options, config)
 
     def __serve_build_asgi_app__(self) -> Any:
         from nanoengine.server.app import make_app

@@ -17,6 +17,7 @@ from nanoengine.replicas.carrier import Carrier, LocalCarrier
 from nanoengine.replicas.engine import ReplicatedEngine
 from nanoengine.replicas.observer import ReplicaObserver
 from nanoengine.replicas.options import ReplicaOptions
+from nanoengine.sizes import told
 from nanoengine.worker.capability import WithoutRunner
 from nanoengine.worker.member import NOT_THERE, replaced
 
@@ -102,7 +103,7 @@ def check_lora_bytes(config: EngineConfig) -> None:
     size = option(config, "max_lora_bytes")
     if option(config, "enable_lora") and size > MOST_LORA_BYTES:
         raise InvalidConfig(
-            f"max_lora_bytes is {size}, but replicas take at most {MOST_LORA_BYTES} bytes of adapters: lower it"
+            f"max_lora_bytes is {told(size)}, but replicas take at most {told(MOST_LORA_BYTES)} of adapters: lower it"
         )
 
 

@@ -6,12 +6,12 @@ messages (`messages.py`). The process ends when `End` comes, or when nobody is a
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
@@ -20,10 +20,13 @@ from typing import Any
 
 import nanoengine
 from nanoengine.builder import Built, build_engine
+from nanoengine.log import show_log
 from nanoengine.observability.view import take_view
 from nanoengine.replicas.messages import End, Failed, Ping, Pong, Ready, Submit
 from nanoengine.replicas.replica import Replica
 from nanoengine.worker.child import portable, receive, signs_of_life
+
+logger = logging.getLogger("nanoengine")
 
 
 def serve(connection: Connection, build: Callable[[], Built], hash_seed: int) -> None:
@@ -54,7 +57,7 @@ def serve(connection: Connection, build: Callable[[], Built], hash_seed: int) ->
     try:
         process.run()
     except BaseException:  # the threads that read and write would answer for it
-        traceback.print_exc()
+        logger.critical("process %d of a replica ends", os.getpid(), exc_info=True)
         os._exit(1)
 
 
@@ -130,4 +133,5 @@ def main(handle: int) -> None:
 
 
 if __name__ == "__main__":
+    show_log(*sys.argv[2:])
     main(int(sys.argv[1]))

@@ -32,6 +32,7 @@ class StopDetokenizer(Detokenizer):
         prompt: the tokens before: decoders drop a space at the beginning of a text, and of that alone.
         include_stop: the text ends behind its stop string or token, and not before it.
         min_tokens: with fewer tokens no string ends the text.
+        until: is told each new piece of the text; not None: the text ends behind it, for this reason.
     """
 
     def __init__(
@@ -42,11 +43,12 @@ class StopDetokenizer(Detokenizer):
         prompt: Sequence[int] = (),
         include_stop: bool = False,
         min_tokens: int = 0,
+        until: Callable[[str], str | None] | None = None,
     ):
         self._decode = decode
         self._min_tokens, self._num_tokens = min_tokens, 0
         self._stop = tuple(stop)
-        self._include_stop = include_stop
+        self._include_stop, self._until = include_stop, until
         self._matched = [0] * len(self._stop)  # leading characters of each stop that the text ends with
         self._text = ""  # all complete characters so far
         self._num_released = 0
@@ -128,10 +130,14 @@ class StopDetokenizer(Detokenizer):
                     matched = fallbacks[matched - 1]
             self._matched[i] = matched
         self._text += new
+        reason = None if self._until is None else self._until(new)
         if match_stop and found:
             position, stop = min(found)
             self._end_at(position + len(stop) if self._include_stop else position)
             return stop
+        if match_stop and reason is not None:
+            self._end_at(len(self._text))
+            return reason
         num_held = 0 if self._include_stop else max(self._matched, default=0)
         self._num_released = len(self._text) - num_held
         return None

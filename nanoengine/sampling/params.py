@@ -158,12 +158,14 @@ class SamplingParams(core.SamplingParams):
         return found
 
     def new_detokenizer(self, decode: Callable[..., str], prompt: Sequence[int]) -> StopDetokenizer:
+        until = getattr(self.structured_outputs, "until", None)
         return StopDetokenizer(
             partial(decode, skip_special_tokens=self.skip_special_tokens),
             self.stop,
             prompt=prompt,
             include_stop=self.include_stop_str_in_output,
             min_tokens=self.min_tokens,
+            until=None if until is None else until(),
         )
 
     def choose(self, outputs: list[CompletionOutput]) -> list[CompletionOutput]:

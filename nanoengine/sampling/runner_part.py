@@ -24,8 +24,8 @@ class SamplingPart(RunnerPart):
     def __init__(self, runner: ModelRunner):
         self.runner, sampler = runner, runner.sampler
         num_rows, vocab_size, device = runner.rows.padding_row, sampler.vocab_size, runner.device
+        sampler.processors.insert(0, SampleLogprobs(num_rows, sampler))
         sampler.processors += [
-            SampleLogprobs(num_rows, sampler),
             TokenMasks(num_rows, vocab_size, device),
             BadWords(num_rows, device),
             MinTokensBan(num_rows, vocab_size, device),

@@ -313,7 +313,8 @@ class EventStream:
                 problem = problem_of(error)
                 scope[REASON] = problem.message
                 if problem.status >= 500:
-                    logger.error("%s: %s", HTTPRequest(scope).url.path, error, exc_info=error)
+                    trace = None if isinstance(error, Problem) else error
+                    logger.error("%s: %s", HTTPRequest(scope).url.path, error, exc_info=trace)
                 await write(self._failed(problem))
             finally:
                 if pinging is not None:

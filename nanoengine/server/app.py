@@ -31,7 +31,7 @@ from nanoengine.server.middleware import Identify
 from nanoengine.server.openapi import openapi
 from nanoengine.server.page import FILES, page_routes
 from nanoengine.server.response_store import ResponseStore
-from nanoengine.server.responses import delete_response, response, responses
+from nanoengine.server.responses import delete_response, response, response_input_items, responses
 from nanoengine.server.serving import Serving
 from nanoengine.server.tokens import detokenize, tokenize, tokenizer_info
 
@@ -57,13 +57,14 @@ ROUTES = [
     Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
     Route("/v1/responses", responses, methods=["POST"]),
     Route("/v1/responses/{response_id}", response),
+    Route("/v1/responses/{response_id}/input_items", response_input_items),
     Route("/v1/responses/{response_id}", delete_response, methods=["DELETE"]),
     Route("/infill", infill, methods=["POST"]),
     Route("/api/chat", ollama.chat, methods=["POST"]),
     Route("/api/generate", ollama.generate, methods=["POST"]),
     Route("/api/show", ollama.show, methods=["POST"]),
     Route("/api/tags", ollama.tags),
-    Route("/api/ps", ollama.tags),
+    Route("/api/ps", ollama.ps),
     Route("/api/version", ollama.version),
     Route("/tokenize", tokenize, methods=["POST"]),
     Route("/detokenize", detokenize, methods=["POST"]),
@@ -142,6 +143,7 @@ def http_settings(serving: Serving) -> uvicorn.Config:
         proxy_headers=serving.config.forwarded_allow_ips is not None,
         forwarded_allow_ips=list(serving.config.forwarded_allow_ips or ()),
         timeout_graceful_shutdown=SECONDS_TO_SAY_SO,
+        **serving.config.tls,
     )
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from nanoengine.server.config import PART_OF_A_CLIENT
 from nanoengine.server.errors import Problem
+from nanoengine.sizes import told
 
 RETRY_AFTER = {"retry-after": "1"}
 
@@ -64,18 +65,16 @@ class Budget:
     def check(self, client: str, whole: int, size: int) -> None:
         """See that there is room for `size` bytes more of a request that has `whole` with them."""
         if whole > self.most_of_client:
-            raise Problem(400, f"{self._needs(whole)} may hold {self.most_of_client} ({self._knob}): {self.hint}")
+            raise Problem(400, f"{self._needs(whole)}: {self.hint}")
         held = self.of_clients[client]
         if held + size > self.most_of_client:
-            message = f"{self._needs(whole)} may hold {self.most_of_client} ({self._knob}), and yours hold {held} now"
+            message = f"{self._needs(whole)}, and yours hold {told(held)} now"
             raise Problem(429, f"{message}: try again later", headers=RETRY_AFTER)
         if self.total + size > self.most:
-            message = f"{self.what} may take {whole} bytes, and all requests hold {self.total} of {self.most} ({self.knob}) now"
+            held_by_all = f"all requests hold {told(self.total)} of {told(self.most)} ({self.knob}) now"
+            message = f"{self.what} may take {told(whole)}, and {held_by_all}"
             raise Problem(503, f"{message}: try again later", headers=RETRY_AFTER)
 
-    @property
-    def _knob(self) -> str:
-        return f"a quarter of {self.knob}"
-
     def _needs(self, size: int) -> str:
-        return f"{self.what} may take {size} bytes, and the requests of a client"
+        limit = f"{told(self.most_of_client)} (a quarter of {self.knob})"
+        return f"{self.what} may take {told(size)}, and the requests of a client may hold {limit}"

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass, field
+from typing import Any
 
 from nanoengine.core.config import BYTES
 from nanoengine.errors import InvalidConfig, shown
+from nanoengine.log import FORMATS, LEVELS
+from nanoengine.sizes import told
 
 PART_OF_A_CLIENT = 4
 """Of the bytes that requests may hold, one client may hold this part."""
@@ -26,7 +29,10 @@ BOUNDS = {
     "stream_interval": (1, 1 << 20),
     "text_threads": (1, 64),
     "token_cache_chars": (0, 1 << 32),
+    "ssl_cert_reqs": (0, 2),
 }
+
+TLS = ("ssl_certfile", "ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs", "ssl_cert_reqs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +74,13 @@ class ServerConfig:
         cors_origin: origins whose pages may call the server. None: none but its own.
         page: whether the page at / is served.
         access_log: whether each request is logged, in one line.
+        log_level: debug, info, warning or error: the lowest that is logged.
+        log_format: of the log on standard error: text, lines with a time and a level; or json, an object in each line.
+        ssl_certfile: PEM file of a certificate and of those that sign it: the server speaks https.
+        ssl_keyfile: PEM file of its key, if that is not in ssl_certfile.
+        ssl_keyfile_password: that the key is encrypted with.
+        ssl_ca_certs: PEM file of who signs the certificates of clients.
+        ssl_cert_reqs: whether clients need one: 0 no, 1 those that have one show it, 2 yes.
 
     Raises:
         InvalidConfig: a value that cannot work.
@@ -101,6 +114,13 @@ class ServerConfig:
     cors_origin: tuple[str, ...] | None = None
     page: bool = True
     access_log: bool = True
+    log_level: str = "info"
+    log_format: str = "text"
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    ssl_keyfile_password: str | None = None
+    ssl_ca_certs: str | None = None
+    ssl_cert_reqs: int = 0
 
     @property
     def is_local(self) -> bool:
@@ -111,6 +131,11 @@ class ServerConfig:
     def is_open(self) -> bool:
         """Whether other machines need no key."""
         return not self.is_local and self.api_key is None
+
+    @property
+    def tls(self) -> dict[str, Any]:
+        """The options of uvicorn for TLS; none where the server speaks plain HTTP."""
+        return {name: getattr(self, name) for name in TLS if self.ssl_certfile}
 
     @property
     def hosts(self) -> frozenset[str] | None:
@@ -124,16 +149,23 @@ class ServerConfig:
         for name, (least, most) in BOUNDS.items():
             value = getattr(self, name)
             if type(value) is not int or not least <= value <= most:
-                raise InvalidConfig(f"{name} is {shown(value)}: it must be an integer from {least} to {most}")
+                told_most = told(most) if name.endswith("_bytes") else most
+                raise InvalidConfig(f"{name} is {shown(value)}: it must be an integer from {least} to {told_most}")
+        for name, words in (("log_level", LEVELS), ("log_format", FORMATS)):
+            if getattr(self, name) not in words:
+                raise InvalidConfig(f"{name} is {shown(getattr(self, name))}: it must be one of {', '.join(words)}")
         if self.max_body_bytes > self.max_held_body_bytes // PART_OF_A_CLIENT:
             raise InvalidConfig(
-                f"max_body_bytes is {self.max_body_bytes}: it must be at most a quarter of max_held_body_bytes, which is "
-                f"{self.max_held_body_bytes}"
+                f"max_body_bytes is {told(self.max_body_bytes)}: it must be at most a quarter of max_held_body_bytes, which is "
+                f"{told(self.max_held_body_bytes)}"
             )
         # A shell writes "" for a variable that it does not know: every address, or none that has a name.
-        for name in ("host", "uds", "admin_key"):
+        for name in ("host", "uds", "admin_key", *TLS):
             if getattr(self, name) == "":
                 raise InvalidConfig(f"{name} is empty: give one, or leave the option out")
+        for name in TLS:
+            if getattr(self, name) and self.ssl_certfile is None:
+                raise InvalidConfig(f"{name} is given without ssl_certfile")
         for name in ("served_model_name", "api_key", "cors_origin", "allowed_host", "forwarded_allow_ips"):
             texts = getattr(self, name)
             if texts is not None and (not texts or not all(isinstance(text, str) and text for text in texts)):

@@ -22,6 +22,7 @@ from nanoengine.errors import (
     PromptTooLong,
     StepFailed,
 )
+from nanoengine.sizes import told
 
 TYPES = {
     400: "BadRequestError",
@@ -67,7 +68,7 @@ class Problem(NanoEngineError):
         message: for people.
         param: the field at fault, if one is.
         headers: of the response.
-        code: what programs know the problem by, in OpenAI's words; None: the status.
+        code: what programs know the problem by, in OpenAI's or Anthropic's words; None: the status.
     """
 
     def __init__(
@@ -90,7 +91,8 @@ class Problem(NanoEngineError):
         """What the client of a path is told."""
         if path.startswith("/v1/messages"):
             kind = ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
-            return {"type": "error", "error": {"type": kind, "message": self.message}}
+            details = {"details": {"error_code": self.code}} if self.code else {}
+            return {"type": "error", "error": {"type": kind, "message": self.message, **details}}
         if path.startswith("/api/"):
             return {"error": self.message}
         kind = TYPES.get(self.status, "InternalServerError" if self.status >= 500 else "BadRequestError")
@@ -103,8 +105,13 @@ class Problem(NanoEngineError):
         return Response(body, self.status, self.headers, "application/json")
 
 
+def context(max_model_len: int) -> str:
+    """In the words that clients look for where a prompt is too long."""
+    return f"this model's maximum context length is {max_model_len} tokens"
+
+
 def body_too_long(limit: int, headers: Mapping[str, str] | None = None) -> Problem:
-    return Problem(413, f"the body has more than {limit} bytes: shorten it, or raise max_body_bytes", headers=headers)
+    return Problem(413, f"the body has more than {told(limit)}: shorten it, or raise max_body_bytes", headers=headers)
 
 
 def problem_of(error: BaseException) -> Problem:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from nanoengine.server.answers import EventStream, encode
 from nanoengine.server.errors import Problem
-from nanoengine.server.fields import refuse, with_fields
+from nanoengine.server.fields import with_fields
 from nanoengine.server.protocol import ChatRequest, LocalSampling, Table
 from nanoengine.server.replies import Usage, Writer, reply
 from nanoengine.server.serving import Serving, new_id
@@ -28,8 +28,6 @@ IGNORED = (
 )
 """Hints about the cache and the time of another server."""
 
-REFUSED: dict[str, tuple[Any, ...]] = {"n_probs": (0,), "grammar": ("",), "json_schema": ({},), "n_cmpl": (1,)}
-
 STOP_TYPES = {"length": "limit", "stop": "eos"}
 
 
@@ -40,7 +38,7 @@ class File(msgspec.Struct):
     filename: str = ""
 
 
-class InfillRequest(with_fields(LocalSampling, (*IGNORED, *REFUSED)), kw_only=True):  # type: ignore[misc, call-arg]
+class InfillRequest(with_fields(LocalSampling, IGNORED), kw_only=True):  # type: ignore[misc, call-arg]
     """POST /infill. `prompt` is what the middle begins with."""
 
     model: str | None = None
@@ -50,9 +48,6 @@ class InfillRequest(with_fields(LocalSampling, (*IGNORED, *REFUSED)), kw_only=Tr
     prompt: str | None = None
     n_predict: int | None = None
     stream: bool | None = False
-
-    def check(self) -> None:
-        refuse(self, REFUSED)
 
 
 async def infill(http: HTTPRequest) -> Response | EventStream:

@@ -162,11 +162,14 @@ class Jobs:
             if not self._jobs:
                 self._none.set()
 
-    def abort(self, job_ids: Sequence[str] | None = None, client: str | None = None) -> int:
+    def abort(
+        self, job_ids: Sequence[str] | None = None, client: str | None = None, problem: Problem | None = None
+    ) -> int:
         """Abort jobs by the ids of their answers, or of the requests that the engine knows; None: all. Returns how many.
 
         Args:
             client: whose they must be; None: anybody's.
+            problem: see `Job.abort`.
         """
         wanted = None if job_ids is None else set(job_ids)
         found = [
@@ -176,7 +179,7 @@ class Jobs:
             and client in (None, job.requests[0].client)
         ]
         for job in found:
-            job.abort()
+            job.abort(problem)
         return len(found)
 
     def cut_off(self, *jobs: Job) -> None:

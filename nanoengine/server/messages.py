@@ -14,8 +14,8 @@ from starlette.responses import Response
 from nanoengine.errors import shown
 from nanoengine.server.answers import EventStream, json_response
 from nanoengine.server.errors import Problem
-from nanoengine.server.fields import IGNORED_MESSAGES, REFUSED_MESSAGES, refuse, with_fields
-from nanoengine.server.protocol import ChatRequest, Messages, Named, Positive, Stop, Table
+from nanoengine.server.fields import IGNORED_MESSAGES, Body, with_fields
+from nanoengine.server.protocol import Messages, Named, Stop, Table, TranslatedRequest
 from nanoengine.server.replies import Usage, Writer, call, function, named, reply, said, settled
 from nanoengine.server.serving import CLIENT, Serving, new_id
 from nanoengine.tools.parser import Call, Event, Reasoning, Text
@@ -26,7 +26,7 @@ STOPS = {"length": "max_tokens", "tool_calls": "tool_use"}
 """Anthropic's names for why an answer ended, but for the end that the model or a stop string makes."""
 
 
-class ToolChoice(msgspec.Struct, kw_only=True):
+class ToolChoice(Body, kw_only=True):
     """Which tool is called."""
 
     type: Literal["auto", "any", "tool", "none"] | None = None
@@ -34,27 +34,34 @@ class ToolChoice(msgspec.Struct, kw_only=True):
     disable_parallel_tool_use: bool | None = False
 
 
-class Thinking(msgspec.Struct, kw_only=True):
+class Thinking(with_fields(Body, ("budget_tokens", "display", "block_binding")), kw_only=True):  # type: ignore[misc, call-arg]
     """Whether the model thinks."""
 
     type: Literal["enabled", "disabled", "adaptive"] | None = None
 
 
-class Format(msgspec.Struct, kw_only=True):
+class Format(with_fields(Body, ("name", "description", "strict")), kw_only=True):  # type: ignore[misc, call-arg]
     """What the text must look like."""
 
     type: str | None = None
     schema: Table | None = None
 
 
-class OutputConfig(msgspec.Struct, kw_only=True):
+class OutputConfig(Body, kw_only=True):
     """How the model answers."""
 
     format: Format | None = None
     effort: str | None = None
 
 
-class _Fields(with_fields(Named, (*IGNORED_MESSAGES, *REFUSED_MESSAGES)), kw_only=True):  # type: ignore[misc, call-arg]
+class Thread(Body, kw_only=True):
+    """A conversation that Anthropic's server would keep. All of it is in the request that begins one."""
+
+    type: Literal["create", "continue"] | None = None
+    previous_message_id: str | None = None
+
+
+class _Fields(with_fields(Named, IGNORED_MESSAGES), kw_only=True):  # type: ignore[misc, call-arg]
     """Fields of both requests."""
 
     messages: Messages
@@ -64,11 +71,15 @@ class _Fields(with_fields(Named, (*IGNORED_MESSAGES, *REFUSED_MESSAGES)), kw_onl
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: Format | None = None  # as older clients have output_config.format
+    thread: Thread | None = None
 
     def check(self) -> None:
-        refuse(self, REFUSED_MESSAGES)
+        """Refuse what another server would have kept; its clients then send all of it."""
+        if self.thread is not None and self.thread.type == "continue":
+            message = "thread.type is continue, and this server keeps no conversations: send all messages"
+            raise Problem(404, message, "thread", code="thread_not_found")
 
-    def chat(self) -> ChatRequest:
+    def chat(self) -> TranslatedRequest:
         """The conversation, as /v1/chat/completions has it."""
         messages = _system(self.system)
         for index, message in enumerate(self.messages):
@@ -79,13 +90,17 @@ class _Fields(with_fields(Named, (*IGNORED_MESSAGES, *REFUSED_MESSAGES)), kw_onl
         kwargs: Table = {"reasoning_effort": output.effort}
         if self.thinking is not None and self.thinking.type is not None:
             kwargs["enable_thinking"] = self.thinking.type != "disabled"
-        return ChatRequest(
+        return TranslatedRequest(
             messages=messages,
             tools=[_tool(tool) for tool in self.tools] if self.tools else None,
             tool_choice=_choice(choice) if self.tools or choice.type != "auto" else None,
             parallel_tool_calls=not choice.disable_parallel_tool_use,
             response_format=_format(output.format or self.output_format),
             chat_template_kwargs=kwargs,
+            names={
+                "response_format": "output_config.format" if output.format else "output_format",
+                **{f"tools[{i}].function.parameters": f"tools[{i}].input_schema" for i in range(len(self.tools or ()))},
+            },
             add_generation_prompt=not is_begun,
             continue_final_message=is_begun,
         )
@@ -94,14 +109,14 @@ class _Fields(with_fields(Named, (*IGNORED_MESSAGES, *REFUSED_MESSAGES)), kw_onl
 class MessagesRequest(_Fields, kw_only=True):  # type: ignore[call-arg]
     """POST /v1/messages."""
 
-    max_tokens: Positive
+    max_tokens: int
     stop_sequences: Annotated[list[Stop], Meta(max_length=1024)] | None = None
     stream: bool | None = False
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
 
-    def chat(self) -> ChatRequest:
+    def chat(self) -> TranslatedRequest:
         chat = super().chat()
         for name in ("max_tokens", "stream", "temperature", "top_k", "top_p"):
             setattr(chat, name, getattr(self, name))

@@ -38,6 +38,9 @@ ONLY_ADMIN_PATHS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 ONCE = (b"host", b"authorization", b"x-api-key", b"origin", b"content-length")
 """Headers that decide who may do what."""
 
+ACCESS = 'request_id=%(request_id)s client=%(client)s method=%(method)s path="%(path)s" '
+ACCESS += "status=%(status)d bytes=%(bytes)d seconds=%(seconds).3f"
+
 MAX_REASON_CHARS = 300
 """Of why a request was refused, as the log has it: messages hold what clients sent."""
 
@@ -98,18 +101,12 @@ class Identify:
                 await problem_of(error).response(scope)(scope, receive, send_with_id)
         finally:
             if self._log and not (status == 200 and scope["path"] in QUIET_PATHS):
-                seconds = time.perf_counter() - start
-                access_logger.info(
-                    'request_id=%s client=%s method=%s path="%s" status=%d bytes=%d seconds=%.3f%s',
-                    request_id,
-                    scope[CLIENT],
-                    scope["method"],
-                    _quoted(scope["path"]),
-                    status,
-                    scope[SENT],
-                    seconds,
-                    f' reason="{_quoted(scope[REASON][:MAX_REASON_CHARS])}"' if REASON in scope else "",
-                )
+                fields = {"request_id": request_id, "client": scope[CLIENT], "method": scope["method"]}
+                fields |= {"path": _quoted(scope["path"]), "status": status, "bytes": scope[SENT]}
+                fields["seconds"], reason = round(time.perf_counter() - start, 6), ""
+                if REASON in scope:
+                    fields["reason"], reason = _quoted(scope[REASON][:MAX_REASON_CHARS]), ' reason="%(reason)s"'
+                access_logger.info(ACCESS + reason, fields)
 
     def _problem(self, scope: Scope, headers: dict[bytes, bytes]) -> Problem | None:
         """Why a request is not let in, if it is not. One with a key belongs to the client of that key."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -16,39 +17,32 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 import nanoengine
+from nanoengine.builder import is_installed
+from nanoengine.errors import InvalidPrompt
 from nanoengine.server.answers import EventStream, encode, json_response
 from nanoengine.server.errors import Problem
-from nanoengine.server.fields import (
-    IGNORED_OLLAMA,
-    IGNORED_OPTIONS,
-    REFUSED_OLLAMA,
-    REFUSED_OPTIONS,
-    Body,
-    refuse,
-    with_fields,
-)
-from nanoengine.server.protocol import SAME, ChatRequest, LocalSampling, Positive, Table, Texts
+from nanoengine.server.fields import IGNORED_OLLAMA, IGNORED_OPTIONS, Body, with_fields
+from nanoengine.server.protocol import SAME, LocalSampling, Positive, Table, Texts, TranslatedRequest
 from nanoengine.server.replies import Usage, Writer, call, reply
 from nanoengine.server.serving import Serving, new_id
 from nanoengine.tools.parser import Call, Event, Reasoning
 
-DETAILS: Table = {
-    "parent_model": "",
-    "format": "",
-    "family": "",
-    "families": [],
-    "parameter_size": "",
-    "quantization_level": "",
-}
+NEVER = "9999-12-31T23:59:59Z"
+"""When a model is unloaded."""
 
 
-class Options(with_fields(LocalSampling, (*IGNORED_OPTIONS, *REFUSED_OPTIONS)), kw_only=True):  # type: ignore[misc, call-arg]
-    """How to sample, and how to lay the model out in memory."""
+class Options(with_fields(LocalSampling, IGNORED_OPTIONS), kw_only=True):  # type: ignore[misc, call-arg]
+    """How to sample, and how to lay the model out in memory. Penalties are of the whole text, or of none with repeat_last_n 0."""
 
     num_predict: int | None = None
+    repeat_last_n: int | None = None
+
+    def of_chat(self) -> Table:
+        off = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+        return super().of_chat() | (off if self.repeat_last_n == 0 else {})
 
 
-class _Asked(with_fields(Body, (*IGNORED_OLLAMA, *REFUSED_OLLAMA)), kw_only=True):  # type: ignore[misc, call-arg]
+class _Asked(with_fields(Body, IGNORED_OLLAMA), kw_only=True):  # type: ignore[misc, call-arg]
     """Fields of both requests."""
 
     model: str
@@ -56,26 +50,23 @@ class _Asked(with_fields(Body, (*IGNORED_OLLAMA, *REFUSED_OLLAMA)), kw_only=True
     format: str | Table | None = None
     options: Options | None = None
     think: bool | str | None = None
+    keep_alive: float | str | None = None
 
-    def check(self) -> None:
-        refuse(self, REFUSED_OLLAMA)
-        if self.options is not None:
-            refuse(self.options, REFUSED_OPTIONS)
-
-    def chat(self, messages: list[Table], tools: list[Table] | None = None) -> ChatRequest:
+    def chat(self, messages: list[Table], tools: list[Table] | None = None) -> TranslatedRequest:
         """A conversation, as /v1/chat/completions has it."""
         options = self.options or Options()
         limit = options.num_predict
         kwargs: Table = {} if self.think is None else {"enable_thinking": self.think is not False}
         if isinstance(self.think, str):
             kwargs["reasoning_effort"] = self.think
-        return ChatRequest(
+        return TranslatedRequest(
             messages=messages,
             tools=tools or None,
             stream=self.stream is not False,
             max_tokens=None if limit is None or limit < 0 else limit,
             response_format=_format(self.format),
             chat_template_kwargs=kwargs,
+            names={"response_format": "format"},
             **options.of_chat(),
         )
 
@@ -126,7 +117,7 @@ async def chat(http: HTTPRequest) -> Response | EventStream:
     serving: Serving = http.app.state.serving
     request, messages = await serving.read_as(http, OllamaChatRequest, _messages)
     if not messages:
-        return _loaded(request.model, message={"role": "assistant", "content": ""})
+        return _loaded(request, message={"role": "assistant", "content": ""})
     writer = OllamaWriter(request.model, is_chat=True)
     return await reply(http, request.chat(messages, request.tools), new_id("ollama-", http, None), writer)
 
@@ -136,7 +127,7 @@ async def generate(http: HTTPRequest) -> Response | EventStream:
     serving: Serving = http.app.state.serving
     request = await serving.read(http, OllamaGenerateRequest)
     if not request.prompt and not request.suffix:
-        return _loaded(request.model, response="")
+        return _loaded(request, response="")
     first = [{"role": "system", "content": request.system}] if request.system else []
     asked = request.chat([*first, {"role": "user", "content": request.prompt}])
     text = request.prompt if request.raw else None
@@ -151,11 +142,28 @@ async def generate(http: HTTPRequest) -> Response | EventStream:
 
 
 async def tags(http: HTTPRequest) -> Response:
-    """The model, under each of its names; those that are loaded are the same."""
+    """The model under each of its names, and its adapters."""
     serving: Serving = http.app.state.serving
-    made = datetime.fromtimestamp(serving.created, UTC).isoformat()
-    own = {"modified_at": made, "size": 0, "digest": "", "details": DETAILS}
-    return json_response({"models": [{"name": name, "model": name, **own} for name in serving.names]})
+    return json_response({"models": [_listed(serving, name) for name in (*serving.names, *serving.adapter_names())]})
+
+
+async def ps(http: HTTPRequest) -> Response:
+    """The same, as what is loaded: all of it is, for ever."""
+    serving: Serving = http.app.state.serving
+    card, names = serving.card, (*serving.names, *serving.adapter_names())
+    rest = {
+        "size_vram": card.size if serving.on_gpu else 0,
+        "context_length": serving.max_model_len,
+        "expires_at": NEVER,
+    }
+    return json_response({"models": [_listed(serving, name) | rest for name in names]})
+
+
+def _listed(serving: Serving, name: str) -> Table:
+    card, is_own = serving.card, serving.is_model(name)
+    details = card.details if is_own else {**card.details, "parent_model": serving.name}
+    own = {"modified_at": card.modified, "size": card.size, "digest": card.digest, "details": details}
+    return {"name": name, "model": name, **own}
 
 
 async def show(http: HTTPRequest) -> Response:
@@ -167,7 +175,10 @@ async def show(http: HTTPRequest) -> Response:
         raise Problem(400, "model is missing", "model")
     serving.check_name(name)
     info = await serving.text.run(serving.tokenizer.info)
-    can = ["completion"]
+    card = serving.card
+    can = [*(["completion"] if card.writes else []), *(["embedding"] if is_installed("pooling") else [])]
+    with suppress(InvalidPrompt):
+        can += ["insert"] if serving.fill_marks else []
     if template := info.get("chat_template"):
         can += ["tools", *(["thinking"] if "</think>" in str(template) or "<|channel|>" in str(template) else [])]
     return json_response(
@@ -175,8 +186,9 @@ async def show(http: HTTPRequest) -> Response:
             "modelfile": "",
             "parameters": _advised(serving.defaults),
             "template": template or "",
-            "details": DETAILS,
-            "model_info": {"general.architecture": "nanoengine", "nanoengine.context_length": serving.max_model_len},
+            "details": _listed(serving, name)["details"],
+            "modified_at": card.modified,
+            "model_info": card.info | {f"{card.details['family']}.context_length": serving.max_model_len},
             "capabilities": can,
         }
     )
@@ -240,9 +252,10 @@ def _now() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
-def _loaded(model: str, **said: Any) -> Response:
-    """To who says nothing, so that a model is loaded: it is."""
-    return json_response({"model": model, "created_at": _now(), **said, "done": True, "done_reason": "load"})
+def _loaded(request: _Asked, **said: Any) -> Response:
+    """To who says nothing, so that a model is loaded, or no longer: it stays."""
+    reason = "unload" if str(request.keep_alive).rstrip("smh") in ("0", "0.0") else "load"
+    return json_response({"model": request.model, "created_at": _now(), **said, "done": True, "done_reason": reason})
 
 
 class OllamaWriter(Writer):

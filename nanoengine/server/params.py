@@ -30,6 +30,7 @@ def sampling_params(
     defaults: Mapping[str, Any],
     *,
     max_model_len: int,
+    max_n: int,
     max_tokens: int | None,
     names: Mapping[str, str] = MappingProxyType({}),
     logprobs: int | None,
@@ -41,6 +42,7 @@ def sampling_params(
         request: what the client wants.
         defaults: of the model, for what the client says nothing of.
         max_model_len: tokens of the longest sequence. A completion ends there, whatever it was allowed.
+        max_n: completions of one prompt.
         max_tokens: new tokens, as the client has it; None: the model's default, or as many as fit.
         names: what the client calls `max_tokens` and `logprobs`, where it has other names for them.
         logprobs, prompt_logprobs: see `SamplingParams`; the latter if the request's own is None.
@@ -54,11 +56,10 @@ def sampling_params(
         values["seed"] = request.seed
     if request.logit_bias is not None:
         values["logit_bias"] = _biases(request.logit_bias)
-    if max_tokens is not None and max_tokens > max_model_len:
-        field = names.get("max_tokens", "max_tokens")
-        raise Problem(
-            400, f"{field} is {shown(max_tokens)}, but max_model_len is {max_model_len}: ask for fewer", field
-        )
+    check_range(names.get("max_tokens", "max_tokens"), max_tokens, 1, max_model_len, "max_model_len")
+    check_range("min_tokens", request.min_tokens, 0, max_model_len, "max_model_len")
+    for field in ("n", "best_of"):
+        check_range(field, getattr(request, field), 1, max_n, "max_n")
     if "prompt_logprobs" not in values and prompt_logprobs is not None:
         values["prompt_logprobs"] = prompt_logprobs
     if max_tokens is not None:
@@ -72,6 +73,12 @@ def sampling_params(
         if field not in names:
             raise
         raise Problem(400, f"{names[field]} {rest}", names[field]) from error
+
+
+def check_range(field: str, value: int | None, least: int, most: int, knob: str) -> None:
+    """See that a number, if there is one, is what this server allows; the option that says so is `knob`. Raises a Problem."""
+    if value is not None and not least <= value <= most:
+        raise Problem(400, f"{field} is {shown(value)}: this server allows {least} to {most} ({knob})", field)
 
 
 def _biases(biases: Mapping[str, float]) -> dict[int, float]:
@@ -104,9 +111,7 @@ def cut(token_ids: list[int], request: Queued, max_model_len: int) -> list[int]:
     limit = request.truncate_prompt_tokens
     if limit is None:
         return token_ids
-    if limit > max_model_len:
-        message = f"truncate_prompt_tokens is {limit}, but max_model_len is {max_model_len}: lower it"
-        raise Problem(400, message, "truncate_prompt_tokens")
+    check_range("truncate_prompt_tokens", limit, -1, max_model_len, "max_model_len")
     limit = max_model_len - 1 if limit == -1 else limit
     if request.truncation_side == "right":
         return token_ids[:limit]

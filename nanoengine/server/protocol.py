@@ -1,7 +1,6 @@
 """What clients send: the requests of OpenAI's interface, with the fields that vLLM has added to them.
 
-A field is taken, ignored, or refused by its name (`fields.py`). A field that is none of these is refused as well: an option
-that is silently dropped gives wrong answers.
+`fields.py` says what becomes of a field that none of them has.
 """
 
 from __future__ import annotations
@@ -14,18 +13,7 @@ from nanoengine.errors import shown
 from nanoengine.sampling.bad_word_tokens import MAX_BAD_WORDS
 from nanoengine.sampling.params import MAX_LOGIT_BIAS, MAX_STOP_CHARS
 from nanoengine.server.errors import Problem
-from nanoengine.server.fields import (
-    OF_BOTH,
-    OF_CHATS,
-    OF_COMPLETIONS,
-    OF_EMBEDDINGS,
-    OF_TEMPLATES,
-    REFUSED,
-    REFUSED_SCORES,
-    Body,
-    refuse,
-    with_fields,
-)
+from nanoengine.server.fields import IGNORED, OF_CHATS, OF_EMBEDDINGS, Body, with_fields
 
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -104,7 +92,7 @@ class Queued(Named, kw_only=True):
     cache_salt: Annotated[str, Meta(max_length=MAX_SALT_CHARS)] | None = None
 
 
-class Generation(with_fields(Queued, OF_BOTH), kw_only=True):  # type: ignore[misc, call-arg]
+class Generation(with_fields(Queued, IGNORED), kw_only=True):  # type: ignore[misc, call-arg]
     """Fields that both kinds of generation have. None: the model's default (models/advice.py), or the neutral value."""
 
     # OpenAI's
@@ -143,7 +131,6 @@ class Generation(with_fields(Queued, OF_BOTH), kw_only=True):  # type: ignore[mi
 
     def check(self) -> None:
         """Refuse what would be dropped otherwise."""
-        refuse(self, REFUSED)
         if self.stream_options not in (None, StreamOptions()) and not self.stream:
             raise Problem(400, "stream_options can only be given with stream=true", "stream_options")
         if self.stream and self.prompt_logprobs:
@@ -152,7 +139,7 @@ class Generation(with_fields(Queued, OF_BOTH), kw_only=True):  # type: ignore[mi
             raise Problem(400, f"best_of is {shown(self.best_of)}: with stream it must be n", "best_of")
 
 
-class CompletionRequest(with_fields(Generation, OF_COMPLETIONS), kw_only=True):  # type: ignore[misc, call-arg]
+class CompletionRequest(Generation, kw_only=True):  # type: ignore[call-arg]
     """POST /v1/completions."""
 
     prompt: Prompts | None = None
@@ -197,6 +184,15 @@ class ChatRequest(with_fields(Generation, OF_CHATS), kw_only=True):  # type: ign
             raise Problem(400, "top_logprobs needs logprobs=true", "top_logprobs")
 
 
+class TranslatedRequest(ChatRequest, kw_only=True):  # type: ignore[call-arg]
+    """A conversation of another interface. `names`: what that calls a field, by how an error about it begins; `turns`: and its
+    messages.
+    """
+
+    names: dict[str, str]
+    turns: str = "messages"
+
+
 class EmbeddingRequest(with_fields(Queued, OF_EMBEDDINGS), kw_only=True):  # type: ignore[misc, call-arg]
     """POST /v1/embeddings."""
 
@@ -206,7 +202,7 @@ class EmbeddingRequest(with_fields(Queued, OF_EMBEDDINGS), kw_only=True):  # typ
     use_activation: bool | None = None  # vLLM's: whether it is normalized
 
 
-class ScoreRequest(with_fields(Queued, (*OF_EMBEDDINGS, *REFUSED_SCORES)), kw_only=True):  # type: ignore[misc, call-arg]
+class ScoreRequest(with_fields(Queued, OF_EMBEDDINGS), kw_only=True):  # type: ignore[misc, call-arg]
     """POST /score: one text and others, or pairs of texts. Each pair of names means the same."""
 
     queries: Texts | None = None
@@ -218,7 +214,6 @@ class ScoreRequest(with_fields(Queued, (*OF_EMBEDDINGS, *REFUSED_SCORES)), kw_on
     data_2: Texts | None = None
 
     def check(self) -> None:
-        refuse(self, REFUSED_SCORES)
         first, second = self.sides
         if len(first) not in (1, len(second)) or not second:
             message = f"there are {len(first)} texts and {len(second)} others: give one or as many, and at least one"
@@ -240,7 +235,7 @@ class ScoreRequest(with_fields(Queued, (*OF_EMBEDDINGS, *REFUSED_SCORES)), kw_on
         return [first] if isinstance(first, str) else first, [second] if isinstance(second, str) else second
 
 
-class RerankRequest(with_fields(Queued, (*OF_EMBEDDINGS, *REFUSED_SCORES)), kw_only=True):  # type: ignore[misc, call-arg]
+class RerankRequest(with_fields(Queued, OF_EMBEDDINGS), kw_only=True):  # type: ignore[misc, call-arg]
     """POST /rerank."""
 
     query: str
@@ -249,12 +244,11 @@ class RerankRequest(with_fields(Queued, (*OF_EMBEDDINGS, *REFUSED_SCORES)), kw_o
     return_documents: bool | None = True
 
     def check(self) -> None:
-        refuse(self, REFUSED_SCORES)
         if not self.documents:
             raise Problem(400, "documents is empty: give at least one", "documents")
 
 
-class TokenizeRequest(with_fields(Named, OF_TEMPLATES), kw_only=True):  # type: ignore[misc, call-arg]
+class TokenizeRequest(Named, kw_only=True):
     """POST /tokenize: of a prompt, or of messages."""
 
     prompt: str | None = None
@@ -269,7 +263,6 @@ class TokenizeRequest(with_fields(Named, OF_TEMPLATES), kw_only=True):  # type: 
     def check(self) -> None:
         if (self.prompt is None) == (self.messages is None):
             raise Problem(400, "prompt and messages: give one of them", "prompt")
-        refuse(self, REFUSED)
         _check_continuing(self.continue_final_message, self.add_generation_prompt)
 
 

@@ -13,7 +13,8 @@ from starlette.requests import Request as HTTPRequest
 
 from nanoengine.depth import MAX_DEPTH
 from nanoengine.server.budget import Holding
-from nanoengine.server.errors import TOO_LONG, Problem, body_too_long
+from nanoengine.server.errors import TOO_LONG, Problem, body_too_long, context
+from nanoengine.server.fields import without_unknown
 from nanoengine.server.text import IS_LONG, TextThreads
 
 SLOW_BYTES = 1 << 13
@@ -28,8 +29,8 @@ TURNS = ("messages", "input")
 CHARS_OF_AN_ITEM = 64
 """That a message, a tool or a document counts for beside its own characters: each is rendered, which takes as long as that."""
 
-OF_PROGRAMS = ("", "application/x-www-form-urlencoded")
-"""What programs that say nothing else send JSON as: curl, and clients of Ollama."""
+OF_PROGRAMS = ("", "application/x-www-form-urlencoded", "application/octet-stream")
+"""What programs that say nothing else send JSON as: curl, and clients of Ollama by Python's requests, httpx and aiohttp."""
 
 BY_BROWSERS = frozenset(("origin", "sec-fetch-site"))
 """Headers of whatever a page sends."""
@@ -99,7 +100,12 @@ def _parse(body: bytes, kind: type[S]) -> S:
         if (count := sum(body.count(sign) for sign in signs)) > most:
             raise Problem(400, f"the body has {count} {name}: at most {most} can be; send less JSON")
     try:
-        request = msgspec.json.decode(body, type=kind)
+        try:
+            request = msgspec.json.decode(body, type=kind)
+        except msgspec.ValidationError as error:
+            if "unknown field" not in str(error):
+                raise
+            request = msgspec.json.decode(without_unknown(body, kind), type=kind)
     except msgspec.ValidationError as error:
         message = re.sub(r"(?s)([`'])(.{77}).*\1", r"\1\2...\1", str(error))  # it may quote a name or a value
         raise Problem(400, message, _param(message)) from error
@@ -125,23 +131,22 @@ def check_size(request: msgspec.Struct, max_model_len: int, max_chars: int) -> N
         value = getattr(request, field)
         if isinstance(value, list) and value and isinstance(value[0], dict):
             if field in TURNS and len(value) > max_model_len:
-                message = (
-                    f"{field}: the prompt is too long: this model's maximum context length is {max_model_len} tokens"
-                )
+                message = f"{field}: the prompt is too long: {context(max_model_len)}"
                 more = f"(max_model_len), and each of its {len(value)} messages has one at least; send fewer"
                 raise Problem(400, f"{message} {more}", field, code=TOO_LONG)
             size += CHARS_OF_AN_ITEM * len(value)
-        elif not isinstance(value, dict | msgspec.Struct):
+        elif field == "names" or not isinstance(value, dict | msgspec.Struct):  # `names` are the server's own
             continue
         size = _with_chars(value, size, max_chars)
         if size > max_chars:
             message = (
-                f"{field} and what is before it have {size} characters or more, each message and tool counting for"
+                f"{field} and what is before it have {size} characters or more, each message and tool counting for "
             )
-            message += (
-                f" {CHARS_OF_AN_ITEM} beside its own: this server renders {max_chars} (max_text_chars); send less"
-            )
-            raise Problem(400, message, field)
+            message += f"{CHARS_OF_AN_ITEM} beside its own: this server renders {max_chars} (max_text_chars)"
+            if field not in TURNS:
+                raise Problem(400, f"{message}; send less", field)
+            message += f", so the prompt is too long, and {context(max_model_len)}; send less"
+            raise Problem(400, message, field, code=TOO_LONG)
 
 
 def _with_chars(value: Any, size: int, most: int) -> int:

@@ -244,9 +244,7 @@ def _ended(
     writer: Writer, reason: str | None, stop: str | int | None, usage: Usage, problem: Problem | None = None
 ) -> Iterator[Table]:
     if reason == "abort":
-        raise problem or Problem(
-            503, "the answer was ended before it was whole: by abort_requests, or since the server ends"
-        )
+        raise problem or Problem(503, "the answer was ended by abort_requests before it was whole")
     yield from writer.close_last()
     yield from writer.end(ended_by(reason, writer.has_called), stop, usage)
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
+from collections.abc import Mapping
 from typing import Any
 
+from nanoengine.errors import shown
 from nanoengine.server.errors import Problem
 from nanoengine.server.protocol import Table
 from nanoengine.server.replies import call, function, said
@@ -24,11 +27,12 @@ class Tools:
 
     def __init__(self, tables: list[Table]):
         self.tables: list[Table] = []
+        self.fields: dict[str, str] = {}  # where the parameters of each are, as the model has it and as the client
         self._names: dict[str, Table] = {}
-        for table in tables:
-            self._add(table)
+        for index, table in enumerate(tables):
+            self._add(table, f"tools[{index}]")
 
-    def _add(self, table: Table, namespace: str | None = None) -> None:
+    def _add(self, table: Table, place: str, namespace: str | None = None) -> None:
         kind, name = table.get("type"), table.get("name") or ""
         if not isinstance(name, str):
             raise Problem(400, f"tools: the name of a tool must be a text, not {str(name)[:80]!r}", "tools")
@@ -36,12 +40,13 @@ class Tools:
             given = table.get("tools") or []
             if not isinstance(given, list) or not all(isinstance(own, dict) for own in given):
                 raise Problem(400, "tools: the tools of a namespace must be a list of objects", "tools")
-            for own in given:
-                self._add(own, name)
+            for index, own in enumerate(given):
+                self._add(own, f"{place}.tools[{index}]", name)
         elif kind == "function":
             flat = flat_name(name, namespace)
             self._names[flat] = {"name": name, **({"namespace": namespace} if namespace else {})}
             strict = table.get("strict")
+            self.fields[f"tools[{len(self.tables)}].function.parameters"] = f"{place}.parameters"
             self.tables.append(function(flat, table.get("description"), table.get("parameters"), strict))
         elif not str(kind).startswith(LEFT_OUT):
             raise Problem(400, f"tools of type {str(kind)[:80]!r} are not supported: give functions", "tools")
@@ -58,6 +63,43 @@ def flat_name(name: str, namespace: str | None) -> str:
 def input_items(value: str | list[Table]) -> list[Table]:
     """The input of a request as items; text is a message of the user's."""
     return [{"type": "message", "role": "user", "content": value}] if isinstance(value, str) else value
+
+
+def page(items: list[Table], prefix: str, query: Mapping[str, str]) -> Table:
+    """A page of items, the newest first unless `order` is asc.
+
+    Args:
+        items: all of them, the oldest first.
+        prefix: of the ids of those that have none.
+        query: `limit`, `order` and `after`, as OpenAI's clients send them.
+
+    Raises:
+        Problem: one of these cannot be.
+    """
+    limit, order, after = query.get("limit", "20"), query.get("order", "desc"), query.get("after")
+    if not re.fullmatch("[1-9][0-9]?|100", limit):
+        raise Problem(400, f"limit is {shown(limit)}: it must be between 1 and 100", "limit")
+    if order not in ("asc", "desc"):
+        raise Problem(400, f"order is {shown(order)}: it must be asc or desc", "order")
+    found = [_listed(item, f"{prefix}_{index}") for index, item in enumerate(items)]
+    found = found if order == "asc" else found[::-1]
+    ids = [item["id"] for item in found]
+    if after is not None and after not in ids:
+        raise Problem(400, f"after is {shown(after)}: no item here has that id", "after")
+    start = 0 if after is None else ids.index(after) + 1
+    end = start + int(limit)
+    ends = {"first_id": next(iter(ids[start:end]), None), "last_id": next(iter(ids[start:end][::-1]), None)}
+    return {"object": "list", "data": found[start:end], **ends, "has_more": end < len(found)}
+
+
+def _listed(item: Table, item_id: str) -> Table:
+    """An item with an id, a type, and its text in parts."""
+    found = {"id": item.get("id") or item_id, "type": item.get("type") or "message", "status": "completed"}
+    found |= {name: value for name, value in item.items() if name not in found or value}
+    if isinstance(text := item.get("content"), str):
+        kind = {"type": "output_text", "annotations": []} if item.get("role") == "assistant" else {"type": "input_text"}
+        found["content"] = [kind | {"text": text}]
+    return found
 
 
 def turns(items: list[Table]) -> list[Table]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -13,11 +13,11 @@ from starlette.responses import Response
 
 from nanoengine.server.answers import EventStream, encode, json_response
 from nanoengine.server.errors import Problem
-from nanoengine.server.fields import IGNORED_RESPONSES, REFUSED_RESPONSES, refuse, with_fields
-from nanoengine.server.protocol import ChatRequest, Int64, Named, Positive, Table
+from nanoengine.server.fields import IGNORED_RESPONSES, check_unknown, with_fields
+from nanoengine.server.protocol import Int64, Named, Table, TranslatedRequest
 from nanoengine.server.reading import SLOW_BYTES, check_size
 from nanoengine.server.replies import Usage, Writer, named, reply, settled
-from nanoengine.server.response_items import Tools, carried, input_items, turns
+from nanoengine.server.response_items import Tools, carried, input_items, page, turns
 from nanoengine.server.response_store import ResponseStore, Stored
 from nanoengine.server.serving import CLIENT, Serving, new_id
 from nanoengine.server.text import IS_LONG
@@ -25,6 +25,12 @@ from nanoengine.tools.parser import Call, Event, Reasoning, Text
 
 ENCRYPTED = "reasoning.encrypted_content"
 
+
+KNOWN = {
+    "reasoning": ("effort", "summary", "generate_summary", "context", "mode"),
+    "text": ("format", "verbosity"),
+}
+"""Fields of tables, which are repeated in the answer as they are."""
 
 SAME = (
     *("temperature", "top_p", "top_k", "min_p", "seed"),
@@ -34,7 +40,7 @@ SAME = (
 
 
 class ResponsesRequest(
-    with_fields(Named, (*IGNORED_RESPONSES, *REFUSED_RESPONSES)),  # type: ignore[misc]
+    with_fields(Named, IGNORED_RESPONSES),  # type: ignore[misc]
     kw_only=True,  # type: ignore[call-arg]
 ):
     """POST /v1/responses."""
@@ -45,7 +51,7 @@ class ResponsesRequest(
     store: bool | None = True
     include: list[str] | None = None
     stream: bool | None = False
-    max_output_tokens: Positive | None = None
+    max_output_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -62,25 +68,29 @@ class ResponsesRequest(
     parallel_tool_calls: bool | None = True
 
     def check(self) -> None:
-        refuse(self, REFUSED_RESPONSES)
+        for field, known in KNOWN.items():
+            for name in (table := getattr(self, field) or {}).keys() - known:
+                check_unknown(name, encode(table[name]), dict.fromkeys(known), f"{field}.")
         if "message.output_text.logprobs" in (self.include or ()):
             raise Problem(400, "include: message.output_text.logprobs is not supported: leave it out", "include")
         if not self.input:
             raise Problem(400, "input is empty: give text or items", "input")
 
-    def chat(self, items: list[Table], tools: Tools) -> ChatRequest:
+    def chat(self, items: list[Table], tools: Tools) -> TranslatedRequest:
         """The conversation of all items, as /v1/chat/completions has it."""
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
         effort = (self.reasoning or {}).get("effort")
         kwargs = dict(self.chat_template_kwargs or {})
         if effort is not None:
             kwargs |= {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
-        return ChatRequest(
+        return TranslatedRequest(
             messages=settled([*first, *turns(items)]),
             tools=tools.tables or None,
             tool_choice=_choice(self.tool_choice) if tools.tables or self.tool_choice != "auto" else None,
             parallel_tool_calls=self.parallel_tool_calls,
             response_format=_format((self.text or {}).get("format")),
+            names={"response_format": "text.format", **tools.fields},
+            turns="input",
             chat_template_kwargs=kwargs,
             max_tokens=self.max_output_tokens,
             stream=self.stream,
@@ -98,7 +108,7 @@ async def responses(http: HTTPRequest) -> Response | EventStream:
     known = () if id_before is None else _stored(http, id_before).items
     IS_LONG.set(IS_LONG.get() or sum(map(len, known)) > SLOW_BYTES)
 
-    def begun(request: ResponsesRequest) -> tuple[ChatRequest, ResponsesWriter]:
+    def begun(request: ResponsesRequest) -> tuple[TranslatedRequest, ResponsesWriter]:
         own = input_items(request.input)
         tools, parts = Tools(request.tools or []), (*known, encode(own))
         chat = request.chat([*(item for part in known for item in msgspec.json.decode(part)), *own], tools)
@@ -120,6 +130,20 @@ async def responses(http: HTTPRequest) -> Response | EventStream:
 async def response(http: HTTPRequest) -> Response:
     """GET: an answer that was stored."""
     return Response(_stored(http, http.path_params["response_id"]).body, media_type="application/json")
+
+
+async def response_input_items(http: HTTPRequest) -> Response:
+    """GET: the conversation that an answer was made of, in pages."""
+    serving: Serving = http.app.state.serving
+    response_id = http.path_params["response_id"]
+    stored = _stored(http, response_id)
+    IS_LONG.set(stored.size > SLOW_BYTES)
+
+    def told(parts: Sequence[bytes]) -> Response:
+        items = [item for part in parts for item in msgspec.json.decode(part)]
+        return json_response(page(items, response_id, http.query_params))
+
+    return await serving.make(told, stored.items[:-1], slow=IS_LONG.get())
 
 
 async def delete_response(http: HTTPRequest) -> Response:

@@ -20,16 +20,18 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from starlette.applications import Starlette
 
 from nanoengine.aio.async_llm_engine import AsyncLLMEngine
 from nanoengine.builder import build_engine, is_installed, read_config
-from nanoengine.errors import InvalidConfig
+from nanoengine.errors import InvalidConfig, shown
 from nanoengine.kernels.options import KernelOptions
 from nanoengine.models.names import find_model
 from nanoengine.models.options import ModelOptions
 from nanoengine.models.tokenizer_trial import try_tokenizer
 from nanoengine.server.app import SECONDS_TO_SAY_SO, http_settings
-from nanoengine.server.config import ServerConfig
+from nanoengine.server.config import TLS, ServerConfig
+from nanoengine.server.errors import Problem
 from nanoengine.server.serving import Serving
 
 logger = logging.getLogger("nanoengine.server")
@@ -53,10 +55,11 @@ def serve(model: str, options: Mapping[str, Any], config: ServerConfig) -> None:
         config: of the server.
 
     Raises:
-        InvalidConfig: the address cannot be listened on.
+        InvalidConfig: the address cannot be listened on, or the files of TLS cannot be used.
         Others: see `LLM`. No port is open before the model is loaded.
     """
     over = threading.Event()
+    _check_tls(config)
     with ExitStack() as stack:  # the address first: a model may take long to load for one that is taken
         stack.callback(over.set)
         if config.uds is not None:
@@ -84,6 +87,18 @@ def open_serving(model: str, options: Mapping[str, Any], config: ServerConfig) -
         "gpu_memory_utilization": str(engine_config.gpu_memory_utilization),
     }
     return serving
+
+
+def _check_tls(config: ServerConfig) -> None:
+    files = {name: path for name in TLS if name.endswith(("file", "certs")) and (path := getattr(config, name))}
+    password = config.ssl_keyfile_password or " "  # without one, OpenSSL asks the terminal
+    try:
+        for path in files.values():  # OpenSSL does not say which one is not there
+            Path(path).read_bytes()
+        uvicorn.Config(Starlette(), log_config=None, **config.tls | {"ssl_keyfile_password": password}).load()
+    except (OSError, ValueError) as error:
+        named = ", ".join(f"{name}={shown(path)}" for name, path in files.items())
+        raise InvalidConfig(f"TLS needs PEM files, and the password of the key; {named}: {error}") from error
 
 
 def _allow_descriptors(count: int) -> None:
@@ -208,13 +223,12 @@ class _Server(uvicorn.Server):
         if self.should_exit:
             return
         address = self._socket.getsockname()
-        where = config.uds or "http://{}:{}".format(f"[{address[0]}]" if ":" in address[0] else address[0], address[1])
+        host = f"[{address[0]}]" if ":" in address[0] else address[0]
+        where = config.uds or f"{'https' if config.tls else 'http'}://{host}:{address[1]}"
         chat = "" if config.uds or not config.page else " (a browser shows a chat there; clients of OpenAI add /v1)"
         logger.info("serving %s at %s%s", self._serving.name, where, chat)
         if config.is_open:
-            logger.warning(
-                "everybody who reaches %s is served: give --api-key, and a proxy with TLS (docs/server.md)", where
-            )
+            logger.warning("everybody who reaches %s is served: give --api-key, and TLS (docs/service.md)", where)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -248,7 +262,8 @@ class _Server(uvicorn.Server):
         await asyncio.wait(waits, timeout=self._serving.config.shutdown_timeout, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
-        if count := jobs.abort():
+        problem = Problem(503, "the server is shutting down, and the answer is not whole: ask again")
+        if count := jobs.abort(problem=problem):
             logger.info("aborted what had not ended: %d calls", count)
             with suppress(TimeoutError):
                 await asyncio.wait_for(jobs.none_left(), SECONDS_TO_SAY_SO)

@@ -12,6 +12,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
 from starlette.requests import Request as HTTPRequest
 
 import nanoengine
@@ -23,15 +24,16 @@ from nanoengine.models.fill_in_middle import FillMarks, fill_marks
 from nanoengine.sampling.params import SamplingParams
 from nanoengine.server.budget import Budget
 from nanoengine.server.config import PART_OF_A_CLIENT, ServerConfig
-from nanoengine.server.errors import TOO_LONG, Problem
+from nanoengine.server.errors import TOO_LONG, Problem, context
 from nanoengine.server.fresh import Fresh
 from nanoengine.server.jobs import Job, Jobs, most_tokens, until_gone
 from nanoengine.server.metrics import render_metrics
+from nanoengine.server.model_card import ModelCard
 from nanoengine.server.params import MANY, cut, sampling_params
 from nanoengine.server.protocol import ChatRequest, Generation, Queued, TokenizeRequest
 from nanoengine.server.reading import S, check_size, read
-from nanoengine.server.structured import is_structured
-from nanoengine.server.text import ChatEncoder, TextThreads, TokenTexts, joined
+from nanoengine.server.structured import is_structured, named_as_sent
+from nanoengine.server.text import ChatEncoder, TextThreads, TokenTexts, check_turns, joined
 from nanoengine.server.turns import Turns
 from nanoengine.tools.chats import Chats, Prompt
 
@@ -97,6 +99,8 @@ class Serving:
         self.tokenizer = built.tokenizer
         self.metrics = built.metrics
         self.defaults = built.models.default_sampling
+        self._models = built.models
+        self.on_gpu = built.config.device != "cpu" and torch.cuda.is_available()
         self.max_model_len = built.engine.max_model_len
         self.root = name
         self.names = config.served_model_name or (_short_name(name),)
@@ -227,7 +231,6 @@ class Serving:
         """
         config = self.config
         for field, value, knob in (
-            ("n", params.num_sequences, "max_n"),
             ("stop", len(getattr(params, "stop", ())), "max_stop_strings"),
             ("prompt", num_prompts, "max_prompts"),
         ):
@@ -263,8 +266,11 @@ class Serving:
 
         self._preparing[client] += num_sequences
         try:
-            found = await self.while_there(http, self.text.finish(begin()))
-            requests = found if isinstance(found, list) else await self.while_there(http, self.turns.run(client, found))
+            with named_as_sent(request):
+                found = await self.while_there(http, self.text.finish(begin()))
+                if not isinstance(found, list):
+                    found = await self.while_there(http, self.turns.run(client, found))
+            requests = found
             self.check_open()
             self._admit_tokens(requests, client)
             http.scope[HELD].enter_context(self.answers.hold(client, size(requests)))
@@ -342,12 +348,16 @@ class Serving:
 
     async def params(self, request: Generation, **values: Any) -> SamplingParams:
         """How to sample each prompt. Arguments and errors as for `sampling_params`."""
-        make = partial(sampling_params, defaults=self.defaults, max_model_len=self.max_model_len, **values)
+        values |= {"max_model_len": self.max_model_len, "max_n": self.config.max_n}
+        make = partial(sampling_params, defaults=self.defaults, **values)
         slow = len(request.allowed_token_ids or ()) > MANY or is_structured(request)
-        return await self.make(make, request, slow=slow)
+        with named_as_sent(request):
+            return await self.make(make, request, slow=slow)
 
     def prompt(self, request: ChatRequest | TokenizeRequest) -> Prompt:
-        """What a conversation is to the model. Raises as `Chats.prompt`."""
+        """What a conversation is to the model. Raises as `Chats.prompt` and `check_turns`."""
+        template = self.tokenizer.chat_template(bool(request.tools))
+        check_turns(request.messages or (), template, getattr(request, "turns", "messages"))
         values = dict(request.chat_template_kwargs or {})
         for name in ("reasoning_effort", "documents"):
             if (value := getattr(request, name, None)) is not None:
@@ -361,6 +371,10 @@ class Serving:
             add_generation_prompt=bool(request.add_generation_prompt),
             continue_final_message=bool(request.continue_final_message),
         )
+
+    @cached_property
+    def card(self) -> ModelCard:
+        return ModelCard.of(self._models)
 
     @cached_property
     def fill_marks(self) -> FillMarks:
@@ -397,7 +411,7 @@ class Serving:
         most = self.max_model_len * self._longest_token
         if len(text) > most and request.truncate_prompt_tokens is None:
             message = (
-                f"the prompt is too long: this model's maximum context length is {self.max_model_len} tokens, and it has "
+                f"the prompt is too long: {context(self.max_model_len)}, and it has "
                 f"{len(text)} characters, more than {most}, which are the most that so many tokens can have: shorten it"
             )
             raise Problem(400, message, "prompt", code=TOO_LONG)
@@ -405,9 +419,9 @@ class Serving:
     def check_chars(self, text: str, field: str) -> None:
         """Refuse a text that would keep a thread for long; raises a Problem."""
         if len(text) > (limit := self.config.max_text_chars):
-            raise Problem(
-                400, f"{field} has {len(text)} characters: this server splits {limit} (max_text_chars)", field
-            )
+            most = f"this server splits {limit} (max_text_chars), and {context(self.max_model_len)}"
+            message = f"{field} has {len(text)} characters, so the prompt is too long: {most}"
+            raise Problem(400, message, field, code=TOO_LONG)
 
     def close(self) -> None:
         """End the engine and its threads; waits for the step that runs."""

@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+from nanoengine.errors import InvalidSamplingParams
 from nanoengine.server.errors import Problem
-from nanoengine.server.protocol import Generation
+from nanoengine.server.protocol import Generation, Queued, TranslatedRequest
 
 
 def is_structured(request: Generation) -> bool:
     """Whether any of the fields is there: a schema may be long, and takes a while to read."""
     return any((request.response_format, request.structured_outputs, request.json_schema, request.grammar))
+
+
+@contextmanager
+def named_as_sent(request: Queued) -> Iterator[None]:
+    """What is wrong with a text that must be is said of the field that the client has sent.
+
+    Raises:
+        InvalidSamplingParams: as it was, with the name of that field.
+    """
+    try:
+        yield
+    except InvalidSamplingParams as error:
+        sent = [name for name in ("response_format", "json_schema", "grammar") if getattr(request, name, None)]
+        is_own = getattr(request, "structured_outputs", None) is not None
+        field = r"\g<0>" if is_own else [*sent, "tools"][0]  # a tool has a schema where nothing else has one
+        message = re.sub(r"^structured_outputs(\.\w+)?", field, str(error))
+        for ours, theirs in request.names.items() if isinstance(request, TranslatedRequest) else ():
+            if message.startswith(ours):
+                message = theirs + message[len(ours) :]
+        raise InvalidSamplingParams(message) from error
 
 
 def structured_outputs(request: Generation) -> dict[str, Any] | None:

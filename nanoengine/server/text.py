@@ -12,9 +12,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 from nanoengine.core.detokenizer import INCOMPLETE
-from nanoengine.errors import InvalidPrompt
+from nanoengine.errors import InvalidPrompt, shown
 from nanoengine.fair_cache import FairCache
 from nanoengine.models.tokenizer import Message, ModelTokenizer
+from nanoengine.server.errors import Problem
 from nanoengine.server.turns import Turns
 
 T = TypeVar("T")
@@ -30,6 +31,8 @@ CHARS_OF_A_PIECE = 64
 
 MAX_MARK_CHARS = 128
 """Of a special token in front of which chats are cut."""
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 MOST_PARTS = 4
 """Tokens before one that may be parts of the same character."""
@@ -150,6 +153,31 @@ def joined(message: Message) -> Mapping[str, Any]:
         else:
             raise InvalidPrompt(f"content holds a part of type {str(kind)[:80]!r}: this model takes text")
     return {**message, "content": "\n".join(texts)}
+
+
+def check_turns(messages: Sequence[Message], template: str, field: str) -> None:
+    """See that each message is of a role that is known, and that each result of a tool has its call before it.
+
+    Args:
+        messages: of a conversation.
+        template: of the model: it may know further roles, which it has as texts.
+        field: what the client calls the messages.
+
+    Raises:
+        Problem: a message has another role, or no call.
+    """
+    called: set[Any] = set()
+    for index, message in enumerate(messages):
+        role = message.get("role")
+        if isinstance(role, str) and role not in ROLES and not any(f"{q}{role}{q}" in template for q in "'\""):
+            roles = f"{', '.join(ROLES)}, or one that the chat template names"
+            raise Problem(400, f"{field}[{index}]: role is {shown(role)}: it must be one of {roles}", field)
+        if role == "assistant" and isinstance(calls := message.get("tool_calls"), list):
+            called |= {str(call.get("id")) for call in calls if isinstance(call, dict)}
+        call_id = message.get("tool_call_id")
+        if role == "tool" and (not called or (call_id is not None and str(call_id) not in called)):
+            own = f"a result of a tool (tool_call_id {shown(call_id)})"
+            raise Problem(400, f"{field}: {own} answers no call that a message before it has made", field)
 
 
 class TokenTexts:

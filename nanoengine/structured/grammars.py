@@ -18,7 +18,8 @@ from nanoengine.core.errors import EngineClosed, InvalidSamplingParams, shown
 from nanoengine.core.tokenizer import Tokenizer
 from nanoengine.errors import GrammarsUnavailable
 from nanoengine.fair_cache import FairCache
-from nanoengine.structured.params import JSON_OPTIONS, ONE_SPACE, StructuredOutputs
+from nanoengine.structured.params import JSON_OPTIONS, OF_FIELD, ONE_SPACE, StructuredOutputs
+from nanoengine.structured.schemas import MAX_ORDERS, promised
 from nanoengine.structured.trial import Trial, TrialFailed
 
 MAX_CACHED_BYTES = 256 << 20
@@ -131,7 +132,7 @@ class Grammars:
             matcher = LLMatcher(tokenizer, verdict.grammar or grammar, limits=LLParserLimits(**LIMITS), log_level=0)
             verdict = verdict._replace(error=str(matcher.get_error()))
         if verdict.error:
-            raise InvalidSamplingParams(f"structured_outputs.{outputs.kind}: {_first_lines(verdict.error)}")
+            raise InvalidSamplingParams(_told(verdict.error, outputs))
         return matcher, verdict.num_bytes
 
 
@@ -158,7 +159,8 @@ def json_grammar(schema: str, outputs: StructuredOutputs) -> str:
         overrides |= ONE_SPACE
     else:
         overrides |= {"whitespace_flexible": True}
-    return str(LLMatcher.grammar_from_json_schema(schema, overrides=cast(Any, overrides)))
+    own = json.dumps(promised(json.loads(schema)), ensure_ascii=False)
+    return str(LLMatcher.grammar_from_json_schema(own, overrides=cast(Any, overrides)))
 
 
 def tag_grammar(table: dict[str, Any]) -> str:
@@ -181,10 +183,18 @@ def tag_grammar(table: dict[str, Any]) -> str:
             raise InvalidSamplingParams(
                 f"structured_outputs.structural_tag: {shown(begin)} begins with none of the triggers"
             )
-        tags.append(StructTag(trigger=trigger, begin=begin, grammar=schema, end=end))
+        tags.append(StructTag(trigger=trigger, begin=begin, grammar=promised(schema), end=end))
     return StructTag.to_grammar(tags, assume_special=False)
 
 
-def _first_lines(message: str) -> str:
-    """Without the parser's state, and without advice to allow what is not allowed here."""
-    return " ".join(re.split(r"\n<state>|<backtrace>|\. Enable 'coerce_one_of'", message)[0].split())[:500]
+def _told(message: str, outputs: StructuredOutputs) -> str:
+    """The field at fault, and why: without the parser's state, and without advice to allow what is not allowed here."""
+    field = f"structured_outputs.{outputs.kind}"
+    place = re.match(r"at (\d+)\(\d+\): failed to compile JSON schema: ", message)
+    lines = outputs.text.split("\n")[int(place[1]) - 1 :] if place is not None else []
+    if lines and OF_FIELD in lines[0]:
+        field, message = lines[0].rpartition(OF_FIELD)[2], re.split(r"\n *\d+ \| ", message.partition("schema: ")[2])[0]
+    why = " ".join(re.split(r"\n<state>|<backtrace>|\. Enable 'coerce_one_of'", message)[0].split())[:500]
+    if '"uniqueItems"' in why:
+        why += f": it can be where items is an enum of few values, in at most {MAX_ORDERS} orders, or maxItems is 1"
+    return f"{field}: {why}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,9 @@ ONE_SPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separato
 """The same: where white space is, if nobody asks for any."""
 
 KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+OF_FIELD = " // of the field "
+"""In a grammar, at the end of a line: the field of a request whose schema the line holds."""
+
 MAX_CHARS = 1 << 19
 """Of a schema, an expression, a grammar, or all choices."""
 
@@ -37,6 +40,8 @@ class StructuredOutputs:
         disable_any_whitespace: False: JSON may have white space wherever JSON may. True: one space behind each comma and colon.
         whitespace_pattern: an expression for the white space between parts of JSON, in the place of those.
         behind: tokens with which a model ends what it thinks: its text must look so behind them. Empty: from the beginning.
+        until: a function that pickles, and makes one for each completion, which is told each new piece of the text and gives the
+            reason if the text ends behind it: before the grammar does.
 
     Raises:
         InvalidSamplingParams: none or several of the first six, or a value that none of them can have.
@@ -51,6 +56,7 @@ class StructuredOutputs:
     disable_any_whitespace: bool = True
     whitespace_pattern: str | None = None
     behind: tuple[int, ...] = ()
+    until: Callable[[], Callable[[str], str | None]] | None = field(default=None, compare=False, repr=False)
     kind: str = field(init=False)
     """Which of them is given."""
     text: str = field(init=False)
@@ -84,6 +90,10 @@ class StructuredOutputs:
             raise InvalidSamplingParams("structured_outputs.disable_any_whitespace must be True or False")
         if self.whitespace_pattern is not None:
             _string("whitespace_pattern", self.whitespace_pattern)
+        if self.until is not None and not callable(self.until):
+            raise InvalidSamplingParams(
+                f"structured_outputs.until is {shown(self.until)}: it must be a function, which JSON has not"
+            )
         for name, own in (("kind", kind), ("text", text)):
             object.__setattr__(self, name, own)
 

@@ -120,6 +120,16 @@ class JsonCalls(CallReader):
         return calls if calls and len(calls) == len(found) else None
 
 
+class ItemCall(JsonCalls):
+    """One call of a list, with what stands before it there."""
+
+    def scan(self, text: str, start: int, is_last: bool) -> tuple[Outcome, int]:
+        return super().scan(text, past_space(text, start, "[,") if self._end is None else start, is_last)
+
+    def calls(self, text: str) -> list[Named] | None:
+        return super().calls(text[text.index("{") :])
+
+
 class ArgsCalls(JsonCalls):
     """NAME[ARGS] and the arguments; or JSON without a name. [ARGS] may be missing."""
 

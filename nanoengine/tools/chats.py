@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from nanoengine.core.errors import InvalidPrompt, InvalidSamplingParams
@@ -67,15 +69,29 @@ class Prompt:
         changes: dict[str, Any] = {}
         if self._kept and params.skip_special_tokens:
             changes["skip_special_tokens"] = False
-        if self.choice.is_forced or (not self.choice.is_off and any(tool.is_strict for tool in self.choice.tools)):
-            if params.structured_outputs is not None:
+        own, choice = params.structured_outputs, self.choice
+        schema = None
+        if (
+            own is not None
+            and not choice.is_off
+            and own.key[2:] == (True, None)
+            and own.kind in ("json", "json_object")
+        ):
+            schema = json.loads(own.text)
+        if (
+            schema is not None
+            or choice.is_forced
+            or (not choice.is_off and any(tool.is_strict for tool in choice.tools))
+        ):
+            if own is not None and schema is None:
                 raise InvalidSamplingParams(
-                    "tool_choice forces calls, or a tool is strict, and structured outputs say what the text is: give one of them"
+                    "tool_choice forces calls, or a tool is strict, and structured outputs say what the text is, other than by"
+                    " a schema: give one of them"
                 )
-            changes["structured_outputs"] = self._grammar()
+            changes["structured_outputs"] = self._grammar(params.skip_special_tokens, schema)
         return dataclasses.replace(params, **changes) if changes else params
 
-    def _grammar(self) -> dict[str, Any]:
+    def _grammar(self, skip_special_tokens: bool, schema: Any) -> dict[str, Any]:
         check_structured()
         from nanoengine.tools.grammar import call_grammar  # it needs them
 
@@ -87,14 +103,20 @@ class Prompt:
             self.tokens.get,
             thinks=self.thinks,
             is_thinking=self.is_thinking and end is None,
+            schema=schema,
         )
-        return {"grammar": text, "behind": () if end is None else (end,)}
+        until = None
+        if self.choice.is_forced and self.choice.most != 1:
+            until = partial(_end_of_calls, self._new_parser(skip_special_tokens))
+        return {"grammar": text, "behind": () if end is None else (end,), "until": until}
 
     def parser(self, skip_special_tokens: bool = True) -> AnswerParser | None:
         """For one answer; None if it is text and nothing else."""
-        if self.format is None and not self.thinks:
-            return None
-        return AnswerParser(
+        return None if self.format is None and not self.thinks else self._new_parser(skip_special_tokens)()
+
+    def _new_parser(self, skip_special_tokens: bool) -> Callable[[], AnswerParser]:
+        return partial(
+            AnswerParser,
             self.format,
             () if self.choice.is_off else {tool.name for tool in self.choice.tools},
             thinks=self.thinks,
@@ -103,6 +125,7 @@ class Prompt:
             most=self.choice.most,
             whole=[] if self.choice.is_off else [tool.name for tool in self.choice.tools if not tool.is_strict],
             schemas={tool.name: tool.parameters for tool in self.choice.tools},
+            is_forced=self.choice.is_forced,
         )
 
     def read(self, text: str, is_cut: bool = False) -> Answer:
@@ -114,6 +137,10 @@ class Prompt:
         """Of a call; Mistral's templates take no other than nine letters."""
         name = uuid.uuid4().hex
         return name[:9] if self.format is not None and self.format.name.startswith("mistral") else f"call_{name}"
+
+
+def _end_of_calls(new_parser: Callable[[], AnswerParser]) -> Callable[[str], str | None]:
+    return new_parser().end
 
 
 def plain_prompt(text: str) -> Prompt:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from nanoengine.structured.schemas import promised
 from nanoengine.tools.formats import END_OF_THOUGHT, HARMONY_MARKS, THINK, ToolFormat
 from nanoengine.tools.rules import FindToken, Rules
 from nanoengine.tools.tool import Choice, Tool
@@ -20,7 +21,9 @@ NO_OBJECT = r'/([^{]|\{+[^{"\s])*/'
 """Text in which no JSON object begins."""
 
 
-def call_grammar(format: ToolFormat, choice: Choice, find: FindToken, *, thinks: bool, is_thinking: bool) -> str:
+def call_grammar(
+    format: ToolFormat, choice: Choice, find: FindToken, *, thinks: bool, is_thinking: bool, schema: Any = None
+) -> str:
     """A grammar of answers.
 
     Args:
@@ -29,25 +32,33 @@ def call_grammar(format: ToolFormat, choice: Choice, find: FindToken, *, thinks:
             where any mark of one stands; its arguments fit the schema if the tool is strict, and are any object if not.
         find: tokens that marks may be.
         thinks, is_thinking: see `AnswerParser`.
+        schema: of an answer without calls, if it must be JSON: then an answer is calls, or that. Forced calls leave no such
+            answer.
 
     Raises:
         InvalidSamplingParams: a schema that cannot be promised in this format.
     """
     rules = Rules(find)
-    schemas = [tool.parameters if choice.is_forced or tool.is_strict else {"type": "object"} for tool in choice.tools]
+    schemas = [
+        promised(tool.parameters) if choice.is_forced or tool.is_strict else {"type": "object"} for tool in choice.tools
+    ]
+    said = "" if schema is None or choice.is_forced else rules.json(promised(schema), "response_format")
     if format.shape == "harmony":
-        rules.rules["start"] = _messages(rules, choice, list(map(rules.json, schemas)))
+        values = [rules.json(own, tool.field) for tool, own in _pairs(choice, schemas)]
+        rules.rules["start"] = _messages(rules, choice, values, said)
         return rules.text()
     body = _body(rules, format, choice, schemas)
     before = _thought(rules, is_thinking) if thinks or is_thinking else ""
     rules.rules["SPACE"] = r"/[ \t\r\n]{1,8}/"
-    if choice.is_forced or not format.begins:
+    if choice.is_forced or said or not format.begins:
         rules.rules["call"] = f"{rules.say(*format.begins[:1], format.inner if format.begins else '')} {body}"
         is_one = choice.most == 1 or format.shape == "list"
         between = f"({rules.say(format.between)} | SPACE)" if format.between.strip() else "SPACE?"
         calls = "call" if is_one else f"call ({between} call)*"
         start = f"{calls} SPACE?"  # most models write a line's end there, and their own behind it
-        if not choice.is_forced:
+        if said:
+            start = f"({start} | {said})"
+        elif not choice.is_forced:
             rules.rules["NO_OBJECT"] = NO_OBJECT
             start = f"({start} | NO_OBJECT)"
     else:
@@ -72,12 +83,17 @@ def _body(rules: Rules, format: ToolFormat, choice: Choice, schemas: list[Any]) 
         return f"({calls}) {end}"
     if format.shape == "args":
         calls = " | ".join(
-            f"{rules.say(tool.name, '[ARGS]')} {rules.json(own)}" for tool, own in _pairs(choice, schemas)
+            f"{rules.say(tool.name, '[ARGS]')} {rules.json(own, tool.field)}" for tool, own in _pairs(choice, schemas)
         )
         return f"({calls})"
-    heads = [json.dumps(json.dumps(tool.name)[1:] + f', "{format.arguments}": ') for tool in choice.tools]
-    objects = " | ".join(f"{head} {rules.json(own)}" for head, own in zip(heads, schemas, strict=True))
-    rules.rules["object"] = f'"{{\\"name\\": \\"" ({objects}) "}}"'
+    # Split as llguidance splits JSON, which an answer without calls may be: its lexer takes the longest piece, and does not go
+    # back.
+    objects = " | ".join(
+        " ".join(map(json.dumps, (json.dumps(tool.name), ", ", f'"{format.arguments}"', ": ")))
+        + f" {rules.json(own, tool.field)}"
+        for tool, own in _pairs(choice, schemas)
+    )
+    rules.rules["object"] = f'"{{" "\\"name\\"" ": " ({objects}) "}}"'
     if format.shape != "list":
         return f"object {end}"
     several = "" if choice.most == 1 else ' (", " object)*'
@@ -89,7 +105,7 @@ def _pairs(choice: Choice, schemas: list[Any]) -> list[tuple[Tool, Any]]:
     return list(zip(choice.tools, schemas, strict=True))
 
 
-def _messages(rules: Rules, choice: Choice, values: list[str]) -> str:
+def _messages(rules: Rules, choice: Choice, values: list[str], said: str) -> str:
     """Of harmony: thoughts, and then a call or what the user is told. In none of them does another message begin."""
     rules.rules["BODY"] = rules.without("TEXT", *HARMONY_MARKS)
     begin, message = rules.say("<|channel|>"), rules.say("<|message|>")
@@ -100,5 +116,5 @@ def _messages(rules: Rules, choice: Choice, values: list[str]) -> str:
     )
     kinds = '"analysis"' if choice.is_forced else '("analysis" | "commentary")'
     rest = f"{rules.up_to('rest_of_message', '<|end|>', text='BODY')} {rules.say('<|start|>', 'assistant')}"
-    last = calls if choice.is_forced else f'{calls} | {begin} "final" {message} BODY'
+    last = calls if choice.is_forced else f'{calls} | {begin} "final" {message} {said or "BODY"}'
     return f"({begin} {kinds} {message} {rest})* ({last})"

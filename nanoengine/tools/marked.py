@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from nanoengine.tools.calls import ArgsCalls, CallReader, JsonCalls, Outcome
+from nanoengine.tools.calls import ArgsCalls, CallReader, ItemCall, JsonCalls, Outcome
 from nanoengine.tools.formats import END_OF_THOUGHT, THINK, ToolFormat
 from nanoengine.tools.marks import Marks, past_space
 from nanoengine.tools.reading import Reading, Reasoning, Text
@@ -30,11 +30,13 @@ class Marked(Reading):
         is_thinking: bool,
         dropped: Collection[str],
         whole: Collection[str],
+        is_forced: bool,
     ):
         self._begins = frozenset() if format is None else frozenset(format.begins or ["{"])
-        super().__init__(most, whole, dropped, is_bare="{" not in self._begins)
+        super().__init__(most, whole, dropped, is_bare="{" not in self._begins, is_forced=is_forced)
         self.format, self.names, self.schemas, self._kinds = format, names, schemas, Kinds()
         self._marks, self._end_of_thought = Marks((*self._begins, *dropped)), Marks([END_OF_THOUGHT])
+        self._is_list = is_forced and format is not None and format.shape == "list"  # its calls are told one by one
         self._mark = ""  # of the call that is read
         self._reader: CallReader | None = None
         self._held: list[str] = []  # what was read behind it
@@ -82,6 +84,8 @@ class Marked(Reading):
         assert self.format is not None
         if self.format.xml is not None:
             return XmlCalls(self.format.xml, self.names, self.schemas, self._kinds)
+        if self._is_list:
+            return ItemCall(self.names)
         return (ArgsCalls if self.format.shape == "args" else JsonCalls)(self.names)
 
     def _read_call(self, is_last: bool) -> bool:
@@ -106,11 +110,15 @@ class Marked(Reading):
     def _read_end(self, is_last: bool) -> bool:
         """Behind a call: a mark, perhaps."""
         assert self.format is not None
-        space, end = self._read(past_space(self._text, self._at, self.format.between)), self.format.end
+        end, between = self.format.end, "]" if self._is_list else self.format.between
+        space = self._read(past_space(self._text, self._at, between))
         self._held += filter(str.isspace, space)
         begun = self._text[self._at : self._at + len(end)]
         if not is_last and (self._at == len(self._text) or (begun != end and end.startswith(begun))):
             return False
+        if self._is_list and self._text[self._at : self._at + 1] == ",":
+            self._reader, self._state = self._new_reader(), self._read_call
+            return True
         if end and begun == end:
             self._at += len(end)
         elif not self._is_fresh:

@@ -46,6 +46,7 @@ class Reading:
         most: calls that are told; those behind them are left out.
         whole, dropped: see `AnswerParser`.
         is_bare: see `WholeCall`.
+        is_forced: see `AnswerParser`.
     """
 
     _state: State
@@ -53,9 +54,16 @@ class Reading:
     """How an answer is read that is not one call and nothing else."""
 
     def __init__(
-        self, most: int | None, whole: Collection[str] = (), dropped: Collection[str] = (), *, is_bare: bool = True
+        self,
+        most: int | None,
+        whole: Collection[str] = (),
+        dropped: Collection[str] = (),
+        *,
+        is_bare: bool = True,
+        is_forced: bool = False,
     ):
-        self.most = most
+        self.most, self.is_forced = most, is_forced
+        self.has_repeated = False  # a call has come that repeats one before
         self._whole, self._dropped, self._is_bare = whole, dropped, is_bare
         self._whole_call: WholeCall | None = None
         self._text, self._at = "", 0  # what came, and up to where it was read
@@ -64,6 +72,7 @@ class Reading:
         self._kind: type[Text | Reasoning] = Text
         self._told: set[type[Text | Reasoning]] = set()
         self._num_calls = 0
+        self._seen: set[Named] = set()
         self._is_cut = False  # the end of the text is not the model's: what it has begun is not told
         self._events: list[Event] = []
 
@@ -136,8 +145,10 @@ class Reading:
             found = calls(text)
         except (ValueError, RecursionError):
             return False
-        for name, arguments in found or ():
-            if self.most is None or self._num_calls < self.most:
-                self._events.append(Call(self._num_calls, name, arguments))
+        for own in found or ():
+            self.has_repeated |= self.is_forced and own in self._seen
+            self._seen.add(own)
+            if not self.has_repeated and (self.most is None or self._num_calls < self.most):
+                self._events.append(Call(self._num_calls, *own))
                 self._num_calls += 1
         return found is not None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nanoengine.core.errors import InvalidSamplingParams
-from nanoengine.structured.params import JSON_OPTIONS, MAX_CHARS, ONE_SPACE
+from nanoengine.structured.params import JSON_OPTIONS, MAX_CHARS, OF_FIELD, ONE_SPACE
 
 FindToken = Callable[[str], int | None]
 """The id of an added token; None if a text is none."""
@@ -42,8 +42,8 @@ class Rules:
             plain = ""
         return " ".join([*found, json.dumps(plain)] if plain else found)
 
-    def json(self, schema: Mapping[str, Any]) -> str:
-        """JSON that a schema describes.
+    def json(self, schema: Mapping[str, Any], field: str) -> str:
+        """JSON that a schema describes, which a field of the request holds.
 
         Raises:
             InvalidSamplingParams: the schemas of the grammar are too long, all in all.
@@ -55,7 +55,9 @@ class Rules:
                 f"tools: the schemas of their parameters have more than {MAX_CHARS} characters in the grammar of calls: use "
                 "fewer tools, fewer parameters or fewer $defs"
             )
-        return f"%json {text}"
+        name = f"json_{len(self.rules)}"
+        self.rules[name] = f"%json {text}{OF_FIELD}{field}"
+        return name
 
     def up_to(self, name: str, *marks: str, text: str = "TEXT") -> str:
         """A text, and the first mark that comes: as a token or written out."""

@@ -21,11 +21,13 @@ class Tool:
         name: what it is called by.
         parameters: the JSON schema of its arguments, an object.
         is_strict: the arguments must look so, whatever the model would write.
+        field: of the request, that holds the schema.
     """
 
     name: str
     parameters: Mapping[str, Any]
     is_strict: bool
+    field: str = "tools"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ def read_tools(tables: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
     if tables is not None and len(tables) > MAX_TOOLS:
         raise InvalidPrompt(f"tools holds {len(tables)} functions: at most {MAX_TOOLS} can be")
     tools: dict[str, Tool] = {}
-    for table in tables or ():
+    for index, table in enumerate(tables or ()):
         own = table.get("function", table) if isinstance(table, Mapping) else None
         name = own.get("name") if isinstance(own, Mapping) else None
         if own is None or not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_CHARS or name in tools:
@@ -71,7 +73,8 @@ def read_tools(tables: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
                 f"tools: the parameters of {name[:80]} are {shown(parameters)}: they must be a JSON schema"
             )
         schema = {"type": "object", **parameters} if parameters else {"type": "object", "additionalProperties": False}
-        tools[name] = Tool(name, schema, own.get("strict") is True)
+        field = f"tools[{index}].{'parameters' if own is table else 'function.parameters'}"
+        tools[name] = Tool(name, schema, own.get("strict") is True, field)
     return list(tools.values())
 
 

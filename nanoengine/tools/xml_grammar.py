@@ -69,11 +69,11 @@ def xml_call(rules: Rules, xml: Xml, kinds: Kinds, tool: Tool, schema: Mapping[s
         InvalidSamplingParams: what cannot be promised; the message names the keyword.
     """
     try:
-        arguments = _Arguments(rules, xml, kinds, schema)
+        arguments = _Arguments(rules, xml, kinds, schema, tool.field)
         return f"{rules.say(*xml.name[:1], tool.name, xml.name[1], xml.gap)} {arguments.text()} {rules.say(xml.end)}"
     except _Refused as error:
         raise InvalidSamplingParams(
-            f"tools: the parameters of {tool.name} have {error}, which cannot be promised of calls in XML"
+            f"{tool.field} of {tool.name} have {error}, which cannot be promised of calls in XML"
         ) from None
 
 
@@ -84,8 +84,8 @@ class _Refused(Exception):
 class _Arguments:
     """The arguments of one call."""
 
-    def __init__(self, rules: Rules, xml: Xml, kinds: Kinds, schema: Mapping[str, Any]):
-        self.rules, self.xml, self.kinds, self.schema = rules, xml, kinds, schema
+    def __init__(self, rules: Rules, xml: Xml, kinds: Kinds, schema: Mapping[str, Any], field: str):
+        self.rules, self.xml, self.kinds, self.schema, self.field = rules, xml, kinds, schema, field
 
     def text(self) -> str:
         """All of them."""
@@ -131,10 +131,11 @@ class _Arguments:
     def _json(self, schema: Any) -> str:
         own = dict(schema) if isinstance(schema, Mapping) else {}
         kept = {name: self.schema[name] for name in ("$defs", "definitions") if name in self.schema}
-        text = self.rules.json({**kept, **own})
-        if any(not name.startswith(("#/$defs/", "#/definitions/")) for name in re.findall(r'"\$ref": "([^"]*)"', text)):
+        whole = {**kept, **own}
+        named = re.findall(r'"\$ref": "([^"]*)"', json.dumps(whole))
+        if any(not name.startswith(("#/$defs/", "#/definitions/")) for name in named):
             raise _Refused("$ref")
-        return f"{text} {self.rules.say(self.xml.pad, self.xml.value[1])}"
+        return f"{self.rules.json(whole, self.field)} {self.rules.say(self.xml.pad, self.xml.value[1])}"
 
     def _leaves(self, schema: Any, depth: int) -> list[dict[str, Any]]:
         """Schemas of one kind each, any of which a value may fit."""

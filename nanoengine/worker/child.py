@@ -10,12 +10,13 @@ import socket
 import subprocess
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from nanoengine.log import log_of_child
 
 logger = logging.getLogger("nanoengine")
 
@@ -32,8 +33,8 @@ REAP_SECONDS = 5.0
 def start_child(
     module: str, *descriptors: int, environment: Mapping[str, str] | None = None
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Run a module, which is told the number of its end of the socket. Nothing that lies in the working folder is imported: it
-    may be the folder of a model.
+    """Run a module, which is told the number of its end of the socket, and how to log (`show_log`). Nothing that lies in the
+    working folder is imported: it may be the folder of a model.
 
     Args:
         descriptors: it has these, too.
@@ -44,7 +45,7 @@ def start_child(
     paths = os.pathsep.join(filter(None, (root, *os.environ.get("PYTHONPATH", "").split(os.pathsep))))
     with other:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, str(other.fileno())],
+            [sys.executable, "-P", "-m", module, str(other.fileno()), *log_of_child()],
             pass_fds=[other.fileno(), *descriptors],
             stdin=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": paths, **(environment or {})},
@@ -108,7 +109,7 @@ def receive(connection: Connection) -> Any:
     except (EOFError, OSError):
         os._exit(0)  # in the middle of a step, too: nobody waits for it
     except Exception:
-        traceback.print_exc()
+        logger.critical("process %d ends: it cannot read what it is told", os.getpid(), exc_info=True)
         os._exit(1)
 
 

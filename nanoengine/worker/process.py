@@ -19,6 +19,7 @@ from typing import Any
 
 from nanoengine.builder import build_engine
 from nanoengine.core.config import EngineConfig
+from nanoengine.log import show_log
 from nanoengine.worker.child import portable, receive, signs_of_life
 from nanoengine.worker.member import ALIVE, Member
 
@@ -68,4 +69,5 @@ def _receive(connection: Connection, messages: SimpleQueue[Any]) -> None:
 
 
 if __name__ == "__main__":
+    show_log(*sys.argv[2:])
     main(int(sys.argv[1]))

@@ -71,7 +71,7 @@ def test_mistakes_are_named() -> None:
         LLM(DEMO, blocksize=16)
     with pytest.raises(InvalidConfig, match="block_size is 0: it must be a positive integer"):
         LLM(DEMO, block_size=0)
-    with pytest.raises(KVCacheTooSmall, match="one sequence of max_model_len 100 takes 7"):
+    with pytest.raises(KVCacheTooSmall, match="a sequence of max_model_len 100 takes 7"):
         LLM(DEMO, num_kv_blocks=5, max_model_len=100)
     for length in (1, 5000):
         with pytest.raises(InvalidConfig, match=f"max_model_len is {length}: it must be from 2, .* to 4096"):

@@ -237,7 +237,7 @@ def test_host_memory_follows_from_the_options_and_what_is_less_than_a_block_is_a
     for options in ({"preemption_mode": "swap", "kv_host_memory": 99}, {"kv_host_memory": 99}):
         with pytest.raises(InvalidConfig, match=r"99 bytes, and one block .* has 100"):
             KVOffloadOptions(**options).num_host_blocks(100, 10000)
-    with pytest.raises(InvalidConfig, match="kv_host_memory is 20000 bytes, but 10000"):
+    with pytest.raises(InvalidConfig, match=r"kv_host_memory is 19\.531 KiB, but 9.766 KiB"):
         KVOffloadOptions(kv_host_memory=20000).num_host_blocks(100, 10000)
 
 

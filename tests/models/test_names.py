@@ -117,12 +117,21 @@ def test_parts_are_of_one_model_if_their_number_is_the_same() -> None:
     "name",
     [
         *("/no/such/folder", "./nothing", "../x/y", "~/no-such-folder", "a/b/c", "nothing", "~nobody-9/x", "a\0b"),
-        *("nothing.gguf", "one/nothing.gguf/", "/no/such/file.gguf", "./a/b/c.gguf", "~nobody-9/b/c.gguf"),
+        *(
+            "nothing.gguf",
+            "one/nothing.gguf",
+            "one/nothing.gguf/",
+            "/no/such/file.gguf",
+            "./a/b/c.gguf",
+            "~nobody-9/b/c.gguf",
+        ),
         str(Path(__file__)),
     ],
 )
 def test_what_is_neither_there_nor_a_name_of_the_hub_is_an_error_without_asking_it(unreachable: Hub, name: str) -> None:
-    with pytest.raises(ModelNotFound, match=r"neither a folder nor a GGUF file.*'demo', 'smollm2'"):
+    is_path = (name.startswith(("/", ".", "~")) and name != __file__) or ".gguf" in name
+    told = "is not there: no file" if is_path else "neither a folder nor a GGUF file.*'demo', 'smollm2'"
+    with pytest.raises(ModelNotFound, match=told):
         find_model(name)
     assert unreachable.asked == []
 

@@ -22,5 +22,5 @@ def test_room_on_a_gpu_is_its_own_matter(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(module, "available_ram", lambda: 4000)
     check_room_for_weights(4000, torch.device("cpu"))
     check_room_for_weights(10**12, torch.device("cuda", 0))
-    with pytest.raises(InvalidConfig, match="take 4001 bytes, but 4000 bytes of RAM are available: "):
+    with pytest.raises(InvalidConfig, match=r"take 3\.907 KiB, but 3.906 KiB of RAM are available: "):
         check_room_for_weights(4001, torch.device("cpu"))

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import random
 import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, normalizers, processors
 from transformers import AutoTokenizer
 
-from nanoengine.errors import InvalidPrompt, MissingPackage, ModelNotFound
+from nanoengine.builder import read_config
+from nanoengine.errors import InvalidConfig, InvalidPrompt, MissingPackage, ModelNotFound
+from nanoengine.models.capability import Models
+from nanoengine.models.options import ModelOptions
 from nanoengine.models.tokenizer import GGUFTokenizer, HFTokenizer
 from nanoengine.server.text import ChatEncoder
+from nanoengine.tools.chats import Chats
 from tests.gguf.test_tokenizer import CONTROL, bpe, sentencepiece
 from tests.support import byte_tokenizer
 
@@ -169,6 +176,50 @@ def test_a_template_is_found_where_transformers_finds_it(tmp_path: Path, form: s
     ids = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template([USER], add_generation_prompt=True)["input_ids"]
     assert loaded.encode_chat([USER]) == ids
     assert loaded.decode(ids) == "||||hello", "special tokens became their ids; the class has none for what is unknown"
+
+
+GIVEN = "{% if tools %}<tool_call> {{ tools | tojson }}|{% endif %}{{ messages[-1].content }}!"
+
+
+@pytest.mark.parametrize("as_file", [False, True])
+def test_a_template_given_as_an_option_is_the_only_one(tmp_path: Path, as_file: bool) -> None:
+    """Of a model without one too, and in other processes, which may be where its file is not."""
+    path = tmp_path / "own.jinja"
+    path.write_text(GIVEN)
+    config = read_config("demo", {"chat_template": path if as_file else GIVEN})
+    path.unlink()
+    template = pickle.loads(pickle.dumps(replace(config.of(ModelOptions)))).chat_template
+    folders = [save(tmp_path / name, own) for name, own in (("a", None), ("b", {"default": "x", "tool_use": "y"}))]
+    (folders[0] / "chat_template.jinja").write_text("z")
+    for own in (*(HFTokenizer(folder, template) for folder in folders), GGUFTokenizer(bpe(), template)):
+        assert own.render_chat([USER]) == "hello!"
+        assert own.info()["chat_template"] == GIVEN
+        tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+        prompt = Chats(own).prompt([USER], tools)
+        assert prompt.text.startswith("<tool_call> [{")
+        assert own.hf.chat_template == GIVEN
+        assert own.render_chat([USER]) == "hello!", "nor of the object of transformers"
+    models, startup = Models(), SimpleNamespace(config=config, facts={})
+    assert models.describe(startup)[1].render_chat([USER]) == "hello!"  # type: ignore[arg-type]
+
+
+def test_what_is_no_template_is_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "own.jinja"
+    for text, why in {
+        "plain": "it has 5 characters",
+        "{" * (1 << 20): "recursion",
+        "{" * ((1 << 20) + 1): "no regular file of at most 1048576 bytes",
+        "{% for x in y %}" * 30 + "{% endfor %}" * 30: "nested",
+        "{{ open": "unexpected end of template",
+    }.items():
+        path.write_text(text)
+        for given in (path, *([text] if len(text) <= 1 << 20 and "{" in text else [])):
+            with pytest.raises(InvalidConfig, match=f"(?i)chat_template is .*{why}"):
+                read_config("demo", {"chat_template": given})
+    with pytest.raises(InvalidConfig, match=r"chat_template is .* it has 1048577 characters"):
+        read_config("demo", {"chat_template": "{" * ((1 << 20) + 1)})
+    with pytest.raises(InvalidConfig, match="chat_template is '/dev/zero'"):
+        read_config("demo", {"chat_template": "/dev/zero"})
 
 
 # ---- GGUF files

@@ -75,8 +75,8 @@ MUTANTS = (
     Mutant(
         "unsupported-field-is-dropped",
         SERVER + "fields.py",
-        "if raw is not None and not _asks_for_nothing(bytes(raw), neutral):",
-        "if False:",
+        "if _asks_for_nothing(raw, (*empty, *NEUTRAL.get(name, ANY_SERVERS_CHOICE))):",
+        "if True:",
         "A field that is not supported is ignored, and the answer is not what was asked for.",
         (TESTS + "test_protocol.py",),
     ),

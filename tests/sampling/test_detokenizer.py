@@ -221,3 +221,22 @@ def test_a_stop_over_a_split_character_is_found() -> None:
     pieces = [b"ok \xe2\x82", b"\xac", b"5"]
     texts, met = texts_of(StopDetokenizer(decoder_of(pieces), ["€5"]), range(3))
     assert (texts, met) == (["ok ", "ok ", "ok ", "ok "], "€5")
+
+
+def test_a_text_may_end_by_what_it_says() -> None:
+    """Behind the whole token, not before `min_tokens`, and a stop string comes first."""
+    pieces, told = ["a", "b!", "c", "d!", "e"], list[str]()
+
+    def until(new: str) -> str | None:
+        told.append(new)
+        return "an end" if "!" in new else None
+
+    def read(stop: Sequence[str] = (), min_tokens: int = 0) -> tuple[str, str | None]:
+        own = StopDetokenizer(decoder_of(pieces), stop, min_tokens=min_tokens, until=until)
+        texts, met = texts_of(own, range(len(pieces)))
+        return texts[-1], met
+
+    assert (read(), told) == (("ab!", "an end"), pieces[:2])
+    assert read(min_tokens=3) == ("ab!cd!", "an end")
+    assert read(["b"]) == ("a", "b")
+    assert read(["!x"]) == ("ab!", "an end"), "what was held back is told"

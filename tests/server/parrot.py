@@ -127,6 +127,14 @@ def build(
     )
     capabilities: dict[str, Any] = {
         "observability": SimpleNamespace(metrics=observer),
-        "models": SimpleNamespace(default_sampling={}),
+        "models": SimpleNamespace(
+            default_sampling={},
+            checkpoint=SimpleNamespace(place=str(folder / "tokenizer.json")),
+            model_config=SimpleNamespace(
+                architecture="ParrotForCausalLM", dtype="float32", num_parameters=lambda: 0, num_layers=0, hidden_size=0
+            ),
+            metadata={},
+            quantization=None,
+        ),
     }
     return Built(read_config("parrot", {}), engine, tokenizer, capabilities)

@@ -19,17 +19,17 @@ from tests.server.running import Server, until
 def test_a_client_has_a_quarter_and_all_have_the_whole() -> None:
     budget = Budget("this answer", 400, "max_answer_bytes", "ask for fewer")
     with pytest.raises(
-        Problem, match=r"may take 101 .* hold 100 \(a quarter of max_answer_bytes\): ask for fewer"
+        Problem, match=r"may take 101 .* hold 100 bytes \(a quarter of max_answer_bytes\): ask for fewer"
     ) as met:
         budget.check("a", 101, 101)
     assert met.value.status == 400
     with ExitStack() as held:
         for client in "abcd":
             held.enter_context(budget.hold(client, 60)).add(35)
-        with pytest.raises(Problem, match="yours hold 95 now") as met:
+        with pytest.raises(Problem, match="yours hold 95 bytes now") as met:
             held.enter_context(budget.hold("a", 6))
         assert met.value.status == 429
-        with pytest.raises(Problem, match="all requests hold 380 of 400") as met:
+        with pytest.raises(Problem, match="all requests hold 380 bytes of 400") as met:
             held.enter_context(budget.hold("e", 21))
         assert (met.value.status, met.value.headers) == (503, {"retry-after": "1"})
         held.enter_context(budget.hold("e", 20))
@@ -94,6 +94,6 @@ def test_bodies_that_do_not_end_take_a_part_of_the_memory(make_server: MakeServe
 
 def test_a_body_must_fit_into_its_budget() -> None:
     with pytest.raises(
-        InvalidConfig, match="max_body_bytes is 1000: it must be at most a quarter of max_held_body_bytes"
+        InvalidConfig, match="max_body_bytes is 1000 bytes: it must be at most a quarter of max_held_body_bytes"
     ):
         ServerConfig(max_body_bytes=1000, max_held_body_bytes=3999)

@@ -148,7 +148,7 @@ def test_a_call_and_what_it_returned_come_back(hermes: Server) -> None:
     block = {"type": "tool_use", "id": "a", "name": "weather", "input": {"city": "Rome"}}
     result = {"type": "tool_result", "tool_use_id": "a", "content": [text("Sunny.")]}
     thought = {"type": "thinking", "thinking": "Hm.", "signature": ""}
-    turns = [user("Rome?"), {"role": "assistant", "content": [thought, text("I look."), block]}]
+    turns = [user("Rome?"), {"role": "assistant", "content": [thought, text("I look."), block, {**block, "id": "b"}]}]
     turns.append(user([result, {**result, "tool_use_id": "b", "content": "Warm."}, text("And?")]))
     said = both(hermes, body(*turns))["content"]
     assert said == [text("Rome?I look.Sunny.Warm.And?")]
@@ -249,6 +249,19 @@ def test_other_errors_have_their_shape_too(hermes: Server, make_server: MakeServ
     kinds = {403: "permission_error", 413: "request_too_large", 429: "rate_limit_error", 500: "api_error"}
     for status, kind in kinds.items():
         assert Problem(status, "x").table(PATH)["error"]["type"] == kind
+
+
+def test_who_would_have_a_conversation_kept_here_is_told_to_send_all_of_it(hermes: Server) -> None:
+    """Anthropic's own client then sends all messages, as its error code means."""
+    assert hermes.post(PATH, body("x", thread={"type": "create"})).status == 200
+    answer = hermes.post(PATH, body("x", thread={"type": "continue", "previous_message_id": "msg_1"}))
+    error = answer.json["error"]
+    assert (answer.status, error["type"], error["details"]) == (
+        404,
+        "not_found_error",
+        {"error_code": "thread_not_found"},
+    )
+    assert "send all messages" in error["message"]
 
 
 def test_a_key_comes_in_either_header(make_server: MakeServer) -> None:

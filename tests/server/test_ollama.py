@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from nanoengine.models.fill_in_middle import FillMarks
+from nanoengine.models.names import DEMO
+from nanoengine.server.model_card import ModelCard
 from nanoengine.server.ollama import OllamaWriter
 from nanoengine.server.replies import Usage
 from tests.server.conftest import MakeServer
@@ -98,10 +105,40 @@ def test_the_text_has_a_format(demo: Server, format: Any) -> None:
 
 
 @pytest.mark.parametrize(("path", "said"), [("/api/chat", "message"), ("/api/generate", "response")])
-def test_who_says_nothing_loads_the_model(hermes: Server, path: str, said: str) -> None:
-    answer = hermes.post(path, {"model": "hermes", "keep_alive": 0})
-    assert (answer.json["done"], answer.json["done_reason"], said in answer.json) == (True, "load", True)
+def test_who_says_nothing_loads_or_unloads_the_model(hermes: Server, path: str, said: str) -> None:
+    for keep_alive, reason in (
+        (0, "unload"),
+        ("0s", "unload"),
+        (0.0, "unload"),
+        ("5m", "load"),
+        (-1, "load"),
+        (None, "load"),
+    ):
+        answer = hermes.post(path, {"model": "hermes", "keep_alive": keep_alive}).json
+        assert (answer["done"], answer["done_reason"], said in answer) == (True, reason, True)
     assert hermes.post(path, {"model": "other"}).status == 404
+
+
+def test_options_that_ask_for_nothing_are_taken(hermes: Server) -> None:
+    neutral = {
+        "typical_p": 1.0,
+        "tfs_z": 1,
+        "mirostat": 0,
+        "xtc_probability": 0,
+        "repeat_last_n": 64,
+        "num_gpu": 1,
+        "newer": None,
+    }
+    assert both(hermes, "/api/chat", chat("Hi.", options=neutral))["message"]["content"] == "Hi."
+
+
+def test_penalties_of_no_token_are_none(demo: Server) -> None:
+    def said(**options: Any) -> str:
+        options |= {"temperature": 0, "num_predict": 24}
+        return str(both(demo, "/api/generate", {"model": "demo", "prompt": "def f(", "options": options})["response"])
+
+    assert said(repeat_penalty=1.8) != said()
+    assert said(repeat_penalty=1.8, repeat_last_n=0) == said()
 
 
 def test_clients_are_told_how_they_are_sampled_if_they_say_nothing(
@@ -113,11 +150,9 @@ def test_clients_are_told_how_they_are_sampled_if_they_say_nothing(
 
 
 def test_what_clients_ask_before(hermes: Server) -> None:
-    for path in ("/api/tags", "/api/ps"):
-        assert [own["model"] for own in hermes.get(path).json["models"]] == ["hermes"]
     shown = hermes.post("/api/show", {"model": "hermes", "verbose": True}).json
-    assert shown["capabilities"] == ["completion", "tools", "thinking"]
-    assert shown["model_info"]["nanoengine.context_length"] == 4096
+    assert shown["capabilities"] == ["completion", "embedding", "tools", "thinking"]
+    assert shown["model_info"]["parrot.context_length"] == 4096
     assert shown["parameters"] == ""
     assert hermes.post("/api/show", {"name": "hermes"}).json == shown
     assert set(hermes.get("/api/version").json) == {"version"}
@@ -158,6 +193,50 @@ def test_a_stream_that_fails_says_so(make_server: MakeServer) -> None:
     server.gate.open()
     *_, last = lines(future.result())
     assert set(last) == {"error"}
+
+
+def test_what_a_model_is(demo: Server) -> None:
+    [listed], [running] = (demo.get(path).json["models"] for path in ("/api/tags", "/api/ps"))
+    shown = demo.post("/api/show", {"model": "demo"}).json
+    size = sum(file.stat().st_size for file in DEMO.glob("*.safetensors"))
+    assert (listed["name"], listed["model"], listed["size"]) == ("demo", "demo", size)
+    assert re.fullmatch("[0-9a-f]{64}", listed["digest"])
+    details = {
+        "parent_model": "",
+        "format": "safetensors",
+        "family": "qwen3",
+        "families": ["qwen3"],
+        "parameter_size": "4.74M",
+    }
+    assert listed["details"] == shown["details"] == {**details, "quantization_level": "BF16"}
+    length = demo.serving.max_model_len
+    assert listed.items() <= running.items()
+    assert (running["context_length"], running["size_vram"]) == (length, 0)
+    for moment in (listed["modified_at"], shown["modified_at"], running["expires_at"]):
+        assert datetime.fromisoformat(moment).tzinfo is not None
+    assert shown["model_info"]["general.architecture"] == "qwen3"
+    assert shown["model_info"]["qwen3.context_length"] == length
+    assert shown["model_info"]["general.parameter_count"] == 4_738_432
+
+
+def test_what_a_gguf_file_is(tmp_path: Path) -> None:
+    parts = [tmp_path / f"a-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for part in (*parts, tmp_path / "b.gguf"):
+        part.write_bytes(b"GGUF" + bytes(6))
+    config = SimpleNamespace(num_parameters=lambda: 7_615_616_512, num_layers=28, hidden_size=3584)
+    metadata = {"general.architecture": "qwen2", "general.file_type": 15}
+    own: Any = {"model_config": config, "metadata": metadata, "quantization": None}
+    models: Any = SimpleNamespace(checkpoint=SimpleNamespace(place=str(parts[0])), **own)
+    card = ModelCard.of(models)
+    assert (card.size, card.details["format"], card.details["family"]) == (20, "gguf", "qwen2")
+    assert (card.details["parameter_size"], card.details["quantization_level"]) == ("7.6B", "Q4_K_M")
+    parts[1].write_bytes(b"GGUF" + bytes(7))
+    assert ModelCard.of(models).digest != card.digest
+
+
+def test_a_model_that_fills_holes_says_so(hermes: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(vars(hermes.serving), "fill_marks", FillMarks("<a>", "<b>", "<c>", "", ()))
+    assert "insert" in hermes.post("/api/show", {"model": "hermes"}).json["capabilities"]
 
 
 def test_a_whole_answer_says_when_its_first_token_was_there() -> None:

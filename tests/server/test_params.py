@@ -18,7 +18,8 @@ def request(**fields: object) -> CompletionRequest:
 
 def params(defaults: dict[str, float] | None = None, **fields: object) -> SamplingParams:
     made = request(**fields)
-    return sampling_params(made, defaults or {}, max_model_len=100, max_tokens=made.max_tokens, logprobs=made.logprobs)
+    limits = {"max_model_len": 100, "max_n": 4}
+    return sampling_params(made, defaults or {}, **limits, max_tokens=made.max_tokens, logprobs=made.logprobs)
 
 
 def test_nothing_but_the_defaults() -> None:
@@ -50,10 +51,31 @@ def test_errors_call_fields_as_the_client_does() -> None:
         (1, 200, "max_completion_tokens"),
     ):
         with pytest.raises(Problem, match=f"^{field} is") as caught:
-            sampling_params(request(), {}, max_model_len=100, max_tokens=max_tokens, names=names, logprobs=logprobs)
+            sampling_params(
+                request(), {}, max_model_len=100, max_n=4, max_tokens=max_tokens, names=names, logprobs=logprobs
+            )
         assert caught.value.param == field
     with pytest.raises(InvalidSamplingParams, match="top_p"):
         params(top_p=2.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        *(
+            ({name: value}, f"^{name} is {value}: .* 1 to 4 .max_n.$")
+            for name in ("n", "best_of")
+            for value in (0, -1, 5)
+        ),
+        *(({"max_tokens": value}, "^max_tokens is .* 1 to 100 .max_model_len.$") for value in (0, -1, 101)),
+        *(({"min_tokens": value}, "^min_tokens is .* 0 to 100 .max_model_len.$") for value in (-1, 101)),
+    ],
+    ids=str,
+)
+def test_a_number_outside_of_its_range_is_told_what_this_server_allows(fields: dict[str, int], words: str) -> None:
+    with pytest.raises(Problem, match=words) as caught:
+        params(**fields)
+    assert caught.value.param == next(iter(fields))
 
 
 def test_a_prompt_is_cut_at_the_side_that_is_asked_for() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import openai
 import pytest
 
 from nanoengine.fair_cache import FairCache
+from nanoengine.server import responses
 from nanoengine.server.response_items import turns
 from tests.server.conftest import MakeServer
 from tests.server.running import Server
@@ -143,6 +145,62 @@ def test_a_conversation_goes_on_where_it_was(hermes: Server) -> None:
     assert essence(second) == [("message", f"{TIME}Not again.Told.Noon.")]
     third = hermes.post(PATH, {"input": "!", "previous_response_id": second["id"], "stream": True})
     assert replayed(typed_events(third))["previous_response_id"] == second["id"]
+
+
+def test_what_an_answer_was_made_of_can_be_had_in_pages(hermes: Server) -> None:
+    first = hermes.post(PATH, {"input": "a", "max_output_tokens": 1}).json
+    more = [message("assistant", "b"), {"role": "user", "content": "c"}]
+    second = hermes.post(PATH, {"input": more, "previous_response_id": first["id"]}).json
+    path = f"{PATH}/{second['id']}/input_items"
+    with openai.OpenAI(base_url=f"{hermes.url}/v1", api_key="none", max_retries=0) as client:
+        items: list[Any] = list(client.responses.input_items.list(second["id"], order="asc"))
+        assert [(own.role, own.content[0].text) for own in items] == [
+            ("user", "a"),
+            ("assistant", first["output"][0]["content"][0]["text"]),
+            ("assistant", "b"),
+            ("user", "c"),
+        ]
+        names = [own.id for own in items]
+        assert len(set(names)) == 4
+        paged = client.responses.input_items.list(second["id"], limit=3)
+        assert ([own.id for own in paged.data], paged.has_more) == (names[:0:-1], True)
+        assert [own.id for own in paged] == names[::-1]
+    page = hermes.get(f"{path}?after={names[2]}").json
+    assert (page["object"], page["first_id"], page["last_id"], page["has_more"]) == ("list", names[1], names[0], False)
+    assert hermes.get(f"{path}?order=asc&after={names[3]}").json["first_id"] is None
+    for query in ("limit=0", "limit=101", "limit=x", "order=up", "after=x"):
+        refused = hermes.get(f"{path}?{query}")
+        assert (refused.status, refused.error["param"]) == (400, query.partition("=")[0])
+    assert hermes.get(f"{PATH}/resp_other/input_items").status == 404
+
+
+def test_a_long_conversation_is_read_beside_the_event_loop(hermes: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither its items nor what is rendered of them, however short the request is."""
+    threads: dict[str, str] = {}
+
+    def watch(owner: Any, name: str) -> None:
+        function = getattr(owner, name)
+
+        def watched(*args: Any, **options: Any) -> Any:
+            threads[name] = threading.current_thread().name
+            return function(*args, **options)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    noted = "Noted. " * 200
+    parts = [{"role": "user", "content": noted}, {"type": "reasoning", "summary": [], "content": [], "note": noted * 8}]
+    first = hermes.post(PATH, {"input": parts, "max_output_tokens": 1}).json["id"]
+    for owner, name in (
+        (responses, "turns"),
+        (responses, "page"),
+        (responses, "check_size"),
+        (hermes.serving.chats, "prompt"),
+    ):
+        watch(owner, name)
+    assert hermes.post(PATH, {"input": "b", "previous_response_id": first, "max_output_tokens": 1}).status == 200
+    assert len(hermes.get(f"{PATH}/{first}/input_items").json["data"]) == 2
+    assert len(threads) == 4
+    assert all(name.startswith("turns") for name in threads.values()), threads
 
 
 def test_what_is_stored_can_be_had_and_deleted(hermes: Server, make_server: MakeServer) -> None:

@@ -27,6 +27,7 @@ from tests.aio.toys import PATIENCE
 from tests.server.events import EventReader
 from tests.server.running import JSON, until
 
+CUT = "the server is shutting down, and the answer is not whole: ask again"
 SMALL = ["--dtype", "float32", "--device", "cpu", "--num-kv-blocks", "600"]
 
 
@@ -58,9 +59,13 @@ class Process:
         return connection
 
     def open(self, method: str, path: str, **body: Any) -> http.client.HTTPResponse:
+        return self.later(path, method, **body).getresponse()
+
+    def later(self, path: str, method: str = "POST", **body: Any) -> http.client.HTTPConnection:
+        """A connection on which this was asked."""
         connection = self.connect()
         connection.request(method, path, json.dumps(body) if body else None, JSON if body else {})
-        return connection.getresponse()
+        return connection
 
     def stream(self, max_tokens: int) -> http.client.HTTPResponse:
         """A completion that was begun: its first chunk is there."""
@@ -99,7 +104,8 @@ def end_of(response: http.client.HTTPResponse) -> str:
     reader = EventReader()
     events = reader.feed(response.read())
     assert events[-1] == "[DONE]"
-    return str(json.loads(events[-2])["choices"][0]["finish_reason"])
+    last = json.loads(events[-2])
+    return str(last["error"]["message"] if "error" in last else last["choices"][0]["finish_reason"])
 
 
 def test_sigterm_lets_answers_end_and_a_second_one_does_not_wait(processes: list[Process]) -> None:
@@ -111,7 +117,7 @@ def test_sigterm_lets_answers_end_and_a_second_one_does_not_wait(processes: list
     assert (refused.status, refused.headers["retry-after"]) == (503, "1")
     assert end_of(short) == "length"
     server.tell(signal.SIGTERM)
-    assert end_of(endless) == "abort"
+    assert CUT in end_of(endless)
     server.check_gone()
 
 
@@ -125,8 +131,23 @@ def test_ctrl_c_with_no_time_to_end_aborts_and_a_socket_file_is_removed(
     processes.append(server := Process("--uds", str(path), "--shutdown-timeout", "0", "--no-access-log"))
     assert server.where == str(path)
     endless = server.stream(4000)
+    asked: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/messages": {**asked, "stream": True, "max_tokens": 4000, "temperature": 0},
+        "/v1/responses": {"input": "x", "stream": True, "max_output_tokens": 4000, "temperature": 0},
+        "/api/chat": {**asked, "options": {"num_predict": 4000, "temperature": 0}},
+    }
+    others = [server.open("POST", path, **body) for path, body in bodies.items()]
+    whole = server.later("/v1/chat/completions", **asked, ignore_eos=True)
+    assert all(other.fp.peek(1) for other in others)
     server.tell(signal.SIGINT)
-    assert end_of(endless) == "abort"
+    assert CUT in end_of(endless)
+    ends = [json.loads(own.read().strip().splitlines()[-1].removeprefix(b"data: ")) for own in others]
+    assert [own.get("type") for own in ends] == ["error", "response.failed", None]
+    assert ends[0]["error"] == {"type": "overloaded_error", "message": CUT}
+    assert ends[1]["response"]["error"] == {"code": "server_error", "message": CUT}
+    assert ends[2] == {"error": CUT}
+    assert (whole.getresponse().status, whole.close()) == (503, None)
     server.check_gone()
     assert not path.exists()
 

@@ -198,6 +198,20 @@ def test_the_end_of_a_call_comes_in_a_chunk_of_its_own(client: openai.OpenAI) ->
     assert [(own.finish_reason, own.delta.model_dump(exclude_none=True)) for own in ends] == [("tool_calls", {})] * 2
 
 
+def test_a_call_that_repeats_another_ends_a_forced_answer(hermes: Server) -> None:
+    text = ROME + TIME + ROME + "<tool_call>" * 20
+    message, reason = both(hermes, text, tool_choice="required", logprobs=True)
+    assert (functions(message), reason) == ([("weather", {"city": "Rome"}), ("now", {})], "tool_calls")
+    assert not message["content"]
+    answer = hermes.chat(text, tools=TOOLS, tool_choice="required", n=2, max_tokens=2000, logprobs=True)
+    for choice in answer.json["choices"]:
+        assert (choice["stop_reason"], len(choice["message"]["tool_calls"])) == ("repeated call", 2)
+        names = "".join(token["token"] for token in choice["logprobs"]["content"])
+        assert names == (ROME + TIME + ROME).removesuffix("\n</tool_call>")
+    message, _ = both(hermes, text)
+    assert len(functions(message)) == 3, "where no call is forced, the model says when it ends"
+
+
 def test_no_other_than_allowed_tools_are_called(client: openai.OpenAI, hermes: Server) -> None:
     tools: Any = [{"type": "function", "function": {"name": "weather"}}]
     choice: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": tools}}
@@ -245,12 +259,12 @@ def test_a_tool_that_is_too_deep_is_refused(demo: Server, depth: int, choice: st
         ),
         (
             {"tools": [{"name": "f", "parameters": {"properties": {"a": {"not": {}}}}}], "tool_choice": "required"},
-            "structured_outputs",
+            "tools",
             '"not"',
         ),
         (
             {"tools": [{"name": "f", "strict": True, "parameters": {"properties": {"a": {"uniqueItems": True}}}}]},
-            "structured_outputs",
+            "tools",
             "uniqueItems",
         ),
     ],

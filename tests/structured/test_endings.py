@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from benchmarks.endings import answers
 from nanoengine import LLM, SamplingParams
 from nanoengine.core.config import POLICIES
 from nanoengine.core.errors import NoTokenLeft
 from nanoengine.core.messages import StepPlan
 from nanoengine.errors import InvalidSamplingParams, StepFailed
+from nanoengine.models.fetch import DOWNLOADS
 from nanoengine.server.errors import problem_of
 from nanoengine.structured import constraint, structured
 from nanoengine.structured.constraint import Constraint
@@ -25,6 +27,7 @@ from tests.structured.test_every_way import SHARED, draw_requests
 from tests.support import model_runner
 
 YES = {"choice": ["yes", "no"]}
+SMOLLM2 = DOWNLOADS["smollm2"].path
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +50,15 @@ def test_the_end_of_a_grammar_is_the_end_even_if_ends_are_ignored(llm: LLM) -> N
     assert plain.text in YES["choice"]
     assert (plain.finish_reason, plain.stop_reason) == ("stop", None)
     assert ignoring == plain
+
+
+@pytest.mark.parametrize("kind", ["choice", "expression"])
+def test_answers_of_a_small_model_end_by_themselves(kind: str) -> None:
+    """Where the grammar has an end, one comes, though free answers would go on otherwise behind it."""
+    if not SMOLLM2.is_file():
+        pytest.skip(f"{SMOLLM2.name} is not among the models that `nanoengine fetch` gets")
+    with LLM(str(SMOLLM2), device="cpu", num_kv_blocks=200, max_model_len=512, use_tqdm=False) as own:
+        assert [answer.finish_reason for answer in answers(own, kind, False)] == ["stop"] * 12
 
 
 def test_no_request_is_made_of_what_cannot_be_promised(llm: LLM) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from tokenizers import models
+from tokenizers import AddedToken, models
 
 from nanoengine.core.tokenizer import Tokenizer, read_tokenizer
 from nanoengine.errors import InvalidSamplingParams
@@ -240,6 +240,20 @@ def test_what_is_forced_is_what_the_tokenizer_would_write(grammars: Grammars) ->
     assert own.allowed([*forced, EOS]) == forced
     own.read(forced)
     assert not own.error
+
+
+def test_a_mark_that_is_one_token_is_not_forced_where_its_text_is() -> None:
+    tokenizer = read_tokenizer(DEMO)
+    tokenizer.fast.add_tokens([AddedToken("<tool_call>")])
+    mark, *rest = tokenizer.encode("<tool_call>{")
+    own = Constraint(
+        Grammars(tokenizer, mark + 1, [EOS]).matcher(StructuredOutputs(choice=("<tool_call>{", "<tool_call>[")))
+    )
+    forced = own.forced(99)
+    assert mark not in forced
+    own.read(forced)
+    assert not own.error
+    assert not own.matcher.is_stopped(), f"{rest} is to come"
 
 
 def test_a_model_that_thinks_is_free_until_it_has_thought(grammars: Grammars) -> None:

@@ -64,6 +64,7 @@ def test_each_kind_has_one_text(fields: dict[str, Any], kind: str, text: str | N
         ({"grammar": 5}, "grammar is 5"),
         ({"regex": "a", "disable_any_whitespace": 1}, "disable_any_whitespace must be"),
         ({"json": {}, "whitespace_pattern": ""}, "whitespace_pattern is ''"),
+        ({"regex": "a", "until": "b"}, "until is 'b'.*which JSON has not"),
         ({"jsn": {}}, "must have fields among json, "),
         ("json", "must have fields among"),
     ],

@@ -51,7 +51,7 @@ def accepts(grammars: Grammars) -> Accepts:
         choice: Any = "auto",
         most: int | None = None,
         tools: Any = (WEATHER, NOW),
-        **options: bool,
+        **options: Any,
     ) -> bool:
         if name == "harmony":
             text = text.removesuffix("<|call|>")  # an end of text of these models

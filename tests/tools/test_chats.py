@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import pickle
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,6 +102,35 @@ def test_answers_come_in_the_order_of_conversations(llm: LLM) -> None:
     assert "Sunny" in llm.tokenizer.decode(outputs[1].prompt_token_ids)
 
 
+def test_a_call_that_repeats_another_ends_a_forced_answer_in_every_way(llm: LLM) -> None:
+    """The end of the text is never likely, so nothing else ends it."""
+    eos = llm.engine.eos_token_ids[0]
+    params = [SamplingParams(max_tokens=200, seed=seed, n=2, logit_bias={eos: -100}) for seed in range(4)]
+    place = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+    own = {"name": "weather", "parameters": place | {"additionalProperties": False}}
+    tools = [{"type": "function", "function": own}, NOW]
+
+    def said(own: LLM, asked: list[SamplingParams] = params) -> list[Any]:
+        outputs = own.chat([[USER]] * len(asked), asked, tools=tools, tool_choice="required", use_tqdm=False)
+        return [completion for output in outputs for completion in output.outputs]
+
+    expected = said(llm)
+    for completion in expected:
+        assert (completion.finish_reason, completion.stop_reason) == ("stop", "repeated call")
+        whole = [json.dumps(json.loads(own)) for own in re.findall(r"<tool_call>\n(.*)", completion.text)]
+        assert len(set(whole)) == len(whole) - 1
+        assert whole[-1] in whole[:-1], "it ends with the first that repeats another"
+    assert said(llm, [dataclasses.replace(own, speculate=False) for own in params]) == expected
+    packed = llm.chats.prompt([USER], tools, "required").params(params[0])
+    assert pickle.loads(pickle.dumps(packed)).structured_outputs.until()("x") is None
+    options: dict[str, Any] = {"use_tqdm": False, "dtype": "float32", "device": "cpu", "max_model_len": 600}
+    small = {"speculation": "ngram", "num_kv_blocks": 40, "enable_prefix_caching": False, "max_num_batched_tokens": 64}
+    for way in ({"async_scheduling": True}, small):
+        with LLM(**options, **way) as own:
+            assert said(own) == expected, way
+            assert bool(own.engine.scheduler.num_preemptions) == ("num_kv_blocks" in way)
+
+
 # ---- what models are told
 
 
@@ -180,6 +212,18 @@ def test_structured_outputs_and_forced_calls_exclude_each_other(llm: LLM) -> Non
     assert output.outputs[0].text == "a"
 
 
+def test_a_schema_and_forced_calls_do_not(llm: LLM) -> None:
+    """It is of an answer without calls; clients send both."""
+    params = SamplingParams(structured_outputs={"json": {"enum": [7]}}, max_tokens=60, temperature=0)
+    prompt = llm.chats.prompt([USER], [NOW], "required", parallel=False)
+    [forced] = llm.chat([USER], params, tools=[NOW], tool_choice="required", parallel_tool_calls=False, use_tqdm=False)
+    assert [call.name for call in prompt.read(forced.outputs[0].text).calls] == ["now"]
+    [free] = llm.chat([USER], params, tools=[NOW | {"strict": True}], use_tqdm=False)
+    assert free.outputs[0].text == "7" or prompt.read(free.outputs[0].text).calls
+    [text] = llm.chat([USER], params, tools=[NOW], tool_choice="none", use_tqdm=False)
+    assert text.outputs[0].text == "7"
+
+
 def test_a_call_is_forced_behind_the_token_that_ends_a_thought(tmp_path: Path) -> None:
     tokenizer = HFTokenizer(folder_with(tmp_path, f"{BASE}{{# <tool_call> </think> #}}<think>\n"))
     plain = Chats(tokenizer).prompt([USER], [NOW], "required").params(SamplingParams()).structured_outputs
@@ -199,6 +243,7 @@ def test_a_history_that_is_too_deep_is_refused(llm: LLM) -> None:
         llm.chat([USER, {"role": "assistant", "content": None, "tool_calls": calls}], use_tqdm=False)
 
 
+SMOLLM2 = DOWNLOADS["smollm2"].path
 QWEN = DOWNLOADS["smollm2"].path.with_name("qwen2.5-coder-0.5b-instruct.q4.gguf")
 
 
@@ -229,3 +274,19 @@ def test_a_forced_answer_of_a_small_model_ends_by_itself() -> None:
         answers = [llm.chats.read(output, TOOLS, "required")[0] for output in outputs]
     assert [output.outputs[0].finish_reason for output in outputs] == ["stop"] * 4
     assert all(own.calls and not own.text for own in answers)
+
+
+def test_a_forced_answer_of_a_model_that_repeats_itself_ends() -> None:
+    """SmolLM2 would make the same call again and again."""
+    if not SMOLLM2.is_file():
+        pytest.skip(f"{SMOLLM2.name} is not among the models that `nanoengine fetch` gets")
+    asked = ["How is the weather in Rome?", "What time is it?", "Weather in Oslo and in Paris, please.", "Hello"]
+    with LLM(str(SMOLLM2), device="cpu", num_kv_blocks=200, max_model_len=512, use_tqdm=False) as llm:
+        messages = [[{"role": "user", "content": own}] for own in asked]
+        params = SamplingParams(temperature=0, max_tokens=150)
+        outputs = llm.chat(messages, params, tools=TOOLS, tool_choice="required", use_tqdm=False)
+        answers = [llm.chats.read(output, TOOLS, "required")[0] for output in outputs]
+    assert [output.outputs[0].finish_reason for output in outputs] == ["stop"] * 4
+    for own in answers:
+        assert own.calls
+        assert len({(call.name, call.arguments) for call in own.calls}) == len(own.calls)

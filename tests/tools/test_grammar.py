@@ -69,6 +69,28 @@ def test_otherwise_text_may_be_and_calls_are_right(accepts: Accepts, name: str) 
         assert not accepts(name, text + spelled(name, WRONG))
 
 
+@pytest.mark.parametrize("name", BY_NAME)
+def test_an_answer_is_calls_or_what_its_schema_says(accepts: Accepts, name: str) -> None:
+    said = {"type": "object", "properties": {"sky": {"enum": ["red"]}}, "required": ["sky"]}
+    before = "<|channel|>final<|message|>" if name == "harmony" else ""
+    for tools in ((WEATHER, NOW), (NOW,)):  # with and without a tool that is strict
+        assert accepts(name, before + '{"sky": "red"}', schema=said, tools=tools)
+        assert not accepts(name, before + '{"sky": "blue"}', schema=said, tools=tools)
+        assert not accepts(name, before + "Hello", schema=said, tools=tools)
+        assert accepts(name, spelled(name, EMPTY), schema=said, tools=tools)
+    assert not accepts(name, spelled(name, WRONG), schema=said)
+    named = {
+        "type": "object",
+        "properties": {"name": {"type": "string"}},
+        "required": ["name"],
+        "additionalProperties": False,
+    }
+    assert accepts(name, before + '{"name": "Ada"}', schema=named), "it begins as a call does"
+    assert accepts(name, spelled(name, A), schema=named)
+    assert accepts(name, spelled(name, A), "required", schema=said), "there is no answer that it is of"
+    assert not accepts(name, before + '{"sky": "red"}', "required", schema=said)
+
+
 @pytest.mark.parametrize("name", sorted(set(BY_NAME) - {"harmony"}))
 def test_thoughts_are_free(accepts: Accepts, name: str) -> None:
     call = spelled(name, A)

@@ -98,6 +98,34 @@ def test_calls_are_read(name: str, calls: list[tuple[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(BY_NAME) - {"harmony"}))
+def test_a_forced_answer_ends_with_a_call_that_repeats_another(name: str) -> None:
+    said = [("weather", TOKYO), ("weather", {"city": "Rome"}), ("now", {}), ("weather", TOKYO)]
+    text = written(name, *said, ("weather", {"city": "Oslo"}))
+    parser, ends = (
+        AnswerParser(BY_NAME[name], NAMES, is_forced=True),
+        AnswerParser(BY_NAME[name], NAMES, is_forced=True),
+    )
+    reasons = [ends.end(letter) for letter in text]
+    end = 1 + reasons.index("repeated call")
+    assert "Oslo" not in text[:end]
+    assert reasons.count("repeated call") == 1, "at its end, and not behind it"
+    assert text[:end].count("Tokyo") == 2
+    events = [event for letter in text[:end] for event in parser.push(letter)]
+    assert calls_of([*events, *parser.finish()]) == said[:3]
+    assert text_of(events) == ""
+    for options, told in (({"is_forced": True}, said[:3]), ({}, [*said, ("weather", {"city": "Oslo"})])):
+        assert calls_of(read(name, text, **options)) == told
+
+
+@pytest.mark.parametrize("name", ["mistral", "phi", "granite", "functools"])
+def test_calls_of_a_forced_list_are_told_when_each_is_whole(name: str) -> None:
+    parser = AnswerParser(BY_NAME[name], NAMES, is_forced=True)
+    [told] = parser.push(written(name, ("weather", TOKYO), ("now", {}))[: -len("now") - len(BY_NAME[name].end) - 20])
+    assert isinstance(told, Call)
+    assert not parser.finish(is_cut=True)
+
+
+@pytest.mark.parametrize("name", sorted(set(BY_NAME) - {"harmony"}))
 def test_text_around_calls_is_told(name: str) -> None:
     events = read(name, "I look.\n" + written(name, ("weather", TOKYO)) + "\nThat was it.\n")
     assert [type(event) for event in events] == [Text, Call, Text]

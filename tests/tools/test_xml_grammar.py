@@ -241,5 +241,5 @@ def test_a_model_that_repeats_a_key_does_not_have_its_schema_read_again() -> Non
 )
 def test_what_is_too_large_for_xml_is_refused_by_name(accepts: Accepts, schema: Any, words: str) -> None:
     tools = [{"type": "function", "function": {"name": "now", "parameters": schema}}]
-    with pytest.raises(InvalidSamplingParams, match=f"^tools: .*{words}"):
+    with pytest.raises(InvalidSamplingParams, match=f"^tools.*{words}"):
         accepts("glm", "", "required", tools=tools)

@@ -1,0 +1,87 @@
+"""Plugins: capabilities and families of models from modules outside of this package. Nothing is loaded that was not named."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from importlib import import_module
+from typing import Any
+
+from nanoengine.core.capability import Capability
+from nanoengine.core.errors import InvalidConfig, shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginOptions:
+    """What is added to this package.
+
+    Args:
+        plugins: names of modules, such as my_package.mine, each with a capability or a family of models.
+
+    Raises:
+        InvalidConfig: a module cannot be imported, or has neither.
+    """
+
+    plugins: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        names = () if self.plugins is None else self.plugins
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+            raise InvalidConfig(f"plugins is {shown(names)}: it must be a list of names of modules")
+        object.__setattr__(self, "plugins", tuple(dict.fromkeys(names)) or None)
+        self.option_types([])
+
+    def __reduce__(self) -> tuple[Callable[..., PluginOptions], tuple[Any, ...]]:
+        # A config has these options first: the classes of those that come behind them may be found on these paths alone.
+        return _in_another_process, (self.plugins, [os.path.abspath(path) for path in sys.path if self.plugins])
+
+    @property
+    def capabilities(self) -> Mapping[str, type[Capability]]:
+        """By where they are."""
+        found = {f"{name}.CAPABILITY": _load(name)[0] for name in self.plugins or ()}
+        return {name: own for name, own in found.items() if own is not None}
+
+    @property
+    def families(self) -> list[Any]:
+        """Modules such as those in models/families."""
+        return [family for name in self.plugins or () if (family := _load(name)[1]) is not None]
+
+    def option_types(self, known: Sequence[type]) -> list[type]:
+        """The classes of their options; raises InvalidConfig for an option without a default, or with a name of `known`."""
+        taken = {field.name for kind in known for field in fields(kind)}
+        found = [(name, own.options) for name, own in self.capabilities.items() if own.options is not None]
+        for name, kind in found:
+            if not is_dataclass(kind):
+                raise InvalidConfig(f"{name}.options is {shown(kind)}: it must be a frozen dataclass")
+            for field in fields(kind):
+                if field.name in taken or field.default is field.default_factory is MISSING:
+                    why = "must have another name" if field.name in taken else "must have a default"
+                    raise InvalidConfig(f"{name}.options: the field {shown(field.name)} {why}")
+                taken.add(field.name)
+        return [kind for _, kind in found]
+
+
+def _in_another_process(names: tuple[str, ...] | None, paths: Sequence[str]) -> PluginOptions:
+    """The same, where modules are looked for last where the first process looks for them."""
+    sys.path.extend(path for path in paths if path not in sys.path)
+    return PluginOptions(plugins=names)
+
+
+def _load(name: str) -> tuple[type[Capability] | None, Any]:
+    """The capability of a module, and the module itself if it is a family; raises InvalidConfig if there is neither."""
+    try:
+        module = import_module(name)
+    except Exception as error:  # a module raises what it likes
+        where = "it must be installed, or in a folder of PYTHONPATH"
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        raise InvalidConfig(f"plugins names {shown(name)}, which cannot be imported ({where}): {reason}") from error
+    own = getattr(module, "CAPABILITY", None)
+    is_family = hasattr(module, "ARCHITECTURES") and callable(getattr(module, "read_config", None))
+    if not (is_family if own is None else isinstance(own, type) and issubclass(own, Capability)):
+        raise InvalidConfig(
+            f"plugins names {shown(name)}, whose CAPABILITY is {shown(own)}: it must be a subclass of "
+            "nanoengine.core.capability.Capability, or the module have ARCHITECTURES and read_config of a family of models"
+        )
+    return own, module if is_family else None
