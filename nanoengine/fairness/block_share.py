@@ -1,7 +1,7 @@
-"""BlockShare: a client whose prompts wait is not kept waiting by the blocks of another.
+"""BlockShare: a client whose prompts wait is not kept waiting by the blocks and rows of another.
 
-The part of each client is the blocks of the pool divided by the number of clients that have requests. Two rules hold while
-there are several clients:
+The part of each client is the blocks of the pool, and the rows, divided by the number of clients that have requests. Two rules
+hold while there are several clients:
 
 - A newcomer, a client of which nothing runs, starts its first sequence if that needs no more than its part: it passes a sequence
   that finds no room, and sequences of clients that have more than their part are preempted, the last in order first.
@@ -28,16 +28,18 @@ class BlockShare(PolicyPart):
 
     Args:
         blocks: of the pool.
+        num_rows: most sequences that run at once.
         clients: those that have requests.
     """
 
-    def __init__(self, blocks: BlockManager, clients: Mapping[str, int]):
-        self.blocks, self.clients = blocks, clients
+    def __init__(self, blocks: BlockManager, num_rows: int, clients: Mapping[str, int]):
+        self.blocks, self.num_rows, self.clients = blocks, num_rows, clients
         self._is_tight = False  # somebody found no room
         self._starting: set[Sequence] | None = None  # nobody else starts in this step; None: all may
 
     def make_way(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> list[Sequence]:
-        was_tight = self._is_tight or self._starting is not None
+        is_full = len(running) == self.num_rows
+        was_tight = self._is_tight or self._starting is not None or is_full
         self._is_tight, self._starting = False, None
         part = self.blocks.num_blocks // len(self.clients)
         short = sum(map(self._growth, running)) - self.blocks.num_free
@@ -49,6 +51,25 @@ class BlockShare(PolicyPart):
             more = self._victims(running, part, short) if short > 0 else []
             if more or short <= 0:
                 victims, self._starting = more, set(newcomers)
+                if is_full and not victims:
+                    victims = self._last_of_many_rows(running, len(newcomers))
+        return victims
+
+    def _last_of_many_rows(self, running: Seq[Sequence], count: int) -> list[Sequence]:
+        """The last sequences of clients that have more than their part of the rows."""
+        num_rows = Counter(seq.request.client for seq in running)
+        victims: list[Sequence] = []
+        for seq in reversed(running):
+            client = seq.request.client
+            if (
+                num_rows[client] * len(self.clients) > self.num_rows
+                and num_rows[client] > 1
+                and seq.phase is not Phase.ENDING
+            ):
+                num_rows[client] -= 1
+                victims.append(seq)
+                if len(victims) == count:
+                    break
         return victims
 
     def _find_newcomers(
@@ -57,13 +78,13 @@ class BlockShare(PolicyPart):
         """The first waiting sequence of each client of which nothing runs, and the blocks that it needs, if it may have them."""
         found: dict[Sequence, int] = {}
         clients = self.clients.keys() - {seq.request.client for seq in running}
-        for seq in waiting:
-            if not clients:
-                break
+        for seq in waiting if clients else ():
             if seq.request.client in clients and seq.has_all_tokens:
                 clients.remove(seq.request.client)
                 if (need := self._need(seq)) <= part:
                     found[seq] = need
+                if not clients:
+                    break
         return found
 
     def _growth(self, seq: Sequence) -> int:
