@@ -83,10 +83,11 @@ class TimeShare(PolicyPart):
             elif seq.phase is Phase.PREFILLING:
                 prompts[seq.request.client].append(seq)
         num_free = self.num_rows - len(running)
-        starting = {  # a client of which nothing runs is given a row: see `block_share.py`
+        own_rows = max(1, self.num_rows // len(self.num_unfinished))  # who has fewer is given one: see `block_share.py`
+        starting = {
             client
             for client, count in self.num_unfinished.items()
-            if count > num_running[client] and (num_free > 0 or not num_running[client])
+            if count > num_running[client] and (num_free > 0 or num_running[client] < own_rows)
         }
         clients = [own for own in self.num_unfinished if decodes[own] or prompts[own] or own in starting]
         clients.sort(key=lambda client: (self.clocks[client], num_running[client]))

@@ -171,7 +171,7 @@ def test_a_client_that_comes_back_is_not_served_twice() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("priority", [0, -(2**63)])
-def test_who_took_every_row_gives_a_newcomer_one(depth: int, priority: int) -> None:
+def test_who_took_every_row_gives_a_newcomer_its_part(depth: int, priority: int) -> None:
     engine, _ = shared_engine(num_blocks=900, max_num_seqs=32, policy="mixed", depth=depth)
     flood = [submit(engine, 5, "flood", 50, n=16, priority=priority) for _ in range(2)]
     for _ in range(3):
@@ -181,8 +181,11 @@ def test_who_took_every_row_gives_a_newcomer_one(depth: int, priority: int) -> N
     for _ in range(2 * depth + 2):
         engine.step()
         check(engine.scheduler)
-    assert rows_of_clients(engine)["newcomer"] >= 1
     assert newcomer.sequences[0].output_token_ids
+    for _ in range(16):
+        engine.step()
+        check(engine.scheduler)
+    assert rows_of_clients(engine) == {"flood": 16, "newcomer": 16}
     run(engine, [])
     lengths = [len(seq.output_token_ids) for request in (*flood, newcomer) for seq in request.sequences]
     assert lengths == [50] * 32 + [30] * 20
@@ -266,10 +269,9 @@ def test_waiting_sequences_are_looked_at_once_a_step_and_only_while_one_may_star
     looked = engine.scheduler.waiting = Counted(engine.scheduler.waiting)
     engine.step()
     assert looked.num_looks <= 3 * 2032, "for whom the step is, who is first, and who comes then"
-    while len(engine.scheduler.running) < 64:
+    while rows_of_clients(engine)["late"] < 32:
         engine.step()
     looked.num_looks = 0
-    for _ in range(10):
-        engine.step()
+    engine.step()
     assert looked.num_looks == 0, "no row is free"
     assert time.num_unfinished == {"crowd": 2000, "late": 32}
