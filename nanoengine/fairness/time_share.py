@@ -102,9 +102,11 @@ class TimeShare(PolicyPart):
         alone = self.cost.of(total([Work(1), *chunks, *map(rows_of, decodes[leader])]))
         self._kept = min(int(sum(chunk.prompt_tokens for chunk in chunks)), self.max_tokens // 2)
         left, others = alone * (len(clients) - 1), clients[1:]
-        for place, client in enumerate(others):
-            part = left / (len(others) - place)  # what a client leaves is for those behind it, and for prompts
-            left -= self._place(client, decodes[client], part, is_first=place == 0)
+        room = self.max_tokens - len(decodes[leader]) - self._kept
+        for place, client in enumerate(others if self.is_mixed or not chunks else ()):
+            count = len(others) - place  # what a client leaves is for those behind it, and for prompts
+            placed = self._place(client, decodes[client], left / count, room // count, is_first=place == 0)
+            left, room = left - self.cost.of(total(map(rows_of, placed))), room - len(placed)
         with_prompts = [own for own in others if prompts[own] or own in starting]
         if chunks or self.is_mixed:  # else prompts of others would take the step from the leader's decodes
             self._left = dict.fromkeys(with_prompts, left / max(1, len(with_prompts)))
@@ -122,21 +124,22 @@ class TimeShare(PolicyPart):
             budget -= count
             yield chunk_of(seq, start, count)
 
-    def _place(self, client: str, decodes: list[Sequence], part: float, *, is_first: bool) -> float:
-        """Leave out the decodes of a client for which its part of the step has no time: in the next step they come first. One
-        of the client that is most behind is always in it: the leader may find no block. Returns the time of the others.
+    def _place(self, client: str, decodes: list[Sequence], part: float, most: int, *, is_first: bool) -> list[Sequence]:
+        """The decodes of a client for which its part of the step has time and room; the others come first in the next step. One
+        of the client that is most behind is always in it: the leader may find no block.
         """
-        begin, taken = self._turns[client] % max(1, len(decodes)), 0.0
+        begin, count = self._turns[client] % max(1, len(decodes)), 0
         decodes = decodes[begin:] + decodes[:begin]
-        for place, seq in enumerate(decodes):
-            cost = self.cost.of(rows_of(seq))
-            if taken + cost > part and (place or not is_first):
-                self._turns[client] += place
-                self._held.update(decodes[place:])
+        for seq in decodes:
+            part -= self.cost.of(rows_of(seq))
+            if (part < 0 or count >= most) and (count or not is_first):
                 break
-            taken += cost
-            self._is_untouched = False
-        return taken
+            count += 1
+        if count < len(decodes):
+            self._turns[client] += count
+            self._held.update(decodes[count:])
+        self._is_untouched = self._is_untouched and not count
+        return decodes[:count]
 
     def postponed(self, scheduler: Scheduler) -> Iterable[Sequence]:
         return self._held

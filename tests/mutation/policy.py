@@ -295,7 +295,7 @@ MUTANTS = (
     Mutant(
         "same-rows-always-first",
         SHARES,
-        "self._turns[client] += place",
+        "self._turns[client] += count",
         "pass",
         "Of many rows of a client the first have all places in the steps of another, and the last none.",
         (TEST_SHARES,),
