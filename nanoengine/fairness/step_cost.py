@@ -43,6 +43,16 @@ class StepCost:
         """Seconds; before any step was measured, in units of FIRST_RATES."""
         return sum(rate * amount for rate, amount in zip(self.rates, work, strict=True))
 
+    def of_rows(self, seq: Sequence, count: int = 1) -> float:
+        """`of(rows_of(...))`, as it is asked for each row of a step."""
+        rates = self.rates
+        return count * (rates.rows + rates.logprobs * _told(seq, "logprobs"))
+
+    def of_chunk(self, seq: Sequence, start: int, count: int) -> float:
+        rates = self.rates
+        told = _told(seq, "prompt_logprobs")
+        return count * (rates.prompt_tokens + rates.attended * (start + count / 2) + rates.logprobs * told)
+
     def learn(self, work: Work, seconds: float) -> None:
         """A step with this work took so long."""
         predicted = self.of(work)

@@ -106,7 +106,7 @@ class TimeShare(PolicyPart):
         for place, client in enumerate(others if self.is_mixed or not chunks else ()):
             count = len(others) - place  # what a client leaves is for those behind it, and for prompts
             placed = self._place(client, decodes[client], left / count, room // count, is_first=place == 0)
-            left, room = left - self.cost.of(total(map(rows_of, placed))), room - len(placed)
+            left, room = left - sum(map(self.cost.of_rows, placed)), room - len(placed)
         with_prompts = [own for own in others if prompts[own] or own in starting]
         if chunks or self.is_mixed:  # else prompts of others would take the step from the leader's decodes
             self._left = dict.fromkeys(with_prompts, left / max(1, len(with_prompts)))
@@ -131,7 +131,7 @@ class TimeShare(PolicyPart):
         begin, count = self._turns[client] % max(1, len(decodes)), 0
         decodes = decodes[begin:] + decodes[:begin]
         for seq in decodes:
-            part -= self.cost.of(rows_of(seq))
+            part -= self.cost.of_rows(seq)
             if (part < 0 or count >= most) and (count or not is_first):
                 break
             count += 1
@@ -148,30 +148,33 @@ class TimeShare(PolicyPart):
         """Those of the leader first, and others while there is time for them."""
         yield from self._first
         left = self._left
-        for seq in waiting:
-            if not any(seconds > 0.0 for seconds in left.values()):
-                return
+        for seq in waiting if left else ():
             if left.get(seq.request.client, 0.0) > 0.0:
                 yield seq
+            elif max(left.values()) <= 0.0:
+                return
 
     def allowed(self, seq: Sequence, budget: int) -> int:
         if seq.request.client == self._leader:
             return budget
-        if self._left.get(seq.request.client, 0.0) <= 0.0:
+        client = seq.request.client
+        if self._left.get(client, 0.0) <= 0.0:
             return 0
-        most = min(budget - self._kept, self._affordable(seq, self._affordable(seq, 0)))
-        return max(most, int(self._is_untouched))  # the leader may find no block: somebody must go on
+        affordable = self._affordable(seq, self._affordable(seq, 0))
+        if not affordable:
+            self._left[client] = 0.0  # nor is there time for the next
+        return max(min(budget - self._kept, affordable), int(self._is_untouched))  # the leader may find no block
 
     def _affordable(self, seq: Sequence, behind: int) -> int:
         """Tokens of a prompt for which there is time, if each costs as much as the one that is so many further."""
-        return int(self._left[seq.request.client] / self.cost.of(chunk_of(seq, seq.num_computed + behind, 1)))
+        return int(self._left[seq.request.client] / self.cost.of_chunk(seq, seq.num_computed + behind, 1))
 
     def took(self, seq: Sequence, count: int) -> None:
         if seq.request.client == self._leader:
             self._kept = max(0, self._kept - count)
         else:
             self._is_untouched = False
-            self._left[seq.request.client] -= self.cost.of(chunk_of(seq, seq.num_computed - count, count))
+            self._left[seq.request.client] -= self.cost.of_chunk(seq, seq.num_computed - count, count)
 
     def complete(self, step: Step) -> None:
         """Charge the clients for it, as predicted."""
