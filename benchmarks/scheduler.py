@@ -35,7 +35,7 @@ from nanoengine.core.scheduler import Scheduler
 from nanoengine.core.seams import KVStore, PolicyPart
 from nanoengine.core.sequence import Request, Sequence
 from nanoengine.fairness.block_share import BlockShare
-from nanoengine.fairness.fair_share import Clients, FairShare
+from nanoengine.fairness.time_share import Clients, TimeShare
 from nanoengine.kv_groups.common_prefix import CommonPrefix
 from nanoengine.kv_offload.host_tier import HostTier
 from nanoengine.kv_offload.offload import Offload
@@ -169,8 +169,10 @@ def all_parts(workload: Workload, num_blocks: int, block_size: int) -> tuple[Blo
     offload, collector = Offload(HostTier(num_blocks), None, 1), Collector()
     parts: list[PolicyPart] = []
     counts: Counter[str] = Counter()
-    shares: list[PolicyPart] = [BlockShare(blocks, counts), FairShare(0.5, len(workload), counts)]
-    clients, observer = Clients(counts, shares, parts), Observer(longest(workload))
+    most, num_rows = MAX_NUM_BATCHED_TOKENS, len(workload)
+    time = TimeShare(counts, blocks, num_rows, most, most, is_mixed=False)
+    shares: list[PolicyPart] = [time, BlockShare(blocks, num_rows, counts)]
+    clients, observer = Clients(counts, time, shares, parts), Observer(longest(workload))
     stores += [offload, observer.events]
     structured = Structured(Grammars(cast(Any, None), VOCAB_SIZE, ()), parts, None)  # asked for by nobody
     pooler = Pooler(Made(), hidden_size=16)  # asked for by nobody too

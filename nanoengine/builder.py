@@ -94,7 +94,7 @@ CAPABILITIES = {
     ),
     "structured": Entry("StructuredOutput", needs=("sampling", "speculation"), package="llguidance"),
     "pooling": Entry("Pooling", "PoolingOptions", ("pooling",)),
-    "fairness": Entry("Fairness", "FairnessOptions", ("max_client_share", "min_priority")),
+    "fairness": Entry("Fairness", "FairnessOptions", ("fair_shares", "min_priority")),
     "observability": Entry("Observability"),
 }
 """Folder -> what is in it, in the order in which they take part in start-up."""

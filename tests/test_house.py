@@ -37,7 +37,7 @@ POLICY = {
     "structured": ("params", "grammars", "constraint", "forced", "structured"),
     "lora": ("options", "request", "adapter", "adapters", "messages"),
     "pooling": ("params", "options", "files", "pooler", "outputs"),
-    "fairness": ("options", "fair_share", "least_priority"),
+    "fairness": ("options", "time_share", "least_priority"),
     "observability": ("metrics", "observer", "kv_events", "view"),
     "beam_search": ("search",),
     "tools": ("chats", "grammar", "parser"),

@@ -119,7 +119,7 @@ class Scheduler:
     def _decode(self, step: Step) -> None:
         """One token of every sequence that decodes."""
         take, decoding = step.decodes.append, Phase.DECODING
-        postponed = {seq for part in self.parts for seq in part.postponed(self)} if self.in_flight else ()
+        postponed = {seq for part in self.parts for seq in part.postponed(self)}
         for seq in self.running.copy():
             if seq.phase is not decoding or (postponed and seq in postponed):
                 continue

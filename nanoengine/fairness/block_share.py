@@ -1,10 +1,11 @@
-"""BlockShare: a client whose prompts wait is not kept waiting by the blocks of another.
+"""BlockShare: a client whose prompts wait is not kept waiting by the blocks and rows of another.
 
-The part of each client is the blocks of the pool divided by the number of clients that have requests. Two rules hold while
-there are several clients:
+The part of each client is the blocks of the pool, and the rows, divided by the number of clients that have requests. Two rules
+hold while there are several clients:
 
-- A newcomer, a client of which nothing runs, starts its first sequence if that needs no more than its part: it passes a sequence
-  that finds no room, and sequences of clients that have more than their part are preempted, the last in order first.
+- A newcomer, a client of which nothing runs, starts its first sequence if that needs no more than its part of the blocks: it
+  passes a sequence that finds no room, and sequences of clients that have more than their part are preempted, the last in order
+  first. Where there is no row, a client that has less than its part of them gets one in the same way, if there are blocks.
 - When running sequences need more blocks than are free, such sequences give way first, and only then the last in order.
 
 A sequence that needs more than the part of its client may have it while nobody else wants it.
@@ -28,43 +29,57 @@ class BlockShare(PolicyPart):
 
     Args:
         blocks: of the pool.
+        num_rows: most sequences that run at once.
         clients: those that have requests.
     """
 
-    def __init__(self, blocks: BlockManager, clients: Mapping[str, int]):
-        self.blocks, self.clients = blocks, clients
+    def __init__(self, blocks: BlockManager, num_rows: int, clients: Mapping[str, int]):
+        self.blocks, self.num_rows, self.clients = blocks, num_rows, clients
         self._is_tight = False  # somebody found no room
         self._starting: set[Sequence] | None = None  # nobody else starts in this step; None: all may
 
     def make_way(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> list[Sequence]:
+        is_full = len(running) == self.num_rows
         was_tight = self._is_tight or self._starting is not None
         self._is_tight, self._starting = False, None
-        part = self.blocks.num_blocks // len(self.clients)
+        part, num_rows = self.blocks.num_blocks // len(self.clients), Counter(seq.request.client for seq in running)
         short = sum(map(self._growth, running)) - self.blocks.num_free
         victims = self._victims(running, part, short) if short > 0 else []
         if victims:
             self._starting = set()  # what they give back is not for them
-        if was_tight and (newcomers := self._find_newcomers(running, waiting, part)):
+        if is_full and short <= 0:
+            own_rows = max(1, self.num_rows // len(self.clients))
+            lacking = self._find_first({own for own in self.clients if num_rows[own] < own_rows}, waiting, -short)
+            victims = self._last_of(running, num_rows, own_rows, len(lacking))
+            self._starting = set(lacking) if victims else None
+        is_short = (was_tight or is_full) and not self._starting
+        if is_short and (newcomers := self._find_first(self.clients.keys() - num_rows.keys(), waiting, part)):
             short += sum(newcomers.values())
             more = self._victims(running, part, short) if short > 0 else []
             if more or short <= 0:
                 victims, self._starting = more, set(newcomers)
         return victims
 
-    def _find_newcomers(
-        self, running: Iterable[Sequence], waiting: Iterable[Sequence], part: int
-    ) -> dict[Sequence, int]:
-        """The first waiting sequence of each client of which nothing runs, and the blocks that it needs, if it may have them."""
+    def _find_first(self, clients: set[str], waiting: Iterable[Sequence], most: int) -> dict[Sequence, int]:
+        """The first waiting sequence of each of these clients, and the blocks that it needs, if it needs no more than `most`."""
         found: dict[Sequence, int] = {}
-        clients = self.clients.keys() - {seq.request.client for seq in running}
-        for seq in waiting:
-            if not clients:
-                break
+        for seq in waiting if clients else ():
             if seq.request.client in clients and seq.has_all_tokens:
                 clients.remove(seq.request.client)
-                if (need := self._need(seq)) <= part:
+                if (need := self._need(seq)) <= most:
                     found[seq] = need
+                if not clients:
+                    break
         return found
+
+    def _last_of(self, running: Seq[Sequence], num_rows: Counter[str], most_rows: int, count: int) -> list[Sequence]:
+        """The last sequences, so many, of clients that have more than so many rows."""
+        victims: list[Sequence] = []
+        for seq in reversed(running):
+            if len(victims) < count and num_rows[seq.request.client] > most_rows and seq.phase is not Phase.ENDING:
+                num_rows[seq.request.client] -= 1
+                victims.append(seq)
+        return victims
 
     def _growth(self, seq: Sequence) -> int:
         """Blocks that its next token needs."""

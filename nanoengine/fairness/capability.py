@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from nanoengine.core.capability import Capability
+from nanoengine.core.scheduler import MIXED
 from nanoengine.fairness.block_share import BlockShare
-from nanoengine.fairness.fair_share import Clients, FairShare
 from nanoengine.fairness.least_priority import LeastPriority
 from nanoengine.fairness.options import FairnessOptions
+from nanoengine.fairness.time_share import Clients, TimeShare
 
 if TYPE_CHECKING:
     from nanoengine.core.startup import Startup
@@ -21,10 +23,19 @@ class Fairness(Capability):
     options = FairnessOptions
 
     def policy(self, startup: Startup) -> None:
-        options = startup.config.of(FairnessOptions)
-        if options.max_client_share < 1.0:
+        config, options = startup.config, startup.config.of(FairnessOptions)
+        if options.fair_shares:
             clients: Counter[str] = Counter()
-            rows = FairShare(options.max_client_share, startup.num_rows, clients)
-            startup.parts.append(Clients(clients, [BlockShare(startup.blocks, clients), rows], startup.parts))
+            blocks = BlockShare(startup.blocks, startup.num_rows, clients)
+            time = TimeShare(
+                clients,
+                startup.blocks,
+                startup.num_rows,
+                config.max_num_batched_tokens,
+                config.long_prefill_token_threshold or config.max_num_batched_tokens,
+                is_mixed=config.scheduling_policy == MIXED,
+                clock=perf_counter,
+            )
+            startup.parts.append(Clients(clients, time, [time, blocks], startup.parts))
         if options.min_priority is not None:
             startup.parts.append(LeastPriority(options.min_priority))

@@ -70,7 +70,7 @@ def draw_way(rng: random.Random, model: Model, folder: Path) -> dict[str, Any]:
         "max_num_seqs": rng.choice([4, 6, 256]),
         "block_size": rng.choice(sizes),
         "num_drafts": rng.randint(2, 15),
-        "max_client_share": rng.choice([0.1, 0.5, 1.0]),
+        "fair_shares": rng.choice([True, True, False]),
     }
 
 

@@ -134,7 +134,7 @@ def test_fifty_engines_leave_no_more_behind_than_the_first(tiny: Path, tmp_path:
     kinds: list[tuple[Callable[..., None], dict[str, Any]]] = [
         (in_this_thread, {}),
         (in_this_thread, {"kv_host_memory": 1 << 20, "async_scheduling": True}),
-        (in_this_thread, {"kv_disk_path": str(tmp_path / "kv"), "speculation": "ngram", "max_client_share": 0.5}),
+        (in_this_thread, {"kv_disk_path": str(tmp_path / "kv"), "speculation": "ngram", "fair_shares": True}),
         (in_this_thread, {"speculation": f"model:{tiny}", "enforce_eager": True}),
         (in_this_thread, {"enable_lora": True, "enforce_eager": True}),
         (in_this_thread, {"pooling": "mean", "enforce_eager": True}),

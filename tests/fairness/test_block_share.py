@@ -11,7 +11,7 @@ from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.sampling_params import SamplingParams
 from nanoengine.core.sequence import Request
 from tests.core.toys import VOCAB, check, make_engine, run
-from tests.fairness.test_fair_share import POLICIES, shared_engine, submit
+from tests.fairness.sharing import POLICIES, shared_engine, submit
 
 POOL = {"num_blocks": 60, "max_model_len": 240, "max_num_batched_tokens": 48, "max_chunk": 24, "max_num_seqs": 24}
 """240 tokens. As in a server, decodes take at most half of a step, and one prompt takes no more than that."""

@@ -15,7 +15,7 @@ from tests.core.toys import make_engine
 
 
 def test_the_operator_says_how_far_to_the_front_a_request_may_go() -> None:
-    config = EngineConfig.from_options("model", {"min_priority": -1, "max_client_share": 1}, (FairnessOptions,))
+    config = EngineConfig.from_options("model", {"min_priority": -1, "fair_shares": False}, (FairnessOptions,))
     startup: Any = SimpleNamespace(config=config, num_rows=4, parts=[])
     Fairness().policy(startup)
     engine = make_engine(parts=startup.parts)

@@ -11,12 +11,17 @@ from nanoengine.fairness.capability import Fairness
 from nanoengine.fairness.options import FairnessOptions
 
 
-@pytest.mark.parametrize(("value", "num_rules"), [(1, 0), (0.01, 1), (0.5, 1)])
-def test_with_a_share_of_1_neither_rule_holds(value: float, num_rules: int) -> None:
-    config = EngineConfig.from_options("model", {"max_client_share": value}, (FairnessOptions,))
+@pytest.mark.parametrize(("value", "num_parts"), [(False, 0), (True, 1)])
+def test_shares_can_be_switched_off(value: bool, num_parts: int) -> None:
+    config = EngineConfig.from_options("model", {"fair_shares": value}, (FairnessOptions,))
     startup: Any = SimpleNamespace(config=config, num_rows=4, parts=[], blocks=None)
     Fairness().policy(startup)
-    assert len(startup.parts) == num_rules
+    assert len(startup.parts) == num_parts
+
+
+def test_fair_shares_are_on_or_off() -> None:
+    with pytest.raises(InvalidConfig, match=r"fair_shares is 0\.5: it must be True or False"):
+        FairnessOptions(fair_shares=0.5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", [True, 1.0, "0", 2**63])

@@ -6,7 +6,7 @@ from tests.mutation.mutant import Mutant
 
 SCHEDULER = "nanoengine/core/scheduler.py"
 SEQUENCE = "nanoengine/core/sequence.py"
-SHARES = "nanoengine/fairness/fair_share.py"
+SHARES = "nanoengine/fairness/time_share.py"
 BLOCK_SHARE = "nanoengine/fairness/block_share.py"
 COMMON = "nanoengine/kv_groups/common_prefix.py"
 EVERY_WAY = "tests/core/test_policy_every_way.py"
@@ -15,7 +15,7 @@ TEST_ORDER = "tests/core/test_order.py"
 TEST_FAILURES = "tests/core/test_failures.py"
 TEST_ENGINE = "tests/core/test_llm_engine.py"
 TEST_SAMPLING = "tests/sampling/test_in_an_engine.py"
-TEST_SHARES = "tests/fairness/test_fair_share.py"
+TEST_SHARES = "tests/fairness/test_time_share.py"
 TEST_BLOCK_SHARE = "tests/fairness/test_block_share.py"
 TEST_COMMON = "tests/kv_groups/test_common_prefix.py"
 
@@ -245,46 +245,6 @@ MUTANTS = (
         (TEST_COMMON,),
     ),
     Mutant(
-        "share-is-the-whole-step",
-        SHARES,
-        "self._most = max(1, int(self.max_share * budget))",
-        "self._most = budget",
-        "One client takes all prompt tokens of a step though others have requests.",
-        (TEST_SHARES,),
-    ),
-    Mutant(
-        "small-share-is-nothing",
-        SHARES,
-        "self._most = max(1, int(self.max_share * budget))",
-        "self._most = int(self.max_share * budget)",
-        "A share of less than one token is none, so that no prompt goes on.",
-        (TEST_SHARES,),
-    ),
-    Mutant(
-        "lone-client-is-capped",
-        SHARES,
-        "self._is_shared = len(sharers) > 1",
-        "self._is_shared = len(sharers) >= 1",
-        "A client whose prompts are the only ones gets only a share of each step.",
-        (TEST_SHARES,),
-    ),
-    Mutant(
-        "rows-are-not-kept-for-others",
-        SHARES,
-        "self._num_spare = num_free - num_kept",
-        "self._num_spare = num_free",
-        "A client starts sequences in rows that others lack up to their part.",
-        (TEST_SHARES,),
-    ),
-    Mutant(
-        "client-with-its-part-gives-way",
-        SHARES,
-        "if self._rows[client] > self._part and seq.phase is not Phase.ENDING:",
-        "if self._rows[client] >= self._part and seq.phase is not Phase.ENDING:",
-        "A sequence is preempted though its client has no more than its part of the rows.",
-        (TEST_SHARES,),
-    ),
-    Mutant(
         "seed-ignores-the-index",
         SEQUENCE,
         "own_seed = sequence_seed(seed, self.index)",
@@ -317,10 +277,58 @@ MUTANTS = (
         ("tests/kv_groups/test_layouts.py",),
     ),
     Mutant(
+        "step-is-for-anybody",
+        SHARES,
+        "clients.sort(key=lambda client: (self.clocks[client], num_running[client]))",
+        "clients.sort()",
+        "A step is made for a client that was served more than others.",
+        (TEST_SHARES,),
+    ),
+    Mutant(
+        "others-add-what-they-like",
+        SHARES,
+        "left, others = alone * (len(clients) - 1), clients[1:]",
+        "left, others = 1e9, clients[1:]",
+        "A step beside a light client takes as long as the work of all others.",
+        (TEST_SHARES,),
+    ),
+    Mutant(
+        "same-rows-always-first",
+        SHARES,
+        "self._turns[client] += count",
+        "pass",
+        "Of many rows of a client the first have all places in the steps of another, and the last none.",
+        (TEST_SHARES,),
+    ),
+    Mutant(
+        "who-comes-is-most-behind",
+        SHARES,
+        "self.clocks[client] = max(self.clocks.get(client, now), now)",
+        "self.clocks[client] = 0.0",
+        "A client that comes has all the time that it did not use before.",
+        (TEST_SHARES,),
+    ),
+    Mutant(
+        "prompts-of-others-take-the-step",
+        SHARES,
+        "max(min(budget - self._kept, affordable)",
+        "max(min(budget, affordable)",
+        "The tokens of a step go to prompts that were begun, and the client that it is made for has none.",
+        (TEST_SHARES,),
+    ),
+    Mutant(
+        "nobody-goes-on-beside-one-that-cannot",
+        SHARES,
+        "affordable), int(self._is_untouched))",
+        "affordable), 0)",
+        "Where the client that is most behind finds no block, and a token costs more than a step, nobody goes on.",
+        (TEST_SHARES,),
+    ),
+    Mutant(
         "newcomers-find-no-blocks",
         BLOCK_SHARE,
-        "if was_tight and (newcomers",
-        "if False and (newcomers",
+        "is_short = (was_tight or is_full) and not self._starting",
+        "is_short = False",
         "A client waits for its first token until another, which holds the whole pool, has ended.",
         (TEST_BLOCK_SHARE,),
     ),

@@ -23,12 +23,12 @@ def parser() -> argparse.ArgumentParser:
 def test_options_have_the_types_of_their_fields(parser: argparse.ArgumentParser) -> None:
     """What is not given is left to the engine."""
     assert configs(parser.parse_args(["demo"])) == ({}, ServerConfig())
-    line = "demo --max-model-len 512 --max-client-share 0.25 --no-enable-prefix-caching --async-scheduling --port 0"
+    line = "demo --max-model-len 512 --no-fair-shares --no-enable-prefix-caching --async-scheduling --port 0"
     line += " --api-key a b --request-timeout 2.5 --no-page --served-model-name m"
     options, server = configs(parser.parse_args(line.split()))
     assert options == {
         "max_model_len": 512,
-        "max_client_share": 0.25,
+        "fair_shares": False,
         "enable_prefix_caching": False,
         "async_scheduling": True,
     }
