@@ -107,7 +107,11 @@ class Grammars:
             raise InvalidSamplingParams(
                 f"structured_outputs: {self.tokenizer.name} has no tokenizer.json, and llguidance reads no other kind"
             )
-        text = own.to_str()
+        added = own.get_added_tokens_decoder().values()
+        text = _with_marks_apart(
+            own.to_str(),
+            {token.content for token in added if not token.special and re.fullmatch("(?s)<.*>", token.content)},
+        )
         try:
             tokenizer = LLTokenizer(text, n_vocab=self.mask_size, eos_token=self.eos_token_ids)
         except Exception as error:  # of a kind whose tokens are no bytes of the text, such as words
@@ -134,6 +138,26 @@ class Grammars:
         if verdict.error:
             raise InvalidSamplingParams(_told(verdict.error, outputs))
         return matcher, verdict.num_bytes
+
+
+def _with_marks_apart(text: str, marks: set[str]) -> str:
+    """A tokenizer.json in which some added tokens have names that no text has.
+
+    llguidance takes `<tool_call>` for a special token, which is none of a text's characters. Where the text must come, it would
+    force the token nonetheless, and then refuse it.
+    """
+    if not marks:
+        return text
+    table = json.loads(text)
+    vocab = table["model"]["vocab"]
+    for token in table["added_tokens"]:
+        if (mark := token["content"]) in marks:
+            token["content"] = f"<\ue000{mark[1:]}"
+            if isinstance(vocab, list) and token["id"] < len(vocab):
+                vocab[token["id"]][0] = token["content"]
+            elif mark in vocab:
+                vocab[token["content"]] = vocab.pop(mark)
+    return json.dumps(table, ensure_ascii=False)
 
 
 def grammar_of(outputs: StructuredOutputs) -> tuple[str, str]:

@@ -42,7 +42,7 @@ def call_grammar(
     schemas = [
         promised(tool.parameters) if choice.is_forced or tool.is_strict else {"type": "object"} for tool in choice.tools
     ]
-    said = "" if schema is None or choice.is_forced else rules.json(promised(schema), "response_format")
+    said = "" if schema is None or choice.is_forced else rules.json(promised(schema), "structured_outputs.json")
     if format.shape == "harmony":
         values = [rules.json(own, tool.field) for tool, own in _pairs(choice, schemas)]
         rules.rules["start"] = _messages(rules, choice, values, said)

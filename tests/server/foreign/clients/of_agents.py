@@ -1,39 +1,48 @@
-"""What people write with packages that make agents, and with llm's program."""
+"""What people write with pydantic-ai, with openai-agents, and with llm's program."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
+from collections.abc import Callable
 from typing import Any
 
 import agents
 import llm.cli
 import llm.default_plugins.openai_models as llm_openai
 from checks import (
-    ASKED,
+    BASE,
     CALLS_ONCE,
     EXAMPLE,
-    MESSAGES,
+    KEY,
     MODEL,
-    OPTIONS,
+    PIXEL,
     QUESTION,
     SAID,
-    SHORT,
+    TOO_LONG,
     URL,
     Answer,
     Made,
     Person,
+    WeakModel,
     check,
-    is_weather,
-    weather,
+    refuses,
+    says,
 )
 from click.testing import CliRunner
-from langchain.agents import create_agent
-from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
-from langchain_openai import ChatOpenAI, OpenAIEmbeddings
-from openai import AsyncOpenAI
-from pydantic_ai import Agent, NativeOutput, PromptedOutput, ToolOutput
+from openai import AsyncOpenAI, BadRequestError, NotFoundError
+from pydantic_ai import (
+    Agent,
+    BinaryContent,
+    ModelHTTPError,
+    NativeOutput,
+    PromptedOutput,
+    ToolOutput,
+    UsageLimitExceeded,
+    UsageLimits,
+)
 from pydantic_ai.messages import (
     ModelMessage,
     ModelRequest,
@@ -43,14 +52,18 @@ from pydantic_ai.messages import (
     ToolReturnPart,
     UserPromptPart,
 )
-from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.models.anthropic import AnthropicModel
+from pydantic_ai.models.ollama import OllamaModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+from pydantic_ai.providers.anthropic import AnthropicProvider
+from pydantic_ai.providers.ollama import OllamaProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
 # ---- pydantic-ai
 
 PYDANTIC_AI = "pydantic-ai-slim"
-FAIR: Any = {"max_tokens": 400, "seed": 1}
-STILL: Any = {"max_tokens": 60, "temperature": 0}
+FAIR: Any = {"max_tokens": 200, "seed": 1}
+STILL: Any = {"max_tokens": 40, "temperature": 0}
 HISTORY: list[ModelMessage] = [
     ModelRequest([UserPromptPart(EXAMPLE[0]["content"])]),
     ModelResponse([ToolCallPart("weather", {"city": "Oslo"}, "call_1")]),
@@ -59,9 +72,66 @@ HISTORY: list[ModelMessage] = [
 ]
 
 
-def pydantic_ai(output: Any = str, settings: Any = FAIR, **options: Any) -> Agent[None, Any]:
-    model = OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=URL, api_key="none"))
-    return Agent(model, output_type=output, model_settings=settings, retries=0, **options)
+MODELS: dict[str, Callable[[str], Any]] = {
+    "OpenAIChatModel": lambda name: OpenAIChatModel(name, provider=OpenAIProvider(base_url=URL, api_key=KEY)),
+    "OpenAIResponsesModel": lambda name: OpenAIResponsesModel(name, provider=OpenAIProvider(base_url=URL, api_key=KEY)),
+    "AnthropicModel": lambda name: AnthropicModel(name, provider=AnthropicProvider(base_url=BASE, api_key=KEY)),
+    "OllamaModel": lambda name: OllamaModel(name, provider=OllamaProvider(base_url=URL, api_key=KEY)),
+}
+
+
+def pydantic_ai(
+    output: Any = str, settings: Any = FAIR, kind: str = "OpenAIChatModel", name: str = MODEL, **options: Any
+) -> Agent[None, Any]:
+    return Agent(MODELS[kind](name), output_type=output, model_settings=settings, retries=0, **options)
+
+
+def of_every_model(kind: str) -> None:
+    """What people write with each of its models."""
+
+    @check(PYDANTIC_AI, f"`{kind}`: text, whole and streamed, several turns, usage")
+    def text() -> None:
+        agent = pydantic_ai(settings=STILL, kind=kind, instructions="You are brief.")
+        first = agent.run_sync("My name is Ada.")
+        again = agent.run_sync("What is my name?", message_history=first.all_messages())
+        assert again.usage.output_tokens > 0
+
+        async def ask() -> str:
+            async with agent.run_stream("My name is Ada.") as run:
+                return "".join([own async for own in run.stream_text(delta=True)])
+
+        assert asyncio.run(ask()) == first.output
+        says(again.output, "Ada")
+
+    @check(PYDANTIC_AI, f"`{kind}`: a class, numbers and lists as output, by calls that end by themselves")
+    def outputs() -> None:
+        for output in (Answer, bool, list[Answer], Person):
+            found = pydantic_ai(output, kind=kind).run_sync("A city or a person, please.").output
+            assert isinstance(found, getattr(output, "__origin__", output))
+
+    @check(PYDANTIC_AI, f"`{kind}`: a function tool beside a class as output")
+    def both() -> None:
+        made = Made()
+        agent = pydantic_ai(Answer, {**FAIR, "temperature": 0}, kind)
+        agent.tool_plain(made.weather)
+        try:
+            assert isinstance(agent.run_sync(QUESTION, usage_limits=UsageLimits(request_limit=4)).output, Answer)
+        except UsageLimitExceeded as error:
+            assert made.cities
+            raise WeakModel("it calls the function again and again") from error
+
+    for feature, error, word, name, asked in (
+        ("another model", ModelHTTPError, "gpt-9", "gpt-9", QUESTION),
+        ("too long a prompt", ModelHTTPError, "too long", MODEL, TOO_LONG),
+        ("an image", ModelHTTPError, "image", MODEL, [BinaryContent(base64.b64decode(PIXEL), media_type="image/png")]),
+    ):
+        refuses(PYDANTIC_AI, f"`{kind}`: {feature}", error, word)(
+            lambda name=name, asked=asked: pydantic_ai(settings=STILL, kind=kind, name=name).run_sync(asked)
+        )
+
+
+for own in MODELS:
+    of_every_model(own)
 
 
 @check(PYDANTIC_AI, "`NativeOutput`")
@@ -99,7 +169,7 @@ def pydantic_ai_loop() -> None:
     agent = pydantic_ai(settings=STILL | {"extra_body": CALLS_ONCE})
     agent.tool_plain(made.weather, strict=False)
     assert agent.run_sync(QUESTION, message_history=HISTORY).output == SAID
-    assert made.cities == ["Rome"]
+    says("".join(made.cities) or "no call", "Rome")
 
 
 @check(PYDANTIC_AI, "an agent with a strict function tool and a `ToolOutput`, which must call")
@@ -109,80 +179,6 @@ def pydantic_ai_both() -> None:
     agent.tool_plain(made.weather)
     assert isinstance(agent.run_sync(QUESTION).output, Answer)
     assert not made.cities
-
-
-# ---- langchain
-
-LANGCHAIN = "langchain-openai"
-
-
-def langchain(**options: Any) -> ChatOpenAI:
-    return ChatOpenAI(base_url=URL, api_key="none", max_retries=0, **{**OPTIONS, **options})  # type: ignore[arg-type]
-
-
-@check(LANGCHAIN, "`with_structured_output`: `json_schema`, whole and streamed")
-def langchain_json_schema() -> None:
-    model = langchain().with_structured_output(Person, method="json_schema")
-    assert isinstance(model.invoke("A person."), Person)
-    assert isinstance([*model.stream("A person.")][-1], Person)
-
-
-@check(LANGCHAIN, "`with_structured_output`: a bare schema")
-def langchain_raw_schema() -> None:
-    schema = {**Answer.model_json_schema(), "title": "Answer"}
-    assert Answer.model_validate(langchain().with_structured_output(schema, method="json_schema").invoke("A city."))
-
-
-@check(LANGCHAIN, "`with_structured_output`: `function_calling`, strict and not, whole and streamed")
-def langchain_function_calling() -> None:
-    for strict in (True, False, None):
-        model = langchain().with_structured_output(Person, method="function_calling", strict=strict)
-        assert isinstance(model.invoke("A person."), Person)
-        assert isinstance([*model.stream("A person.")][-1], Person)
-
-
-@check(LANGCHAIN, "`with_structured_output`: `json_mode`")
-def langchain_json_mode() -> None:
-    model = langchain(**SHORT).with_structured_output(None, method="json_mode")
-    example = [("user", "A city, as JSON."), ("assistant", '{"city": "Oslo"}'), ("user", "Another city, as JSON.")]
-    assert isinstance(model.invoke(example), dict)
-
-
-@check(LANGCHAIN, '`bind_tools`: `tool_choice="any"` and by name, whole and streamed')
-def bind_tools() -> None:
-    for choice in ("any", "weather"):
-        model = langchain().bind_tools([weather], tool_choice=choice, parallel_tool_calls=False)
-        whole, streamed = model.invoke(QUESTION), None
-        for piece in model.stream(QUESTION):
-            streamed = piece if streamed is None else streamed + piece
-        for message in (whole, streamed):
-            [call] = message.tool_calls
-            assert is_weather(call["name"], json.dumps(call["args"]))
-
-
-@check(LANGCHAIN, "`OpenAIEmbeddings`: documents, a query")
-def langchain_embeddings() -> None:
-    own = OpenAIEmbeddings(model=MODEL, base_url=URL, api_key="none", check_embedding_ctx_length=False)
-    documents = own.embed_documents(["a stack", "a queue"])
-    assert own.embed_query("a queue") == documents[1] != documents[0]
-
-
-@check("langchain", "`create_agent` with a tool: call, result, answer (grammar), whole and streamed")
-def langchain_agent() -> None:
-    made = Made()
-    agent = create_agent(langchain(**SHORT, extra_body=CALLS_ONCE), tools=[made.weather])
-    assert agent.invoke({"messages": ASKED})["messages"][-1].content == SAID
-    *_, last = agent.stream({"messages": ASKED}, stream_mode="values")
-    assert last["messages"][-1].content == SAID
-    assert made.cities == ["Rome", "Rome"]
-
-
-@check("langchain", "`create_agent` with `response_format`: `ProviderStrategy`, `ToolStrategy`")
-def langchain_agent_formats() -> None:
-    for strategy in (ProviderStrategy(Person), ToolStrategy(Person)):
-        model = langchain(model_kwargs={"parallel_tool_calls": False})
-        agent = create_agent(model, tools=[], response_format=strategy)
-        assert isinstance(agent.invoke({"messages": MESSAGES})["structured_response"], Person)
 
 
 # ---- openai-agents
@@ -197,28 +193,79 @@ ITEMS: Any = [
 ]
 
 
-def agents_agent(settings: dict[str, Any], **options: Any) -> agents.Agent[Any]:
-    model = agents.OpenAIChatCompletionsModel(
-        model=MODEL, openai_client=AsyncOpenAI(base_url=URL, api_key="none", max_retries=0)
+def agents_agent(
+    settings: dict[str, Any], kind: Any = agents.OpenAIChatCompletionsModel, model: str = MODEL, **options: Any
+) -> agents.Agent[Any]:
+    own = kind(model=model, openai_client=AsyncOpenAI(base_url=URL, api_key=KEY, max_retries=0))
+    return agents.Agent(
+        **{"name": "clerk", "model": own, "model_settings": agents.ModelSettings(**settings), **options}
     )
-    return agents.Agent(name="clerk", model=model, model_settings=agents.ModelSettings(**settings), **options)
 
 
-@check(AGENTS, "`output_type`")
-def agents_output() -> None:
-    agent = agents_agent({"max_tokens": 400}, output_type=Person)
-    assert isinstance(agents.Runner.run_sync(agent, "A person, please.").final_output, Person)
+def of_each_kind(kind: Any) -> None:
+    """What people write with the models of both interfaces of OpenAI."""
+    own = f"`{kind.__name__}`"
+
+    @check(AGENTS, f"{own}: text, whole and streamed; a session of several turns")
+    def text() -> None:
+        agent = agents_agent(STILL, kind, instructions="You are brief.")
+
+        async def ask() -> Any:
+            session = agents.SQLiteSession("ada")
+            first = await agents.Runner.run(agent, "My name is Ada.", session=session)
+            run = agents.Runner.run_streamed(agent, "My name is Ada.")
+            async for _ in run.stream_events():
+                pass
+            assert run.final_output == first.final_output
+            return await agents.Runner.run(agent, "What is my name?", session=session)
+
+        again = asyncio.run(ask())
+        says(again.final_output, "Ada")
+
+    @check(AGENTS, f"{own}: `output_type`")
+    def output() -> None:
+        agent = agents_agent({"max_tokens": 200}, kind, output_type=Person)
+        assert isinstance(agents.Runner.run_sync(agent, "A person, please.").final_output, Person)
+
+    @check(AGENTS, f"{own}: `output_type` beside a strict `function_tool`: a call that fits, or the object")
+    def output_and_tool() -> None:
+        tool = agents.function_tool(Made().weather)
+        agent = agents_agent({"max_tokens": 200, "temperature": 0}, kind, output_type=Answer, tools=[tool])
+        try:
+            assert isinstance(agents.Runner.run_sync(agent, QUESTION, max_turns=3).final_output, Answer)
+        except agents.MaxTurnsExceeded as error:
+            raise WeakModel("it calls the function again and again") from error
+
+    @check(AGENTS, f"{own}: `function_tool` (strict), which must be called first; then an answer")
+    def required() -> None:
+        made = Made()
+        tool = agents.function_tool(made.weather)
+        agent = agents_agent({**STILL, "tool_choice": "required", "parallel_tool_calls": False}, kind, tools=[tool])
+        try:
+            found = agents.Runner.run_sync(agent, QUESTION)
+        except agents.ModelBehaviorError as error:  # so it calls an answer that `max_output_tokens` cuts off
+            assert made.cities
+            raise WeakModel(str(error)) from error
+        assert made.cities
+        says(found.final_output, "sunny")
+
+    @check(AGENTS, f"{own}: a handoff that must be made")
+    def handoff() -> None:
+        other = agents_agent(STILL, kind, name="poet")
+        agent = agents_agent({**STILL, "tool_choice": "required", "parallel_tool_calls": False}, kind, handoffs=[other])
+        assert agents.Runner.run_sync(agent, "A poem, please.").last_agent is other
+
+    for feature, error, word, name, asked in (
+        ("another model", NotFoundError, "gpt-9", "gpt-9", QUESTION),
+        ("too long a prompt", BadRequestError, "context_length_exceeded", MODEL, TOO_LONG),
+    ):
+        refuses(AGENTS, f"{own}: {feature}", error, word)(
+            lambda name=name, asked=asked: agents.Runner.run_sync(agents_agent(STILL, kind, name), asked)
+        )
 
 
-@check(AGENTS, "`function_tool` (strict), which must be called first; then text, as the model has it")
-def agents_required() -> None:
-    made = Made()
-    tool = agents.function_tool(made.weather)
-    agent = agents_agent({"max_tokens": 60, "temperature": 0, "tool_choice": "required"}, tools=[tool])
-    agent.model_settings.parallel_tool_calls = False
-    found = agents.Runner.run_sync(agent, ITEMS)
-    assert made.cities == ["Rome"]
-    assert isinstance(found.final_output, str)
+for own in (agents.OpenAIChatCompletionsModel, agents.OpenAIResponsesModel):
+    of_each_kind(own)
 
 
 @check(AGENTS, "`function_tool`: call, result, answer (grammar), whole and streamed")
@@ -235,17 +282,18 @@ def agents_loop() -> None:
         return run.final_output
 
     assert asyncio.run(ask()) == SAID
-    assert made.cities == ["Rome", "Rome"]
+    says("".join(made.cities) or "no call", "RomeRome")
 
 
 # ---- llm
 
 
 def run_llm(*words: str) -> str:
-    entry = f"- model_id: {MODEL}\n  model_name: {MODEL}\n  api_base: {URL}\n  supports_schema: true\n  supports_tools: true\n"
+    names = {"model_id": MODEL, "model_name": MODEL, "api_base": URL, "api_key_name": "own"}
+    entry = json.dumps([{**names, "supports_schema": True, "supports_tools": True}])  # YAML has JSON
     with open(os.path.join(os.environ["LLM_USER_PATH"], "extra-openai-models.yaml"), "w") as file:
         file.write(entry)
-    found = CliRunner().invoke(llm.cli.cli, ["-m", MODEL, *words], catch_exceptions=False)
+    found = CliRunner().invoke(llm.cli.cli, ["-m", MODEL, "--key", KEY, *words], catch_exceptions=False)
     assert found.exit_code == 0, found.output
     return found.output
 
@@ -255,7 +303,7 @@ def llm_schema() -> None:
     schema = json.dumps(Person.model_json_schema())
     for words in ([], ["--no-stream"]):
         Person.model_validate_json(
-            run_llm("A person.", "--schema", schema, "-o", "max_tokens", "400", "-o", "seed", "1", *words)
+            run_llm("A person.", "--schema", schema, "-o", "max_tokens", "200", "-o", "seed", "1", *words)
         )
 
 

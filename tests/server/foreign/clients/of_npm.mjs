@@ -1,20 +1,24 @@
 // What people write with the packages of npm, openai and ai, and a table of what came of it; see checks.py.
 //
-// Usage: launch.py smollm2 -- node of_npm.mjs TABLE, where the packages are installed beside this file.
+// Usage: launch.py MODEL -- node of_npm.mjs TABLE, where the packages are installed beside this file.
 
 import assert from "node:assert/strict"
 import { appendFileSync, readFileSync } from "node:fs"
 
+import { createAnthropic } from "@ai-sdk/anthropic"
+import { createOpenAI } from "@ai-sdk/openai"
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible"
-import { Output, ToolLoopAgent, generateObject, generateText, isStepCount, streamObject, streamText, tool } from "ai"
+import { Output, ToolLoopAgent, embedMany, generateObject, generateText, isStepCount, streamObject, streamText, tool } from "ai"
 import OpenAI from "openai"
 import { zodFunction, zodResponseFormat } from "openai/helpers/zod"
 import { z } from "zod"
 
+const PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 const baseURL = `${process.env.SERVER_URL ?? "http://127.0.0.1:8000"}/v1`
-const model = "smollm2"
-const short = { max_tokens: 60, temperature: 0 }
-const fair = { max_tokens: 400, temperature: 0.7, seed: 1 }
+const model = process.env.MODEL ?? "small"
+const apiKey = "none"
+const short = { max_tokens: 40, temperature: 0 }
+const fair = { max_tokens: 200, temperature: 0.7, seed: 1 }
 const messages = [{ role: "user", content: "A person, please." }]
 
 const Address = z.object({ zip_code: z.enum(["1010", "1020"]), floor: z.number().int().min(0).max(99).nullable() })
@@ -37,9 +41,31 @@ const asked = [
 const checks = []
 const check = (client, feature, run) => checks.push({ client, feature, run })
 
+class WeakModel extends Error {}
+
+/** A text is there; it should have a word. */
+const says = (text, word) => {
+  assert(text, "no text")
+  if (!text.toLowerCase().includes(word.toLowerCase())) throw new WeakModel(`${JSON.stringify(text.slice(0, 60))} has no ${word}`)
+}
+
+/** The error that something is refused with, which has a status (if one is given) and a word. A check that returns it was refused rightly. */
+const refusal = async (ask, status, word) => {
+  let found
+  try {
+    found = await ask()
+  } catch (error) {
+    if (status) assert.equal(error.statusCode ?? error.lastError?.statusCode, status, String(error))
+    const told = `${error} ${error.responseBody ?? ""}`.toLowerCase()
+    assert(told.includes(word.toLowerCase()), told)
+    return error
+  }
+  throw new Error(`it is taken: ${JSON.stringify(found.text)}`)
+}
+
 // ---- openai
 
-const chat = new OpenAI({ baseURL, apiKey: "none", maxRetries: 0 }).chat.completions
+const chat = new OpenAI({ baseURL, apiKey, maxRetries: 0 }).chat.completions
 const weather = (made) => ({ name: "weather", description: "The weather of a city.", parameters: City, function: ({ city }) => (made.push(city), "sunny") })
 
 check("openai", "`.parse` of a zod schema", async () => {
@@ -79,6 +105,7 @@ check("openai", "`runTools`: call, result, answer (grammar), whole and streamed"
     const own = { ...weather(made), parameters, parse: JSON.parse }
     const runner = chat.runTools({ model, stream, messages: asked, tools: [{ type: "function", function: own }], ...short, ...callsOnce })
     assert.equal(await runner.finalContent(), SAID)
+    if (!made.length) throw new WeakModel("no call")
     assert.deepEqual(made, ["Rome"])
   }
 })
@@ -92,59 +119,128 @@ check("openai", "`runTools` of a strict tool by its name: one call", async () =>
   assert.equal(made.length, 1)
 })
 
-// ---- ai
+// ---- ai, by each of its providers that this server is one of
 
-const withSchemas = { name: "nanoengine", baseURL, apiKey: "none", supportsStructuredOutputs: true, includeUsage: true }
-const language = createOpenAICompatible(withSchemas)(model)
-const fairly = { model: language, maxOutputTokens: 400, temperature: 0.7, seed: 1, maxRetries: 0 }
-const shortly = { model: language, maxOutputTokens: 60, temperature: 0, maxRetries: 0, providerOptions: { nanoengine: callsOnce } }
-const history = [
-  { role: "user", content: asked[0].content },
-  { role: "assistant", content: [{ type: "tool-call", toolCallId: "call_1", toolName: "weather", input: { city: "Oslo" } }] },
-  { role: "tool", content: [{ type: "tool-result", toolCallId: "call_1", toolName: "weather", output: { type: "text", value: "snowy" } }] },
-  { role: "assistant", content: asked[3].content },
-  { role: "user", content: asked[4].content },
+const URL_OF_AI = { baseURL, apiKey }
+const providers = {
+  "openai-compatible": createOpenAICompatible({ name: "own", ...URL_OF_AI, supportsStructuredOutputs: true, includeUsage: true }),
+  "openai chat": createOpenAI(URL_OF_AI).chat,
+  "openai responses": createOpenAI(URL_OF_AI).responses,
+  anthropic: createAnthropic(URL_OF_AI),
+}
+const turns = [
+  { role: "user", content: "My name is Ada." },
+  { role: "assistant", content: "Hello Ada." },
+  { role: "user", content: "What is my name?" },
 ]
+const capital = "What is the capital of France? Answer with one word."
+const question = "How is the weather in Rome?"
 const weatherTool = (made) => tool({ description: "The weather of a city.", inputSchema: City, execute: ({ city }) => (made.push(city), "sunny") })
+const onError = ({ error }) => { throw error }
+const long = { maxOutputTokens: 200 }
 
-check("ai", "`generateObject`, `streamObject`", async () => {
-  Person.parse((await generateObject({ ...fairly, schema: Person, prompt: "A person." })).object)
-  const stream = streamObject({ ...fairly, schema: Person, prompt: "A person.", onError: ({ error }) => { throw error } })
-  for await (const part of stream.partialObjectStream) assert.equal(typeof part, "object")
-  Person.parse(await stream.object)
-})
+for (const [name, provider] of Object.entries(providers)) {
+  const still = { model: provider(model), maxOutputTokens: 40, temperature: 0, maxRetries: 0 }
+  const own = (feature, run) => check("ai", `${name}: ${feature}`, run)
 
-check("ai", "`generateText` with `Output.object`", async () => {
-  Person.parse((await generateText({ ...fairly, output: Output.object({ schema: Person }), prompt: "A person." })).output)
-})
+  own("`generateText`, `streamText`", async () => {
+    const whole = await generateText({ ...still, prompt: capital })
+    const stream = streamText({ ...still, prompt: capital, onError })
+    let text = ""
+    for await (const part of stream.textStream) text += part
+    assert.equal(text, whole.text)
+    assert.equal(await stream.finishReason, "stop")
+    assert((await stream.usage).outputTokens > 0 && whole.usage.inputTokens > 0)
+    says(text, "Paris")
+  })
 
-check("ai", "`toolChoice`: required and by name, `generateText`, `streamText`", async () => {
+  own("`system`, several turns", async () => says((await generateText({ ...still, system: "You are brief.", messages: turns })).text, "Ada"))
+
+  own("`maxOutputTokens`, `stopSequences`", async () => {
+    assert.equal((await generateText({ ...still, maxOutputTokens: 3, prompt: "Count from 1 to 9." })).finishReason, "length")
+    if (name === "openai responses") return // it has none
+    assert(!(await generateText({ ...still, stopSequences: ["4"], prompt: "Count from 1 to 9." })).text.includes("4"))
+  })
+
+  own("`generateObject`, `streamObject`", async () => {
+    Person.parse((await generateObject({ ...still, ...long, schema: Person, prompt: "A person." })).object)
+    const stream = streamObject({ ...still, ...long, schema: Person, prompt: "A person.", onError })
+    for await (const part of stream.partialObjectStream) assert.equal(typeof part, "object")
+    Person.parse(await stream.object)
+  })
+
+  own("`generateText` with `Output.object`", async () => {
+    Person.parse((await generateText({ ...still, ...long, output: Output.object({ schema: Person }), prompt: "A person." })).output)
+  })
+
+  own("`Output.object` beside a tool: a call that fits, or the object", async () => {
+    const made = []
+    const body = { ...still, output: Output.object({ schema: City }), tools: { weather: weatherTool(made) }, stopWhen: isStepCount(3), prompt: question }
+    const found = await generateText(body)
+    if (found.finishReason === "tool-calls") throw new WeakModel("it calls the function again and again")
+    City.parse(found.output)
+  })
+
   for (const toolChoice of ["required", { type: "tool", toolName: "weather" }]) {
-    const body = { ...fairly, tools: { weather: tool({ inputSchema: City }) }, toolChoice, prompt: "Rome.", providerOptions: { nanoengine: { parallel_tool_calls: false } } }
-    const whole = await generateText(body)
-    const stream = streamText({ ...body, onError: ({ error }) => { throw error } })
-    for (const [calls, reason] of [[whole.toolCalls, whole.finishReason], [await stream.toolCalls, await stream.finishReason]]) {
-      assert.equal(reason, "tool-calls")
-      assert.equal(calls.length, 1)
-      City.parse(calls[0].input)
-    }
+    own(`\`toolChoice\`: ${toolChoice.toolName ?? toolChoice}, \`generateText\`, \`streamText\``, async () => {
+      const body = { ...still, ...long, tools: { weather: tool({ inputSchema: City }) }, toolChoice, prompt: question }
+      const whole = await generateText(body)
+      const stream = streamText({ ...body, onError })
+      for (const [calls, reason] of [[whole.toolCalls, whole.finishReason], [await stream.toolCalls, await stream.finishReason]]) {
+        assert.equal(reason, "tool-calls")
+        assert(calls.length > 0)
+        for (const call of calls) City.parse(call.input)
+      }
+    })
   }
-})
 
-check("ai", "`generateText`, `streamText`, `ToolLoopAgent` with a tool: call, result, answer (grammar)", async () => {
-  const made = []
-  const tools = { weather: weatherTool(made) }
-  const body = { ...shortly, tools, stopWhen: isStepCount(3), messages: history }
-  assert.equal((await generateText(body)).text, SAID)
-  const stream = streamText(body)
-  const types = new Set()
-  for await (const part of stream.fullStream) types.add(part.type)
-  for (const type of ["tool-input-start", "tool-call", "tool-result", "text-delta", "finish"]) assert(types.has(type), type)
-  assert.equal(await stream.text, SAID)
-  assert((await stream.totalUsage).outputTokens > 0)
-  const agent = new ToolLoopAgent({ ...shortly, tools })
-  assert.equal((await agent.generate({ messages: history })).text, SAID)
-  assert.deepEqual(made, ["Rome", "Rome", "Rome"])
+  own("`generateText`, `streamText`: a call that must be, its result, an answer", async () => {
+    const made = []
+    const first = ({ stepNumber }) => ({ toolChoice: stepNumber === 0 ? "required" : "none" })
+    const body = { ...still, tools: { weather: weatherTool(made) }, prepareStep: first, stopWhen: isStepCount(2), prompt: question }
+    const whole = await generateText(body)
+    const stream = streamText({ ...body, onError })
+    const types = new Set()
+    for await (const part of stream.fullStream) types.add(part.type)
+    for (const type of ["tool-input-start", "tool-call", "tool-result", "text-delta", "finish"]) assert(types.has(type), type)
+    assert.equal(await stream.text, whole.text)
+    assert.equal(made.length % 2, 0)
+    says(whole.text, "sunny")
+  })
+
+  own("`ToolLoopAgent` with a tool, as the model likes", async () => {
+    const made = []
+    const agent = new ToolLoopAgent({ ...still, tools: { weather: weatherTool(made) }, stopWhen: isStepCount(3) })
+    assert((await agent.generate({ prompt: question })).steps.length > 0)
+    if (!made.length) throw new WeakModel("no call")
+  })
+
+  own("a stream that is aborted, and a text behind it", async () => {
+    const abort = new AbortController()
+    const stream = streamText({ ...still, maxOutputTokens: 2000, prompt: "Write a long story.", abortSignal: abort.signal })
+    for await (const _ of stream.textStream) {
+      abort.abort()
+      break
+    }
+    assert((await generateText({ ...still, prompt: capital })).text)
+  })
+
+  for (const [feature, status, word, body] of [
+    ["another model", 404, "gpt-9", { model: provider("gpt-9"), prompt: capital }],
+    ["too long a prompt", 400, "too long", { prompt: "one two three ".repeat(3000) }],
+    ["an image", 400, "image", { messages: [{ role: "user", content: [{ type: "image", image: PIXEL, mediaType: "image/png" }] }] }],
+    ["`abortSignal` of a timeout", 0, "", { maxOutputTokens: 2000, prompt: "Write a long story.", abortSignal: () => AbortSignal.timeout(400) }],
+  ])
+    own(feature, () => refusal(() => generateText({ ...still, ...body, abortSignal: body.abortSignal?.() }), status, word))
+}
+
+check("ai", "a wrong key", () => refusal(() => generateText({ model: createOpenAI({ baseURL, apiKey: "x" }).chat(model), prompt: capital, maxRetries: 0 }), 401, "key"))
+
+check("ai", "`embedMany`", async () => {
+  for (const embedding of [providers["openai-compatible"].textEmbeddingModel(model), createOpenAI(URL_OF_AI).textEmbeddingModel(model)]) {
+    const { embeddings } = await embedMany({ model: embedding, values: ["a stack", "a queue"] })
+    assert.notDeepEqual(embeddings[0], embeddings[1])
+  }
 })
 
 // ---- the table
@@ -152,12 +248,13 @@ check("ai", "`generateText`, `streamText`, `ToolLoopAgent` with a tool: call, re
 const table = process.argv[2]
 const version = (name) => JSON.parse(readFileSync(new URL(`node_modules/${name}/package.json`, import.meta.url))).version
 for (const { client, feature, run } of checks) {
-  let result = "passed"
+  if (!`${client}: ${feature}`.includes(process.env.ONLY ?? "")) continue
+  let result
   try {
-    await run()
+    result = (await run()) instanceof Error ? "refused rightly" : "passed"
   } catch (error) {
-    result = `FAILED, ${String(error.stack ?? error).replaceAll(/\s+/g, " ").replaceAll("|", "/").slice(0, 500)}`
-    process.exitCode = 1
+    const told = String(error instanceof WeakModel ? error.message : error.stack ?? error).replaceAll(/\s+/g, " ").replaceAll("|", "/")
+    result = `${error instanceof WeakModel ? "weak model:" : "FAULT,"} ${told.slice(0, 500)}`
   }
   const row = `| ${client} (npm) ${version(client)} | ${feature} | ${result} |`
   console.log(row)

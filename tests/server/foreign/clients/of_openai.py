@@ -1,4 +1,4 @@
-"""What people write with OpenAI's own package."""
+"""What people write with OpenAI's own package: texts, embeddings, and what is refused."""
 
 from __future__ import annotations
 
@@ -8,190 +8,183 @@ from typing import Any
 
 import openai
 from checks import (
-    ASKED,
-    CALLS_ONCE,
+    CAPITAL,
+    IMAGE,
     MESSAGES,
     MODEL,
     NOW,
     OPTIONS,
-    SAID,
     SHORT,
-    WEATHER,
-    Made,
-    Person,
+    TOO_LONG,
+    TURNS,
     check,
-    is_weather,
-    weather,
+    refuses,
+    says,
 )
 
 NAMED = {"type": "function", "function": {"name": "weather"}}
-LEAF = {"type": "object", "properties": {"v": {"enum": [1, 2]}}, "required": ["v"], "additionalProperties": False}
-PAIR = {
-    "$defs": {"leaf": LEAF, "leaf_or_nothing": {"anyOf": [{"$ref": "#/$defs/leaf"}, {"type": "null"}]}},
-    "type": "object",
-    "properties": {"left": {"$ref": "#/$defs/leaf"}, "right": {"$ref": "#/$defs/leaf_or_nothing"}},
-    "required": ["left", "right"],
-    "additionalProperties": False,
-}
 client = openai.OpenAI(max_retries=0)
 chat = client.chat.completions
 
 
-# ---- objects
+# ---- texts
 
 
-@check("openai", "`.parse` of a class")
-def parse() -> None:
-    found = chat.parse(messages=MESSAGES, response_format=Person, **OPTIONS)
-    assert isinstance(found.choices[0].message.parsed, Person)
+@check("openai", "a chat; its stream with usage")
+def chats() -> None:
+    whole = chat.create(messages=CAPITAL, **SHORT)
+    pieces = [*chat.create(messages=CAPITAL, stream=True, stream_options={"include_usage": True}, **SHORT)]
+    text = "".join(own.choices[0].delta.content or "" for own in pieces if own.choices)
+    assert text == whole.choices[0].message.content
+    assert pieces[-1].usage.total_tokens == whole.usage.total_tokens
+    assert whole.choices[0].finish_reason == "stop"
+    says(text, "Paris")
 
 
-@check("openai", "`.parse`, `n=3`")
-def parse_n() -> None:
-    found = chat.parse(messages=MESSAGES, response_format=Person, n=3, **OPTIONS)
-    assert all(isinstance(own.message.parsed, Person) for own in found.choices)
-    assert len(found.choices) == 3
+@check("openai", "a system prompt, several turns; parts of content, the role `developer`")
+def turns() -> None:
+    whole = chat.create(messages=TURNS, **SHORT).choices[0].message.content
+    parts = [{"role": own["role"], "content": [{"type": "text", "text": own["content"]}]} for own in TURNS]
+    assert chat.create(messages=parts, **SHORT).choices[0].message.content == whole
+    parts[0]["role"] = "developer"
+    assert chat.create(messages=parts, **SHORT).choices[0].message.content == whole
+    says(whole, "Ada")
 
 
-@check("openai", "`.stream` of a class")
-def parse_stream() -> None:
-    with chat.stream(messages=MESSAGES, response_format=Person, **OPTIONS) as stream:
-        kinds = {event.type for event in stream}
-        assert isinstance(stream.get_final_completion().choices[0].message.parsed, Person)
-    assert {"content.delta", "content.done"} <= kinds
+@check("openai", "`n`, `seed`: different, and the same again")
+def several() -> None:
+    found = [chat.create(messages=MESSAGES, n=3, **OPTIONS | {"max_tokens": 12}) for _ in range(2)]
+    texts = [[own.message.content for own in one.choices] for one in found]
+    assert texts[0] == texts[1]
+    assert len(set(texts[0])) > 1
 
 
-@check("openai", "a schema with references, `strict`")
-def references() -> None:
-    kind: Any = {"type": "json_schema", "json_schema": {"name": "pair", "strict": True, "schema": PAIR}}
-    found = chat.create(messages=MESSAGES, response_format=kind, **OPTIONS)
-    assert json.loads(found.choices[0].message.content)["left"]["v"] in (1, 2)
+@check("openai", "`stop`, one and several; `max_completion_tokens`")
+def stops() -> None:
+    fields: dict[str, Any] = {"messages": [{"role": "user", "content": "Count from 1 to 9."}], **SHORT}
+    text = chat.create(**fields).choices[0].message.content
+    for stop in ("4", ["4", "9"]):
+        found = chat.create(stop=stop, **fields).choices[0]
+        assert (found.message.content, found.finish_reason) == (text.split("4")[0], "stop")
+    fields.pop("max_tokens")
+    found = chat.create(max_completion_tokens=3, **fields)
+    assert (found.usage.completion_tokens, found.choices[0].finish_reason) == (3, "length")
 
 
-@check("openai", "`.parse` that is cut off: `LengthFinishReasonError`")
-def length() -> None:
-    try:
-        chat.parse(messages=MESSAGES, response_format=Person, **{**OPTIONS, "max_tokens": 3})
-    except openai.LengthFinishReasonError:
-        return
-    raise AssertionError("three tokens are no person")
+@check("openai", "`logprobs`, whole and streamed; `logit_bias`, penalties")
+def probabilities() -> None:
+    fields: dict[str, Any] = {"messages": CAPITAL, "logprobs": True, "top_logprobs": 3, **SHORT}
+    whole = chat.create(**fields).choices[0].logprobs.content
+    stream = chat.create(stream=True, **fields)
+    assert [one for own in stream if own.choices[0].logprobs for one in own.choices[0].logprobs.content] == whole
+    assert all(len(own.top_logprobs) == 3 and own.logprob <= 0 for own in whole)
+    assert "".join(own.token for own in whole).startswith(whole[0].token)
+    ids = client.post("../tokenize", body={"model": MODEL, "prompt": whole[0].token}, cast_to=dict)["tokens"]
+    bias = {"logit_bias": {str(ids[0]): -100}, "frequency_penalty": 0.5, "presence_penalty": 0.5}
+    assert chat.create(messages=CAPITAL, **bias, **SHORT).choices[0].message.content != whole[0].token
 
 
-@check("openai", "`.parse` with log probabilities")
-def logprobs() -> None:
-    found = chat.parse(messages=MESSAGES, response_format=Person, logprobs=True, top_logprobs=2, **OPTIONS)
-    choice = found.choices[0]
-    assert "".join(own.token for own in choice.logprobs.content).startswith(choice.message.content)
+@check("openai", "`completions`: text, stream, several prompts, token ids, `echo` with `logprobs`, `suffix`")
+def completions() -> None:
+    ask = client.completions.create
+    fields: dict[str, Any] = {**SHORT, "max_tokens": 8}
+    whole = ask(prompt="def add(a, b):", **fields).choices[0].text
+    assert "".join(own.choices[0].text for own in ask(prompt="def add(a, b):", stream=True, **fields)) == whole
+    assert [own.text for own in ask(prompt=["def add(a, b):"] * 2, **fields).choices] == [whole] * 2
+    assert ask(prompt=[1, 2, 3], **fields).choices[0].text is not None
+    echo = ask(prompt="def add(a, b):", echo=True, logprobs=1, **{**fields, "max_tokens": 0}).choices[0]
+    assert echo.text == "def add(a, b):"
+    assert (echo.logprobs.token_logprobs[0], len(echo.logprobs.tokens)) == (None, len(echo.logprobs.token_logprobs))
+    says(ask(prompt="def add(a, b):\n    return ", suffix="\n", **fields).choices[0].text, "a + b")
 
 
-@check("openai", "a schema that cannot be: `BadRequestError` names the keyword")
-def bad_schema() -> None:
-    kind: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object", "not": {}}}}
-    try:
-        chat.create(messages=MESSAGES, response_format=kind, **OPTIONS)
-    except openai.BadRequestError as error:
-        message = str(error)
+@check("openai", "`json_object`")
+def json_object() -> None:
+    kind: Any = {"type": "json_object"}
+    asked: list[Any] = [{"role": "user", "content": "The city of Rome and its country, as JSON."}]
+    found = chat.create(messages=asked, response_format=kind, **{**SHORT, "max_tokens": 100}).choices[0]
+    if found.finish_reason == "stop":
+        assert isinstance(json.loads(found.message.content), dict)
     else:
-        message = "it was let pass"
-    assert '"not"' in message, message
+        says(found.message.content, "that it ends")
 
 
-@check("openai", "`AsyncOpenAI`, four at once")
-def four() -> None:
-    async def ask() -> Any:
+@check("openai", "`models.list`, `models.retrieve`; raw responses")
+def models() -> None:
+    assert [own.id for own in client.models.list()] == [client.models.retrieve(MODEL).id] == [MODEL]
+    assert chat.with_raw_response.create(messages=CAPITAL, **SHORT).parse().choices[0].message.content
+    with chat.with_streaming_response.create(messages=CAPITAL, stream=True, **SHORT) as response:
+        assert [*response.iter_lines()][-2:][0] == "data: [DONE]"
+
+
+@check("openai", "a stream that is closed, a task that is cancelled, and a chat behind them")
+def cancelled() -> None:
+    long: dict[str, Any] = {"messages": CAPITAL, **SHORT, "max_tokens": 2000, "extra_body": {"ignore_eos": True}}
+    with chat.create(stream=True, **long) as stream:
+        next(iter(stream))
+
+    async def cancel() -> None:
         async with openai.AsyncOpenAI() as own:
-            ask = own.chat.completions.parse
-            return await asyncio.gather(*(ask(messages=MESSAGES, response_format=Person, **OPTIONS) for _ in range(4)))
+            task = asyncio.ensure_future(own.chat.completions.create(**long))
+            await asyncio.sleep(0.5)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
-    assert all(isinstance(own.choices[0].message.parsed, Person) for own in asyncio.run(ask()))
-
-
-# ---- tools
-
-
-def streamed(**fields: Any) -> Any:
-    """The last message of a stream, put together by the client, and the kinds of its events."""
-    with chat.stream(**fields) as stream:
-        kinds = {event.type for event in stream}
-        choice = stream.get_final_completion().choices[0]
-    return choice, kinds
+    asyncio.run(cancel())
+    assert chat.create(messages=CAPITAL, **SHORT).choices[0].message.content
 
 
-@check("openai", '`tool_choice="required"`, whole and streamed')
-def required() -> None:
-    fields: dict[str, Any] = {"messages": ASKED, "tools": [WEATHER, NOW], "tool_choice": "required", **OPTIONS}
-    whole = chat.create(**fields, parallel_tool_calls=False).choices[0]
-    own, kinds = streamed(**fields, parallel_tool_calls=False)
-    assert "tool_calls.function.arguments.done" in kinds
-    for choice in (whole, own):
-        [call] = choice.message.tool_calls
-        assert choice.finish_reason == "tool_calls"
-        assert call.function.name == "now" or is_weather(call.function.name, call.function.arguments)
-    assert own.message.tool_calls[0].function.arguments == whole.message.tool_calls[0].function.arguments
+# ---- what is refused
 
-
-@check("openai", "a tool by its name, whole and streamed")
-def named() -> None:
-    fields: dict[str, Any] = {"messages": MESSAGES, "tools": [WEATHER, NOW], "tool_choice": NAMED, **OPTIONS}
-    for choice in (chat.create(**fields).choices[0], streamed(**fields)[0]):
-        [call] = choice.message.tool_calls
-        assert is_weather(call.function.name, call.function.arguments)
-
-
-@check("openai", "`parallel_tool_calls`: true, several calls, each with an id and a place of its own")
-def parallel() -> None:
-    grammar = {"structured_outputs": {"regex": r'(<tool_call>\{"name": "now", "arguments": \{\}\}</tool_call>){3}'}}
-    fields: dict[str, Any] = {"messages": MESSAGES, "tools": [NOW], "extra_body": grammar, **OPTIONS}
-    for choice in (chat.create(**fields, parallel_tool_calls=True).choices[0], streamed(**fields)[0]):
-        assert len({call.id for call in choice.message.tool_calls}) == 3
-    [_] = chat.create(**fields, parallel_tool_calls=False).choices[0].message.tool_calls
-
-
-@check("openai", "`.parse` of `pydantic_function_tool` (strict)")
-def parse_tool() -> None:
-    tools = [openai.pydantic_function_tool(weather)]
-    found = chat.parse(messages=ASKED, tools=tools, tool_choice="required", parallel_tool_calls=False, **OPTIONS)
-    [call] = found.choices[0].message.tool_calls
-    assert isinstance(call.function.parsed_arguments, weather)
-
-
-@check("openai", '`tool_choice="auto"` with a strict tool: text, or a call that fits')
-def strict_auto() -> None:
-    tools = [openai.pydantic_function_tool(weather)]
-    for seed in range(4):
-        [choice] = chat.parse(messages=ASKED, tools=tools, **{**SHORT, "temperature": 1.0, "seed": seed}).choices
-        assert choice.message.content or choice.message.tool_calls
-        assert all(isinstance(own.function.parsed_arguments, weather) for own in choice.message.tool_calls or ())
-
-
-@check("openai", '`tool_choice="none"`: text')
-def none() -> None:
-    [choice] = chat.create(messages=ASKED, tools=[WEATHER], tool_choice="none", **SHORT).choices
-    assert (choice.message.tool_calls, bool(choice.message.content)) == (None, True)
-
-
-@check("openai", "allowed tools, one of which must be called")
-def allowed() -> None:
-    one = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
-    choice: Any = one
-    [found] = chat.create(messages=MESSAGES, tools=[NOW, WEATHER], tool_choice=choice, **OPTIONS).choices
-    assert all(is_weather(own.function.name, own.function.arguments) for own in found.message.tool_calls)
-    assert found.message.tool_calls
-
-
-@check("openai", '`tool_choice="auto"`: call, result, answer (grammar), whole and streamed')
-def loop() -> None:
-    for ask in (lambda **fields: chat.create(**fields).choices[0], lambda **fields: streamed(**fields)[0]):
-        made, messages = Made(), list(ASKED)
-        while True:
-            message = ask(messages=messages, tools=[WEATHER], extra_body=CALLS_ONCE, **SHORT).message
-            messages.append(message.model_dump(exclude_none=True))
-            if not message.tool_calls:
-                break
-            for call in message.tool_calls:
-                said = made.weather(**json.loads(call.function.arguments))
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": said})
-        assert (made.cities, message.content) == (["Rome"], SAID)
+for feature, kind, words, fields in (
+    ("another model", openai.NotFoundError, "gpt-9", {"model": "gpt-9"}),
+    (
+        "too long a prompt",
+        openai.BadRequestError,
+        "maximum context length",
+        {"messages": [{"role": "user", "content": TOO_LONG}]},
+    ),
+    (
+        "too long a prompt: its code",
+        openai.BadRequestError,
+        "context_length_exceeded",
+        {"messages": [{"role": "user", "content": TOO_LONG}]},
+    ),
+    ("an image", openai.BadRequestError, "image", {"messages": IMAGE}),
+    (
+        "`audio`",
+        openai.BadRequestError,
+        "audio",
+        {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "wav"}},
+    ),
+    ("`temperature: -1`", openai.BadRequestError, "temperature", {"temperature": -1}),
+    ('`temperature: "hot"`', openai.BadRequestError, "temperature", {"temperature": "hot"}),
+    ("`n: 0`", openai.BadRequestError, "n", {"n": 0}),
+    ("`n: 1000`", openai.BadRequestError, "max_n", {"n": 1000}),
+    ("an unknown field", openai.BadRequestError, "top_k", {"extra_body": {"topk": 3}}),
+    ("`guided_json`", openai.BadRequestError, "structured_outputs", {"extra_body": {"guided_json": {}}}),
+    ("a tool that there is not", openai.BadRequestError, "weather", {"tools": [NOW], "tool_choice": NAMED}),
+    ("an unknown role", openai.BadRequestError, "role", {"messages": [{"role": "robot", "content": "x"}]}),
+    (
+        "a result without its call",
+        openai.BadRequestError,
+        "tool_call_id",
+        {"messages": [{"role": "tool", "content": "x", "tool_call_id": "none"}]},
+    ),
+    ("no message", openai.BadRequestError, "messages", {"messages": []}),
+):
+    refuses("openai", feature, kind, words)(lambda own=fields: chat.create(**{"messages": CAPITAL, **SHORT, **own}))
+refuses("openai", "`models.retrieve` of another", openai.NotFoundError)(lambda: client.models.retrieve("gpt-9"))
+refuses("openai", "a wrong key", openai.AuthenticationError, "key")(
+    lambda: client.with_options(api_key="sk-1").chat.completions.create(messages=CAPITAL, **SHORT)
+)
+refuses("openai", "a timeout of the client", openai.APITimeoutError)(
+    lambda: client.with_options(timeout=0.3).chat.completions.create(
+        messages=CAPITAL, **SHORT | {"max_tokens": 2000}, extra_body={"ignore_eos": True}
+    )
+)
+refuses("openai", "`moderations`", openai.NotFoundError)(lambda: client.moderations.create(input="x"))
+refuses("openai", "`images`", openai.NotFoundError)(lambda: client.images.generate(prompt="x"))
 
 
 # ---- embeddings

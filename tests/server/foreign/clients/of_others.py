@@ -1,34 +1,41 @@
-"""What people write with instructor and litellm. They cannot be in one environment with the newest of OpenAI's package."""
+"""What people write with instructor and llama-index. They cannot be in one environment with the newest of OpenAI's package."""
 
 from __future__ import annotations
 
-import json
+import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import instructor
-import litellm
 import openai
 from checks import (
-    ASKED,
-    CALLS_ONCE,
+    CAPITAL,
+    IMAGE,
+    KEY,
     MESSAGES,
-    NOW,
+    MODEL,
     OPTIONS,
-    SAID,
+    QUESTION,
     SHORT,
+    TOO_LONG,
+    TURNS,
     URL,
-    WEATHER,
     Address,
     Answer,
     Made,
     Person,
     check,
-    is_weather,
+    refuses,
+    says,
+    weather,
 )
+from instructor.core import IncompleteOutputException
+from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.core.llms import ChatMessage, MessageRole
+from llama_index.core.tools import FunctionTool
+from llama_index.llms.openai_like import OpenAILike
 
 client = openai.OpenAI(max_retries=0)
-litellm.suppress_debug_info = True
 CITY: list[Any] = [
     {"role": "user", "content": "A city, please."},
     {"role": "assistant", "content": '{"city": "Oslo"}'},
@@ -85,62 +92,159 @@ def parallel_tools() -> None:
     assert [one.city for one in found] == ["Rome", "Rome"]
 
 
-# ---- litellm
+@check("instructor", "`TOOLS`: `create_with_completion`, `AsyncOpenAI`, a list")
+def asynchronous() -> None:
+    own = instructor.from_openai(client)
+    found, raw = own.chat.completions.create_with_completion(
+        messages=MESSAGES, response_model=Answer, max_retries=0, **ONE
+    )
+    assert isinstance(found, Answer)
+    assert raw.usage.completion_tokens > 0
 
-PLACES = ("hosted_vllm/smollm2", "openai/smollm2")
+    async def ask() -> Any:
+        other = instructor.from_openai(openai.AsyncOpenAI(max_retries=0))
+        return await other.chat.completions.create(
+            messages=MESSAGES, response_model=list[Answer], max_retries=0, **OPTIONS
+        )
+
+    assert all(isinstance(one, Answer) for one in asyncio.run(ask()))
 
 
-def complete(place: str, **fields: Any) -> Any:
-    return litellm.completion(**{**OPTIONS, **fields, "model": place}, api_base=URL, api_key="none", num_retries=0)
+@check("instructor", "`RESPONSES_TOOLS`")
+def responses_tools() -> None:
+    own = instructor.from_openai(client, mode=instructor.Mode.RESPONSES_TOOLS)
+    found = own.responses.create(
+        input="A city.", response_model=Answer, max_retries=0, model=MODEL, max_output_tokens=60
+    )
+    assert isinstance(found, Answer)
 
 
-@check("litellm", "`response_format` of a class, whole and streamed, by `hosted_vllm/` and `openai/`")
-def litellm_class() -> None:
-    for place in PLACES:
-        found = complete(place, messages=MESSAGES, response_format=Person)
-        Person.model_validate_json(found.choices[0].message.content)
-        stream = complete(place, messages=MESSAGES, response_format=Person, stream=True)
-        Person.model_validate_json("".join(own.choices[0].delta.content or "" for own in stream))
+refuses("instructor", "an object that is cut off", IncompleteOutputException)(
+    lambda: instructor.from_openai(client).chat.completions.create(
+        messages=MESSAGES, response_model=Person, max_retries=0, **{**ONE, "max_tokens": 3}
+    )
+)
+refuses("instructor", "another model", Exception, "gpt-9")(
+    lambda: instructor.from_openai(client).chat.completions.create(
+        messages=MESSAGES, response_model=Answer, max_retries=0, **{**ONE, "model": "gpt-9"}
+    )
+)
+
+# ---- llama-index
+
+LLAMA = "llama-index-llms-openai-like"
 
 
-@check("litellm", '`tools` with `tool_choice="required"`, whole and streamed, by `hosted_vllm/` and `openai/`')
-def litellm_required() -> None:
-    fields: dict[str, Any] = {
-        "messages": MESSAGES,
-        "tools": [WEATHER],
-        "tool_choice": "required",
-        "parallel_tool_calls": False,
+def llama(**options: Any) -> OpenAILike:
+    known: dict[str, Any] = {
+        "api_base": URL,
+        "api_key": KEY,
+        "max_retries": 0,
+        "is_chat_model": True,
+        "context_window": 4096,
     }
-    for place in PLACES:
-        whole = complete(place, **fields)
-        built = litellm.stream_chunk_builder([*complete(place, **fields, stream=True)])
-        for found in (whole, built):
-            [call] = found.choices[0].message.tool_calls
-            assert is_weather(call.function.name, call.function.arguments)
-            assert found.choices[0].finish_reason == "tool_calls"
+    return OpenAILike(**{**known, **SHORT, "is_function_calling_model": True, **options})
 
 
-@check("litellm", '`tool_choice="auto"`: call, result, answer (grammar)')
-def litellm_loop() -> None:
-    for place in PLACES:
-        made, messages = Made(), list(ASKED)
-        for _ in range(2):
-            message = (
-                complete(place, **SHORT, messages=messages, tools=[WEATHER, NOW], extra_body=CALLS_ONCE)
-                .choices[0]
-                .message
+def spoken(messages: list[Any]) -> list[ChatMessage]:
+    return [ChatMessage(role=MessageRole(own["role"]), content=own["content"]) for own in messages]
+
+
+@check(LLAMA, "`complete`, `chat`, streamed; several turns")
+def llama_chat() -> None:
+    own = llama()
+    whole = own.chat(spoken(TURNS)).message.content
+    assert [*own.stream_chat(spoken(TURNS))][-1].message.content == whole
+    text = own.complete(CAPITAL[0]["content"]).text
+    assert [*own.stream_complete(CAPITAL[0]["content"])][-1].text == text
+    says(whole, "Ada")
+    says(text, "Paris")
+
+
+@check(LLAMA, "`complete` by `/v1/completions`, whole and streamed, with `logprobs`")
+def llama_complete() -> None:
+    own = llama(is_chat_model=False)
+    text = own.complete("def add(a, b):\n    return").text
+    assert [*own.stream_complete("def add(a, b):\n    return")][-1].text == text
+    says(text, "a + b")
+
+
+@check(LLAMA, "`achat`, `astream_chat`")
+def llama_async() -> None:
+    async def ask() -> list[Any]:
+        own = llama()
+        whole = await own.achat(spoken(CAPITAL))
+        return [
+            whole.message.content,
+            [one.message.content async for one in await own.astream_chat(spoken(CAPITAL))][-1],
+        ]
+
+    one, other = asyncio.run(ask())
+    assert one == other
+
+
+@check(LLAMA, "`chat_with_tools`, `tool_required`, whole and streamed; `predict_and_call`")
+def llama_tools() -> None:
+    made = Made()
+    tool = FunctionTool.from_defaults(made.weather, fn_schema=weather)
+    own = llama()
+    whole = own.chat_with_tools([tool], user_msg=QUESTION, tool_required=True, allow_parallel_tool_calls=False)
+    [call] = own.get_tool_calls_from_response(whole)
+    streamed = [
+        *own.stream_chat_with_tools([tool], user_msg=QUESTION, tool_required=True, allow_parallel_tool_calls=False)
+    ][-1]
+    [other] = own.get_tool_calls_from_response(streamed)
+    assert call.tool_name == other.tool_name == "weather"
+    assert call.tool_kwargs == other.tool_kwargs
+    assert str(own.predict_and_call([tool], user_msg=QUESTION, tool_required=True).response)
+    assert made.cities
+
+
+@check(LLAMA, "`as_structured_llm`, whole and streamed; `structured_predict`")
+def llama_structured() -> None:
+    own = llama(max_tokens=200, should_use_structured_outputs=True)
+    for kind in (own, llama(max_tokens=200)):
+        found = kind.as_structured_llm(Person).chat(spoken(MESSAGES)).raw
+        assert isinstance(found, Person)
+    assert isinstance([*own.as_structured_llm(Answer).stream_chat(spoken(MESSAGES))][-1].raw, Answer)
+
+
+@check(LLAMA, "`FunctionAgent`, whose first call is forced")
+def llama_agent() -> None:
+    made = Made()
+    agent = FunctionAgent(
+        tools=[FunctionTool.from_defaults(made.weather, fn_schema=weather)],
+        llm=llama(),
+        initial_tool_choice="weather",
+        allow_parallel_tool_calls=False,
+    )
+
+    async def ask() -> str:
+        return str(await agent.run(QUESTION, max_iterations=3))
+
+    said = asyncio.run(ask())
+    assert made.cities
+    says(said or "nothing", "sunny")
+
+
+for feature, kind, word, options, messages in (
+    ("another model", openai.NotFoundError, "gpt-9", {"model": "gpt-9"}, CAPITAL),
+    (
+        "too long a prompt",
+        openai.BadRequestError,
+        "context_length_exceeded",
+        {},
+        [{"role": "user", "content": TOO_LONG}],
+    ),
+    ("a wrong key", openai.AuthenticationError, "key", {"api_key": "x"}, CAPITAL),
+):
+    refuses(LLAMA, feature, kind, word)(lambda options=options, own=messages: llama(**options).chat(spoken(own)))
+refuses(LLAMA, "an image", openai.BadRequestError, "image")(
+    lambda: llama().chat(
+        [
+            ChatMessage.model_validate(
+                {"role": "user", "blocks": [{"block_type": "image", "url": IMAGE[0]["content"][1]["image_url"]["url"]}]}
             )
-            messages.append(message.model_dump(exclude_none=True))
-            for call in message.tool_calls or ():
-                said = made.weather(**json.loads(call.function.arguments))
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": said})
-        assert (made.cities, message.content) == (["Rome"], SAID)
-
-
-@check("litellm", "`embedding`, by `hosted_vllm/` and `openai/`")
-def litellm_embedding() -> None:
-    found = [
-        litellm.embedding(model=place, input=["a stack", "a queue"], api_base=URL, api_key="none").data
-        for place in PLACES
-    ]
-    assert found[0][1]["embedding"] == found[1][1]["embedding"] != found[0][0]["embedding"]
+        ]
+    )
+)
