@@ -30,11 +30,13 @@ class Rules:
         return "%llguidance {}\n" + "\n".join(f"{name}: {rule}" for name, rule in self.rules.items())
 
     def say(self, *texts: str) -> str:
-        """Texts, one behind the other, of which each may be a token."""
+        """Texts, one behind the other, of which each may be a token. White space is text, although it is an added token of some
+        models: llguidance does not take drafts back that hold such a token by its id.
+        """
         found: list[str] = []
         plain = ""
         for text in texts:
-            token = self.find(text) if text else None
+            token = self.find(text) if text.strip() else None
             if token is None:
                 plain += text
                 continue

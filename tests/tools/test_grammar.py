@@ -16,6 +16,7 @@ from nanoengine.structured.grammars import Grammars
 from nanoengine.structured.params import StructuredOutputs
 from nanoengine.tools.formats import END_OF_THOUGHT, THINK
 from nanoengine.tools.grammar import call_grammar
+from nanoengine.tools.rules import Rules
 from nanoengine.tools.tool import choose, read_tools
 from tests.drawn import FAST
 from tests.tools.conftest import NOW, PLACE, WEATHER, Accepts
@@ -200,3 +201,8 @@ def test_no_mark_escapes_a_strict_tool(grammars: Grammars, name: str) -> None:
 
     check()
     assert called  # otherwise this test shows nothing
+
+
+def test_white_space_is_text_though_it_is_an_added_token() -> None:
+    """As the line's end of Gemma 3: an id in its place broke answers whose next tokens were forced."""
+    assert Rules({"<tool_call>": 5, "\n": 107}.get).say("<tool_call>", "\n", "{") == '<[5]> "\\n{"'
