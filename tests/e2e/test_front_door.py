@@ -12,7 +12,7 @@ import pytest
 from tqdm import tqdm
 
 from nanoengine import LLM, SamplingParams
-from nanoengine import llm as module
+from nanoengine import progress as module
 from nanoengine.errors import InvalidPrompt
 from tests.e2e.small_engine import assert_idle, submit
 from tests.support import tiny_checkpoint

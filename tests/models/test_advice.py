@@ -78,7 +78,7 @@ def test_every_door_agrees(
     assert len([text for text in warnings.messages if "top_p" in text]) == ("top_p" in advised)
     built = build_engine(read_config(str(folder), options), use_tqdm=False)
     of_server = sampling_params(
-        request(), built.models.default_sampling, max_model_len=100, max_tokens=16, logprobs=None
+        request(), built.models.default_sampling, max_model_len=100, max_n=4, max_tokens=16, logprobs=None
     )
     assert of_server == SamplingParams(**expected, max_tokens=16)
     built.engine.close()

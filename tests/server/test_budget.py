@@ -50,8 +50,8 @@ BIG: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": "a", "logprobs": 5, "max_tokens": 100}),
     (
         "/v1/chat/completions",
-        {"messages": [{"role": "r" * 5000, "content": "a"}], "n": 4, "truncate_prompt_tokens": 4}
-        | {"add_generation_prompt": False},
+        {"messages": [{"role": "user", "content": "a" * 5000}], "n": 4, "truncate_prompt_tokens": 4}
+        | {"echo": True, "add_generation_prompt": False},
     ),
 ]
 
