@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from nanoengine.core.sequence import Sequence
@@ -44,13 +43,13 @@ class StepCost:
         return sum(rate * amount for rate, amount in zip(self.rates, work, strict=True))
 
     def of_rows(self, seq: Sequence, count: int = 1) -> float:
-        """`of(rows_of(...))`, as it is asked for each row of a step."""
-        rates = self.rates
-        return count * (rates.rows + rates.logprobs * _told(seq, "logprobs"))
+        """What decoded tokens of a sequence add to a step."""
+        rates, told = self.rates, told_of(seq, "logprobs")
+        return count * (rates.rows + rates.logprobs * told) if told else count * rates.rows
 
     def of_chunk(self, seq: Sequence, start: int, count: int) -> float:
-        rates = self.rates
-        told = _told(seq, "prompt_logprobs")
+        """What tokens of a prompt add, behind `start` others."""
+        rates, told = self.rates, told_of(seq, "prompt_logprobs")
         return count * (rates.prompt_tokens + rates.attended * (start + count / 2) + rates.logprobs * told)
 
     def learn(self, work: Work, seconds: float) -> None:
@@ -64,21 +63,7 @@ class StepCost:
         self.rates = Work(*(rate * off ** (LEARNING_RATE * part) for rate, part in zip(self.rates, parts, strict=True)))
 
 
-def chunk_of(seq: Sequence, start: int, count: int) -> Work:
-    """The work in tokens of a prompt, behind `start` others."""
-    return Work(0, 0, count, count * (start + count / 2), count * _told(seq, "prompt_logprobs"))
-
-
-def rows_of(seq: Sequence, count: int = 1) -> Work:
-    """The work in decoded tokens of a sequence."""
-    return Work(0, count, 0, 0, count * _told(seq, "logprobs"))
-
-
-def total(works: Iterable[Work]) -> Work:
-    return Work(*map(sum, zip(Work(), *works, strict=True)))
-
-
-def _told(seq: Sequence, kind: str) -> int:
+def told_of(seq: Sequence, kind: str) -> int:
     """Log probabilities that are told of a token, if its params know of such."""
     count = getattr(seq.params, kind, None)
     return 0 if count is None else 1 + int(count)

@@ -20,7 +20,7 @@ from nanoengine.core.messages import StepResult
 from nanoengine.core.scheduler import Scheduler, Step
 from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Phase, Request, Sequence
-from nanoengine.fairness.step_cost import StepCost, Work, chunk_of, rows_of, total
+from nanoengine.fairness.step_cost import StepCost, Work, told_of
 
 
 class TimeShare(PolicyPart):
@@ -98,48 +98,56 @@ class TimeShare(PolicyPart):
         if leader in starting:
             most = min(max(1, num_free), self.num_unfinished[leader] - num_running[leader], self.max_tokens)
             self._first = list(islice((seq for seq in waiting if seq.request.client == leader), most))
-        chunks = list(self._chunks([*prompts[leader], *self._first], self.max_tokens - len(decodes[leader])))
-        alone = self.cost.of(total([Work(1), *chunks, *map(rows_of, decodes[leader])]))
-        self._kept = min(int(sum(chunk.prompt_tokens for chunk in chunks)), self.max_tokens // 2)
+        own = decodes[leader]
+        num_tokens, seconds = self._prompts_of([*prompts[leader], *self._first], self.max_tokens - len(own))
+        alone = self.cost.rates.steps + seconds + sum(map(self.cost.of_rows, own))
+        self._kept = min(num_tokens, self.max_tokens // 2)
         left, others = alone * (len(clients) - 1), clients[1:]
-        room = self.max_tokens - len(decodes[leader]) - self._kept
-        for place, client in enumerate(others if self.is_mixed or not chunks else ()):
+        room = self.max_tokens - len(own) - self._kept
+        for place, client in enumerate(others if self.is_mixed or not num_tokens else ()):
             count = len(others) - place  # what a client leaves is for those behind it, and for prompts
-            placed = self._place(client, decodes[client], left / count, room // count, is_first=place == 0)
-            left, room = left - sum(map(self.cost.of_rows, placed)), room - len(placed)
-        with_prompts = [own for own in others if prompts[own] or own in starting]
-        if chunks or self.is_mixed:  # else prompts of others would take the step from the leader's decodes
+            if decodes[client]:
+                taken, seconds = self._place(client, decodes[client], left / count, room // count, is_first=place == 0)
+                room, left = room - taken, left - seconds
+        if num_tokens or self.is_mixed:  # else prompts of others would take the step from the leader's decodes
+            with_prompts = [client for client in others if prompts[client] or client in starting]
             self._left = dict.fromkeys(with_prompts, left / max(1, len(with_prompts)))
         return []
 
-    def _chunks(self, seqs: Iterable[Sequence], budget: int) -> Iterator[Work]:
-        """The work in the next chunks of prompts, in a step of so many tokens."""
+    def _prompts_of(self, seqs: Iterable[Sequence], budget: int) -> tuple[int, float]:
+        """The tokens of the next chunks of prompts in a step of so many, and what they add to it."""
+        taken, seconds = 0, 0.0
         for seq in seqs:
-            if budget <= 0:
-                return
+            if taken >= budget:
+                break
             start = seq.num_computed
             if seq.phase is Phase.WAITING:
                 start = (self.blocks.find(seq) or 0) * self.blocks.block_size
-            count = min(seq.num_tokens - start, self.max_chunk, budget)
-            budget -= count
-            yield chunk_of(seq, start, count)
+            count = min(seq.num_tokens - start, self.max_chunk, budget - taken)
+            taken, seconds = taken + count, seconds + self.cost.of_chunk(seq, start, count)
+        return taken, seconds
 
-    def _place(self, client: str, decodes: list[Sequence], part: float, most: int, *, is_first: bool) -> list[Sequence]:
-        """The decodes of a client for which its part of the step has time and room; the others come first in the next step. One
-        of the client that is most behind is always in it: the leader may find no block.
+    def _place(
+        self, client: str, decodes: list[Sequence], part: float, most: int, *, is_first: bool
+    ) -> tuple[int, float]:
+        """Leave out the decodes of a client for which its part of the step has no time, or no room: in the next step they come
+        first. One of the client that is most behind is always in it: the leader may find no block. Returns how many are in it,
+        and what they add to it.
         """
-        begin, count = self._turns[client] % max(1, len(decodes)), 0
-        decodes = decodes[begin:] + decodes[:begin]
-        for seq in decodes:
-            part -= self.cost.of_rows(seq)
-            if (part < 0 or count >= most) and (count or not is_first):
-                break
-            count += 1
-        if count < len(decodes):
+        count, seconds = len(decodes), sum(map(self.cost.of_rows, decodes))
+        if seconds > part or count > most:
+            begin = self._turns[client] % count
+            decodes = decodes[begin:] + decodes[:begin]
+            count, seconds = 0, 0.0
+            for seq in decodes:
+                cost = self.cost.of_rows(seq)
+                if (seconds + cost > part or count >= most) and (count or not is_first):
+                    break
+                count, seconds = count + 1, seconds + cost
             self._turns[client] += count
             self._held.update(decodes[count:])
         self._is_untouched = self._is_untouched and not count
-        return decodes[:count]
+        return count, seconds
 
     def postponed(self, scheduler: Scheduler) -> Iterable[Sequence]:
         return self._held
@@ -178,19 +186,25 @@ class TimeShare(PolicyPart):
 
     def complete(self, step: Step) -> None:
         """Charge the clients for it, as predicted."""
-        works = defaultdict[str, list[Work]](list)
+        cost, charges = self.cost, defaultdict[str, float](float)
+        num_rows, num_tokens, attended, told = len(step.decodes), 0, 0.0, 0
         for seq in step.decodes:
-            works[seq.request.client].append(rows_of(seq))
+            charges[seq.request.client] += cost.of_rows(seq)
+            told += told_of(seq, "logprobs")
         for seq, run in zip(step.runs, step.plan.runs, strict=True):
-            work = rows_of(seq, run.num_new) if run.drafts else chunk_of(seq, run.start, run.num_new)
-            works[seq.request.client].append(work)
-        own = {client: total(of_client) for client, of_client in works.items()}
-        common = self.cost.of(Work(1)) / max(1, len(own))
-        charges = {client: common + self.cost.of(work) for client, work in own.items()}
-        for client, seconds in charges.items():
-            self.clocks[client] = self.clocks.get(client, 0.0) + seconds
+            if run.drafts:
+                charges[seq.request.client] += cost.of_rows(seq, run.num_new)
+                num_rows, told = num_rows + run.num_new, told + run.num_new * told_of(seq, "logprobs")
+            else:
+                charges[seq.request.client] += cost.of_chunk(seq, run.start, run.num_new)
+                num_tokens, attended = num_tokens + run.num_new, attended + run.num_new * (run.start + run.num_new / 2)
+                told += run.num_new * told_of(seq, "prompt_logprobs")
+        for client in charges:
+            charges[client] += cost.rates.steps / len(charges)
+            self.clocks[client] = self.clocks.get(client, 0.0) + charges[client]
         if self.clock is not None and charges:
-            self._in_flight[step.number] = self.clock(), total([Work(1), *own.values()]), charges
+            work = Work(1, num_rows, num_tokens, attended, told)
+            self._in_flight[step.number] = self.clock(), work, charges
 
     # ---- when its result is there
 

@@ -13,7 +13,7 @@ from nanoengine.core.scheduler import MIXED, Step
 from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Request
 from nanoengine.fairness.block_share import BlockShare
-from nanoengine.fairness.step_cost import StepCost, Work, chunk_of, rows_of, total
+from nanoengine.fairness.step_cost import StepCost
 from nanoengine.fairness.time_share import Clients, TimeShare
 from tests.core.toys import VOCAB, make_engine
 
@@ -30,15 +30,14 @@ class Recorder(PolicyPart):
 
     def complete(self, step: Step) -> None:
         self.steps.append(step)
-        seconds = self.cost.of(work_of(step))
+        seconds = seconds_of(self.cost, step)
         self.now += seconds
         self.longest = max(self.longest, seconds)
 
 
-def work_of(step: Step) -> Work:
-    runs = zip(step.runs, step.plan.runs, strict=True)
-    chunks = [chunk_of(seq, run.start, run.num_new) for seq, run in runs]
-    return total([Work(1), *map(rows_of, step.decodes), *chunks])
+def seconds_of(cost: StepCost, step: Step) -> float:
+    chunks = (cost.of_chunk(seq, run.start, run.num_new) for seq, run in zip(step.runs, step.plan.runs, strict=True))
+    return cost.rates.steps + sum(map(cost.of_rows, step.decodes)) + sum(chunks)
 
 
 def shared_engine(
