@@ -275,3 +275,36 @@ def test_waiting_sequences_are_looked_at_once_a_step_and_only_while_one_may_star
     engine.step()
     assert looked.num_looks == 0, "no row is free"
     assert time.num_unfinished == {"crowd": 2000, "late": 32}
+
+
+def test_rows_that_had_no_place_come_first_in_the_next_step() -> None:
+    """All rows of a client go on equally fast, though few have a place beside another."""
+    engine, _ = shared_engine(**ROOM, policy="mixed")
+    submit(engine, 3, "light", 200)
+    rows = submit(engine, 8, "rows", 200, n=40)
+    while not all(seq.output_token_ids for seq in rows.sequences):
+        engine.step()
+    for _ in range(60):
+        engine.step()
+    lengths = [len(seq.output_token_ids) for seq in rows.sequences]
+    assert min(lengths) > 10
+    assert max(lengths) - min(lengths) <= 3
+    for client in ("rows", "light"):
+        for request in [own for own in engine.requests.values() if own.client == client]:
+            engine.abort(request.request_id)
+
+
+def test_somebody_goes_on_though_there_is_time_for_no_token() -> None:
+    """The client that a step is for may find no block, or wait for one that another computes."""
+    engine, time = shared_engine(**ROOM, policy="mixed")
+    first, second = submit(engine, 50, "first"), submit(engine, 60, "second")
+    time.make_way([], engine.scheduler.waiting)
+    other = second if time._leader == "first" else first
+    time._left = {other.client: 1e-9}
+    [seq] = other.sequences
+    assert time.allowed(seq, 64) == 1
+    seq.num_computed = 1
+    time.took(seq, 1)
+    assert time.allowed(seq, 64) == 0
+    seq.num_computed = 0
+    run(engine, [])
