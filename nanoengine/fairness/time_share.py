@@ -69,6 +69,8 @@ class TimeShare(PolicyPart):
         now = min(present, default=0.0)
         self.clocks = {own: at for own, at in self.clocks.items() if at > now or own in self.num_unfinished}
         self.clocks[client] = max(self.clocks.get(client, now), now)
+        for gone in self._turns.keys() - self.num_unfinished.keys():
+            del self._turns[gone]
 
     # ---- while a step is made
 
