@@ -115,8 +115,14 @@ def test_shares_of_blocks_change_no_token_and_come_to_an_end(seed: int) -> None:
             requests.append(pair)
         if len(requests) == len(wishes) and not engine.has_unfinished:
             break
+        preempted = {seq: seq.num_preemptions for seq in engine.scheduler.running}
         engine.step()
         check(engine.scheduler)
+        if options["depth"] == 1:
+            again = [
+                seq for seq in engine.scheduler.running if seq.num_preemptions > preempted.get(seq, seq.num_preemptions)
+            ]
+            assert not again, "who gives way does not start again in the same step"
     run(alone, [])
     assert all(together.finished for together, _ in requests)
     for together, expected in requests:
