@@ -347,5 +347,6 @@ MUTANTS = (
         "self._starting = None",
         "Who gave way to others that grow starts again in the same step, for ever.",
         (TEST_BLOCK_SHARE,),
+        "Shares of time choose who may start before blocks are short: who gives way is not among them, or finds no room.",
     ),
 )
