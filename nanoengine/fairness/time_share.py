@@ -1,4 +1,4 @@
-"""TimeShare: beside N - 1 other clients, a client waits at most N times as long as alone, whatever the others send.
+"""TimeShare: beside N - 1 other clients, the steps of a client are predicted to take at most N times as long as alone.
 
 Each client has a clock of the time that was spent on its work. A step is made for the client whose clock is most behind: all that
 it has to compute is in it. The others join, the most behind first, as long as the step is predicted to take no longer than N
@@ -234,7 +234,8 @@ class Clients(PolicyPart):
 
     Args:
         num_unfinished: what is counted.
-        shares: the parts that share out.
+        time: is told who comes.
+        shares: the parts that share out, `time` among them.
         parts: all of the policy.
     """
 
