@@ -32,7 +32,7 @@ logger = logging.getLogger("nanoengine")
 
 T = TypeVar("T")
 
-MOST_MESSAGES = 256
+MOST_MESSAGES = 32
 """Most messages that are handled between two steps: callers who ask without a pause must not stop the steps."""
 
 DELIVERY_SECONDS = 2e-3

@@ -42,6 +42,8 @@ class BlockShare(PolicyPart):
         is_full = len(running) == self.num_rows
         was_tight = self._is_tight or self._starting is not None
         self._is_tight, self._starting = False, None
+        if not was_tight and not is_full and len(running) * len(self.blocks.layouts) <= self.blocks.num_free:
+            return []
         part, num_rows = self.blocks.num_blocks // len(self.clients), Counter(seq.request.client for seq in running)
         short = sum(map(self._growth, running)) - self.blocks.num_free
         victims = self._victims(running, part, short) if short > 0 else []

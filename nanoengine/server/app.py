@@ -119,7 +119,7 @@ def make_app(serving: Serving) -> Starlette:
         *(page_routes(Fresh(lambda: serving.engine.call(look), VIEW_SECONDS).get) if config.page else ()),
     ]
     open_paths, origins = (*OPEN_PATHS, *FILES.values()), config.cors_origin
-    middleware = [Middleware(Identify, config, open_paths)]
+    middleware = [Middleware(Identify, config, open_paths, serving.work_share)]
     if origins is not None:  # around all: pages may read why they are refused
         middleware.insert(0, Middleware(CORSMiddleware, origins, allow_methods=["*"], allow_headers=["*"]))
     handlers: dict[Any, Any] = {NanoEngineError: _answer_error, HTTPException: _answer_http_error}

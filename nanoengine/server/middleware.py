@@ -20,6 +20,7 @@ from nanoengine.server.http import client_of
 from nanoengine.server.protocol import MAX_ID_CHARS
 from nanoengine.server.serving import ADMIN, CLIENT, HELD, REQUEST_ID, SENT
 from nanoengine.server.text import CURRENT_CLIENT
+from nanoengine.server.work_share import WorkShare
 
 logger = logging.getLogger("nanoengine.server")
 access_logger = logging.getLogger("nanoengine.access")
@@ -52,6 +53,7 @@ class Identify:
         app: what comes next.
         config: who is let in, and whether a line is written for each.
         open_paths: for which nobody needs a key.
+        work_share: when a client's next request is read.
     """
 
     def __init__(
@@ -59,8 +61,9 @@ class Identify:
         app: ASGIApp,
         config: ServerConfig,
         open_paths: Collection[str],
+        work_share: WorkShare,
     ):
-        self._app = app
+        self._app, self._work_share = app, work_share
         keys, origins, log = config.api_key, config.cors_origin or (), config.access_log
         self._hosts, self._max_bytes = config.hosts, config.max_body_bytes
         self._admin = None if config.admin_key is None else _digest(config.admin_key.encode())
@@ -94,7 +97,11 @@ class Identify:
             problem = self._problem(scope, headers)
             CURRENT_CLIENT.set(scope[CLIENT])
             with ExitStack() as scope[HELD]:
-                await (self._app if problem is None else problem.response(scope))(scope, receive, send_with_id)
+                app = self._app if problem is None else problem.response(scope)
+                if scope["method"] == "POST":
+                    await self._in_turn(app, scope, headers, receive, send_with_id)
+                else:
+                    await app(scope, receive, send_with_id)
         except Exception as error:  # nothing that one request meets may be anybody else's
             logger.exception("request %s", request_id)
             if not status:
@@ -107,6 +114,18 @@ class Identify:
                 if REASON in scope:
                     fields["reason"], reason = _quoted(scope[REASON][:MAX_REASON_CHARS]), ' reason="%(reason)s"'
                 access_logger.info(ACCESS + reason, fields)
+
+    async def _in_turn(
+        self, app: ASGIApp, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send
+    ) -> None:
+        """Call an application when it is the turn of the client, and charge it for the work."""
+
+        async def work() -> None:
+            await app(scope, receive, send)
+
+        client = scope[CLIENT]
+        async with self._work_share.turn(client, int(headers.get(b"content-length", b"0"))):
+            await self._work_share.measured(client, work())
 
     def _problem(self, scope: Scope, headers: dict[bytes, bytes]) -> Problem | None:
         """Why a request is not let in, if it is not. One with a key belongs to the client of that key."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 
@@ -96,8 +97,9 @@ async def _body(http: HTTPRequest, max_bytes: int, holding: Holding) -> bytes:
 
 
 def _parse(body: bytes, kind: type[S]) -> S:
+    signs_of_body = np.frombuffer(body, np.uint8)  # it counts without the interpreter's lock
     for name, (signs, most) in MOST.items():
-        if (count := sum(body.count(sign) for sign in signs)) > most:
+        if (count := sum(np.count_nonzero(signs_of_body == sign) for sign in signs)) > most:
             raise Problem(400, f"the body has {count} {name}: at most {most} can be; send less JSON")
     try:
         try:

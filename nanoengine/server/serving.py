@@ -35,6 +35,7 @@ from nanoengine.server.reading import S, check_size, read
 from nanoengine.server.structured import is_structured, named_as_sent
 from nanoengine.server.text import ChatEncoder, TextThreads, TokenTexts, check_turns, joined
 from nanoengine.server.turns import Turns
+from nanoengine.server.work_share import WorkShare
 from nanoengine.tools.chats import Chats, Prompt
 
 if TYPE_CHECKING:
@@ -108,8 +109,9 @@ class Serving:
         self.adapters: Adapters | None = None if own is None else own.adapters
         self.created = int(time.time())
         self.fingerprint = f"nanoengine-{nanoengine.__version__}"
-        self.text = TextThreads(config.text_threads)
-        self.turns = Turns(2, 1, MAX_GRAMMARS, "the grammars of their structured outputs")
+        self.work_share = WorkShare()
+        self.text = TextThreads(config.text_threads, self.work_share)
+        self.turns = Turns(2, 1, MAX_GRAMMARS, "the grammars of their structured outputs", self.work_share)
         self.chats = Chats(built.tokenizer)
         self.chat_encoder = ChatEncoder(built.tokenizer, config.token_cache_chars)
         self.token_texts = TokenTexts(built.tokenizer)

@@ -17,6 +17,7 @@ from nanoengine.fair_cache import FairCache
 from nanoengine.models.tokenizer import Message, ModelTokenizer
 from nanoengine.server.errors import Problem
 from nanoengine.server.turns import Turns
+from nanoengine.server.work_share import WorkShare
 
 T = TypeVar("T")
 
@@ -44,10 +45,12 @@ class TextThreads:
 
     Args:
         num_threads: as many texts as are worked on at once, long ones and short ones.
+        share: is charged with what the threads work.
     """
 
-    def __init__(self, num_threads: int):
-        self._turns = {is_long: Turns(num_threads, max(1, num_threads - 1)) for is_long in (False, True)}
+    def __init__(self, num_threads: int, share: WorkShare | None = None):
+        self._share, of_client = share or WorkShare(), max(1, num_threads - 1)
+        self._turns = {is_long: Turns(num_threads, of_client, share=self._share) for is_long in (False, True)}
 
     async def run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """The result of a function, called in one of the threads."""
@@ -56,7 +59,7 @@ class TextThreads:
     async def finish(self, steps: Generator[None, None, T]) -> T:
         """What a generator returns. Between two of its steps it is the turn of other clients."""
         while (found := await self.run(_step, steps)) is None:
-            pass
+            await self._share.paid(CURRENT_CLIENT.get())
         return found[0]
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from nanoengine.server.errors import Problem
+from nanoengine.server.work_share import WorkShare
 
 T = TypeVar("T")
 
@@ -23,9 +24,18 @@ class Turns:
         of_client: those of one client.
         most_waiting: pieces that one client may have waiting. None: any number.
         what: it waits for.
+        share: is charged with what the threads work.
     """
 
-    def __init__(self, num_threads: int, of_client: int, most_waiting: int | None = None, what: str = "") -> None:
+    def __init__(
+        self,
+        num_threads: int,
+        of_client: int,
+        most_waiting: int | None = None,
+        what: str = "",
+        share: WorkShare | None = None,
+    ) -> None:
+        self._share = WorkShare() if share is None else share
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="turns")
         self._free = asyncio.Semaphore(num_threads)
         self._of_client, self._most_waiting, self._what = of_client, most_waiting, what
@@ -45,16 +55,26 @@ class Turns:
         own = self._clients.setdefault(client, asyncio.Semaphore(self._of_client))
         try:
             async with own, self._free:
-                piece = asyncio.get_running_loop().run_in_executor(self._pool, function)
+                took: list[float] = []
+                piece = asyncio.get_running_loop().run_in_executor(self._pool, self._timed, function, took)
                 try:
                     return await asyncio.shield(piece)
                 except asyncio.CancelledError:
                     await asyncio.wait([piece])  # a thread cannot be stopped: its place is taken until it is done
                     raise
+                finally:
+                    self._share.charge(client, sum(took))
         finally:
             self._num_pieces[client] -= 1
             if not self._num_pieces[client]:
                 del self._num_pieces[client], self._clients[client]
+
+    def _timed(self, function: Callable[[], T], took: list[float]) -> T:
+        start = self._share.worked()
+        try:
+            return function()
+        finally:
+            took.append(self._share.worked() - start)
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)

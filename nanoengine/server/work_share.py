@@ -1,0 +1,116 @@
+"""WorkShare: the server's own work, shared among clients as the time of the engine's steps is.
+
+Reading, rendering, encoding and writing for one client holds up all others: they have one interpreter. So each client has an
+account of the seconds that threads have worked on its requests. Beside N - 1 other clients, one that has used a second leaves
+N - 1 seconds to them, but no more than MOST_OTHERS, before its next request is read, or the next piece of a long one is begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from contextlib import asynccontextmanager
+from typing import Any
+
+RECENT_SECONDS = 0.1
+"""A client is there while it has requests, and so long after: one that asks again at once was not away."""
+
+SECONDS_OF_A_REQUEST = 0.5e-3
+SECONDS_OF_A_BYTE = 2e-9
+"""The least that a request takes, which is charged before it is read: several of one client are not read at once."""
+
+MOST_OTHERS = 3
+"""Most clients do not keep the server busy: with hundreds, one may still use a quarter of its time."""
+
+
+class WorkShare:
+    """Accounts of clients, for one event loop.
+
+    Args:
+        clock: in seconds.
+        worked: how long the thread that asks has worked, in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, worked: Callable[[], float] = time.thread_time):
+        self.clock, self.worked = clock, worked
+        self._num_requests = Counter[str]()
+        self._left: dict[str, float] = {}  # when a client ended its last request
+        self._ready: dict[str, float] = {}  # when the others have had the time that a client owes them
+        self._prepaid: dict[str, float] = {}  # seconds that a client was charged before it had them
+        self._lines: dict[str, asyncio.Lock] = {}
+
+    def num_others(self, client: str) -> int:
+        """Clients that are there, beside one."""
+        for gone in [own for own, at in self._left.items() if self.clock() - at > RECENT_SECONDS]:
+            del self._left[gone]
+        present = self._num_requests.keys() | self._left.keys()
+        return len(present) - (client in present)
+
+    def charge(self, client: str, seconds: float) -> None:
+        """Work for a client has taken so long."""
+        prepaid = min(seconds, self._prepaid.get(client, 0.0))
+        if prepaid:
+            self._prepaid[client] -= prepaid
+        self._owe(client, seconds - prepaid, prepaid)  # others had nothing of the time that it worked
+
+    def _owe(self, client: str, seconds: float, more: float = 0.0) -> None:
+        """Nobody owes anything while nobody else is there."""
+        others, now = self.num_others(client), self.clock()
+        for paid in [own for own, at in self._ready.items() if at <= now]:
+            del self._ready[paid]
+        if others:
+            self._ready[client] = max(self._ready.get(client, now), now) + seconds * min(others, MOST_OTHERS) + more
+
+    async def paid(self, client: str) -> None:
+        """Wait until a client owes nothing."""
+        while (wait := self._ready.get(client, 0.0) - self.clock()) > 0 and self.num_others(client):
+            await asyncio.sleep(min(wait, RECENT_SECONDS))
+
+    @asynccontextmanager
+    async def turn(self, client: str, num_bytes: int) -> AsyncIterator[None]:
+        """A request of a client, with a body of so many bytes; it begins when the client owes nothing."""
+        self._num_requests[client] += 1
+        try:
+            if self.num_others(client):
+                async with self._lines.setdefault(client, asyncio.Lock()):
+                    await self.paid(client)
+                    least = SECONDS_OF_A_REQUEST + SECONDS_OF_A_BYTE * num_bytes
+                    self._owe(client, least)
+                    self._prepaid[client] = self._prepaid.get(client, 0.0) + least
+            yield
+        finally:
+            self._num_requests[client] -= 1
+            if not self._num_requests[client]:
+                del self._num_requests[client]
+                self._lines.pop(client, None)
+                self._prepaid.pop(client, None)
+                self._left[client] = self.clock()
+
+    def measured(self, client: str, work: Coroutine[Any, Any, None]) -> Measured:
+        """Await this in place of the work, and its time on the event loop is charged."""
+        return Measured(self, client, work)
+
+
+class Measured:
+    """Steps through a coroutine, and charges the time between two of its pauses."""
+
+    def __init__(self, share: WorkShare, client: str, work: Coroutine[Any, Any, None]):
+        self._share, self._client, self._work = share, client, work
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        error: BaseException | None = None
+        while True:
+            start = self._share.worked()
+            try:
+                awaited = self._work.send(None) if error is None else self._work.throw(error)
+            except StopIteration:
+                return
+            finally:
+                self._share.charge(self._client, self._share.worked() - start)
+            try:
+                yield awaited
+                error = None
+            except BaseException as thrown:  # the task is cancelled, or what it awaits has failed
+                error = thrown
