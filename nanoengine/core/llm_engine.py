@@ -6,8 +6,10 @@ import logging
 import os
 import random
 import traceback
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from nanoengine.core.errors import (
     EngineClosed,
@@ -17,7 +19,7 @@ from nanoengine.core.errors import (
     PromptTooLong,
     shown,
 )
-from nanoengine.core.messages import StepPlan, StepResult
+from nanoengine.core.messages import Launched, StepPlan
 from nanoengine.core.outputs import FinishReason
 from nanoengine.core.sampling_params import SamplingParams
 from nanoengine.core.scheduler import Scheduler, Step
@@ -25,13 +27,7 @@ from nanoengine.core.sequence import Request, Sequence
 from nanoengine.core.tokenizer import Tokenizer
 
 logger = logging.getLogger("nanoengine")
-
-
-class Launched(Protocol):
-    """A plan that is being carried out."""
-
-    def result(self) -> StepResult:
-        """Wait for its end, and raise what went wrong in it."""
+T = TypeVar("T")
 
 
 class Executor(Protocol):
@@ -198,13 +194,7 @@ class LLMEngine:
         """
         self._check_open()
         while len(self.scheduler.in_flight) < self.depth and (step := self.scheduler.schedule()):
-            try:
-                step.launched = self.executor.launch(step.plan)
-            except Exception as error:
-                step.error = error
-            except BaseException as error:  # Ctrl-C: nobody knows what was computed
-                self._drop_all(error)
-                raise
+            step.launched = self._try(partial(self.executor.launch, step.plan))
         seqs = self._collect() if self.scheduler.in_flight else []
         self._settle_if_idle()
         return list(dict.fromkeys(seq.request for seq in seqs))
@@ -213,14 +203,7 @@ class LLMEngine:
         """Take the result of the oldest step in flight."""
         scheduler = self.scheduler
         step: Step = scheduler.in_flight[0]
-        result: StepResult | Exception
-        try:
-            result = step.error or step.launched.result()
-        except Exception as error:
-            result = error
-        except BaseException as error:
-            self._drop_all(error)
-            raise
+        result = step.launched if isinstance(step.launched, Exception) else self._try(step.launched)
         if isinstance(result, Exception) and not (step.is_dropped or step.decodes or step.runs):
             logger.error("a step that computes nothing has failed: its orders were not carried out", exc_info=result)
         seqs = scheduler.fail(result) if isinstance(result, Exception) else scheduler.commit(result)
@@ -230,6 +213,16 @@ class LLMEngine:
         for seq in seqs:
             self._make_text(seq)
         return seqs
+
+    def _try(self, work: Callable[[], T]) -> T | Exception:
+        """What a call returns, or the exception that it raises. After Ctrl-C nobody knows what was computed."""
+        try:
+            return work()
+        except Exception as error:
+            return error
+        except BaseException as error:
+            self._drop_all(error)
+            raise
 
     def _make_text(self, seq: Sequence) -> None:
         """Text of the new tokens of a sequence. A string in it may end the sequence, and wins over other reasons."""

@@ -6,6 +6,7 @@ bytes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -108,3 +109,7 @@ class StepResult:
     token_ids: list[int]  # one for each sample; UNKNOWN or NONE_LEFT where there is none
     num_accepted: list[int] = field(default_factory=list)  # drafts of each run that has any
     extras: dict[str, Any] = field(default_factory=dict)  # what the runner's part of a capability tells the other
+
+
+Launched = Callable[[], StepResult]
+"""What an executor returns for a plan: a call waits until the plan is carried out, and raises what went wrong in it."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -12,7 +10,7 @@ from torch import Tensor
 from nanoengine.core.errors import EngineClosed
 from nanoengine.core.inputs import InputBatch, Packed, Rows, pack, unpack
 from nanoengine.core.kv_cache import KVCache
-from nanoengine.core.messages import StepPlan, StepResult
+from nanoengine.core.messages import Launched, StepPlan, StepResult
 from nanoengine.core.qwen3 import Decoder
 from nanoengine.core.sampler import Read, Sampler
 
@@ -43,26 +41,8 @@ class StepRecorder(Protocol):
         """The logits of a recorded step with the numbers of this plan, which may be padded; None for a step that is none."""
 
 
-class LaunchedStep:
-    """A plan that was launched."""
-
-    wait: Callable[[], None]
-
-    def __init__(self, parts: list[RunnerPart]):
-        self.parts = parts
-        self.reads: list[Read] = []
-
-    def result(self) -> StepResult:
-        """Wait for its end, and raise what went wrong in it."""
-        self.wait()
-        result = StepResult([])
-        for read in (*self.reads, *(part.end for part in self.parts)):
-            read(result)
-        return result
-
-
 class ModelRunner:
-    """`launch` begins a StepPlan of at most `max_num_tokens`, whose `result` is a StepResult."""
+    """`launch` begins a StepPlan of at most `max_num_tokens`."""
 
     recorder: StepRecorder | None = None
 
@@ -79,14 +59,25 @@ class ModelRunner:
         self._failed_epoch = -1
         self._is_closed = False
 
-    def launch(self, plan: StepPlan) -> LaunchedStep:
+    def launch(self, plan: StepPlan) -> Launched:
         """Begin a step: make the changes, compute its tokens, write their K/V, and sample."""
         if self._is_closed:
             raise EngineClosed("the model runner is closed")
-        step = LaunchedStep(self.parts)
-        self.device.run(partial(self._execute, step, plan))
-        step.wait = self.device.event()
-        return step
+        parts = self.parts
+        reads: list[Read] = []
+        self.device.run(lambda: reads.extend(self._execute(plan)))
+        wait = self.device.event()
+
+        def result() -> StepResult:
+            wait()
+            found = StepResult([])
+            for read in reads:
+                read(found)
+            for part in parts:
+                part.end(found)
+            return found
+
+        return result
 
     def close(self) -> None:
         """Give the memory of the model and the cache back."""
@@ -101,9 +92,9 @@ class ModelRunner:
             if self.device.is_cuda:
                 torch.cuda.empty_cache()
 
-    def _execute(self, step: LaunchedStep, plan: StepPlan) -> None:
+    def _execute(self, plan: StepPlan) -> list[Read]:
         if plan.epoch <= self._failed_epoch:
-            return  # the rows are not what this plan was made for, and its result is not wanted
+            return []  # the rows are not what this plan was made for, and its result is not wanted
         try:
             with torch.inference_mode(), torch._C._DisableAutocast():  # the caller's thread may be in any mode of torch
                 if plan.zeroed:
@@ -112,8 +103,7 @@ class ModelRunner:
                 self.sampler.apply(plan)
                 for part in self.parts:
                     part.begin(plan)
-                if plan.num_tokens:
-                    step.reads = self._compute(plan)
+                return self._compute(plan) if plan.num_tokens else []
         except BaseException:
             self._failed_epoch = plan.epoch
             raise

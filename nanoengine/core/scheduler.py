@@ -30,8 +30,7 @@ class Step:
     runs: list[Sequence] = field(default_factory=list)  # whose the other runs are
     started: list[Sequence] = field(default_factory=list)
     is_dropped: bool = False  # an earlier step has failed: its results are worth nothing
-    launched: Any = None  # what the executor returned
-    error: Exception | None = None  # what it raised
+    launched: Any = None  # what the executor returned (`Launched`), or raised
 
 
 class Scheduler:

@@ -166,13 +166,13 @@ class Startup:
         sampling = RowSampling(self.costly_params, 0, length)
         started = [Started(row, [0] * length, table, sampling) for row in range(self.num_rows)]
         prompts = [Run(row, 0, length, True) for row in range(min(self.num_rows, max(1, budget // length)))]
-        self.runner.launch(StepPlan(started=started[: len(prompts)], runs=prompts)).result()
+        self.runner.launch(StepPlan(started=started[: len(prompts)], runs=prompts))()
         rows, ends = np.arange(self.num_rows, dtype=np.int32), np.full(self.num_rows, length - 1, np.int32)
-        self.runner.launch(StepPlan(started=started, decode_rows=rows, decode_starts=ends)).result()
+        self.runner.launch(StepPlan(started=started, decode_rows=rows, decode_starts=ends))()
         if num_drafts := min(self.most_drafts, length - 1):
             count, start = min(self.num_rows, budget // (1 + num_drafts)), length - 1 - num_drafts
             drafted = [Run(row, start, 1 + num_drafts, True, (0,) * num_drafts) for row in range(count)]
-            self.runner.launch(StepPlan(started=started[:count], runs=drafted)).result()
+            self.runner.launch(StepPlan(started=started[:count], runs=drafted))()
         self.runner.close()
         del self.runner
 

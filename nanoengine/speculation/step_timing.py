@@ -51,13 +51,13 @@ def time_steps(startup: Startup) -> StepTiming:
         how = RowSampling(SamplingParams(temperature=0), 0, num_prompt_tokens=before + 1)
         started = [Started(row, [0] * (before + 1), tables, how) for row in range(len(lengths))]
         step = _step(lengths, before, 0)
-        runner.launch(StepPlan(started=started, **step)).result()
+        runner.launch(StepPlan(started=started, **step))()
         measured.append((size, _seconds(runner, step)))
     guess_share = 0.0
     if "draft_model" in startup.facts and most_new > 1:
         said, unsaid = (_seconds(runner, _step([most_new], before, draft)) for draft in (0, UNKNOWN))
         guess_share = max(unsaid - said, 0.0) / (most_new - 1) / measured[0][1]
-    runner.launch(StepPlan(ended=list(range(startup.num_rows)))).result()
+    runner.launch(StepPlan(ended=list(range(startup.num_rows))))()
     return StepTiming(tuple(measured), guess_share)
 
 
@@ -73,6 +73,6 @@ def _seconds(runner: ModelRunner, step: dict[str, Any]) -> float:
     times = []
     for _ in range(REPEATS):
         start = perf_counter()
-        runner.launch(StepPlan(**step)).result()
+        runner.launch(StepPlan(**step))()
         times.append(perf_counter() - start)
     return min(times)

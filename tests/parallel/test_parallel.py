@@ -146,13 +146,13 @@ def test_what_fails_in_all_ranks_is_raised_and_in_one_alone_ends_the_group(monke
 
     monkeypatch.setattr(remote_runner, "MORE_SECONDS", 0.05)
     with pytest.raises(MemoryError, match="no room"):
-        runner_of(failed, failed).launch(StepPlan()).result()
+        runner_of(failed, failed).launch(StepPlan())()
     with pytest.raises(WorkerLost, match=r"failed in rank 1 alone \(MemoryError: no room\)"):
-        runner_of(None, failed).launch(StepPlan()).result()
+        runner_of(None, failed).launch(StepPlan())()
     with pytest.raises(WorkerLost, match=r"of rank 1 took more than worker_step_seconds=0\.3"):
-        runner_of(well, None).launch(StepPlan()).result()
+        runner_of(well, None).launch(StepPlan())()
     with pytest.raises(WorkerLost, match=r"of rank 0, 1 took more than worker_step_seconds=0\.3"):
-        runner_of(None, None).launch(StepPlan()).result()
+        runner_of(None, None).launch(StepPlan())()
 
 
 SCRIPT = """

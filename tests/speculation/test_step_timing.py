@@ -27,7 +27,7 @@ class Watch:
         self.num_rows, self.max_model_len, self.num_blocks, self.block_size = num_rows, max_len, num_blocks, block_size
         self.layouts, self.runner, self.facts = [None] * num_groups, self, {}
 
-    def result(self) -> None: ...
+    def __call__(self) -> None: ...
 
     def launch(self, plan: StepPlan) -> Watch:
         block_size = self.block_size
