@@ -12,7 +12,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nanoengine.core.config import BYTES, EngineConfig
+from nanoengine.core.config import EngineConfig
 from nanoengine.core.errors import InvalidConfig
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.interrupts import InterruptGuard, prepare_forks
@@ -151,7 +151,7 @@ def read_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
         if not is_installed(folder) and any(name in options for name in own.names):
             raise not_installed(folder)
     types = option_types(PluginOptions(plugins=options.get("plugins")))
-    sizes = {own.name for kind in types for own in fields(kind) if own.metadata == BYTES}
+    sizes = {own.name for kind in types for own in fields(kind) if own.metadata.get("unit") == "bytes"}
     values = {k: size(k, v) if k in sizes and isinstance(v, str) else v for k, v in options.items()}
     return EngineConfig.from_options(model, values, tuple(types[1:]))
 

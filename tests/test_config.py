@@ -83,7 +83,7 @@ def test_sizes_may_have_units(text: str, value: int | None) -> None:
 @pytest.mark.parametrize("name", LIMITS)
 @pytest.mark.parametrize("value", [0, -1, 1.5, b"8", True])
 def test_counts_must_be_positive_integers(name: str, value: object) -> None:
-    with pytest.raises(InvalidConfig, match=rf"{name} is {value!r}: it must be a positive integer"):
+    with pytest.raises(InvalidConfig, match=rf"{name} is {value!r}: it must be an integer from 1 to {LIMITS[name]}"):
         read_config("demo", {name: value})
 
 
@@ -121,7 +121,7 @@ def test_a_value_that_cannot_work_is_refused_with_field_and_value(name: str, val
 @pytest.mark.parametrize(("name", "limit"), LIMITS.items(), ids=LIMITS)
 def test_counts_are_limited_to_what_the_layers_below_can_hold(name: str, limit: int) -> None:
     read_config("demo", {name: limit})
-    with pytest.raises(InvalidConfig, match=f"{name} is {limit + 1}: it must be at most {limit}; lower it"):
+    with pytest.raises(InvalidConfig, match=f"{name} is {limit + 1}: it must be an integer from 1 to {limit}"):
         read_config("demo", {name: limit + 1})
     with pytest.raises(InvalidConfig, match=f"{name} is a number of 33220 bits"):
         read_config("demo", {name: 10**10_000})

@@ -69,7 +69,7 @@ def test_a_long_prompt_that_was_seen_is_cached_and_text_is_text(llm: LLM) -> Non
 def test_mistakes_are_named() -> None:
     with pytest.raises(UnknownOption, match="did you mean 'block_size'"):
         LLM(DEMO, blocksize=16)
-    with pytest.raises(InvalidConfig, match="block_size is 0: it must be a positive integer"):
+    with pytest.raises(InvalidConfig, match="block_size is 0: it must be an integer from 1"):
         LLM(DEMO, block_size=0)
     with pytest.raises(KVCacheTooSmall, match="a sequence of max_model_len 100 takes 7"):
         LLM(DEMO, num_kv_blocks=5, max_model_len=100)

@@ -200,7 +200,7 @@ def test_nothing_is_left_of_a_process_that_is_ended(number: signal.Signals) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tensor_parallel_size": 0}, "tensor_parallel_size is 0: it must be a positive integer"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size is 0: it must be an integer from 1 to 64"),
         ({"tensor_parallel_size": 65}, "tensor_parallel_size is 65: it must be at most 64"),
         ({"tensor_parallel_size": 5}, "tensor_parallel_size is 5, but the model has 4 query heads"),
         ({"tensor_parallel_size": 2, "kv_disk_path": "x"}, "kv_disk_path is not computed by a worker process"),
