@@ -260,6 +260,8 @@ class LLMEngine:
     def _tell(self, what: str, seqs: Seq[Sequence], *args: Any) -> None:
         """Tell all parts; of `seqs` those end that a part which raises has lost track of."""
         for part in self.scheduler.parts.copy():
+            if part.is_idle and what != "close":
+                continue
             try:
                 getattr(part, what)(*args)
             except Exception as error:

@@ -58,6 +58,7 @@ class Scheduler:
         parts: list[PolicyPart] | None = None,
     ):
         self.blocks, self.policy, self.parts = blocks, policy, [] if parts is None else parts
+        self.active: list[PolicyPart] = []  # those that are asked about the step that is made
         self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)  # each computes a token in a step
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_chunk = min(max_chunk or max_num_batched_tokens, max_num_batched_tokens)
@@ -87,7 +88,8 @@ class Scheduler:
         """The next step; None if there is nothing to do before results have come."""
         self.num_steps += 1
         step = Step(self.num_steps, StepPlan(self.epoch))
-        for part in self.parts:
+        parts = self.active = [part for part in self.parts if not part.is_idle]
+        for part in parts:
             for seq in part.make_way(self.running, self.waiting):
                 self._preempt(seq)
         num_preemptions, decodes_first = self.num_preemptions, self.policy == MIXED
@@ -101,16 +103,16 @@ class Scheduler:
             if not self.in_flight and len(self.running) > 1:  # prompts that were begun wait for each other's blocks
                 self._preempt_last()
                 return self.schedule()
-            if not any(part.wants_step() for part in self.parts):
+            if not any(part.wants_step() for part in parts):
                 return None
         if step.decodes:
-            for part in self.parts:
+            for part in parts:
                 part.draft(self, step)
         self._make_columns(step)
         plan = step.plan
         plan.ended, self.ended_rows = self.ended_rows, []
         plan.zeroed, self.blocks.zeroed = self.blocks.zeroed, []
-        for part in self.parts:
+        for part in parts:
             part.complete(step)
         self.in_flight.append(step)
         return step
@@ -118,7 +120,7 @@ class Scheduler:
     def _decode(self, step: Step) -> None:
         """One token of every sequence that decodes."""
         take, decoding = step.decodes.append, Phase.DECODING
-        postponed = {seq for part in self.parts for seq in part.postponed(self)}
+        postponed = {seq for part in self.active for seq in part.postponed(self)}
         for seq in self.running.copy():
             if seq.phase is not decoding or (postponed and seq in postponed):
                 continue
@@ -153,7 +155,7 @@ class Scheduler:
 
     def _prefill(self, step: Step, budget: int) -> None:
         """Chunks of prompts: those that were begun first, then waiting ones, while budget, rows and blocks last."""
-        for part in self.parts:
+        for part in self.active:
             part.begin_prefill(budget)
         prefilling = Phase.PREFILLING
         for seq in [seq for seq in self.running if seq.phase is prefilling]:
@@ -161,7 +163,7 @@ class Scheduler:
         if not budget or len(self.running) == self.max_num_seqs:
             return
         candidates: Iterable[Sequence] = self.waiting
-        for part in self.parts:
+        for part in self.active:
             candidates = part.candidates(candidates)
         for seq in candidates:
             if seq.waits_for in self.blocks.pending or not self._allowed(seq, budget):
@@ -190,7 +192,7 @@ class Scheduler:
         step.plan.started.append(Started(seq.row, seq.token_ids.copy(), tables, seq.sampling))
 
     def _allowed(self, seq: Sequence, budget: int) -> int:
-        for part in self.parts:
+        for part in self.active:
             budget = min(budget, part.allowed(seq, budget))
         return budget
 
@@ -210,7 +212,7 @@ class Scheduler:
             seq.phase = Phase.DECODING
         step.plan.runs.append(Run(seq.row, start, count, samples))
         step.runs.append(seq)
-        for part in self.parts:
+        for part in self.active:
             part.took(seq, count)
         return count
 

@@ -57,6 +57,9 @@ class KVStore:
 class PolicyPart:
     """The policy's part of a capability. The methods stand in the order in which the scheduler and the engine call them."""
 
+    is_idle = False
+    """Set while no request uses the capability: only `made`, `submitted` and `close` are called, so that steps cost nothing."""
+
     def made(self, request: Request) -> None:
         """It was checked, and may be submitted later. Called in the thread of its maker; a named error refuses it."""
 
