@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,6 @@ class Startup:
 
     def __init__(self, config: EngineConfig, capabilities: Seq[Capability] = (), *, use_tqdm: bool = False):
         self.config, self.capabilities, self.use_tqdm = config, capabilities, use_tqdm
-        self.facts: dict[str, Any] = {}  # what one capability tells another
         self.passed_over = ""  # behind the name of the attention backend: which come before it, and why they cannot run
         self.parts: list[PolicyPart] = []
         self.stores: list[KVStore] = []
@@ -53,7 +52,29 @@ class Startup:
         self.layouts: list[KVLayout] = [FullLayout()]
         self.blocks_needed: Callable[[int], int] = lambda n: -(-n // self.block_size)  # of a sequence of n tokens
         self.kv_dtype: torch.dtype | None = None  # None: that of the model
-        self.block_bytes = self.later_bytes = 0  # of a block; beside the pool, on a CPU, as it is used
+        self.block_bytes = 0  # of one block
+        self.later_bytes = 0  # that capabilities take of RAM after the pool is sized; on a CPU only
+        # What capabilities tell each other. From `describe` on:
+        self.path = Path(config.model)  # the folder or the file of the weights
+        self.metadata: Mapping[str, Any] = {}  # of a GGUF file
+        self.weights_key: Callable[[int], object] | None = None  # longest sequence -> what K/V depends on beside sizes
+        self.windows: list[int | None] | None = None  # of each layer that attends, in tokens; None: nobody has said
+        self.has_chunks = False  # whether windows stand still
+        self.state_shapes: Seq[tuple[int, ...]] | None = None  # of a layer with states; None: there is none
+        self.num_ranks = 1  # processes that share the model
+        self.new_carrier: Callable[[int], Any] | None = None  # seed of all hashes -> what starts replicas elsewhere
+        # From `model` on:
+        self.factory: Callable[..., Any] | None = None  # what makes the layers of a rank
+        self.kept_rows: Mapping[int, Seq[range]] = {}  # id of a weight of a rank -> rows of it in the checkpoint
+        self.matrices: Seq[Any] = ()  # weights of linear layers
+        # From `groups` and `before_pool` on:
+        self.num_state_layers = 0
+        self.draft: Startup | None = None  # of a draft model, whose K/V lies in the same blocks
+        # From `runner` and `policy` on:
+        self.runs_eagerly = False  # no step can be recorded
+        self.state_keeper: Any = None  # the runner's part for layers with states
+        self.snapshots: Any = None  # the policy's part for them
+        self.metric_sources: dict[str, Callable[[], Any]] = {}  # name of statistics -> their values now
 
     def build(self) -> LLMEngine:
         """All steps, in their order; the caller's thread may be in any mode of torch."""

@@ -88,7 +88,7 @@ class NativeAndTriton(Capability):
 
     def describe_itself(self, startup: Startup) -> str:
         formats: Counter[str] = Counter()
-        for matrix in startup.facts.get("matrices", ()):
+        for matrix in startup.matrices:
             formats.update(matrix.formats())
         listed = " + ".join(f"{size / 2**20:.1f} MiB in {name}" for name, size in formats.most_common())
         plain = str(startup.dtype).removeprefix("torch.")

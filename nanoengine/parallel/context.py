@@ -33,7 +33,7 @@ def check_context(startup: Startup, ranks: int) -> None:
         InvalidConfig: the model, the backend or the blocks do not allow for it.
     """
     name, size = f"decode_context_parallel_size is {ranks}", startup.block_size
-    windows = [window for window in startup.facts["windows"] if window is not None]
+    windows = [window for window in startup.windows or () if window is not None]
     if windows:
         raise InvalidConfig(f"{name}, but layers of the model see windows or chunks of {windows[0]} tokens: use 1")
     if startup.backend.name != "native":

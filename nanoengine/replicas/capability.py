@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from nanoengine.core.qwen3 import Decoder
     from nanoengine.core.startup import Startup
 
-CARRIER = "carrier"
-"""In `Startup.facts`: makes another carrier than that of this machine, of the seed of all hashes."""
 
 OF_REPLICAS = ("ParallelOptions", "WorkerOptions", "KVOffloadOptions", "SpeculationOptions")
 """Options that mean nothing here, where nothing is computed."""
@@ -55,7 +53,7 @@ class Replicas(Capability):
             return
         check_lora_bytes(config)
         check_prefill_replicas(config)
-        new_carrier = startup.facts.get(CARRIER)
+        new_carrier = startup.new_carrier
         is_on_gpus = new_carrier is None and config.device != "cpu"
         has_gpus = check_gpus(config, torch.cuda.device_count() if is_on_gpus else 0)
         options = {kind: kind() if kind.__name__ in OF_REPLICAS else own for kind, own in config.options.items()}
@@ -66,7 +64,7 @@ class Replicas(Capability):
         make_engine = startup._new_engine
 
         def new_engine() -> LLMEngine:
-            check_prefilled_states(config, has_states=bool(startup.facts.get("states")))
+            check_prefilled_states(config, has_states=startup.state_shapes is not None)
             told = dataclasses.replace(config, block_size=startup.block_size)  # as where their blocks are looked up
             hash_seed = secrets.randbits(64)
             if new_carrier is not None:

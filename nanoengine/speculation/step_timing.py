@@ -54,7 +54,7 @@ def time_steps(startup: Startup) -> StepTiming:
         runner.launch(StepPlan(started=started, **step))()
         measured.append((size, _seconds(runner, step)))
     guess_share = 0.0
-    if "draft_model" in startup.facts and most_new > 1:
+    if startup.draft is not None and most_new > 1:
         said, unsaid = (_seconds(runner, _step([most_new], before, draft)) for draft in (0, UNKNOWN))
         guess_share = max(unsaid - said, 0.0) / (most_new - 1) / measured[0][1]
     runner.launch(StepPlan(ended=list(range(startup.num_rows))))()

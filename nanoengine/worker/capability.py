@@ -32,7 +32,7 @@ REFUSED = ("preemption_mode", "kv_host_memory", "kv_disk_path", "draft_model")
 class Worker(Capability):
     """It comes before all that a worker does: it takes the model and the runner away from the others.
 
-    `startup.facts["num_ranks"]` says how many processes share the model, if it is not one.
+    `startup.num_ranks` says how many processes share the model, if it is not one.
     """
 
     options = WorkerOptions
@@ -40,7 +40,7 @@ class Worker(Capability):
 
     def describe(self, startup: Startup) -> None:
         config = startup.config
-        is_wanted = config.of(WorkerOptions).worker_process or startup.facts.get("num_ranks", 1) > 1
+        is_wanted = config.of(WorkerOptions).worker_process or startup.num_ranks > 1
         self.is_used = is_wanted and Member not in config.options  # a worker has none of its own
         if not self.is_used:
             return
@@ -79,7 +79,7 @@ class WithoutRunner:
 
 def _new_runner(startup: Startup, num_blocks: int, _: int) -> ModelRunner:
     """Workers with pools of so many blocks; from them they know, too, how long a sequence may be."""
-    config, size = startup.config, startup.facts.get("num_ranks", 1)
+    config, size = startup.config, startup.num_ranks
     threads = startup.device.num_threads  # of this process, which computes nothing
     same = dataclasses.replace(
         replaced(config, NOT_THERE),

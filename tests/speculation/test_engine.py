@@ -128,8 +128,8 @@ def test_steps_are_timed_at_start_up(tiny: Path) -> None:
     assert own.guess_share > 0
     assert "speculation: model:" in startup.details()
     assert startup.most_drafts == 15
-    assert startup.facts["runs_eagerly"]
-    assert startup.facts["metrics"]["speculation"]().step_seconds == own.costs.curve
+    assert startup.runs_eagerly
+    assert startup.metric_sources["speculation"]().step_seconds == own.costs.curve
     engine.close()
 
 
