@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """Where a capability is, in its folder: the class in capability.py; its options' class in options.py, and their names; the
-    other folders that it needs, and the package, which may not be there.
+    """Names of the capability's class in capability.py, of its class of options in options.py, and of the options; the other
+    folders that must be there, and the installed package.
     """
 
     capability: str

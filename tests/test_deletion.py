@@ -31,7 +31,7 @@ def say(model, gone):
     from nanoengine import LLM
     from nanoengine.builder import CAPABILITIES, is_installed
     from nanoengine.core.errors import InvalidConfig
-    from nanoengine.core.sampling_params import SamplingParams
+    from nanoengine.core.sampling_params import CoreSamplingParams as SamplingParams
 
     said = {}
     for folder in set(gone) & set(CAPABILITIES):

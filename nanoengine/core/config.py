@@ -67,7 +67,7 @@ def check(options: Any, error: type[NanoEngineError] = InvalidConfig) -> None:
 
 
 def _rule(each: Field[Any], kind: str) -> str:
-    """What a field must be, for a message."""
+    """The rule of a field, in words for an error message."""
     rule = KINDS[kind][2]
     if kind in ("int", "float"):
         low, high, above = each.metadata["range"]

@@ -21,7 +21,7 @@ from nanoengine.core.errors import (
 )
 from nanoengine.core.messages import Launched, StepPlan
 from nanoengine.core.outputs import FinishReason
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.scheduler import Scheduler, Step
 from nanoengine.core.sequence import Request, Sequence
 from nanoengine.core.tokenizer import Tokenizer
@@ -64,11 +64,11 @@ class LLMEngine:
         eos_token_ids: Seq[int] = (),
         depth: int = 1,
         seed: int = 0,
-        default_params: SamplingParams | None = None,
+        default_params: CoreSamplingParams | None = None,
     ):
         self.scheduler, self.executor, self.tokenizer = scheduler, executor, tokenizer
         self.vocab_size, self.max_model_len, self.eos_token_ids = vocab_size, max_model_len, tuple(eos_token_ids)
-        self.depth, self.default_params = depth, default_params or SamplingParams()
+        self.depth, self.default_params = depth, default_params or CoreSamplingParams()
         self.encode = tokenizer.encode
         self.requests: dict[str, Request] = {}
         self._seeds = random.Random(seed)
@@ -80,7 +80,7 @@ class LLMEngine:
     def make_request(
         self,
         prompt: str | Seq[int],
-        params: SamplingParams | None = None,
+        params: CoreSamplingParams | None = None,
         request_id: str | None = None,
         *,
         cache_salt: str = "",
@@ -106,7 +106,7 @@ class LLMEngine:
         if type(priority) is not int or not -(2**63) <= priority < 2**63:
             raise InvalidRequest(f"priority is {shown(priority)}: it must be an integer of 64 bits")
         params = self.default_params if params is None else params
-        if not isinstance(params, SamplingParams):
+        if not isinstance(params, CoreSamplingParams):
             raise InvalidSamplingParams(f"sampling_params must be SamplingParams, not {shown(params)}")
         params = params.for_model(self)
         while request_id is None:
@@ -215,7 +215,7 @@ class LLMEngine:
         return seqs
 
     def _try(self, work: Callable[[], T]) -> T | Exception:
-        """What a call returns, or the exception that it raises. After Ctrl-C nobody knows what was computed."""
+        """Return the result of a call, or the exception that it raises. After Ctrl-C it is unknown which steps were computed."""
         try:
             return work()
         except Exception as error:
@@ -225,7 +225,8 @@ class LLMEngine:
             raise
 
     def _make_text(self, seq: Sequence) -> None:
-        """Text of the new tokens of a sequence. A string in it may end the sequence, and wins over other reasons."""
+        """Text of the new tokens of a sequence. A stop string ends the sequence; its finish reason
+        replaces any other."""
         detokenizer, start = seq.detokenizer, seq.num_prompt_tokens
         assert detokenizer is not None
         try:
@@ -275,7 +276,7 @@ class LLMEngine:
             self._collect()
 
     def _drop_all(self, error: BaseException) -> None:
-        """What is in flight does not count: all sequences resume from their tokens."""
+        """Drop the results of all steps in flight: all sequences resume from their tokens."""
         while self.scheduler.in_flight:
             step = self.scheduler.in_flight[0]
             self.scheduler.fail(None)

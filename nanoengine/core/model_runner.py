@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from nanoengine.core.errors import EngineClosed
-from nanoengine.core.inputs import InputBatch, Packed, Rows, pack, unpack
+from nanoengine.core.inputs import InputBatch, PackedStep, Rows, pack, unpack
 from nanoengine.core.kv_cache import KVCache
 from nanoengine.core.messages import Launched, StepPlan, StepResult
-from nanoengine.core.qwen3 import Decoder
+from nanoengine.core.qwen3 import DenseDecoder
 from nanoengine.core.sampler import Read, Sampler
 
 
@@ -22,7 +22,7 @@ class RunnerPart:
         """Before anything is computed; rows are up to date."""
 
     def before_forward(self, plan: StepPlan, batch: InputBatch) -> None:
-        """A step that is not replayed is about to be computed: tokens of the batch that its plan leaves open can be guessed."""
+        """A step that is not replayed is about to be computed: drafts that are UNKNOWN in the plan may be filled in here."""
 
     def after_forward(self, plan: StepPlan, batch: InputBatch, hidden: Tensor) -> Read | None:
         """Behind the last layer of such a step: `hidden` is [num_tokens, hidden_size]."""
@@ -37,7 +37,7 @@ class RunnerPart:
 class StepRecorder(Protocol):
     """Replays steps that were recorded: CUDA graphs, CPU step programs."""
 
-    def logits(self, plan: StepPlan) -> tuple[Tensor, Packed] | None:
+    def logits(self, plan: StepPlan) -> tuple[Tensor, PackedStep] | None:
         """The logits of a recorded step with the numbers of this plan, which may be padded; None for a step that is none."""
 
 
@@ -47,14 +47,14 @@ class ModelRunner:
     recorder: StepRecorder | None = None
 
     def __init__(
-        self, model: Decoder, kv_cache: KVCache, rows: Rows, sampler: Sampler, block_size: int, max_num_tokens: int
+        self, model: DenseDecoder, kv_cache: KVCache, rows: Rows, sampler: Sampler, block_size: int, max_num_tokens: int
     ):
         self.model, self.kv_cache, self.rows, self.sampler = model, kv_cache, rows, sampler
         self.device, self.kernels, self.block_size = sampler.device, sampler.kernels, block_size
         self.parts: list[RunnerPart] = []
         # Where the numbers of a step arrive. Steps follow one another, so one place is enough, and recordings can read from it.
         runs, tokens = rows.padding_row + 1, max(max_num_tokens, rows.padding_row)
-        most = Packed([1] * runs, [], 0, tokens, tokens)
+        most = PackedStep([1] * runs, [], 0, tokens, tokens)
         self.numbers = torch.empty(most.size, dtype=torch.int32, device=self.device.torch_device)
         self._failed_epoch = -1
         self._is_closed = False
@@ -129,10 +129,10 @@ class ModelRunner:
         on_device = [self.numbers[section] for section in packed.sections[-2:]]
         return [self.sampler.sample(plan, logits, packed.sampled, on_device, self.rows.last_tokens), *reads]
 
-    def send(self, packed: Packed) -> None:
+    def send(self, packed: PackedStep) -> None:
         """Put the numbers of a step where `batch` reads them."""
         self.numbers[: packed.size].copy_(packed.numbers, non_blocking=True)
 
-    def batch(self, packed: Packed) -> InputBatch:
+    def batch(self, packed: PackedStep) -> InputBatch:
         """The tensors of a step whose numbers were sent, or will be."""
         return unpack(packed, self.numbers, self.rows, self.kernels, self.kv_cache, self.block_size)

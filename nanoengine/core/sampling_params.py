@@ -18,7 +18,7 @@ MAX_COMPLETIONS = 16384
 
 
 class ModelFacts(Protocol):
-    """What parameters are checked against beside a model."""
+    """Facts of a model that parameters are checked against."""
 
     vocab_size: int
     max_model_len: int
@@ -28,7 +28,7 @@ class ModelFacts(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
+class CoreSamplingParams:
     """How to sample one request. Names and meanings follow vLLM. Numbers of numpy are taken too; fields hold plain Python values.
 
     Args:
@@ -69,13 +69,13 @@ class SamplingParams:
         """Completions that are made, of which n are returned."""
         return self.n
 
-    def for_model(self, model: ModelFacts) -> SamplingParams:
+    def for_model(self, model: ModelFacts) -> CoreSamplingParams:
         """These parameters, checked against a model; raises InvalidSamplingParams for tokens outside the vocabulary."""
         self.check_vocabulary("stop_token_ids", self.stop_token_ids, model)
         return self
 
     def new_detokenizer(self, decode: Callable[..., str], prompt: Seq[int]) -> Detokenizer:
-        """What makes the text of a completion of these tokens; see `Tokenizer.decode`."""
+        """A detokenizer for a completion of these prompt tokens; see `Tokenizer.decode`."""
         return Detokenizer(decode, prompt)
 
     def choose(self, outputs: list[CompletionOutput]) -> list[CompletionOutput]:
@@ -83,7 +83,7 @@ class SamplingParams:
         return outputs
 
     def shown_logprobs(self, logprobs: list[Any] | None, tokens: list[int]) -> tuple[list[Any] | None, float | None]:
-        """What to return of the collected log probabilities of some tokens: those themselves, and their sum."""
+        """The part of the collected log probabilities that is returned, and their sum."""
         return None, None
 
     def keep(self, field: str, value: object) -> None:

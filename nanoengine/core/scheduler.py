@@ -27,17 +27,18 @@ class Step:
     number: int
     plan: StepPlan
     decodes: list[Sequence] = field(default_factory=list)  # without drafts, as the columns of the plan
-    runs: list[Sequence] = field(default_factory=list)  # whose the other runs are
+    runs: list[Sequence] = field(default_factory=list)  # the sequence of each of `plan.runs`
     started: list[Sequence] = field(default_factory=list)
-    is_dropped: bool = False  # an earlier step has failed: its results are worth nothing
+    is_dropped: bool = False  # an earlier step has failed, so the results of this one do not count
     launched: Any = None  # what the executor returned (`Launched`), or raised
 
 
 class Scheduler:
     """`schedule` makes a step; `commit` or `fail` takes the result of the oldest. Any number may be in flight.
 
-    Sequences have one order: priority, then age. A step has a budget of tokens. Policy "prefill_first" computes prompts alone
-    while one can start or go on, and a decode of all otherwise; "mixed" gives every decode its token, and prompts the rest.
+    Sequences have one order: priority, then age. A step has a budget of tokens. Under the policy "prefill_first", a step has only
+    prompt chunks while any prompt can start or continue, and otherwise one token for every decoding sequence. Under "mixed", it
+    has one token for every decoding sequence, and prompt chunks get the rest of the budget.
 
     Args:
         blocks: of the KV pool.
@@ -141,8 +142,8 @@ class Scheduler:
         self._last = step
 
     def _make_room(self, step: Step, seq: Sequence) -> bool:
-        """Give a sequence a slot for its next token; while blocks lack, the last in order is preempted. Returns False if no
-        token is left to compute, or if the sequence was preempted itself.
+        """Make sure that the next token of a sequence has a slot. While there are too few free blocks, the last running sequence
+        is preempted. Returns False if no token is left to compute, or if the sequence was preempted itself.
         """
         if seq.num_tokens == seq.max_num_tokens:
             seq.phase = Phase.ENDING
@@ -229,7 +230,7 @@ class Scheduler:
         self.add(seq)
 
     def _stop(self, seq: Sequence) -> None:
-        """It runs no more."""
+        """Take a sequence out of `running`, and its row and blocks from it."""
         self.running.remove(seq)
         self.free_rows.append(seq.row)
         self.ended_rows.append(seq.row)

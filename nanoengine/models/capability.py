@@ -71,7 +71,7 @@ class Models(Capability):
         return self.model_config, found.tokenizer, found.eos_token_ids
 
     def _weights(self, max_len: int) -> tuple[object, ...]:
-        """What K/V depends on beside the description of the model, if no sequence is longer than `max_len`."""
+        """A key of everything beside the description that K/V depends on, if no sequence is longer than `max_len`."""
         return self.checkpoint.fingerprint(), self.quantization, self.model_config.angles_of(max_len)
 
     def model(self, startup: Startup) -> Decoder:

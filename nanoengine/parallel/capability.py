@@ -18,7 +18,7 @@ from nanoengine.core.capability import Capability
 from nanoengine.core.errors import InvalidConfig
 from nanoengine.core.messages import StepResult
 from nanoengine.core.model_runner import RunnerPart
-from nanoengine.core.qwen3 import DecoderLayer
+from nanoengine.core.qwen3 import DenseLayer
 from nanoengine.core.startup import Startup
 from nanoengine.kernels.interface import Kernels
 from nanoengine.kernels.triton.tuning import Tuning
@@ -157,7 +157,7 @@ class EndOfStep(RunnerPart):
         self._communicator.check()
 
 
-def check_layers(layers: Iterable[DecoderLayer], ranks: int) -> None:
+def check_layers(layers: Iterable[DenseLayer], ranks: int) -> None:
     """
     Raises:
         InvalidConfig: a part of a layer computes with its weights in a way that nobody has shared out.

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from nanoengine.core.config import option
 from nanoengine.core.errors import InvalidSamplingParams
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sampling_params import CoreSamplingParams
 
 POOLINGS = ("last", "mean")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolingParams(SamplingParams):
+class PoolingParams(CoreSamplingParams):
     """How the hidden states of a prompt become one vector. To the scheduler it is a request for one token, which is dropped.
 
     Args:

@@ -23,7 +23,7 @@ from nanoengine.worker.member import NOT_THERE, replaced
 
 if TYPE_CHECKING:
     from nanoengine.core.model_runner import ModelRunner
-    from nanoengine.core.qwen3 import Decoder
+    from nanoengine.core.qwen3 import DenseDecoder
     from nanoengine.core.startup import Startup
 
 
@@ -82,9 +82,9 @@ class Replicas(Capability):
 
         startup._new_engine = new_engine  # type: ignore[method-assign]
 
-    def model(self, startup: Startup) -> Decoder | None:
+    def model(self, startup: Startup) -> DenseDecoder | None:
         is_used = startup.config.of(ReplicaOptions).replicas > 0
-        return cast("Decoder", self) if is_used else None  # nobody here looks at it
+        return cast("DenseDecoder", self) if is_used else None  # nobody here looks at it
 
     def policy(self, startup: Startup) -> None:
         self.computes = f"{startup.kernels.name} {startup.kernels.fingerprint}, {startup.dtype}"

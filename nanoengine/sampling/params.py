@@ -11,11 +11,18 @@ from importlib.util import find_spec
 from numbers import Real
 from typing import Any
 
-from nanoengine.core import sampling_params as core
 from nanoengine.core.config import option
 from nanoengine.core.errors import InvalidSamplingParams, shown
 from nanoengine.core.outputs import CompletionOutput
-from nanoengine.core.sampling_params import MAX_COMPLETIONS, MAX_INT32, ModelFacts, integer, items
+from nanoengine.core.sampling_params import (
+    MAX_COMPLETIONS,
+    MAX_INT32,
+    CoreSamplingParams,
+    ModelFacts,
+    integer,
+    items,
+    token_ids,
+)
 from nanoengine.sampling.bad_word_tokens import MAX_BAD_WORDS, bad_word_tokens
 from nanoengine.sampling.detokenizer import StopDetokenizer
 
@@ -31,7 +38,7 @@ LEAST_REPETITION_PENALTY = 1e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams(core.SamplingParams):
+class SamplingParams(CoreSamplingParams):
     """How to sample one request. Names and meanings follow vLLM, or transformers where vLLM has no such field.
 
     The order is fixed: what may not be sampled (`allowed_token_ids`, `bad_words`, the `min_tokens` ban), logit_bias,
@@ -82,14 +89,14 @@ class SamplingParams(core.SamplingParams):
     """Tokens of `bad_words`, set by `for_model`."""
 
     def __post_init__(self) -> None:
-        core.SamplingParams.__post_init__(self)
+        CoreSamplingParams.__post_init__(self)
         self.keep("stop", strings("stop", (self.stop,) if isinstance(self.stop, str) else self.stop))
         longest = max(map(len, self.stop), default=0)
         if longest > MAX_STOP_CHARS:
             raise InvalidSamplingParams(f"stop holds a string of {longest} characters: at most {MAX_STOP_CHARS} can be")
         self.keep("logit_bias", biases(self.logit_bias))
         if self.allowed_token_ids is not None:
-            self.keep("allowed_token_ids", core.token_ids("allowed_token_ids", self.allowed_token_ids))
+            self.keep("allowed_token_ids", token_ids("allowed_token_ids", self.allowed_token_ids))
             if not self.allowed_token_ids:
                 raise InvalidSamplingParams("allowed_token_ids is empty: None allows all tokens")
         self.keep("bad_words", tuple(dict.fromkeys(strings("bad_words", self.bad_words))))

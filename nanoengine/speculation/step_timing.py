@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from nanoengine.core.messages import UNKNOWN, RowSampling, Run, Started, StepPlan
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sampling_params import CoreSamplingParams
 
 if TYPE_CHECKING:
     from nanoengine.core.model_runner import ModelRunner
@@ -48,7 +48,7 @@ def time_steps(startup: Startup) -> StepTiming:
         lengths = [min(most_new, size - first) for first in range(0, size, most_new)]
         if len(lengths) > startup.num_rows or size > max_tokens:
             break
-        how = RowSampling(SamplingParams(temperature=0), 0, num_prompt_tokens=before + 1)
+        how = RowSampling(CoreSamplingParams(temperature=0), 0, num_prompt_tokens=before + 1)
         started = [Started(row, [0] * (before + 1), tables, how) for row in range(len(lengths))]
         step = _step(lengths, before, 0)
         runner.launch(StepPlan(started=started, **step))()

@@ -20,7 +20,7 @@ from nanoengine.worker.remote_runner import RemoteRunner, WorkerLost
 
 if TYPE_CHECKING:
     from nanoengine.core.model_runner import ModelRunner
-    from nanoengine.core.qwen3 import Decoder
+    from nanoengine.core.qwen3 import DenseDecoder
     from nanoengine.core.startup import Startup
 
 logger = logging.getLogger("nanoengine")
@@ -54,7 +54,7 @@ class Worker(Capability):
         startup.new_runner = partial(_new_runner, startup)  # type: ignore[method-assign]
         startup._new_engine = partial(_new_engine, startup, startup._new_engine)  # type: ignore[method-assign]
 
-    def model(self, startup: Startup) -> Decoder | None:
+    def model(self, startup: Startup) -> DenseDecoder | None:
         if not self.is_used:
             return None
         config = startup.config
@@ -62,7 +62,7 @@ class Worker(Capability):
             raise InvalidConfig(
                 "worker processes on GPUs need num_kv_blocks or kv_cache_memory: only they could measure it"
             )
-        return cast("Decoder", self)  # nobody here looks at it
+        return cast("DenseDecoder", self)  # nobody here looks at it
 
 
 class WithoutRunner:

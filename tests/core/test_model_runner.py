@@ -14,11 +14,11 @@ import torch
 from nanoengine.core.config import EngineConfig
 from nanoengine.core.errors import EngineClosed
 from nanoengine.core.messages import RowSampling, Run, Started, StepPlan
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.startup import Startup
 
 DEMO = str(Path(__file__).parents[2] / "nanoengine" / "demo")
-GREEDY = RowSampling(SamplingParams(temperature=0.0), 0, 3)
+GREEDY = RowSampling(CoreSamplingParams(temperature=0.0), 0, 3)
 
 
 @pytest.fixture

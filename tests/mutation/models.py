@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutation.mutant import Mutant
 
 ROTARY = "nanoengine/layers/rotary.py"
+SLOTS = "nanoengine/layers/slots.py"
 DECODER = "nanoengine/models/decoder.py"
 LOADER = "nanoengine/models/loader.py"
 ROPE = "nanoengine/models/rope_config.py"
@@ -82,11 +83,11 @@ MUTANTS = (
     ),
     Mutant(
         "interleaved-gate-and-up-are-swapped",
-        "nanoengine/layers/interleaved.py",
+        SLOTS,
         "place.copy_(source[..., first :: len(self.places)])",
         "place.copy_(source[..., len(self.places) - 1 - first :: len(self.places)])",
         "Biases of gates and ups that stand in turn are swapped.",
-        ("tests/layers/test_interleaved.py",),
+        ("tests/layers/test_slots.py",),
     ),
     Mutant(
         "projections-overlap",
@@ -98,11 +99,11 @@ MUTANTS = (
     ),
     Mutant(
         "norm-offset-is-forgotten",
-        "nanoengine/layers/shifted.py",
-        "self.slot.copy_(source.float() + self.offset)",
-        "self.slot.copy_(source.float())",
+        SLOTS,
+        "tensor.float() + offset",
+        "tensor.float()",
         "Norms of Gemma, whose weights are stored less one, are loaded as they are.",
-        ("tests/layers/test_shifted.py",),
+        ("tests/layers/test_slots.py",),
     ),
     Mutant(
         "embedding-scale-is-not-rounded",
