@@ -212,8 +212,8 @@ MUTANTS = (
     Mutant(
         "qwen3-moe-is-sparse-everywhere",
         FAMILIES + "qwen.py",
-        "has_experts=i not in without and (i + 1) % step == 0)",
-        "has_experts=i not in without)",
+        "i not in dense and (i + 1) % step == 0 for",
+        "i not in dense for",
         "Qwen3-MoE has experts in layers that decoder_sparse_step leaves dense.",
         logits_of("Qwen3-MoE, some layers dense"),
     ),
