@@ -25,9 +25,8 @@ class Request:
     priority: int = 0  # a smaller one comes first
     client: str = ""
     arrival_time: float | None = None  # seconds of time.perf_counter, if somebody measures it
-    completions: dict[int, list[int]] = field(
-        default_factory=dict
-    )  # index -> output tokens it has already (resumed elsewhere); {}: all begin with none
+    # Index -> output tokens that the completion has already (resumed elsewhere); empty: all begin with none.
+    completions: dict[int, list[int]] = field(default_factory=dict)
     sequences: list[Sequence] = field(default_factory=list)  # set when it is submitted
     num_finished: int = 0  # of them
     error: Exception | None = None

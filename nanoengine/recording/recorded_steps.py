@@ -48,9 +48,8 @@ class RecordedSteps:
     ):
         self.buckets, self._runner, self._recorder = buckets, runner, recorder
         self._max_len, self._reads_shared_once = max_len, reads_shared_once
-        self.variant: Callable[[], object] = lambda: (
-            None
-        )  # key of a recording beside its bucket, such as which adapters are in use
+        # The key of a recording beside its bucket, such as which adapters are in use.
+        self.variant: Callable[[], object] = lambda: None
         self._replays: dict[tuple[Bucket, object], Callable[[], Tensor]] = {}
 
     def __len__(self) -> int:

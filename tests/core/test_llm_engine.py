@@ -183,3 +183,28 @@ def test_so_many_steps_are_in_flight_and_a_reset_waits_for_all_requests(depth: i
     run(engine, [])
     assert engine.reset_prefix_cache()
     assert not engine.scheduler.blocks.index[0]
+
+
+def test_a_part_that_is_idle_is_asked_nothing_in_steps() -> None:
+    called: set[str] = set()
+
+    class Noting(PolicyPart):
+        def __getattribute__(self, name: str) -> Any:
+            if callable(getattr(PolicyPart, name, None)) and not name.startswith("__"):
+                called.add(name)
+            return super().__getattribute__(name)
+
+    part = Noting()
+    part.is_idle = True
+    engine = make_engine(parts=[part])
+    run(engine, [engine.make_request([1] * 9)])
+    assert called == {"made", "submitted"}
+    engine.submit(request := engine.make_request([2] * 9))
+    part.is_idle = False
+    while not request.finished:
+        engine.step()
+    assert called >= {"make_way", "candidates", "complete", "after_step", "finished"}
+    part.is_idle = True
+    called.clear()
+    engine.close()
+    assert called == {"close"}
