@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from nanoengine import LLM, SamplingParams
 from nanoengine.core.capability import Capability
-from nanoengine.core.config import check, option
+from nanoengine.core.options import check, option
 from nanoengine.core.seams import PolicyPart
 from nanoengine.errors import InvalidPrompt
 

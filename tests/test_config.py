@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import make_dataclass
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from nanoengine import LLM
 from nanoengine.builder import read_config
 from nanoengine.core.config import EngineConfig
+from nanoengine.core.options import check, option
 from nanoengine.errors import InvalidConfig, NanoEngineError, UnknownOption
 
 
@@ -209,3 +211,18 @@ def test_errors_about_options_are_also_what_python_programs_expect() -> None:
 def test_a_config_does_not_change() -> None:
     with pytest.raises(AttributeError):
         read_config("demo", {}).block_size = 4  # type: ignore[misc]
+
+
+def test_rules_hold_whether_annotations_are_text_or_types() -> None:
+    for count, name in (("int", "str | None"), (int, str | None)):
+        kind = make_dataclass(
+            "Options", [("count", count, option(3, high=5)), ("name", name, option(None, choices="ab"))]
+        )
+        check(kind())
+        check(kind(5, "a"))
+        for values, message in (
+            ((6,), "count is 6: .* from 1 to 5"),
+            ((1, "c"), "name is 'c': .* one of a, b, or None"),
+        ):
+            with pytest.raises(InvalidConfig, match=message):
+                check(kind(*values))

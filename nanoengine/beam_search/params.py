@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import MISSING, dataclass
 
-from nanoengine.core.config import check, option
 from nanoengine.core.errors import InvalidSamplingParams, shown
+from nanoengine.core.options import check, option
 
 MAX_CANDIDATES = 100
 """Most next tokens of a beam that a search looks at."""

@@ -2,79 +2,16 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields
-from numbers import Integral, Real
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
-from nanoengine.core.errors import InvalidConfig, NanoEngineError, UnknownOption, did_you_mean, shown
+from nanoengine.core.errors import InvalidConfig, UnknownOption, did_you_mean, shown
+from nanoengine.core.options import MAX_INT32, check, option
 
 POLICIES = ("prefill_first", "mixed")
 DTYPES = ("float32", "bfloat16", "float16")
-MAX_INT32 = 2**31 - 1
-KINDS: dict[str, tuple[type, Callable[[Any], object], str]] = {
-    "bool": (bool, bool, "True or False"),
-    "int": (Integral, operator.index, "an integer"),
-    "float": (Real, float, "a number"),
-    "str": (str, str, "text"),
-}
-"""Types of fields that `check` knows: the class of a value, what makes a plain Python value of it, and its name in messages."""
 T = TypeVar("T")
-
-
-def option(
-    default: Any,
-    low: float = 1,
-    high: float = MAX_INT32,
-    *,
-    above: bool = False,
-    choices: Sequence[str] = (),
-    unit: str = "",
-) -> Any:
-    """A field of a dataclass of options, with its default and the rules that `check` applies.
-
-    Args:
-        low: the smallest number; with `above`, a number must be larger.
-        high: the largest number.
-        choices: a text is one of these. Empty: any text.
-        unit: "bytes": `builder.read_config` takes text such as "2GiB", too.
-    """
-    return field(default=default, metadata={"range": (low, high, above), "choices": choices, "unit": unit})
-
-
-def check(options: Any, error: type[NanoEngineError] = InvalidConfig) -> None:
-    """Check the fields of a dataclass by their types (bool, int, float, str, each perhaps with "| None") and by the rules of
-    `option`; fields of other types are left to their class. Numbers of numpy become plain Python numbers.
-
-    Raises:
-        error: a value of another type, or outside its range.
-    """
-    for each in fields(options):
-        value, kind = getattr(options, each.name), str(each.type).removesuffix(" | None")
-        if kind not in KINDS or not each.init or (value is None and kind != each.type):
-            continue
-        type_, plain, _ = KINDS[kind]
-        is_right = isinstance(value, type_) and isinstance(value, bool) == (kind == "bool")
-        if is_right and kind in ("int", "float"):
-            low, high, above = each.metadata["range"]
-            is_right = low <= value <= high and not (above and value == low)
-        elif is_right and each.metadata.get("choices"):
-            is_right = value in each.metadata["choices"]
-        if not is_right:
-            raise error(f"{each.name} is {shown(value)}: it must be {_rule(each, kind)}")
-        object.__setattr__(options, each.name, plain(value))
-
-
-def _rule(each: Field[Any], kind: str) -> str:
-    """The rule of a field, in words for an error message."""
-    rule = KINDS[kind][2]
-    if kind in ("int", "float"):
-        low, high, above = each.metadata["range"]
-        rule += f" above {low} and at most {high}" if above else f" from {low} to {high}"
-    elif each.metadata.get("choices"):
-        rule = f"one of {', '.join(each.metadata['choices'])}"
-    return rule if kind == each.type else f"{rule}, or None"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nanoengine.core.config import DTYPES, MAX_INT32
+from nanoengine.core.config import DTYPES
 from nanoengine.core.errors import ModelNotFound, UnsupportedModel, shown
+from nanoengine.core.options import MAX_INT32
 
 MAX_JSON_BYTES = 64 << 20  # the indexes of the largest models have a fifth of it
 

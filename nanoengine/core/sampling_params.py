@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Protocol
 
-from nanoengine.core.config import MAX_INT32, check, option
 from nanoengine.core.detokenizer import Detokenizer
 from nanoengine.core.errors import InvalidSamplingParams, shown
+from nanoengine.core.options import MAX_INT32, check, option
 from nanoengine.core.outputs import CompletionOutput
 
 MAX_COMPLETIONS = 16384

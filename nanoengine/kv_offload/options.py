@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nanoengine.core.config import check, option
 from nanoengine.core.errors import InvalidConfig
+from nanoengine.core.options import check, option
 from nanoengine.sizes import told
 
 HOST_SHARE, HOST_CAP = 0.25, 4 << 30

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from nanoengine.core.config import MAX_INT32
+from nanoengine.core.options import MAX_INT32
 from nanoengine.errors import UnsupportedModel, shown
 
 WITHOUT_EFFECT = re.compile(

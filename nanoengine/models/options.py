@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nanoengine.core.config import check, option
 from nanoengine.core.errors import InvalidConfig, shown
+from nanoengine.core.options import check, option
 
 QUANTIZATIONS = ("int8", "int4", "int4-128", "fp8")
 

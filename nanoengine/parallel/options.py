@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nanoengine.core.config import check, option
 from nanoengine.core.errors import InvalidConfig
+from nanoengine.core.options import check, option
 
 MOST_RANKS = 64
 

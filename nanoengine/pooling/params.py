@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 
-from nanoengine.core.config import option
 from nanoengine.core.errors import InvalidSamplingParams
+from nanoengine.core.options import option
 from nanoengine.core.sampling_params import CoreSamplingParams
 
 POOLINGS = ("last", "mean")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nanoengine.core.config import check
+from nanoengine.core.options import check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

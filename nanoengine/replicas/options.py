@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nanoengine.core.config import check, option
 from nanoengine.core.errors import InvalidConfig, shown
+from nanoengine.core.options import check, option
 
 MOST_REPLICAS = 4096
 MOST_SECONDS = 1e9

@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from numbers import Real
 from typing import Any
 
-from nanoengine.core.config import option
 from nanoengine.core.errors import InvalidSamplingParams, shown
+from nanoengine.core.options import option
 from nanoengine.core.outputs import CompletionOutput
 from nanoengine.core.sampling_params import (
     MAX_COMPLETIONS,

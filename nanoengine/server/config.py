@@ -6,7 +6,7 @@ import ipaddress
 from dataclasses import dataclass
 from typing import Any
 
-from nanoengine.core.config import option
+from nanoengine.core.options import option
 from nanoengine.errors import InvalidConfig, shown
 from nanoengine.log import FORMATS, LEVELS
 from nanoengine.sizes import told

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nanoengine.core.config import check, option
 from nanoengine.core.errors import InvalidConfig, shown
+from nanoengine.core.options import check, option
 
 NGRAM, SUFFIX, MODEL = "ngram", "suffix", "model:"
 MAX_DRAFTS = 15

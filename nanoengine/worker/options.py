@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nanoengine.core.config import check, option
+from nanoengine.core.options import check, option
 
 MOST_SECONDS = 2_000_000
 """What poll(2) can wait: it counts milliseconds in 31 bits."""

@@ -6,6 +6,7 @@ from tests.mutation.mutant import Mutant
 
 LLM = "nanoengine/llm.py"
 CORE_LLM = "nanoengine/core/llm.py"
+OPTIONS = "nanoengine/core/options.py"
 CONFIG = "nanoengine/core/config.py"
 PARAMS = "nanoengine/core/sampling_params.py"
 CHAT = "nanoengine/models/chat_template.py"
@@ -68,7 +69,7 @@ MUTANTS = (
     ),
     Mutant(
         "option-may-be-zero",
-        CONFIG,
+        OPTIONS,
         "    low: float = 1,",
         "    low: float = 0,",
         "Options that count something may be 0.",
@@ -76,9 +77,9 @@ MUTANTS = (
     ),
     Mutant(
         "option-has-no-upper-end",
-        CONFIG,
-        "is_right = low <= value <= high and",
-        "is_right = low <= value and",
+        OPTIONS,
+        "is_right and low <= value <= high and",
+        "is_right and low <= value and",
         "Options are larger than the layers below can hold.",
         ("tests/test_config.py",),
     ),
@@ -116,17 +117,17 @@ MUTANTS = (
     ),
     Mutant(
         "nan-passes-for-a-temperature",
-        CONFIG,
-        "is_right = low <= value <= high and",
-        "is_right = not (value < low or value > high) and",
+        OPTIONS,
+        "is_right and low <= value <= high and",
+        "is_right and not (value < low or value > high) and",
         "NaN is accepted where a number within bounds is asked for.",
         (TEST_PARAMS,),
     ),
     Mutant(
         "bool-passes-for-an-integer",
-        CONFIG,
-        ' and isinstance(value, bool) == (kind == "bool")',
-        "",
+        OPTIONS,
+        " and not isinstance(value, bool))",
+        ")",
         "True is accepted where an integer is asked for.",
         (TEST_PARAMS,),
     ),
