@@ -17,8 +17,8 @@ from typing import Any
 from benchmarks.limit import StepWork
 from benchmarks.workload import Workload
 from nanoengine import SamplingParams
-from nanoengine.core.llm_engine import Executor, Launched, LLMEngine
-from nanoengine.core.messages import StepPlan, StepResult
+from nanoengine.core.llm_engine import Executor, LLMEngine
+from nanoengine.core.messages import Launched, StepPlan, StepResult
 from nanoengine.core.scheduler import Scheduler
 from nanoengine.core.sequence import Request
 from nanoengine.interrupts import InterruptGuard, Interruptible
@@ -126,22 +126,6 @@ class Interrupted(KeyboardInterrupt):
         )
 
 
-@dataclass
-class TappedStep:
-    """A plan that a Tap launched."""
-
-    tap: Tap
-    plan: StepPlan
-    launched: Launched
-    seconds: float
-
-    def result(self) -> StepResult:
-        start = perf_counter()
-        result = self.launched.result()
-        self.tap.taken.append((self.plan, self.seconds + perf_counter() - start))
-        return result
-
-
 class Tap:
     """Stands in for an engine's executor, and times it."""
 
@@ -151,10 +135,18 @@ class Tap:
             tuple[StepPlan, float]
         ] = []  # whose results were taken, with the seconds in the executor for each
 
-    def launch(self, plan: StepPlan) -> TappedStep:
+    def launch(self, plan: StepPlan) -> Launched:
         start = perf_counter()
         launched = self.executor.launch(plan)
-        return TappedStep(self, plan, launched, perf_counter() - start)
+        seconds = perf_counter() - start
+
+        def result() -> StepResult:
+            start = perf_counter()
+            found = launched()
+            self.taken.append((plan, seconds + perf_counter() - start))
+            return found
+
+        return result
 
     def take(self) -> list[tuple[StepPlan, float]]:
         """What was taken since the last call."""

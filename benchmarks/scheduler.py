@@ -222,12 +222,13 @@ class Core:
         result = sample(step.number, step.plan)
         sampled = process_time()
         seqs = scheduler.commit(result)
-        for part in scheduler.parts:
+        parts = [part for part in scheduler.parts if not part.is_idle]  # as the engine tells them
+        for part in parts:
             part.after_step(step, result, seqs)
         for seq in seqs:
             if seq.finished:
                 seq.request.num_finished += 1
-                for part in scheduler.parts:
+                for part in parts:
                     part.finished(seq)
         return process_time() - sampled + scheduled - start, len(seqs)
 

@@ -29,7 +29,7 @@ def test_linters_are_clean(command: tuple[str, ...]) -> None:
 
 
 POLICY = {
-    "core": ("llm", "llm_engine", "scheduler", "block_manager", "sequence", "messages", "seams", "config"),
+    "core": ("llm", "llm_engine", "scheduler", "block_manager", "sequence", "messages", "seams", "config", "options"),
     "sampling": ("params", "collector", "detokenizer"),
     "speculation": ("options", "speculation", "ngram", "suffix"),
     "kv_groups": ("layouts", "common_prefix", "options", "messages", "snapshots"),
@@ -147,7 +147,7 @@ def test_the_core_imports_nothing_else_of_the_package() -> None:
 def test_the_core_stays_small() -> None:
     """All lines count. Who adds to it moves something out."""
     num_lines = sum(len(path.read_text().splitlines()) for path in (ROOT / "nanoengine" / "core").rglob("*.py"))
-    assert num_lines <= 4165
+    assert num_lines <= 4159
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

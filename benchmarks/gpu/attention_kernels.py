@@ -11,7 +11,7 @@ import torch
 from benchmarks.gpu.kernel_bench import Bench, caches, lens_of_workload, memory_for, step, tokens_in_blocks
 from nanoengine.attention.backend import AttentionBackend, choose_backend
 from nanoengine.core.attention import AttentionSpec
-from nanoengine.core.layers import Factory, RMSNorm
+from nanoengine.core.layers import RMSNorm, WeightFactory
 from nanoengine.errors import InvalidConfig
 from nanoengine.layers.attention import Attention
 from nanoengine.layers.rotary import RotaryEmbedding
@@ -103,6 +103,6 @@ def rotate_and_write(bench: Bench) -> None:
 
 
 def _norm(bench: Bench, size: int) -> RMSNorm:
-    norm = RMSNorm(Factory(bench.kernels, bench.dtype, bench.device), size, 1e-6)
+    norm = RMSNorm(WeightFactory(bench.kernels, bench.dtype, bench.device), size, 1e-6)
     norm.weight.fill_(1.0)
     return norm

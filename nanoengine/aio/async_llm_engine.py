@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from nanoengine.aio.request_stream import Delta, RequestStream, call_soon, failure_of
 from nanoengine.core.errors import EngineClosed, InvalidSamplingParams
 from nanoengine.core.llm_engine import LLMEngine
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.sequence import Request
 from nanoengine.errors import EngineDead
 
@@ -85,7 +85,7 @@ class AsyncLLMEngine:
     def make_request(
         self,
         prompt: str | Sequence[int],
-        params: SamplingParams | None = None,
+        params: CoreSamplingParams | None = None,
         request_id: str | None = None,
         *,
         lora_request: LoRARequest | None = None,
@@ -133,7 +133,7 @@ class AsyncLLMEngine:
             self._put(_Message(partial(self._abort, stream.request.request_id, stream)))
 
     async def generate(
-        self, prompt: str | Sequence[int], params: SamplingParams | None = None, **options: Any
+        self, prompt: str | Sequence[int], params: CoreSamplingParams | None = None, **options: Any
     ) -> AsyncGenerator[Delta, None]:
         """Complete one prompt, and yield what each step brings; closing the iterator early aborts the request.
 

@@ -9,9 +9,8 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
-from nanoengine.core import attention as core
-from nanoengine.core.attention import AttentionSpec, KVLayer
-from nanoengine.core.model_config import ModelConfig
+from nanoengine.core.attention import AttentionSpec, CoreAttentionBackend, KVLayer
+from nanoengine.core.model_config import DenseConfig
 from nanoengine.errors import InvalidConfig, shown
 
 Changes = tuple[Tensor | None, Tensor | None, float, Tensor | None, Tensor | None]
@@ -24,7 +23,7 @@ of q and k, and the write of k and v, in one go. qkv is [num_tokens, (num_heads 
 then of k, then of v."""
 
 
-class AttentionBackend(core.AttentionBackend):
+class AttentionBackend(CoreAttentionBackend):
     """A backend that may keep K/V as int8, be recorded, and read what sequences share once."""
 
     features: frozenset[str] = frozenset()
@@ -68,7 +67,7 @@ def choose_backend(
     name: str,
     device: torch.device,
     dtype: torch.dtype,
-    model: ModelConfig,
+    model: DenseConfig,
     block_size: int | None,
     specs: Sequence[AttentionSpec] = (),
     *,

@@ -8,17 +8,15 @@ from functools import partial
 
 import torch
 
-from nanoengine.attention.backend import AttentionBackend as PackageBackend
-from nanoengine.attention.backend import choose_backend
+from nanoengine.attention.backend import AttentionBackend, choose_backend
 from nanoengine.attention.kv_cache import BlockMajorKVCache, HugePageKVCache
-from nanoengine.core.attention import AttentionBackend
+from nanoengine.core.attention import CoreAttentionBackend
 from nanoengine.core.capability import Capability
 from nanoengine.core.errors import InvalidConfig
-from nanoengine.core.kernels import Kernels
+from nanoengine.core.kernels import CoreKernels
 from nanoengine.core.kv_cache import KVCache
 from nanoengine.core.startup import Startup
-from nanoengine.kernels.interface import Kernels as PackageKernels
-from nanoengine.kernels.interface import choose_kernels
+from nanoengine.kernels.interface import Kernels, choose_kernels
 from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.kernels.options import KernelOptions
 from nanoengine.models.decoder import attention_specs
@@ -41,7 +39,7 @@ class NativeAndTriton(Capability):
     def _are_native(self, startup: Startup) -> bool:
         return unsupported_reason(startup.device.torch_device, torch.bfloat16, use_tqdm=startup.use_tqdm) is None
 
-    def kernels(self, startup: Startup) -> Kernels:
+    def kernels(self, startup: Startup) -> CoreKernels:
         own, device = startup.config.of(KernelOptions), startup.device.torch_device
         asked = own.activation_dtype
         if asked == "auto":
@@ -63,7 +61,7 @@ class NativeAndTriton(Capability):
             logger.warning("plain torch computes, which is slower: %s", found.description)
         return found
 
-    def backend(self, startup: Startup) -> AttentionBackend:
+    def backend(self, startup: Startup) -> CoreAttentionBackend:
         own, name = startup.config.of(KernelOptions), startup.config.attention_backend
         if own.kv_cache_dtype == "int8":
             startup.kv_dtype = torch.int8
@@ -82,17 +80,17 @@ class NativeAndTriton(Capability):
 
     def kv_cache(self, startup: Startup, num_blocks: int) -> KVCache:
         backend = startup.backend
-        kind = BlockMajorKVCache if isinstance(backend, PackageBackend) and backend.block_major else HugePageKVCache
+        kind = BlockMajorKVCache if isinstance(backend, AttentionBackend) and backend.block_major else HugePageKVCache
         where = startup.kv_dtype or startup.dtype, startup.device.torch_device
         return kind(num_blocks, startup.groups, startup.block_shape, *where)
 
     def describe_itself(self, startup: Startup) -> str:
         formats: Counter[str] = Counter()
-        for matrix in startup.facts.get("matrices", ()):
+        for matrix in startup.matrices:
             formats.update(matrix.formats())
         listed = " + ".join(f"{size / 2**20:.1f} MiB in {name}" for name, size in formats.most_common())
         plain = str(startup.dtype).removeprefix("torch.")
         kernels, products = startup.kernels, ""
-        if isinstance(kernels, PackageKernels) and formats.keys() - {plain}:
+        if isinstance(kernels, Kernels) and formats.keys() - {plain}:
             products = f" ({kernels.quantized_products})"
         return f"weights: {listed or 'in other processes'}{products}"

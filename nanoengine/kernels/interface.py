@@ -9,8 +9,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from nanoengine.core import kernels as core
-from nanoengine.core.kernels import Weight, WeightSlot
+from nanoengine.core.kernels import CoreKernels, Weight, WeightSlot
 from nanoengine.errors import InvalidConfig
 from nanoengine.kernels import recurrences
 from nanoengine.quantization.tensor import QuantizedExperts, QuantizedTensor
@@ -100,7 +99,7 @@ class ExpertBiases(NamedTuple):
     down: Tensor  # [experts, hidden]
 
 
-class Kernels(core.Kernels, ABC):
+class Kernels(CoreKernels, ABC):
     """One implementation, with mixtures of experts, other activations, and quantized weights."""
 
     quantized_products: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nanoengine.core.config import check_choice
+from nanoengine.core.options import check, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,11 +22,9 @@ class KernelOptions:
             about half the bytes of bfloat16, and near it.
     """
 
-    kernels: str = "auto"
-    activation_dtype: str = "auto"
-    kv_cache_dtype: str = "auto"
+    kernels: str = option("auto", choices=("auto", "native", "triton", "torch"))
+    activation_dtype: str = option("auto", choices=("auto", "int8", "int16", "float32"))
+    kv_cache_dtype: str = option("auto", choices=("auto", "int8"))
 
     def __post_init__(self) -> None:
-        check_choice("kernels", self.kernels, ("auto", "native", "triton", "torch"))
-        check_choice("activation_dtype", self.activation_dtype, ("auto", "int8", "int16", "float32"))
-        check_choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", "int8"))
+        check(self)

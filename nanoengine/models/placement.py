@@ -29,9 +29,10 @@ def _is_fast(dtype: str, device: torch.device) -> bool:
 
 
 def check_room_for_weights(num_bytes: int, device: torch.device) -> None:
-    """See that weights find room in this machine's RAM, which the system would promise and then not have.
+    """Check that weights fit into this machine's free RAM. Linux overcommits: the allocation would succeed, and the process be
+    killed later.
 
-    A GPU's memory is given at once or refused: nothing is looked at there.
+    A GPU refuses at once what does not fit, so nothing is checked there.
 
     Raises:
         InvalidConfig: they do not.

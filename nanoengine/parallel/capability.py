@@ -18,7 +18,7 @@ from nanoengine.core.capability import Capability
 from nanoengine.core.errors import InvalidConfig
 from nanoengine.core.messages import StepResult
 from nanoengine.core.model_runner import RunnerPart
-from nanoengine.core.qwen3 import DecoderLayer
+from nanoengine.core.qwen3 import DenseLayer
 from nanoengine.core.startup import Startup
 from nanoengine.kernels.interface import Kernels
 from nanoengine.kernels.triton.tuning import Tuning
@@ -47,14 +47,12 @@ class Parallel(Capability):
 
     def describe(self, startup: Startup) -> None:
         self.asked = startup.config.of(ParallelOptions)
-        size = self.asked.tensor_parallel_size
-        if size > 1:
-            startup.facts["num_ranks"] = size
+        startup.num_ranks = self.asked.tensor_parallel_size
 
     def model(self, startup: Startup) -> None:
         """What loads the model finds here what it is made of."""
         member = startup.config.options.get(Member)
-        if "num_ranks" not in startup.facts or member is None:
+        if startup.num_ranks == 1 or member is None:
             return
         config = cast(ModelConfig, startup.model_config)
         communicator = self._communicator(startup, member, config)
@@ -70,7 +68,7 @@ class Parallel(Capability):
         def factory(kernels: Kernels, dtype: torch.dtype, device: torch.device) -> GroupFactory:
             return GroupFactory(GroupKernels(kernels, group), dtype, device, group=group)
 
-        startup.facts["factory"], startup.facts["kept_rows"] = factory, group.kept_rows
+        startup.factory, startup.kept_rows = factory, group.kept_rows
 
     def _communicator(self, startup: Startup, member: Member, config: ModelConfig) -> Communicator:
         device = startup.device.torch_device
@@ -83,7 +81,7 @@ class Parallel(Capability):
         return SharedMemory.of_member(member, num_bytes)
 
     def before_pool(self, startup: Startup) -> None:
-        config, size = startup.model_config, startup.facts.get("num_ranks", 1)
+        config, size = startup.model_config, startup.num_ranks
         if size == 1:
             return
         if self.group is not None:
@@ -109,8 +107,7 @@ class Parallel(Capability):
             startup.runner.parts.append(EndOfStep(self.group.communicator))
 
     def describe_itself(self, startup: Startup) -> str | None:
-        size = startup.facts.get("num_ranks", 1)
-        return f"{size} ranks" if size > 1 else None
+        return f"{startup.num_ranks} ranks" if startup.num_ranks > 1 else None
 
 
 def _launch_in_order(*users: object) -> None:
@@ -160,7 +157,7 @@ class EndOfStep(RunnerPart):
         self._communicator.check()
 
 
-def check_layers(layers: Iterable[DecoderLayer], ranks: int) -> None:
+def check_layers(layers: Iterable[DenseLayer], ranks: int) -> None:
     """
     Raises:
         InvalidConfig: a part of a layer computes with its weights in a way that nobody has shared out.

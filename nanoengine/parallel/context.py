@@ -15,7 +15,7 @@ from torch import Tensor
 from nanoengine.attention.native import NativeAttention, num_shared
 from nanoengine.core.attention import AttentionSpec, KVLayer, Runs
 from nanoengine.core.errors import InvalidConfig
-from nanoengine.core.kernels import Kernels, PlacedTokens
+from nanoengine.core.kernels import CoreKernels, PlacedTokens
 from nanoengine.core.startup import Startup
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.parallel.communicator import SharedMemory
@@ -33,7 +33,7 @@ def check_context(startup: Startup, ranks: int) -> None:
         InvalidConfig: the model, the backend or the blocks do not allow for it.
     """
     name, size = f"decode_context_parallel_size is {ranks}", startup.block_size
-    windows = [window for window in startup.facts["windows"] if window is not None]
+    windows = [window for window in startup.windows or () if window is not None]
     if windows:
         raise InvalidConfig(f"{name}, but layers of the model see windows or chunks of {windows[0]} tokens: use 1")
     if startup.backend.name != "native":
@@ -61,7 +61,7 @@ def row_bytes(config: ModelConfig, max_len: int) -> int:
 class SharedContext:
     """What a rank does otherwise than the backend that it computes with, if it has some tokens of all heads."""
 
-    def __init__(self, backend: NativeAttention, kernels: Kernels, communicator: SharedMemory):
+    def __init__(self, backend: NativeAttention, kernels: CoreKernels, communicator: SharedMemory):
         own = communicator
         self._backend, self._communicator, self._block_size = backend, own, backend.block_size
         self._where = own.memory.data_ptr(), own.rank, own.size, own.slot_bytes, own.seconds

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from nanoengine.core.errors import InvalidConfig, InvalidSamplingParams, NanoEngineError
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.ray.cluster import connect, nodes, package
 from nanoengine.ray.room import config_of_each, room_of_each
 
@@ -26,7 +26,7 @@ ADDED = ("text", "token_ids", "finish_reason", "error")
 def batch(
     dataset: Any,
     model: str = "demo",
-    sampling_params: SamplingParams | None = None,
+    sampling_params: CoreSamplingParams | None = None,
     *,
     batch_size: int = 256,
     prompt_column: str = "prompt",
@@ -98,7 +98,7 @@ class Completer:
     def __init__(
         self,
         config: EngineConfig,
-        params: SamplingParams | None,
+        params: CoreSamplingParams | None,
         prompt_column: str = "prompt",
         seed_column: str | None = None,
         seed: int = 0,
@@ -142,7 +142,7 @@ class Completer:
                 rows[number]["error"] = f"{type(failure).__name__}: {failure}"
         return rows
 
-    def _params(self, prompt: Any, seed: int | None) -> SamplingParams:
+    def _params(self, prompt: Any, seed: int | None) -> CoreSamplingParams:
         """Those of a row: with a seed that is the same whoever computes it."""
         if seed is None and self.params.seed is None:
             seed = xxhash.xxh3_64_intdigest(repr((self.seed, prompt)).encode())

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from nanoengine.core.capability import Capability
 from nanoengine.core.errors import InvalidConfig
 from nanoengine.ray.options import RayOptions
-from nanoengine.replicas.capability import CARRIER
 from nanoengine.replicas.options import ReplicaOptions
 from nanoengine.worker.capability import refuse
 
@@ -40,4 +39,4 @@ class Ray(Capability):
             told = dataclasses.replace(config, block_size=startup.block_size)  # as where their blocks are looked up
             return RayCarrier(config_of_each(told, room), room, hash_seed)
 
-        startup.facts[CARRIER] = new_carrier
+        startup.new_carrier = new_carrier

@@ -23,11 +23,9 @@ from nanoengine.worker.member import NOT_THERE, replaced
 
 if TYPE_CHECKING:
     from nanoengine.core.model_runner import ModelRunner
-    from nanoengine.core.qwen3 import Decoder
+    from nanoengine.core.qwen3 import DenseDecoder
     from nanoengine.core.startup import Startup
 
-CARRIER = "carrier"
-"""In `Startup.facts`: makes another carrier than that of this machine, of the seed of all hashes."""
 
 OF_REPLICAS = ("ParallelOptions", "WorkerOptions", "KVOffloadOptions", "SpeculationOptions")
 """Options that mean nothing here, where nothing is computed."""
@@ -55,7 +53,7 @@ class Replicas(Capability):
             return
         check_lora_bytes(config)
         check_prefill_replicas(config)
-        new_carrier = startup.facts.get(CARRIER)
+        new_carrier = startup.new_carrier
         is_on_gpus = new_carrier is None and config.device != "cpu"
         has_gpus = check_gpus(config, torch.cuda.device_count() if is_on_gpus else 0)
         options = {kind: kind() if kind.__name__ in OF_REPLICAS else own for kind, own in config.options.items()}
@@ -66,7 +64,7 @@ class Replicas(Capability):
         make_engine = startup._new_engine
 
         def new_engine() -> LLMEngine:
-            check_prefilled_states(config, has_states=bool(startup.facts.get("states")))
+            check_prefilled_states(config, has_states=startup.state_shapes is not None)
             told = dataclasses.replace(config, block_size=startup.block_size)  # as where their blocks are looked up
             hash_seed = secrets.randbits(64)
             if new_carrier is not None:
@@ -84,9 +82,9 @@ class Replicas(Capability):
 
         startup._new_engine = new_engine  # type: ignore[method-assign]
 
-    def model(self, startup: Startup) -> Decoder | None:
+    def model(self, startup: Startup) -> DenseDecoder | None:
         is_used = startup.config.of(ReplicaOptions).replicas > 0
-        return cast("Decoder", self) if is_used else None  # nobody here looks at it
+        return cast("DenseDecoder", self) if is_used else None  # nobody here looks at it
 
     def policy(self, startup: Startup) -> None:
         self.computes = f"{startup.kernels.name} {startup.kernels.fingerprint}, {startup.dtype}"

@@ -13,7 +13,7 @@ from typing import Any
 from nanoengine.core.detokenizer import Detokenizer
 from nanoengine.core.errors import InvalidRequest, shown
 from nanoengine.core.llm_engine import LLMEngine
-from nanoengine.core.messages import StepPlan, StepResult
+from nanoengine.core.messages import Launched, StepPlan, StepResult
 from nanoengine.core.outputs import FinishReason
 from nanoengine.core.sequence import Request, Sequence
 from nanoengine.replicas.carrier import Carrier
@@ -125,7 +125,7 @@ class ReplicatedEngine(LLMEngine):
         """Wait until something has come, or somebody wakes it; returns the requests that advanced or ended."""
         self._check_open()
         if not self.supervisor.touched:
-            self.executor.launch(StepPlan()).result()
+            self.executor.launch(StepPlan())()
             self.supervisor.watch()
         touched, self.supervisor.touched = self.supervisor.touched, {}
         for request in touched:
@@ -160,10 +160,10 @@ class Watching:
     def __init__(self, supervisor: Supervisor):
         self.supervisor = supervisor
 
-    def launch(self, plan: StepPlan) -> Watching:
-        return self
+    def launch(self, plan: StepPlan) -> Launched:
+        return self._wait
 
-    def result(self) -> StepResult:
+    def _wait(self) -> StepResult:
         self.supervisor.wait()
         return StepResult([])
 

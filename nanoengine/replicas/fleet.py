@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Protocol
 
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.sequence import Phase, Request, Sequence
 from nanoengine.errors import EngineDead
 from nanoengine.replicas.messages import Abort, Delta, Equip, Finish, News, Resumable, Submit, TellCached
@@ -357,7 +357,7 @@ def _num_expected(request: Request) -> tuple[int, int]:
 
 def prefill_of(request: Request, num_tokens: int) -> Resumable:
     """What another engine needs to compute the beginning of a prompt."""
-    own, params = resumable(request), SamplingParams(temperature=0.0, seed=0, max_tokens=1, ignore_eos=True)
+    own, params = resumable(request), CoreSamplingParams(temperature=0.0, seed=0, max_tokens=1, ignore_eos=True)
     return replace(
         own, prompt_token_ids=own.prompt_token_ids[:num_tokens], params=params, completions={0: []}, num_chars={0: 0}
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from nanoengine.core.outputs import FinishReason
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sampling_params import CoreSamplingParams
 
 KVChange = tuple[bytes | None, bool]
 """(hash of a block, whether it can be hit from now on); (None, False): nothing is cached any more."""
@@ -25,7 +25,7 @@ class Resumable:
 
     request_id: str
     prompt_token_ids: list[int]
-    params: SamplingParams  # checked, with a seed
+    params: CoreSamplingParams  # checked, with a seed
     completions: dict[int, list[int]]  # those that go on: the tokens that each has so far
     num_chars: dict[int, int]  # of the text of these tokens
     cache_salt: str = ""

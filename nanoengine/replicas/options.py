@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from nanoengine.core.config import check_count
 from nanoengine.core.errors import InvalidConfig, shown
+from nanoengine.core.options import check, option
 
 MOST_REPLICAS = 4096
-
-LIMITS = ("replica_silence_seconds", "replica_step_seconds", "replica_start_seconds", "replica_wait_seconds")
-"""Options that are times."""
+MOST_SECONDS = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,40 +39,30 @@ class ReplicaOptions:
         InvalidConfig: a value that cannot work.
     """
 
-    replicas: int = 0
-    max_replicas: int | None = None
-    waiting_tokens_per_replica: int = 16384
-    prefill_replicas: int = 0
-    min_prefill_tokens: int = 512
-    replica_silence_seconds: float = 20.0
-    replica_step_seconds: float = 300.0
-    replica_start_seconds: float = 1800.0
-    replica_wait_seconds: float = 120.0
-    replica_start_attempts: int = 10
+    replicas: int = option(0, 0, MOST_REPLICAS)
+    max_replicas: int | None = option(None, high=MOST_REPLICAS)
+    waiting_tokens_per_replica: int = option(16384, high=2**40)
+    prefill_replicas: int = option(0, 0, MOST_REPLICAS)
+    min_prefill_tokens: int = option(512, high=2**40)
+    replica_silence_seconds: float = option(20.0, 0, MOST_SECONDS, above=True)
+    replica_step_seconds: float = option(300.0, 0, MOST_SECONDS, above=True)
+    replica_start_seconds: float = option(1800.0, 0, MOST_SECONDS, above=True)
+    replica_wait_seconds: float = option(120.0, 0, MOST_SECONDS, above=True)
+    replica_start_attempts: int = option(10, high=2**20)
 
     def __post_init__(self) -> None:
+        check(self)
         count = self.replicas
-        if type(count) is not int or not 0 <= count <= MOST_REPLICAS:
-            raise InvalidConfig(f"replicas is {shown(count)}: it must be an integer from 0 to {MOST_REPLICAS}")
-        if self.max_replicas is not None and not (
-            count and type(self.max_replicas) is int and count <= self.max_replicas <= MOST_REPLICAS
-        ):
+        if self.max_replicas is not None and not 0 < count <= self.max_replicas:
             raise InvalidConfig(
                 f"max_replicas is {shown(self.max_replicas)}: it must be an integer from replicas, which is {count} and must be "
                 f"above 0, to {MOST_REPLICAS}"
             )
-        check_count("waiting_tokens_per_replica", self.waiting_tokens_per_replica, 2**40)
-        if type(self.prefill_replicas) is not int or not 0 <= self.prefill_replicas < max(count, 1):
+        if self.prefill_replicas >= max(count, 1):
             raise InvalidConfig(
                 f"prefill_replicas is {shown(self.prefill_replicas)}: it must be an integer from 0 to less than replicas, which "
                 f"is {count}: the others decode"
             )
-        check_count("min_prefill_tokens", self.min_prefill_tokens, 2**40)
-        check_count("replica_start_attempts", self.replica_start_attempts, 2**20)
-        for name in LIMITS:
-            seconds = getattr(self, name)
-            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
-                raise InvalidConfig(f"{name} is {shown(seconds)}: it must be above 0, in seconds")
 
     @property
     def most(self) -> int:

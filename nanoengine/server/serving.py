@@ -18,7 +18,7 @@ from starlette.requests import Request as HTTPRequest
 import nanoengine
 from nanoengine.aio.build import build_async_engine
 from nanoengine.builder import Built
-from nanoengine.core import sampling_params as core
+from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.sequence import Request
 from nanoengine.models.fill_in_middle import FillMarks, fill_marks
 from nanoengine.sampling.params import SamplingParams
@@ -57,7 +57,7 @@ SENT = "nanoengine.sent"
 ADAPTER = "nanoengine.adapter"
 """And which adapter its model is, if it is one."""
 
-Encoding = Generator[None, None, tuple[Sequence[list[int]], core.SamplingParams]]
+Encoding = Generator[None, None, tuple[Sequence[list[int]], CoreSamplingParams]]
 """Makes tokens step by step: no step has more than one long text."""
 
 A = TypeVar("A")
@@ -211,7 +211,7 @@ class Serving:
         http: HTTPRequest,
         job_id: str,
         request: Queued,
-        params: core.SamplingParams,
+        params: CoreSamplingParams,
         num_prompts: int,
         encode: Callable[[], Encoding],
         size: Callable[[Sequence[Request]], int],
@@ -242,7 +242,7 @@ class Serving:
         client = http.scope.get(CLIENT, "")
         self._admit(num_sequences, client)
 
-        def make(prompts: Sequence[list[int]], own_params: core.SamplingParams) -> list[Request]:
+        def make(prompts: Sequence[list[int]], own_params: CoreSamplingParams) -> list[Request]:
             requests = [
                 self.engine.make_request(
                     cut(prompt, request, self.max_model_len),

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 
 class SpeculativeDecoding(Capability):
-    """Facts that it tells others: "draft_model", the `Startup` of the model whose K/V is in every block beside that of the large
-    one; "runs_eagerly", if no step can be recorded; its statistics under "metrics".
-    """
+    """It sets the startup's `draft`, whose K/V is in every block beside that of the large model, and `runs_eagerly` with it."""
 
     options = SpeculationOptions
     speculation: Speculation | None = None
@@ -34,7 +32,7 @@ class SpeculativeDecoding(Capability):
         if name is not None:
             from nanoengine.speculation.draft_loading import load_draft_model
 
-            draft = startup.facts["draft_model"] = load_draft_model(name, startup)
+            draft = startup.draft = load_draft_model(name, startup)
             startup.block_bytes += draft.bytes_of_block(draft.groups)
 
     def runner(self, startup: Startup) -> None:
@@ -45,9 +43,9 @@ class SpeculativeDecoding(Capability):
         from nanoengine.speculation.draft_model import DraftModel
         from nanoengine.speculation.verification import DraftVerifier
 
-        model, draft = None, startup.facts.get("draft_model")
+        model, draft = None, startup.draft
         if draft is not None:
-            startup.facts["runs_eagerly"] = True  # what the draft model does in a step is not recorded
+            startup.runs_eagerly = True  # what the draft model does in a step is not recorded
             draft.model.prepare(startup.max_model_len)
             group = next(i for i, layout in enumerate(startup.layouts) if isinstance(layout, FullLayout))
             model = DraftModel(draft.model, draft.new_kv_cache(startup.num_blocks), group, runner)
@@ -69,7 +67,7 @@ class SpeculativeDecoding(Capability):
             costs=StepCosts(timing.seconds),
             guess_share=timing.guess_share,
         )
-        startup.facts.setdefault("metrics", {})["speculation"] = self.speculation.snapshot
+        startup.metric_sources["speculation"] = self.speculation.snapshot
         startup.parts.append(self.speculation)
 
     def describe_itself(self, startup: Startup) -> str | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nanoengine.core.config import check_count
 from nanoengine.core.errors import InvalidConfig, shown
+from nanoengine.core.options import check, option
 
 NGRAM, SUFFIX, MODEL = "ngram", "suffix", "model:"
 MAX_DRAFTS = 15
@@ -27,15 +27,15 @@ class SpeculationOptions:
     """
 
     speculation: str | None = None
-    num_drafts: int = MAX_DRAFTS
+    num_drafts: int = option(MAX_DRAFTS, high=MAX_DRAFTS)
 
     def __post_init__(self) -> None:
+        check(self)
         name = self.speculation
-        if name is not None and not (isinstance(name, str) and (name in (NGRAM, SUFFIX) or _is_model(name))):
+        if name not in (None, NGRAM, SUFFIX) and not _is_model(name):
             raise InvalidConfig(
                 f"speculation is {shown(name)}: it must be 'ngram', 'suffix', 'model:' and a model, or None"
             )
-        check_count("num_drafts", self.num_drafts, MAX_DRAFTS)
 
     @property
     def draft_model(self) -> str | None:
@@ -43,5 +43,5 @@ class SpeculationOptions:
         return self.speculation[len(MODEL) :] if _is_model(self.speculation) and self.speculation else None
 
 
-def _is_model(name: object) -> bool:
-    return isinstance(name, str) and name.startswith(MODEL) and len(name) > len(MODEL)
+def _is_model(name: str | None) -> bool:
+    return name is not None and name.startswith(MODEL) and len(name) > len(MODEL)

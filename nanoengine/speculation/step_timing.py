@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from nanoengine.core.messages import UNKNOWN, RowSampling, Run, Started, StepPlan
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sampling_params import CoreSamplingParams
 
 if TYPE_CHECKING:
     from nanoengine.core.model_runner import ModelRunner
@@ -48,16 +48,16 @@ def time_steps(startup: Startup) -> StepTiming:
         lengths = [min(most_new, size - first) for first in range(0, size, most_new)]
         if len(lengths) > startup.num_rows or size > max_tokens:
             break
-        how = RowSampling(SamplingParams(temperature=0), 0, num_prompt_tokens=before + 1)
+        how = RowSampling(CoreSamplingParams(temperature=0), 0, num_prompt_tokens=before + 1)
         started = [Started(row, [0] * (before + 1), tables, how) for row in range(len(lengths))]
         step = _step(lengths, before, 0)
-        runner.launch(StepPlan(started=started, **step)).result()
+        runner.launch(StepPlan(started=started, **step))()
         measured.append((size, _seconds(runner, step)))
     guess_share = 0.0
-    if "draft_model" in startup.facts and most_new > 1:
+    if startup.draft is not None and most_new > 1:
         said, unsaid = (_seconds(runner, _step([most_new], before, draft)) for draft in (0, UNKNOWN))
         guess_share = max(unsaid - said, 0.0) / (most_new - 1) / measured[0][1]
-    runner.launch(StepPlan(ended=list(range(startup.num_rows)))).result()
+    runner.launch(StepPlan(ended=list(range(startup.num_rows))))()
     return StepTiming(tuple(measured), guess_share)
 
 
@@ -73,6 +73,6 @@ def _seconds(runner: ModelRunner, step: dict[str, Any]) -> float:
     times = []
     for _ in range(REPEATS):
         start = perf_counter()
-        runner.launch(StepPlan(**step)).result()
+        runner.launch(StepPlan(**step))()
         times.append(perf_counter() - start)
     return min(times)

@@ -20,7 +20,7 @@ from nanoengine.worker.remote_runner import RemoteRunner, WorkerLost
 
 if TYPE_CHECKING:
     from nanoengine.core.model_runner import ModelRunner
-    from nanoengine.core.qwen3 import Decoder
+    from nanoengine.core.qwen3 import DenseDecoder
     from nanoengine.core.startup import Startup
 
 logger = logging.getLogger("nanoengine")
@@ -32,7 +32,7 @@ REFUSED = ("preemption_mode", "kv_host_memory", "kv_disk_path", "draft_model")
 class Worker(Capability):
     """It comes before all that a worker does: it takes the model and the runner away from the others.
 
-    `startup.facts["num_ranks"]` says how many processes share the model, if it is not one.
+    `startup.num_ranks` says how many processes share the model, if it is not one.
     """
 
     options = WorkerOptions
@@ -40,7 +40,7 @@ class Worker(Capability):
 
     def describe(self, startup: Startup) -> None:
         config = startup.config
-        is_wanted = config.of(WorkerOptions).worker_process or startup.facts.get("num_ranks", 1) > 1
+        is_wanted = config.of(WorkerOptions).worker_process or startup.num_ranks > 1
         self.is_used = is_wanted and Member not in config.options  # a worker has none of its own
         if not self.is_used:
             return
@@ -54,7 +54,7 @@ class Worker(Capability):
         startup.new_runner = partial(_new_runner, startup)  # type: ignore[method-assign]
         startup._new_engine = partial(_new_engine, startup, startup._new_engine)  # type: ignore[method-assign]
 
-    def model(self, startup: Startup) -> Decoder | None:
+    def model(self, startup: Startup) -> DenseDecoder | None:
         if not self.is_used:
             return None
         config = startup.config
@@ -62,7 +62,7 @@ class Worker(Capability):
             raise InvalidConfig(
                 "worker processes on GPUs need num_kv_blocks or kv_cache_memory: only they could measure it"
             )
-        return cast("Decoder", self)  # nobody here looks at it
+        return cast("DenseDecoder", self)  # nobody here looks at it
 
 
 class WithoutRunner:
@@ -79,7 +79,7 @@ class WithoutRunner:
 
 def _new_runner(startup: Startup, num_blocks: int, _: int) -> ModelRunner:
     """Workers with pools of so many blocks; from them they know, too, how long a sequence may be."""
-    config, size = startup.config, startup.facts.get("num_ranks", 1)
+    config, size = startup.config, startup.num_ranks
     threads = startup.device.num_threads  # of this process, which computes nothing
     same = dataclasses.replace(
         replaced(config, NOT_THERE),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nanoengine.core.config import check_bool, check_count
-from nanoengine.core.errors import InvalidConfig, shown
+from nanoengine.core.options import check, option
 
 MOST_SECONDS = 2_000_000
 """What poll(2) can wait: it counts milliseconds in 31 bits."""
@@ -29,17 +28,10 @@ class WorkerOptions:
     """
 
     worker_process: bool = False
-    worker_step_seconds: float = 300.0
-    worker_start_seconds: float = 1800.0
-    worker_silence_seconds: float = 60.0
-    worker_start_attempts: int = 10
+    worker_step_seconds: float = option(300.0, 0, MOST_SECONDS, above=True)
+    worker_start_seconds: float = option(1800.0, 0, MOST_SECONDS, above=True)
+    worker_silence_seconds: float = option(60.0, 0, MOST_SECONDS, above=True)
+    worker_start_attempts: int = option(10, high=2**20)
 
     def __post_init__(self) -> None:
-        check_bool("worker_process", self.worker_process)
-        check_count("worker_start_attempts", self.worker_start_attempts, 2**20)
-        for name in ("worker_step_seconds", "worker_start_seconds", "worker_silence_seconds"):
-            seconds = getattr(self, name)
-            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MOST_SECONDS:
-                raise InvalidConfig(
-                    f"{name} is {shown(seconds)}: it must be above 0 and at most {MOST_SECONDS} seconds"
-                )
+        check(self)

@@ -10,11 +10,12 @@ import tempfile
 import time
 from collections import deque
 from contextlib import suppress
-from typing import Any, NoReturn, cast
+from functools import partial
+from typing import Any, NoReturn
 
 from nanoengine.core.config import EngineConfig
 from nanoengine.core.errors import EngineClosed, shown
-from nanoengine.core.messages import StepPlan, StepResult
+from nanoengine.core.messages import Launched, StepPlan
 from nanoengine.errors import EngineDead
 from nanoengine.worker.child import RETRY_SECONDS, end_children, ending_of, start_child
 from nanoengine.worker.link import Link, Unreadable, framed
@@ -35,17 +36,6 @@ MOST_LOSSES = 3
 
 class WorkerLost(BaseException):
     """A worker process died or hung, and nobody is to blame yet: all sequences resume, as after Ctrl-C."""
-
-
-class RemoteStep:
-    """A plan that was sent."""
-
-    def __init__(self, runner: RemoteRunner, number: int):
-        self.runner, self.number = runner, number
-
-    def result(self) -> StepResult:
-        """Wait for its end, and raise what went wrong in it."""
-        return cast(StepResult, self.runner.answer(self.number))
 
 
 class RemoteRunner:
@@ -154,7 +144,7 @@ class RemoteRunner:
     def is_alive(self) -> bool:
         return bool(self._links)
 
-    def launch(self, plan: StepPlan) -> RemoteStep:
+    def launch(self, plan: StepPlan) -> Launched:
         """Send a plan. What the sockets do not take now is sent while answers are waited for."""
         if self._is_closed:
             raise EngineClosed("the worker process is closed")
@@ -162,7 +152,7 @@ class RemoteRunner:
         message = framed((self._num_sent, plan))  # once for all
         for link in self._links:
             link.send_framed(message)
-        return RemoteStep(self, self._num_sent)
+        return partial(self.answer, self._num_sent)
 
     def answer(self, number: int) -> Any:
         """What rank 0 says to a plan; what was said to plans before that, which nobody waited for, is dropped."""

@@ -19,8 +19,8 @@ from benchmarks import determinism, first_token, session, startup
 from benchmarks.determinism import answers_of
 from benchmarks.limit import Ceiling
 from nanoengine import LLM
-from nanoengine.core.messages import StepPlan
-from nanoengine.core.model_runner import LaunchedStep, ModelRunner
+from nanoengine.core.messages import Launched, StepPlan
+from nanoengine.core.model_runner import ModelRunner
 
 ROOT = Path(__file__).parent.parent.parent
 TINY_WORK = ["--num-seqs", "4", "--input-len", "3", "9", "--output-len", "2", "6"]
@@ -190,7 +190,7 @@ def test_no_torch_is_imported_until_it_is_needed() -> None:
 def test_ctrl_c_shows_what_was_measured_so_far(run: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     launch, calls = ModelRunner.launch, 0
 
-    def interrupted_later(self: ModelRunner, plan: StepPlan) -> LaunchedStep:
+    def interrupted_later(self: ModelRunner, plan: StepPlan) -> Launched:
         nonlocal calls
         calls += 1
         if calls == 14:  # 4 steps of warm-up, 6 in each repetition: in the middle of the second

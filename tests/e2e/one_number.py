@@ -25,7 +25,7 @@ import pytest
 
 from benchmarks import determinism
 from nanoengine import LLM, RequestOutput, SamplingParams
-from nanoengine.core.messages import StepPlan, StepResult
+from nanoengine.core.messages import Launched, StepPlan, StepResult
 from nanoengine.core.sequence import Request
 from nanoengine.errors import NotFiniteLogits
 from nanoengine.interrupts import Interruptible
@@ -99,18 +99,17 @@ class Elsewhere:
     def __init__(self, llm: LLM):
         self.executor = model_runner(llm)
 
-    def launch(self, plan: StepPlan) -> Elsewhere.Launched:
-        return self.Launched(self.executor.launch(pickle.loads(pickle.dumps(plan))))
+    def launch(self, plan: StepPlan) -> Launched:
+        launched = self.executor.launch(pickle.loads(pickle.dumps(plan)))
+
+        def result() -> StepResult:
+            found: StepResult = pickle.loads(pickle.dumps(launched()))
+            return found
+
+        return result
 
     def close(self) -> None:
         self.executor.close()
-
-    class Launched(NamedTuple):
-        launched: Any
-
-        def result(self) -> StepResult:
-            found: StepResult = pickle.loads(pickle.dumps(self.launched.result()))
-            return found
 
 
 def check_one_number(seed: int, folder: Path, num_ways: int = 2) -> Counter[str]:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from nanoengine.core.messages import Run
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.scheduler import Scheduler, Step
 from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Phase
@@ -100,7 +100,7 @@ def test_requests_that_share_a_prefix_find_it_wherever_it_ends(shared: int, own:
     cached = []
     for _ in range(65):
         prompt = prefix + [rng.randrange(VOCAB) for _ in range(own)]
-        request = engine.make_request(prompt, SamplingParams(max_tokens=1))
+        request = engine.make_request(prompt, CoreSamplingParams(max_tokens=1))
         run(engine, [request])
         cached.append(request.output().num_cached_tokens)
     border = shared // 16 * 16
@@ -117,7 +117,7 @@ def test_prompts_that_arrive_together_find_a_state_where_they_part(shared: int, 
     prefix = [rng.randrange(VOCAB) for _ in range(shared)]
     engine, _ = make_hybrid(num_blocks=4000, block_size=16, interval=10_000, max_model_len=4096)
     prompts = [prefix + [rng.randrange(VOCAB) for _ in range(own)] for _ in range(65)]
-    requests = [engine.make_request(prompt, SamplingParams(max_tokens=1)) for prompt in prompts]
+    requests = [engine.make_request(prompt, CoreSamplingParams(max_tokens=1)) for prompt in prompts]
     run(engine, requests)
     assert [request.output().num_cached_tokens for request in requests] == [0, *[shared // 16 * 16] * 64]
 
@@ -127,7 +127,7 @@ def test_a_conversation_goes_on_behind_its_last_full_block() -> None:
     text = [1, 2, 3, 4, 5, 6]
     lengths, cached = [], []
     for _ in range(5):
-        request = engine.make_request(text, SamplingParams(max_tokens=23, ignore_eos=True))
+        request = engine.make_request(text, CoreSamplingParams(max_tokens=23, ignore_eos=True))
         run(engine, [request])
         output = request.output()
         lengths.append(len(text))
@@ -143,7 +143,7 @@ def test_a_long_prompt_does_not_push_out_what_others_go_on_from() -> None:
     chat, long = list(range(21)), [i * i % VOCAB for i in range(150)]
     cached = []
     for prompt in (chat, long, chat):
-        request = engine.make_request(prompt, SamplingParams(max_tokens=1))
+        request = engine.make_request(prompt, CoreSamplingParams(max_tokens=1))
         run(engine, [request])
         cached.append(request.output().num_cached_tokens)
     assert cached == [0, 0, 20]
@@ -154,24 +154,24 @@ def test_a_long_prompt_does_not_push_out_what_others_go_on_from() -> None:
 def test_a_snapshot_of_an_ended_row_is_there_if_the_next_step_has_taken_it(fails: bool) -> None:
     model = RememberingModel(4)
     engine, snapshots = make_hybrid(model=model)
-    first = engine.make_request([1, 2, 3, 4, 5, 6], SamplingParams(max_tokens=3, ignore_eos=True))
+    first = engine.make_request([1, 2, 3, 4, 5, 6], CoreSamplingParams(max_tokens=3, ignore_eos=True))
     run(engine, [first])
     text = first.sequences[0].token_ids
     hash = first.sequences[0].block_hashes[1][0]
     assert hash in snapshots.index, "all but its last token fill two blocks"
     if fails:
         model.failing.add(model.num_launched + 1)
-    run(engine, [other := engine.make_request([9] * 5, SamplingParams(max_tokens=1))])
+    run(engine, [other := engine.make_request([9] * 5, CoreSamplingParams(max_tokens=1))])
     assert (other.error is not None) == fails
     assert (hash in snapshots.index) != fails
     check_slots(snapshots)
-    run(engine, [turn := engine.make_request([*text, 7, 8], SamplingParams(max_tokens=3))])
+    run(engine, [turn := engine.make_request([*text, 7, 8], CoreSamplingParams(max_tokens=3))])
     assert turn.output().num_cached_tokens == (4 if fails else 8)
 
 
 def test_completions_of_one_prompt_share_its_state() -> None:
     engine, snapshots = make_hybrid()
-    request = engine.make_request(list(range(21)), SamplingParams(n=5, max_tokens=3, temperature=1.0))
+    request = engine.make_request(list(range(21)), CoreSamplingParams(n=5, max_tokens=3, temperature=1.0))
     run(engine, [request])
     assert snapshots.num_restored == 4
     assert isinstance(engine.executor, RememberingModel)
@@ -181,7 +181,7 @@ def test_completions_of_one_prompt_share_its_state() -> None:
 def test_without_room_for_snapshots_nothing_is_found() -> None:
     engine, snapshots = make_hybrid(num_snapshots=0)
     for _ in range(2):
-        request = engine.make_request(list(range(21)), SamplingParams(max_tokens=3))
+        request = engine.make_request(list(range(21)), CoreSamplingParams(max_tokens=3))
         run(engine, [request])
         assert request.output().num_cached_tokens == 0
     assert snapshots.snapshot() == {"slots": 0, "kept": 0, "taken": 0, "restored": 0, "loaded": 0, "evicted": 0}
@@ -191,7 +191,7 @@ def test_a_snapshot_of_what_may_be_wrong_is_forgotten() -> None:
     """A token whose K/V are no numbers: neither its blocks nor its states are found again."""
     model = RememberingModel(4, broken=[(13, 13)])
     engine, snapshots = make_hybrid(model=model)
-    request = engine.make_request(list(range(21)), SamplingParams(max_tokens=3))
+    request = engine.make_request(list(range(21)), CoreSamplingParams(max_tokens=3))
     run(engine, [request])
     assert request.output().outputs[0].finish_reason == "error"
     assert not snapshots.index

@@ -20,8 +20,8 @@ MUTANTS = (
     Mutant(
         "query-does-not-see-itself",
         CORE,
-        "return keys <= queries",
-        "return keys < queries",
+        "positions[:last] <= positions[first:last, None]",
+        "positions[:last] < positions[first:last, None]",
         "A query of a prompt does not see its own token.",
         (TEST_CORE,),
     ),

@@ -131,6 +131,14 @@ MUTANTS = (
         (TEST_GRAMMARS,),
     ),
     Mutant(
+        "grammars-rest-while-they-are-used",
+        STRUCTURED,
+        "self.is_idle = not self.constraints and not self._in_flight",
+        "self.is_idle = True",
+        "Behind the first step of a constrained sequence, no masks are filled any more.",
+        (TEST_ENDINGS,),
+    ),
+    Mutant(
         "masks-that-fail-end-the-engine",
         STRUCTURED,
         "        wait([self._bits])\n",

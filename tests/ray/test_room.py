@@ -76,7 +76,7 @@ def test_each_is_a_whole_engine_that_uses_its_room() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"ray": 1}, "ray must be True or False"),
+        ({"ray": 1}, "ray is 1: it must be True or False"),
         ({"ray_address": ""}, "ray_address is ''"),
         ({"ray_cpus": -1}, "ray_cpus is -1"),
         ({"ray_gpus": 1.5}, "ray_gpus is 1.5"),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.core.device import Device
-from nanoengine.core.kernels import Kernels, SamplingTable
+from nanoengine.core.kernels import CoreKernels, SamplingTable
 from nanoengine.core.messages import RowSampling, Run, Started, StepPlan, StepResult
 from nanoengine.core.randomness import sequence_seed
 from nanoengine.core.sampler import Sampler
@@ -39,7 +39,7 @@ class TestDevice(Device):
         return torch.full((size,), GARBAGE if dtype.is_signed else 0xAB, dtype=dtype)
 
 
-class WatchedKernels(Kernels):
+class WatchedKernels(CoreKernels):
     """Keep the logits that tokens were chosen from."""
 
     def __init__(self) -> None:
@@ -100,7 +100,9 @@ def reference(
 class Bench:
     """A sampler with all processors, called as the runner calls it: rows on the host and on the device, and padding."""
 
-    def __init__(self, num_rows: int, vocab_size: int, device: Device | None = None, kernels: Kernels | None = None):
+    def __init__(
+        self, num_rows: int, vocab_size: int, device: Device | None = None, kernels: CoreKernels | None = None
+    ):
         self.num_rows, self.vocab_size = num_rows, vocab_size
         self.device = TestDevice() if device is None else device
         self.kernels = kernels or WatchedKernels()

@@ -11,7 +11,7 @@ import torch
 from nanoengine.core.errors import NotFiniteLogits, NoTokenLeft
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import StepResult
-from nanoengine.core.sampling_params import SamplingParams as CoreParams
+from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.sequence import Request
 from nanoengine.sampling.params import SamplingParams
 from tests.core.test_policy_every_way import draw_way
@@ -184,7 +184,7 @@ def test_a_stop_wins_over_the_length_and_is_shown_if_that_is_wanted(is_shown: bo
     """No string ends a text before min_tokens. Params of the core are sampled like others."""
     engine = make()
     wishes: dict[str, Any] = {"seed": 1, "ignore_eos": True, "include_stop_str_in_output": is_shown}
-    run(engine, [first := engine.make_request([1], CoreParams(seed=1, max_tokens=9, ignore_eos=True))])
+    run(engine, [first := engine.make_request([1], CoreSamplingParams(seed=1, max_tokens=9, ignore_eos=True))])
     text, tokens = first.output().outputs[0].text, first.output().outputs[0].token_ids
     assert first.output().outputs[0].logprobs is None
     place = next(place for place in range(4, 9) if text[place] not in text[:place])

@@ -9,7 +9,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.sequence import Request, Sequence
 from nanoengine.speculation.speculation import Speculation
 from nanoengine.speculation.step_costs import StepCosts
@@ -113,7 +113,7 @@ HARM: dict[str, Callable[[Say], Say]] = {
 def sequence(length: int = 3, *, eos: tuple[int, ...] = (), salt: str = "", n: int = 1, **params: object) -> Sequence:
     options = {"max_tokens": 10_000} | params
     prompt = [(11 * length + 7 * i) % VOCAB for i in range(length)]
-    request = Request("a", None, prompt, SamplingParams(n=n, **options), cache_salt=salt)  # type: ignore[arg-type]
+    request = Request("a", None, prompt, CoreSamplingParams(n=n, **options), cache_salt=salt)  # type: ignore[arg-type]
     request.sequences = [Sequence(i, request, index=i, eos_token_ids=eos) for i in range(n)]
     return request.sequences[0]
 

@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerFast
 
 from nanoengine.core.config import EngineConfig
 from nanoengine.core.errors import InvalidConfig
-from nanoengine.core.llm import LLM
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.llm import CoreLLM
+from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.startup import Startup
 from nanoengine.speculation.capability import SpeculativeDecoding
 from nanoengine.speculation.options import SpeculationOptions
@@ -23,10 +23,10 @@ from tests.support import tiny_checkpoint
 
 PROMPTS = [[(7 * i + 3 * j) % 250 for j in range(20 + 9 * i)] for i in range(4)]
 PARAMS = [
-    SamplingParams(temperature=0.9, top_k=40, seed=4, max_tokens=24, ignore_eos=True),
-    SamplingParams(temperature=0.0, max_tokens=30),
-    SamplingParams(temperature=1.0, top_p=0.9, n=3, seed=2, max_tokens=20, ignore_eos=True),
-    SamplingParams(temperature=0.7, seed=9, max_tokens=24, stop_token_ids=range(0, 250, 9)),
+    CoreSamplingParams(temperature=0.9, top_k=40, seed=4, max_tokens=24, ignore_eos=True),
+    CoreSamplingParams(temperature=0.0, max_tokens=30),
+    CoreSamplingParams(temperature=1.0, top_p=0.9, n=3, seed=2, max_tokens=20, ignore_eos=True),
+    CoreSamplingParams(temperature=0.7, seed=9, max_tokens=24, stop_token_ids=range(0, 250, 9)),
 ]
 WAYS: list[dict[str, Any]] = [
     {},
@@ -51,10 +51,10 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def opened(model: Path, **options: Any) -> Iterator[tuple[LLM, Speculation]]:
+def opened(model: Path, **options: Any) -> Iterator[tuple[CoreLLM, Speculation]]:
     """An engine that takes drafts for free. K/V that nothing was written to is NaN."""
     common = {"device": "cpu", "dtype": "float32", "num_kv_blocks": 60, "max_model_len": 128}
-    llm, capability = LLM.__new__(LLM), SpeculativeDecoding()
+    llm, capability = CoreLLM.__new__(CoreLLM), SpeculativeDecoding()
     llm.config = EngineConfig.from_options(str(model), common | options, (SpeculationOptions,))
     llm.engine = Startup(llm.config, [capability]).build()
     for place in llm.engine.executor.kv_cache.places:
@@ -67,7 +67,7 @@ def opened(model: Path, **options: Any) -> Iterator[tuple[LLM, Speculation]]:
         yield llm, own
 
 
-def run(llm: LLM, prompts: list[list[int]] = PROMPTS, params: Any = PARAMS) -> list[Any]:
+def run(llm: CoreLLM, prompts: list[list[int]] = PROMPTS, params: Any = PARAMS) -> list[Any]:
     outputs = llm.generate(prompts, params)
     return [[(own.token_ids, own.text, own.finish_reason) for own in output.outputs] for output in outputs]
 
@@ -128,8 +128,8 @@ def test_steps_are_timed_at_start_up(tiny: Path) -> None:
     assert own.guess_share > 0
     assert "speculation: model:" in startup.details()
     assert startup.most_drafts == 15
-    assert startup.facts["runs_eagerly"]
-    assert startup.facts["metrics"]["speculation"]().step_seconds == own.costs.curve
+    assert startup.runs_eagerly
+    assert startup.metric_sources["speculation"]().step_seconds == own.costs.curve
     engine.close()
 
 

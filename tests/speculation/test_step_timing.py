@@ -25,9 +25,9 @@ class Watch:
         self.started: dict[int, int] = {}  # row -> tokens
         self.config = SimpleNamespace(max_num_batched_tokens=max_tokens)
         self.num_rows, self.max_model_len, self.num_blocks, self.block_size = num_rows, max_len, num_blocks, block_size
-        self.layouts, self.runner, self.facts = [None] * num_groups, self, {}
+        self.layouts, self.runner, self.draft = [None] * num_groups, self, None
 
-    def result(self) -> None: ...
+    def __call__(self) -> None: ...
 
     def launch(self, plan: StepPlan) -> Watch:
         block_size = self.block_size
@@ -72,7 +72,7 @@ def test_steps_fit_into_rows_pool_and_budget(
     num_rows: int, max_tokens: int, max_len: int, guesses: bool, **sizes: int
 ) -> None:
     watch: Any = Watch(num_rows, max_tokens, max_len, **sizes)
-    watch.facts = {"draft_model": None} if guesses else {}
+    watch.draft = object() if guesses else None
     measured, guess_share = time_steps(watch)
     fits = [size for size in SIZES if size <= max_tokens and -(-size // min(MAX_NEW, max_len)) <= num_rows]
     assert [size for size, _ in measured] == fits
