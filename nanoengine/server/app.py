@@ -80,12 +80,10 @@ def pooling_routes() -> list[Route]:
     """Embeddings and what is made of them, where they are installed."""
     if not is_installed("pooling"):
         return []
-    from nanoengine.server import embeddings, ollama_embeddings, scores
+    from nanoengine.server import embeddings, ollama_embeddings
 
     endpoints = {
         embeddings.embeddings: ("/v1/embeddings",),
-        scores.score: ("/score", "/v1/score"),
-        scores.rerank: ("/rerank", "/v1/rerank", "/v2/rerank"),
         ollama_embeddings.embed: ("/api/embed",),
         ollama_embeddings.embeddings: ("/api/embeddings",),
     }

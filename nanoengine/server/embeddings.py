@@ -48,8 +48,6 @@ async def embedded(
     job_id: str,
     inputs: Sequence[str | list[int]],
     params: PoolingParams,
-    *,
-    repeated: int = 0,
 ) -> list[Request]:
     """A request for each input, which has its embedding. Arguments and errors as for `Serving.start`, `answer_bytes` and
     `Job.end`.
@@ -60,7 +58,7 @@ async def embedded(
         return (yield from serving.encode(inputs, request)), params
 
     def size(requests: Sequence[Request]) -> int:
-        own = answer_bytes(requests, serving.max_model_len, repeated=repeated)
+        own = answer_bytes(requests, serving.max_model_len)
         return own + _num_numbers(requests) * NUMBER_BYTES
 
     job = await serving.start(http, job_id, request, params, len(inputs), tokens, size)

@@ -28,8 +28,6 @@ from nanoengine.server.protocol import (
     DetokenizeRequest,
     EmbeddingRequest,
     LoadAdapterRequest,
-    RerankRequest,
-    ScoreRequest,
     TokenizeRequest,
     UnloadAdapterRequest,
 )
@@ -52,8 +50,6 @@ POSTS: dict[str, tuple[type[msgspec.Struct], str]] = {
 
 OF_POOLING: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/v1/embeddings": (EmbeddingRequest, "Vectors of texts"),
-    **dict.fromkeys(("/score", "/v1/score"), (ScoreRequest, "How alike texts are")),
-    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), (RerankRequest, "Sort documents by a query")),
     "/api/embed": (OllamaEmbedRequest, "Vectors of texts, as Ollama's clients have it"),
     "/api/embeddings": (OllamaEmbeddingsRequest, "The vector of one text, likewise"),
 }

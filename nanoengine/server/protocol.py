@@ -202,52 +202,6 @@ class EmbeddingRequest(with_fields(Queued, OF_EMBEDDINGS), kw_only=True):  # typ
     use_activation: bool | None = None  # vLLM's: whether it is normalized
 
 
-class ScoreRequest(with_fields(Queued, OF_EMBEDDINGS), kw_only=True):  # type: ignore[misc, call-arg]
-    """POST /score: one text and others, or pairs of texts. Each pair of names means the same."""
-
-    queries: Texts | None = None
-    documents: Texts | None = None
-    items: Texts | None = None
-    text_1: Texts | None = None
-    text_2: Texts | None = None
-    data_1: Texts | None = None
-    data_2: Texts | None = None
-
-    def check(self) -> None:
-        first, second = self.sides
-        if len(first) not in (1, len(second)) or not second:
-            message = f"there are {len(first)} texts and {len(second)} others: give one or as many, and at least one"
-            raise Problem(400, message, "queries")
-
-    @property
-    def sides(self) -> tuple[list[str], list[str]]:
-        """What is compared with what.
-
-        Raises:
-            Problem: neither of the pairs of names, or more than one.
-        """
-        names = ("queries", "documents"), ("queries", "items"), ("text_1", "text_2"), ("data_1", "data_2")
-        given = {name for pair in names for name in pair if getattr(self, name) is not None}
-        pair = next((pair for pair in names if given == set(pair)), None)
-        if pair is None:
-            raise Problem(400, "give queries and documents, and none of the other names for them", "queries")
-        first, second = (getattr(self, name) for name in pair)
-        return [first] if isinstance(first, str) else first, [second] if isinstance(second, str) else second
-
-
-class RerankRequest(with_fields(Queued, OF_EMBEDDINGS), kw_only=True):  # type: ignore[misc, call-arg]
-    """POST /rerank."""
-
-    query: str
-    documents: Texts
-    top_n: Annotated[int, Meta(ge=0)] | None = None
-    return_documents: bool | None = True
-
-    def check(self) -> None:
-        if not self.documents:
-            raise Problem(400, "documents is empty: give at least one", "documents")
-
-
 class TokenizeRequest(Named, kw_only=True):
     """POST /tokenize: of a prompt, or of messages."""
 
