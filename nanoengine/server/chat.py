@@ -24,9 +24,8 @@ from nanoengine.tools.parser import Call
 ASSISTANT = "assistant"
 
 
-async def chat_completions(http: HTTPRequest) -> Response | EventStream:
+async def chat_completions(http: HTTPRequest, serving: Serving) -> Response | EventStream:
     """Answer a conversation, n times."""
-    serving: Serving = http.app.state.serving
     request = await serving.read(http, ChatRequest)
     conversation = await Conversation.of(serving, request)
     answer = _Chat(serving, request, new_id("chatcmpl-", http, request.request_id), conversation.params)

@@ -21,9 +21,8 @@ from nanoengine.server.protocol import CompletionRequest
 from nanoengine.server.serving import Encoding, Serving, new_id
 
 
-async def completions(http: HTTPRequest) -> Response | EventStream:
+async def completions(http: HTTPRequest, serving: Serving) -> Response | EventStream:
     """Complete prompts; index i of the answer belongs to prompt i // n."""
-    serving: Serving = http.app.state.serving
     request, prompts = await serving.read_as(http, CompletionRequest, partial(_prompts, serving))
     params = await serving.params(
         request,

@@ -29,21 +29,21 @@ FEW_NUMBERS = 1 << 14
 """Of an answer that takes no time to write."""
 
 
-async def embeddings(http: HTTPRequest) -> Response:
+async def embeddings(http: HTTPRequest, serving: Serving) -> Response:
     """Embed texts, or lists of token ids."""
-    serving: Serving = http.app.state.serving
     request, inputs = await serving.read_as(
         http, EmbeddingRequest, lambda own: prompt_list(own.input, "input", serving.config.max_prompts)
     )
     params = PoolingParams(dimensions=request.dimensions, normalize=request.use_activation)
     job_id = new_id("embd-", http, request.request_id)
-    requests = await embedded(http, request, job_id, inputs, params)
+    requests = await embedded(http, serving, request, job_id, inputs, params)
     body = partial(_body, serving, job_id, request.encoding_format == "base64")
     return Pieces(await serving.make(body, requests, slow=_num_numbers(requests) > FEW_NUMBERS))
 
 
 async def embedded(
     http: HTTPRequest,
+    serving: Serving,
     request: Queued,
     job_id: str,
     inputs: Sequence[str | list[int]],
@@ -52,7 +52,6 @@ async def embedded(
     """A request for each input, which has its embedding. Arguments and errors as for `Serving.start`, `answer_bytes` and
     `Job.end`.
     """
-    serving: Serving = http.app.state.serving
 
     def tokens() -> Encoding:
         return (yield from serving.encode(inputs, request)), params

@@ -50,9 +50,8 @@ class InfillRequest(with_fields(LocalSampling, IGNORED), kw_only=True):  # type:
     stream: bool | None = False
 
 
-async def infill(http: HTTPRequest) -> Response | EventStream:
+async def infill(http: HTTPRequest, serving: Serving) -> Response | EventStream:
     """Fill a hole. With n_predict 0 the prompt is computed, for the prefix cache, and one token that is not told."""
-    serving: Serving = http.app.state.serving
     request = await serving.read(http, InfillRequest)
     marks, limit = serving.fill_marks, request.n_predict
     files = [(own.filename, own.text) for own in request.input_extra or ()]
@@ -67,7 +66,7 @@ async def infill(http: HTTPRequest) -> Response | EventStream:
         **request.of_chat(),
     )
     writer = InfillWriter(serving.called(request.model), is_silent=limit == 0)
-    return await reply(http, asked, new_id("infill-", http, None), writer, text)
+    return await reply(http, serving, asked, new_id("infill-", http, None), writer, text)
 
 
 class InfillWriter(Writer):

@@ -128,17 +128,15 @@ class CountTokensRequest(_Fields, kw_only=True):  # type: ignore[call-arg]
     """POST /v1/messages/count_tokens."""
 
 
-async def messages(http: HTTPRequest) -> Response | EventStream:
+async def messages(http: HTTPRequest, serving: Serving) -> Response | EventStream:
     """Answer a conversation."""
-    serving: Serving = http.app.state.serving
     request, chat = await serving.read_as(http, MessagesRequest, MessagesRequest.chat)
     job_id = new_id("msg_", http, None)
-    return await reply(http, chat, job_id, MessagesWriter(job_id, request.model or serving.name))
+    return await reply(http, serving, chat, job_id, MessagesWriter(job_id, request.model or serving.name))
 
 
-async def count_tokens(http: HTTPRequest) -> Response:
+async def count_tokens(http: HTTPRequest, serving: Serving) -> Response:
     """How long a conversation is to the model."""
-    serving: Serving = http.app.state.serving
     _, chat = await serving.read_as(http, CountTokensRequest, CountTokensRequest.chat)
     counting = serving.text.run(serving.count, chat, http.scope[CLIENT])
     return json_response({"input_tokens": await serving.while_there(http, counting)})

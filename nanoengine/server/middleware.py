@@ -15,8 +15,10 @@ from contextlib import ExitStack
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nanoengine.server.config import ServerConfig
+from nanoengine.server.endpoint import Access, Endpoint
 from nanoengine.server.errors import REASON, Problem, body_too_long, problem_of
 from nanoengine.server.http import client_of
+from nanoengine.server.page import FILES
 from nanoengine.server.protocol import MAX_ID_CHARS
 from nanoengine.server.serving import ADMIN, CLIENT, HELD, REQUEST_ID, SENT
 from nanoengine.server.text import CURRENT_CLIENT
@@ -24,16 +26,6 @@ from nanoengine.server.text import CURRENT_CLIENT
 logger = logging.getLogger("nanoengine.server")
 access_logger = logging.getLogger("nanoengine.access")
 
-
-QUIET_PATHS = ("/view", "/health", "/ping", "/metrics")
-"""Asked for every second, or more often: a line for each would hide all others, as long as they are answered."""
-
-
-ADMIN_PATHS = ("/view", "/reset_prefix_cache", "/restart_replicas")
-"""For the admin alone, if there is one: they show, or take from, all clients."""
-
-ONLY_ADMIN_PATHS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
-"""For nobody, if there is no admin: they have the server read files of its machine, and change what models there are."""
 
 ONCE = (b"host", b"authorization", b"x-api-key", b"origin", b"content-length")
 """Headers that decide who may do what."""
@@ -51,14 +43,14 @@ class Identify:
     Args:
         app: what comes next.
         config: who is let in, and whether a line is written for each.
-        open_paths: for which nobody needs a key.
+        endpoints: all that there are. What is none of them, and no file of the page, is for clients with a key.
     """
 
     def __init__(
         self,
         app: ASGIApp,
         config: ServerConfig,
-        open_paths: Collection[str],
+        endpoints: Collection[Endpoint],
     ):
         self._app = app
         keys, origins, log = config.api_key, config.cors_origin or (), config.access_log
@@ -66,7 +58,8 @@ class Identify:
         self._admin = None if config.admin_key is None else _digest(config.admin_key.encode())
         self._origins = frozenset(origins)
         self._digests = None if keys is None else [_digest(key.encode()) for key in keys]
-        self._open_paths = frozenset(open_paths)
+        self._access = {own.path: own.access for own in endpoints} | dict.fromkeys(FILES.values(), Access.OPEN)
+        self._polled = {own.path for own in endpoints if own.is_polled}
         self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -100,7 +93,7 @@ class Identify:
             if not status:
                 await problem_of(error).response(scope)(scope, receive, send_with_id)
         finally:
-            if self._log and not (status == 200 and scope["path"] in QUIET_PATHS):
+            if self._log and not (status == 200 and scope["path"] in self._polled):
                 fields = {"request_id": request_id, "client": scope[CLIENT], "method": scope["method"]}
                 fields |= {"path": _quoted(scope["path"]), "status": status, "bytes": scope[SENT]}
                 fields["seconds"], reason = round(time.perf_counter() - start, 6), ""
@@ -134,15 +127,16 @@ class Identify:
         if kind.lower() != b"bearer":
             key = headers.get(b"x-api-key", b"")  # as Anthropic's clients send it
         digest = _digest(key.strip())
+        access = Access.OPEN if scope["method"] == "OPTIONS" else self._access.get(scope["path"], Access.CLIENT)
         if self._admin is not None:
             if secrets.compare_digest(digest, self._admin):
                 scope[CLIENT] = ADMIN
                 return None
-            if scope["path"] in (*ADMIN_PATHS, *ONLY_ADMIN_PATHS) and scope["method"] != "OPTIONS":
+            if access in (Access.ADMIN, Access.ONLY_ADMIN):
                 return _unknown("this needs the admin key (admin_key)")
-        elif scope["path"] in ONLY_ADMIN_PATHS and scope["method"] != "OPTIONS":
+        elif access is Access.ONLY_ADMIN:
             return Problem(403, "only an admin may do this, and this server has none: start it with --admin-key")
-        if self._digests is None or scope["path"] in self._open_paths or scope["method"] == "OPTIONS":
+        if self._digests is None or access is Access.OPEN:
             return None
         matches = [secrets.compare_digest(digest, own) for own in self._digests]  # all of them: time tells nothing
         if not any(matches):

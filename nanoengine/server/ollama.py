@@ -112,19 +112,17 @@ class OllamaEmbeddingsRequest(with_fields(Body, ("keep_alive",)), kw_only=True):
     options: Options | None = None
 
 
-async def chat(http: HTTPRequest) -> Response | EventStream:
+async def chat(http: HTTPRequest, serving: Serving) -> Response | EventStream:
     """Say what comes next in a conversation."""
-    serving: Serving = http.app.state.serving
     request, messages = await serving.read_as(http, OllamaChatRequest, _messages)
     if not messages:
         return _loaded(request, message={"role": "assistant", "content": ""})
     writer = OllamaWriter(request.model, is_chat=True)
-    return await reply(http, request.chat(messages, request.tools), new_id("ollama-", http, None), writer)
+    return await reply(http, serving, request.chat(messages, request.tools), new_id("ollama-", http, None), writer)
 
 
-async def generate(http: HTTPRequest) -> Response | EventStream:
+async def generate(http: HTTPRequest, serving: Serving) -> Response | EventStream:
     """Answer one prompt."""
-    serving: Serving = http.app.state.serving
     request = await serving.read(http, OllamaGenerateRequest)
     if not request.prompt and not request.suffix:
         return _loaded(request, response="")
@@ -138,18 +136,16 @@ async def generate(http: HTTPRequest) -> Response | EventStream:
         text, asked.stop_token_ids = marks.prompt(request.prompt or "", request.suffix), list(marks.ends)
     asked.add_special_tokens = text is not None
     writer = OllamaWriter(request.model, is_chat=False)
-    return await reply(http, asked, new_id("ollama-", http, None), writer, text)
+    return await reply(http, serving, asked, new_id("ollama-", http, None), writer, text)
 
 
-async def tags(http: HTTPRequest) -> Response:
+async def tags(_: HTTPRequest, serving: Serving) -> Response:
     """The model under each of its names, and its adapters."""
-    serving: Serving = http.app.state.serving
     return json_response({"models": [_listed(serving, name) for name in (*serving.names, *serving.adapter_names())]})
 
 
-async def ps(http: HTTPRequest) -> Response:
+async def ps(_: HTTPRequest, serving: Serving) -> Response:
     """The same, as what is loaded: all of it is, for ever."""
-    serving: Serving = http.app.state.serving
     card, names = serving.card, (*serving.names, *serving.adapter_names())
     rest = {
         "size_vram": card.size if serving.on_gpu else 0,
@@ -166,9 +162,8 @@ def _listed(serving: Serving, name: str) -> Table:
     return {"name": name, "model": name, **own}
 
 
-async def show(http: HTTPRequest) -> Response:
+async def show(http: HTTPRequest, serving: Serving) -> Response:
     """What the model can do."""
-    serving: Serving = http.app.state.serving
     request = await serving.read(http, OllamaShowRequest)
     name = request.model or request.name
     if name is None:
@@ -200,7 +195,7 @@ def _advised(defaults: Mapping[str, Any]) -> str:
     return "\n".join(f"{theirs} {defaults[name]}" for name, theirs in names.items() if name in defaults)
 
 
-async def version(http: HTTPRequest) -> Response:  # noqa: ARG001 - the signature of endpoints
+async def version(_: HTTPRequest, __: Serving) -> Response:
     return json_response({"version": nanoengine.__version__})
 
 

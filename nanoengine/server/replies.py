@@ -184,10 +184,14 @@ class Writer:
 
 
 async def reply(
-    http: HTTPRequest, request: ChatRequest, job_id: str, writer: Writer, text: str | None = None
+    http: HTTPRequest,
+    serving: Serving,
+    request: ChatRequest,
+    job_id: str,
+    writer: Writer,
+    text: str | None = None,
 ) -> Response | EventStream:
     """Have the engine answer a conversation, or go on with a text, in the shape of a writer."""
-    serving: Serving = http.app.state.serving
     request.check()
     if request.max_tokens is not None:  # their clients send the most that some other model can say
         request.max_tokens = min(request.max_tokens, serving.max_model_len)

@@ -18,7 +18,7 @@ from nanoengine.server.protocol import Int64, Named, Table, TranslatedRequest
 from nanoengine.server.reading import SLOW_BYTES, check_size
 from nanoengine.server.replies import Usage, Writer, named, reply, settled
 from nanoengine.server.response_items import Tools, carried, input_items, page, turns
-from nanoengine.server.response_store import ResponseStore, Stored
+from nanoengine.server.response_store import Stored
 from nanoengine.server.serving import CLIENT, Serving, new_id
 from nanoengine.server.text import IS_LONG
 from nanoengine.tools.parser import Call, Event, Reasoning, Text
@@ -98,14 +98,12 @@ class ResponsesRequest(
         )
 
 
-async def responses(http: HTTPRequest) -> Response | EventStream:
+async def responses(http: HTTPRequest, serving: Serving) -> Response | EventStream:
     """Answer a conversation, or go on with one."""
-    serving: Serving = http.app.state.serving
-    store: ResponseStore = http.app.state.responses
     request = await serving.read(http, ResponsesRequest)
     client, response_id = http.scope[CLIENT], new_id("resp_", http, None)
     id_before = request.previous_response_id
-    known = () if id_before is None else _stored(http, id_before).items
+    known = () if id_before is None else _stored(http, serving, id_before).items
     IS_LONG.set(IS_LONG.get() or sum(map(len, known)) > SLOW_BYTES)
 
     def begun(request: ResponsesRequest) -> tuple[TranslatedRequest, ResponsesWriter]:
@@ -117,26 +115,25 @@ async def responses(http: HTTPRequest) -> Response | EventStream:
 
         def keep(response: Table) -> None:
             stored = Stored(encode(response), (*parts, encode(response["output"])))
-            store.put(client, response_id, stored, stored.size)
+            serving.responses.put(client, response_id, stored, stored.size)
 
         keeper = keep if request.store is not False else None
         return chat, ResponsesWriter(response_id, request, tools, keeper)
 
     chat, writer = await serving.make(begun, request, slow=IS_LONG.get())
     writer.response["model"] = request.model or serving.name
-    return await reply(http, chat, response_id, writer)
+    return await reply(http, serving, chat, response_id, writer)
 
 
-async def response(http: HTTPRequest) -> Response:
+async def response(http: HTTPRequest, serving: Serving) -> Response:
     """GET: an answer that was stored."""
-    return Response(_stored(http, http.path_params["response_id"]).body, media_type="application/json")
+    return Response(_stored(http, serving, http.path_params["response_id"]).body, media_type="application/json")
 
 
-async def response_input_items(http: HTTPRequest) -> Response:
+async def response_input_items(http: HTTPRequest, serving: Serving) -> Response:
     """GET: the conversation that an answer was made of, in pages."""
-    serving: Serving = http.app.state.serving
     response_id = http.path_params["response_id"]
-    stored = _stored(http, response_id)
+    stored = _stored(http, serving, response_id)
     IS_LONG.set(stored.size > SLOW_BYTES)
 
     def told(parts: Sequence[bytes]) -> Response:
@@ -146,16 +143,16 @@ async def response_input_items(http: HTTPRequest) -> Response:
     return await serving.make(told, stored.items[:-1], slow=IS_LONG.get())
 
 
-async def delete_response(http: HTTPRequest) -> Response:
+async def delete_response(http: HTTPRequest, serving: Serving) -> Response:
     """DELETE: one that nobody will ask for again."""
     response_id = http.path_params["response_id"]
-    _stored(http, response_id)
-    http.app.state.responses.delete(http.scope[CLIENT], response_id)
+    _stored(http, serving, response_id)
+    serving.responses.delete(http.scope[CLIENT], response_id)
     return json_response({"id": response_id, "object": "response.deleted", "deleted": True})
 
 
-def _stored(http: HTTPRequest, response_id: str) -> Stored:
-    stored: Stored | None = http.app.state.responses.get(http.scope[CLIENT], response_id)
+def _stored(http: HTTPRequest, serving: Serving, response_id: str) -> Stored:
+    stored = serving.responses.get(http.scope[CLIENT], response_id)
     if stored is None:
         message = (
             f"Response with id {response_id[:80]!r} not found: it was not stored (store), or has made room for others"

@@ -21,6 +21,7 @@ from nanoengine.builder import Built
 from nanoengine.core import sampling_params as core
 from nanoengine.core.sequence import Request
 from nanoengine.models.fill_in_middle import FillMarks, fill_marks
+from nanoengine.observability.view import take_view
 from nanoengine.sampling.params import SamplingParams
 from nanoengine.server.budget import Budget
 from nanoengine.server.config import PART_OF_A_CLIENT, ServerConfig
@@ -32,6 +33,7 @@ from nanoengine.server.model_card import ModelCard
 from nanoengine.server.params import MANY, cut, sampling_params
 from nanoengine.server.protocol import ChatRequest, Generation, Queued, TokenizeRequest
 from nanoengine.server.reading import S, check_size, read
+from nanoengine.server.response_store import ResponseStore
 from nanoengine.server.structured import is_structured, named_as_sent
 from nanoengine.server.text import ChatEncoder, TextThreads, TokenTexts, check_turns, joined
 from nanoengine.server.turns import Turns
@@ -80,6 +82,9 @@ CHARS_OF_A_STEP = 1 << 16
 METRICS_SECONDS = 1.0
 """How old the metrics may be that are told."""
 
+VIEW_SECONDS = 0.1
+"""The age of the view that the page shows, at most."""
+
 RETRY_AFTER = "1"
 """Seconds after which a refused client may try again."""
 
@@ -119,6 +124,9 @@ class Serving:
         self.answers = Budget("this answer", config.max_answer_bytes, "max_answer_bytes", hint)
         self.metrics_text = Fresh(self._render_metrics, METRICS_SECONDS)
         self.summed_metrics_text = Fresh(partial(self._render_metrics, summed=True), METRICS_SECONDS)
+        look = getattr(self.metrics, "view", partial(take_view, observer=self.metrics))  # replicas tell their views
+        self.view = Fresh(lambda: self.engine.call(look), VIEW_SECONDS)
+        self.responses = ResponseStore()
         self.num_rejected: Counter[str] = Counter()  # by reason
         num_keys = len(set(config.api_key or ())) + (config.admin_key is not None)
         self.has_tenants = num_keys > 1 or config.separate_addresses  # they share no cached prefixes

@@ -13,9 +13,8 @@ from nanoengine.server.protocol import DetokenizeRequest, TokenizeRequest
 from nanoengine.server.serving import CLIENT, Serving
 
 
-async def tokenize(http: HTTPRequest) -> Response:
+async def tokenize(http: HTTPRequest, serving: Serving) -> Response:
     """Token ids of a prompt, or of messages in the chat template."""
-    serving: Serving = http.app.state.serving
     request = await serving.read(http, TokenizeRequest)
     return await serving.while_there(http, serving.text.run(_tokenized, serving, request, http.scope[CLIENT]))
 
@@ -40,9 +39,8 @@ def _tokenized(serving: Serving, request: TokenizeRequest, client: str) -> Respo
     )
 
 
-async def detokenize(http: HTTPRequest) -> Response:
+async def detokenize(http: HTTPRequest, serving: Serving) -> Response:
     """The text of tokens, special ones included."""
-    serving: Serving = http.app.state.serving
     request = await serving.read(http, DetokenizeRequest)
     return await serving.while_there(http, serving.text.run(_detokenized, serving, request.tokens))
 
@@ -55,8 +53,7 @@ def _detokenized(serving: Serving, tokens: list[int]) -> Response:
     return json_response({"prompt": serving.tokenizer.decode(tokens, skip_special_tokens=False)})
 
 
-async def tokenizer_info(http: HTTPRequest) -> Response:
+async def tokenizer_info(_: HTTPRequest, serving: Serving) -> Response:
     """What a client needs to render and count as this server does: special tokens, the chat template, the longest sequence."""
-    serving: Serving = http.app.state.serving
     info: dict[str, Any] = await serving.text.run(serving.tokenizer.info)
     return json_response(info | {"model_max_length": serving.max_model_len})
