@@ -39,6 +39,34 @@ async def chat_completions(http: HTTPRequest, serving: Serving) -> Response | Ev
     return await answer.send(http, 1, tokens)
 
 
+class _Choice:
+    """Reads one choice. The message of a whole answer is made of the same fields as the deltas of a stream.
+
+    Args:
+        conversation: whose next turn the choice is.
+    """
+
+    def __init__(self, conversation: Conversation):
+        self._prompt, self._reader = conversation.prompt, Reader(conversation.parser())
+        self._with_reasoning = conversation.request.include_reasoning is not False
+        self.has_called = False
+
+    def read(self, text: str, ended: str | None) -> dict[str, Any]:
+        """The fields of a delta; each call comes in one piece. Arguments as for `Reader.read`."""
+        said = said_by(self._reader.read(text, ended))
+        found: dict[str, Any] = {"content": said.text} if said.text else {}
+        if said.reasoning and self._with_reasoning:
+            found |= {"reasoning": said.reasoning, "reasoning_content": said.reasoning}
+        if said.calls:
+            self.has_called = True
+            found["tool_calls"] = [{"index": own.index, **self._call(own)} for own in said.calls]
+        return found
+
+    def _call(self, call: Call) -> dict[str, Any]:
+        function = {"name": call.name, "arguments": call.arguments}
+        return {"id": self._prompt.new_id(), "type": "function", "function": function}
+
+
 class _Chat(Answer[ChatRequest]):
     kind, kind_of_chunks = "chat.completion", "chat.completion.chunk"
     plain = b'{"index":%d,"delta":{"content":', b'},"logprobs":null,"finish_reason":null,"token_ids":null}'
@@ -46,8 +74,7 @@ class _Chat(Answer[ChatRequest]):
 
     def __init__(self, *args: Any):
         super().__init__(*args)
-        self._readers: dict[int, Reader] = {}  # by choice, of streams
-        self._has_called: set[int] = set()
+        self._choices: dict[int, _Choice] = {}  # of a stream, by their indices
 
     @property
     def role(self) -> str:
@@ -78,24 +105,17 @@ class _Chat(Answer[ChatRequest]):
         logprobs = None
         if completion.logprobs is not None:
             logprobs = self._logprobs(output.prompt_token_ids, Progress(), completion)
-        said = said_by(Reader(self.conversation.parser()).read(completion.text, completion.finish_reason or "stop"))
-        content = self.echo + said.text
-        reasoning = said.reasoning if said.reasoning and request.include_reasoning is not False else None
-        message: dict[str, Any] = {
-            "role": self.role,
-            "content": content if content or not said.calls else None,
-            "refusal": None,
-            "reasoning": reasoning,
-        }
-        if reasoning:
-            message["reasoning_content"] = reasoning
-        if said.calls:
-            message["tool_calls"] = [self._call(call) for call in said.calls]
+        read = _Choice(self.conversation)
+        message: dict[str, Any] = {"role": self.role, "content": "", "refusal": None, "reasoning": None}
+        message |= read.read(completion.text, completion.finish_reason or "stop")
+        message["content"] = self.echo + message["content"] or (None if read.has_called else "")
+        for call in message.get("tool_calls", ()):
+            del call["index"]  # which only streams have
         return {
             "index": index,
             "message": message,
             "logprobs": logprobs,
-            "finish_reason": ended_by(completion.finish_reason, bool(said.calls)),
+            "finish_reason": ended_by(completion.finish_reason, read.has_called),
             "stop_reason": completion.stop_reason,
             "token_ids": completion.token_ids if request.return_token_ids else None,
         }
@@ -104,10 +124,6 @@ class _Chat(Answer[ChatRequest]):
         names = progress.names(self.serving.tokenizer, self.params, prompt, told.token_ids, told)
         num_top = self.request.top_logprobs or 0
         return self.shapes.chat(told.token_ids, names, told.logprobs or [], num_top, progress.last)
-
-    def _call(self, call: Call) -> dict[str, Any]:
-        function = {"name": call.name, "arguments": call.arguments}
-        return {"id": self.conversation.prompt.new_id(), "type": "function", "function": function}
 
     def rest(self, output: RequestOutput) -> dict[str, Any]:
         request = self.request
@@ -134,13 +150,14 @@ class _Chat(Answer[ChatRequest]):
 
     def pieces(self, own: Request, index: int, delta: Delta, progress: Progress) -> list[dict[str, Any]]:
         request = self.request
-        said = {"content": delta.text} if not self.is_parsed else self._said(index, delta)
+        choice = self._choices.get(index) or self._choices.setdefault(index, _Choice(self.conversation))
+        said = choice.read(delta.text, delta.finish_reason) if self.is_parsed else {"content": delta.text}
         if not said and delta.finish_reason is None and delta.logprobs is None and not request.return_token_ids:
             return []
         logprobs = None
         if delta.logprobs is not None:
             logprobs = self._logprobs(own.prompt_token_ids, progress, delta)
-        choice = {
+        piece = {
             "index": delta.index,
             "delta": said,
             "logprobs": logprobs,
@@ -148,23 +165,10 @@ class _Chat(Answer[ChatRequest]):
             "token_ids": delta.token_ids if request.return_token_ids else None,
         }
         if delta.finish_reason is None:
-            return [choice]
-        reason = ended_by(delta.finish_reason, index in self._has_called)
+            return [piece]
+        reason = ended_by(delta.finish_reason, choice.has_called)
         end = {"finish_reason": reason, "stop_reason": delta.stop_reason}
         if "tool_calls" not in said:
-            return [choice | end]
+            return [piece | end]
         # OpenAI's client looks for the end of a call before it takes the calls of the same chunk.
-        return [choice, choice | end | {"delta": {}, "logprobs": None, "token_ids": None}]
-
-    def _said(self, index: int, delta: Delta) -> dict[str, Any]:
-        """What a delta has told of a choice: each call comes in one piece."""
-        if (reader := self._readers.get(index)) is None:
-            reader = self._readers[index] = Reader(self.conversation.parser())
-        said = said_by(reader.read(delta.text, delta.finish_reason))
-        found: dict[str, Any] = {"content": said.text} if said.text else {}
-        if said.reasoning and self.request.include_reasoning is not False:
-            found |= {"reasoning": said.reasoning, "reasoning_content": said.reasoning}
-        if said.calls:
-            self._has_called.add(index)
-            found["tool_calls"] = [{"index": call.index, **self._call(call)} for call in said.calls]
-        return found
+        return [piece, piece | end | {"delta": {}, "logprobs": None, "token_ids": None}]
