@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 THINK, END_OF_THOUGHT = "<think>", "</think>"
 """What many models write around their thoughts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Xml:
-    """How a call is written whose values each have marks of their own. A string stands there as it is, all else as JSON.
-
-    Args:
-        name, key, value: what stands in front of and behind the name, a key, and a value.
-        end: what stands behind the last value.
-        pad: white space around a value that is no part of it.
-        gap: what stands between two marks, as the model is made to write it; any white space is understood.
-    """
-
-    name: tuple[str, str]
-    key: tuple[str, str]
-    value: tuple[str, str]
-    end: str
-    pad: str = ""
-    gap: str = "\n"
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        return tuple(mark for mark in (*self.name, *self.key, *self.value, self.end) if len(mark) > 1)
+FUNCTION, END_OF_FUNCTION = "<function=", "</function>"
+PARAMETER, END_OF_PARAMETER = "<parameter=", "</parameter>"
+"""Marks of a call in XML: `<function=name>`, and each value behind `<parameter=name>`. A string is written as it is, any other
+value as JSON, and all of them with a line break on both sides that is no part of the value.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +26,10 @@ class ToolFormat:
             JSON object itself.
         end: what stands behind a call, where the model says so.
         inner: white space between those and the call, as the model is made to write it.
-        shape: "object": one call; "list": one list of calls; "args": NAME[ARGS] and the arguments; "xml": see `Xml`;
+        shape: "object": one call; "list": one list of calls; "args": NAME[ARGS] and the arguments; "xml": see `FUNCTION`;
             "harmony": see `nanoengine/tools/harmony.py`.
         arguments: what the arguments are called.
         between: what stands between two calls.
-        xml: of the shape of that name.
     """
 
     name: str
@@ -57,7 +40,6 @@ class ToolFormat:
     shape: str = "object"
     arguments: str = "arguments"
     between: str = "\n"
-    xml: Xml | None = None
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -68,7 +50,7 @@ class ToolFormat:
             *self.begins,
             *([self.end] if self.end else []),
             *(("[ARGS]", "[CALL_ID]") if self.shape == "args" else ()),
-            *(() if self.xml is None else self.xml.marks),
+            *((FUNCTION, END_OF_FUNCTION, PARAMETER, END_OF_PARAMETER) if self.shape == "xml" else ()),
         )
 
 
@@ -79,10 +61,6 @@ HERMES = ToolFormat("hermes", ("<tool_call>",), ("<tool_call>",), "</tool_call>"
 PLAIN = ToolFormat("json", between="; ")
 """A JSON object by itself: for templates that tell of tools, and have no sign of how the model is to call them."""
 
-FUNCTION = Xml(("<function=", ">"), ("<parameter=", ">"), ("", "</parameter>"), "</function>", pad="\n")
-ARG_KEY = Xml(("", ""), ("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>"), "</tool_call>")
-"""What ends the arguments ends the call, too."""
-
 FORMATS = (
     ToolFormat("harmony", ("<|channel|>",), shape="harmony"),
     ToolFormat("mistral_args", ("[ARGS]",), ("[TOOL_CALLS]",), shape="args", between=""),
@@ -90,20 +68,7 @@ FORMATS = (
     ToolFormat("phi", ("<|/tool_call|>",), ("<|tool_call|>", "functools"), "<|/tool_call|>", shape="list", between=""),
     ToolFormat("granite", ("<|tool_call|>",), ("<|tool_call|>", "<tool_call>"), shape="list"),
     ToolFormat("functools", ("functools[",), ("functools",), shape="list"),
-    ToolFormat(
-        "seed",
-        ("<seed:tool_call>",),
-        ("<seed:tool_call>",),
-        "</seed:tool_call>",
-        "\n",
-        shape="xml",
-        xml=replace(FUNCTION, pad=""),
-    ),
-    ToolFormat("qwen3_coder", ("<parameter=",), ("<tool_call>",), "</tool_call>", "\n", shape="xml", xml=FUNCTION),
-    ToolFormat(
-        "glm47", ("</arg_key><arg_value>",), ("<tool_call>",), shape="xml", between="", xml=replace(ARG_KEY, gap="")
-    ),
-    ToolFormat("glm", ("<arg_key>",), ("<tool_call>",), shape="xml", xml=ARG_KEY),
+    ToolFormat("qwen3_coder", (PARAMETER,), ("<tool_call>",), "</tool_call>", "\n", shape="xml"),
     HERMES,
     ToolFormat("llama3", ("ipython", '"parameters"'), arguments="parameters", between="; "),
 )

@@ -77,9 +77,9 @@ def _thought(rules: Rules, is_thinking: bool) -> str:
 def _body(rules: Rules, format: ToolFormat, choice: Choice, schemas: list[Any]) -> str:
     """What stands behind the mark of a call, its end included."""
     end = rules.say(format.inner, format.end)
-    if format.xml is not None:
+    if format.shape == "xml":
         kinds = Kinds()
-        calls = " | ".join(xml_call(rules, format.xml, kinds, *own) for own in _pairs(choice, schemas))
+        calls = " | ".join(xml_call(rules, kinds, *own) for own in _pairs(choice, schemas))
         return f"({calls}) {end}"
     if format.shape == "args":
         calls = " | ".join(

@@ -82,8 +82,8 @@ class Marked(Reading):
 
     def _new_reader(self) -> CallReader:
         assert self.format is not None
-        if self.format.xml is not None:
-            return XmlCalls(self.format.xml, self.names, self.schemas, self._kinds)
+        if self.format.shape == "xml":
+            return XmlCalls(self.names, self.schemas, self._kinds)
         if self._is_list:
             return ItemCall(self.names)
         return (ArgsCalls if self.format.shape == "args" else JsonCalls)(self.names)

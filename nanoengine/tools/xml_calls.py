@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from nanoengine.tools.calls import CallReader, JsonEnd, Named, Outcome, named
-from nanoengine.tools.formats import Xml
+from nanoengine.tools.formats import END_OF_FUNCTION, END_OF_PARAMETER, FUNCTION, PARAMETER
 from nanoengine.tools.marks import past_space
 from nanoengine.tools.values import KINDS, Kinds, value_of
 
@@ -17,24 +17,22 @@ MAX_MARK_CHARS = 600
 WORD = r"([^<>\n]{1,500}?)"
 
 
+HEAD = re.compile(rf"{FUNCTION}{WORD}>")
+NEXT = re.compile(rf"{PARAMETER}{WORD}>|{END_OF_FUNCTION}")
+
+
 class XmlCalls(CallReader):
     """One call.
 
     Args:
-        xml: how it is written.
+        names: see `CallReader`.
         schemas: of the arguments, by the names of tools. Of others they may be any.
         kinds: of values, for all calls of an answer.
     """
 
-    def __init__(self, xml: Xml, names: Collection[str] | None, schemas: Mapping[str, Any], kinds: Kinds):
+    def __init__(self, names: Collection[str] | None, schemas: Mapping[str, Any], kinds: Kinds):
         super().__init__(names)
-        self.xml, self.schemas, self._kinds = xml, schemas, kinds
-        before, behind = map(re.escape, xml.name)
-        self._head = re.compile(before + WORD + (behind or r"\s{0,8}(?=<)"))
-        key, behind, value = map(re.escape, (*xml.key, xml.value[0]))
-        self._next = re.compile(
-            f"{key}{WORD}{behind}" + (r"\s{0,8}" + value if value else "") + f"|{re.escape(xml.end)}"
-        )
+        self.schemas, self._kinds = schemas, kinds
         self._name: str | None = None
         self._key: str | None = None  # of the value that is read
         self._begin = 0  # of it
@@ -51,9 +49,8 @@ class XmlCalls(CallReader):
         return (Outcome.TEXT, len(text)) if is_last and outcome is Outcome.MORE else (outcome, at)
 
     def calls(self, text: str) -> list[Named] | None:
-        pad = self.xml.pad
         values = {
-            key: value_of(text[begin:end].removeprefix(pad).removesuffix(pad), self._kinds_of(key))
+            key: value_of(text[begin:end].removeprefix("\n").removesuffix("\n"), self._kinds_of(key))
             for key, begin, end in self._found
         }
         found = named({"name": self._name, "arguments": values}, self.names)
@@ -63,10 +60,10 @@ class XmlCalls(CallReader):
         """The name, a key, or the end. None: there is more of the call."""
         at = past_space(text, at)
         is_head = self._name is None
-        match = (self._head if is_head else self._next).match(text, at)
+        match = (HEAD if is_head else NEXT).match(text, at)
         if match is None:
             begun = text[at : at + MAX_MARK_CHARS]
-            marks = self.xml.name[:1] if is_head else (self.xml.key[0], self.xml.end)
+            marks = (FUNCTION,) if is_head else (PARAMETER, END_OF_FUNCTION)
             may_come = len(begun) < MAX_MARK_CHARS and any(own.startswith(begun[: len(own)]) for own in marks)
             return Outcome.MORE if may_come else Outcome.TEXT, at
         if is_head:
@@ -91,13 +88,12 @@ class XmlCalls(CallReader):
             if outcome is Outcome.MORE:
                 return Outcome.MORE, at
             self._json = None
-        mark = self.xml.value[1]
-        end = text.find(mark, at)
+        end = text.find(END_OF_PARAMETER, at)
         if end < 0:
-            return Outcome.MORE, max(at, len(text) - len(mark) + 1)
+            return Outcome.MORE, max(at, len(text) - len(END_OF_PARAMETER) + 1)
         self._found.append((self._key, self._begin, end + offset))
         self._key = None
-        return None, end + len(mark)
+        return None, end + len(END_OF_PARAMETER)
 
     def _kinds_of(self, key: str) -> frozenset[str]:
         """Of an argument."""
