@@ -21,7 +21,7 @@ async def load_adapter(http: HTTPRequest, serving: Serving) -> Response:
     adapters = _adapters(serving)
     request = await serving.read(http, LoadAdapterRequest)
     name = request.lora_name
-    if serving.is_model(name):
+    if serving.names.is_own(name):
         raise Problem(400, f"{shown(name)} is a name of the model itself: choose another", "lora_name")
     load = partial(adapters.load, name, request.lora_path, replaces=bool(request.load_inplace))
     try:

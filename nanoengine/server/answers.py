@@ -26,7 +26,8 @@ from nanoengine.server.logprobs import LogprobShapes, Progress
 from nanoengine.server.params import MANY
 from nanoengine.server.pieces import Pieces, small
 from nanoengine.server.protocol import Generation
-from nanoengine.server.serving import FEW, SENT, Encoding, Serving
+from nanoengine.server.scope import SENT
+from nanoengine.server.serving import FEW, Encoding, Serving
 
 logger = logging.getLogger("nanoengine.server")
 
@@ -114,7 +115,7 @@ class Answer(Generic[G]):
             "id": self.job_id,
             "object": self.kind,
             "created": self.created,
-            "model": self.serving.called(self.request.model),
+            "model": self.serving.names.answered(self.request.model),
         }
         pieces = [encode(common)[:-1] + b',"choices":[']
         for number, output in enumerate(outputs):
@@ -151,7 +152,7 @@ class Answer(Generic[G]):
             "id": self.job_id,
             "object": self.kind_of_chunks,
             "created": self.created,
-            "model": serving.called(request.model),
+            "model": serving.names.answered(request.model),
         }
         chunks = Chunks(common, serving.fingerprint)
         options = request.stream_options

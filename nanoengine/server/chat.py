@@ -16,7 +16,8 @@ from nanoengine.server.jobs import Job
 from nanoengine.server.logprobs import Progress
 from nanoengine.server.protocol import ChatRequest
 from nanoengine.server.replies import Conversation, Reader, ended_by
-from nanoengine.server.serving import Encoding, Serving, new_id
+from nanoengine.server.scope import new_id
+from nanoengine.server.serving import Encoding, Serving
 from nanoengine.server.text import joined
 from nanoengine.tools.chats import said as said_by
 from nanoengine.tools.parser import Call

@@ -18,7 +18,8 @@ from nanoengine.server.errors import Problem
 from nanoengine.server.logprobs import Progress, names_of
 from nanoengine.server.params import prompt_list
 from nanoengine.server.protocol import CompletionRequest
-from nanoengine.server.serving import Encoding, Serving, new_id
+from nanoengine.server.scope import new_id
+from nanoengine.server.serving import Encoding, Serving
 
 
 async def completions(http: HTTPRequest, serving: Serving) -> Response | EventStream:
@@ -34,7 +35,7 @@ async def completions(http: HTTPRequest, serving: Serving) -> Response | EventSt
     answer.prompts = prompts
 
     def tokens() -> Encoding:
-        encoded = yield from serving.encode(prompts, request)
+        encoded = yield from serving.prompts.encode(prompts, request)
         if request.echo and not request.return_token_ids:
             answer.echoes = [
                 prompt if isinstance(prompt, str) else serving.tokenizer.decode(ids, skip_special_tokens=False)
@@ -50,7 +51,7 @@ def _prompts(serving: Serving, request: CompletionRequest) -> list[str | list[in
     prompts = prompt_list(request.prompt, "prompt", serving.config.max_prompts)
     if not request.suffix:
         return prompts
-    marks, suffix = serving.fill_marks, request.suffix
+    marks, suffix = serving.prompts.fill_marks, request.suffix
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if len(texts) < len(prompts):
         raise Problem(400, "prompt has token ids, and suffix is text: give the prompt as text, too", "suffix")

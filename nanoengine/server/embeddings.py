@@ -20,7 +20,8 @@ from nanoengine.server.errors import Problem
 from nanoengine.server.params import prompt_list
 from nanoengine.server.pieces import Pieces
 from nanoengine.server.protocol import EmbeddingRequest, Queued
-from nanoengine.server.serving import Encoding, Serving, new_id
+from nanoengine.server.scope import new_id
+from nanoengine.server.serving import Encoding, Serving
 
 NUMBER_BYTES = 32
 """Of a number of an embedding, as it is computed and as JSON."""
@@ -54,7 +55,7 @@ async def embedded(
     """
 
     def tokens() -> Encoding:
-        return (yield from serving.encode(inputs, request)), params
+        return (yield from serving.prompts.encode(inputs, request)), params
 
     def size(requests: Sequence[Request]) -> int:
         own = answer_bytes(requests, serving.max_model_len)

@@ -19,7 +19,8 @@ from nanoengine.server.errors import Problem
 from nanoengine.server.fields import with_fields
 from nanoengine.server.protocol import ChatRequest, LocalSampling, Table
 from nanoengine.server.replies import Usage, Writer, reply
-from nanoengine.server.serving import Serving, new_id
+from nanoengine.server.scope import new_id
+from nanoengine.server.serving import Serving
 from nanoengine.tools.parser import Event
 
 IGNORED = (
@@ -53,7 +54,7 @@ class InfillRequest(with_fields(LocalSampling, IGNORED), kw_only=True):  # type:
 async def infill(http: HTTPRequest, serving: Serving) -> Response | EventStream:
     """Fill a hole. With n_predict 0 the prompt is computed, for the prefix cache, and one token that is not told."""
     request = await serving.read(http, InfillRequest)
-    marks, limit = serving.fill_marks, request.n_predict
+    marks, limit = serving.prompts.fill_marks, request.n_predict
     files = [(own.filename, own.text) for own in request.input_extra or ()]
     text = marks.prompt(request.input_prefix, request.input_suffix, files) + (request.prompt or "")
     asked = ChatRequest(
@@ -65,7 +66,7 @@ async def infill(http: HTTPRequest, serving: Serving) -> Response | EventStream:
         add_special_tokens=True,
         **request.of_chat(),
     )
-    writer = InfillWriter(serving.called(request.model), is_silent=limit == 0)
+    writer = InfillWriter(serving.names.answered(request.model), is_silent=limit == 0)
     return await reply(http, serving, asked, new_id("infill-", http, None), writer, text)
 
 

@@ -17,7 +17,8 @@ from nanoengine.server.errors import Problem
 from nanoengine.server.fields import IGNORED_MESSAGES, Body, with_fields
 from nanoengine.server.protocol import Messages, Named, Stop, Table, TranslatedRequest
 from nanoengine.server.replies import Usage, Writer, call, function, named, reply, said, settled
-from nanoengine.server.serving import CLIENT, Serving, new_id
+from nanoengine.server.scope import CLIENT, new_id
+from nanoengine.server.serving import Serving
 from nanoengine.tools.parser import Call, Event, Reasoning, Text
 
 CHOICES = {None: None, "auto": "auto", "any": "required", "none": "none"}
@@ -138,7 +139,7 @@ async def messages(http: HTTPRequest, serving: Serving) -> Response | EventStrea
 async def count_tokens(http: HTTPRequest, serving: Serving) -> Response:
     """How long a conversation is to the model."""
     _, chat = await serving.read_as(http, CountTokensRequest, CountTokensRequest.chat)
-    counting = serving.text.run(serving.count, chat, http.scope[CLIENT])
+    counting = serving.text.run(serving.prompts.count, chat, http.scope[CLIENT])
     return json_response({"input_tokens": await serving.while_there(http, counting)})
 
 

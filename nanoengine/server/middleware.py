@@ -20,7 +20,7 @@ from nanoengine.server.errors import REASON, Problem, body_too_long, problem_of
 from nanoengine.server.http import client_of
 from nanoengine.server.page import FILES
 from nanoengine.server.protocol import MAX_ID_CHARS
-from nanoengine.server.serving import ADMIN, CLIENT, HELD, REQUEST_ID, SENT
+from nanoengine.server.scope import ADMIN, CLIENT, HELD, REQUEST_ID, SENT
 from nanoengine.server.text import CURRENT_CLIENT
 
 logger = logging.getLogger("nanoengine.server")

@@ -24,7 +24,8 @@ from nanoengine.server.errors import Problem
 from nanoengine.server.fields import IGNORED_OLLAMA, IGNORED_OPTIONS, Body, with_fields
 from nanoengine.server.protocol import SAME, LocalSampling, Positive, Table, Texts, TranslatedRequest
 from nanoengine.server.replies import Usage, Writer, call, reply
-from nanoengine.server.serving import Serving, new_id
+from nanoengine.server.scope import new_id
+from nanoengine.server.serving import Serving
 from nanoengine.tools.parser import Call, Event, Reasoning
 
 NEVER = "9999-12-31T23:59:59Z"
@@ -132,7 +133,7 @@ async def generate(http: HTTPRequest, serving: Serving) -> Response | EventStrea
     if not serving.tokenizer.chat_templates:  # it goes on with texts
         text = "\n".join(filter(None, (request.system, request.prompt)))
     if request.suffix:
-        marks = serving.fill_marks
+        marks = serving.prompts.fill_marks
         text, asked.stop_token_ids = marks.prompt(request.prompt or "", request.suffix), list(marks.ends)
     asked.add_special_tokens = text is not None
     writer = OllamaWriter(request.model, is_chat=False)
@@ -141,12 +142,12 @@ async def generate(http: HTTPRequest, serving: Serving) -> Response | EventStrea
 
 async def tags(_: HTTPRequest, serving: Serving) -> Response:
     """The model under each of its names, and its adapters."""
-    return json_response({"models": [_listed(serving, name) for name in (*serving.names, *serving.adapter_names())]})
+    return json_response({"models": [_listed(serving, name) for name in serving.names.all]})
 
 
 async def ps(_: HTTPRequest, serving: Serving) -> Response:
     """The same, as what is loaded: all of it is, for ever."""
-    card, names = serving.card, (*serving.names, *serving.adapter_names())
+    card, names = serving.card, serving.names.all
     rest = {
         "size_vram": card.size if serving.on_gpu else 0,
         "context_length": serving.max_model_len,
@@ -156,7 +157,7 @@ async def ps(_: HTTPRequest, serving: Serving) -> Response:
 
 
 def _listed(serving: Serving, name: str) -> Table:
-    card, is_own = serving.card, serving.is_model(name)
+    card, is_own = serving.card, serving.names.is_own(name)
     details = card.details if is_own else {**card.details, "parent_model": serving.name}
     own = {"modified_at": card.modified, "size": card.size, "digest": card.digest, "details": details}
     return {"name": name, "model": name, **own}
@@ -168,12 +169,12 @@ async def show(http: HTTPRequest, serving: Serving) -> Response:
     name = request.model or request.name
     if name is None:
         raise Problem(400, "model is missing", "model")
-    serving.check_name(name)
+    serving.names.check(name)
     info = await serving.text.run(serving.tokenizer.info)
     card = serving.card
     can = [*(["completion"] if card.writes else []), *(["embedding"] if is_installed("pooling") else [])]
     with suppress(InvalidPrompt):
-        can += ["insert"] if serving.fill_marks else []
+        can += ["insert"] if serving.prompts.fill_marks else []
     if template := info.get("chat_template"):
         can += ["tools", *(["thinking"] if "</think>" in str(template) or "<|channel|>" in str(template) else [])]
     return json_response(

@@ -17,7 +17,8 @@ from nanoengine.server.ollama import OllamaEmbeddingsRequest, OllamaEmbedRequest
 from nanoengine.server.params import prompt_list
 from nanoengine.server.pieces import Pieces
 from nanoengine.server.protocol import Queued
-from nanoengine.server.serving import Serving, new_id
+from nanoengine.server.scope import new_id
+from nanoengine.server.serving import Serving
 
 
 async def embed(http: HTTPRequest, serving: Serving) -> Response:

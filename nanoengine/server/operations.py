@@ -11,7 +11,8 @@ from nanoengine.server.answers import json_response
 from nanoengine.server.errors import Problem
 from nanoengine.server.metrics import CONTENT_TYPE
 from nanoengine.server.protocol import AbortRequest
-from nanoengine.server.serving import ADMIN, CLIENT, Serving
+from nanoengine.server.scope import ADMIN, CLIENT
+from nanoengine.server.serving import Serving
 
 
 async def health(_: HTTPRequest, serving: Serving) -> Response:
@@ -32,7 +33,7 @@ async def load(_: HTTPRequest, serving: Serving) -> Response:
 
 async def models(_: HTTPRequest, serving: Serving) -> Response:
     """The model, under each of its names, and its adapters."""
-    names = (*serving.names, *serving.adapter_names())
+    names = serving.names.all
     return json_response({"object": "list", "data": [_model(serving, name) for name in names]})
 
 
@@ -43,7 +44,7 @@ async def model(http: HTTPRequest, serving: Serving) -> Response:
 
 
 def _model(serving: Serving, name: str) -> dict[str, object]:
-    adapter = serving.check_name(name)
+    adapter = serving.names.check(name)
     permission = {
         "id": f"modelperm-{name}",
         "object": "model_permission",

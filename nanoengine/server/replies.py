@@ -21,8 +21,9 @@ from nanoengine.server.answers import EventStream, encode, json_response
 from nanoengine.server.errors import Problem
 from nanoengine.server.jobs import Job
 from nanoengine.server.params import MANY
+from nanoengine.server.prompts import CHARS_OF_A_STEP
 from nanoengine.server.protocol import ChatRequest, Table
-from nanoengine.server.serving import CHARS_OF_A_STEP, Encoding, Serving
+from nanoengine.server.serving import Encoding, Serving
 from nanoengine.server.text import CURRENT_CLIENT
 from nanoengine.tools.chats import Prompt, plain_prompt
 from nanoengine.tools.parser import AnswerParser, Call, Event, Text
@@ -69,13 +70,13 @@ class Conversation:
     def tokens(self) -> Encoding:
         """What the model reads, and how it is sampled; see `Serving.start`."""
         serving, request = self.serving, self.request
-        self.prompt = prompt = serving.prompt(request) if self.text is None else plain_prompt(self.text)
-        serving.check_length(prompt.text, request)
+        self.prompt = prompt = serving.prompts.of_chat(request) if self.text is None else plain_prompt(self.text)
+        serving.prompts.check_length(prompt.text, request)
         if len(prompt.text) > CHARS_OF_A_STEP:
             yield
         own = {"client": self._client, "salt": request.cache_salt or ""}
         special = bool(request.add_special_tokens)
-        token_ids = serving.chat_encoder.encode(prompt.text, **own, add_special_tokens=special)
+        token_ids = serving.prompts.chat_encoder.encode(prompt.text, **own, add_special_tokens=special)
         return [token_ids], prompt.params(self.params)
 
     def parser(self) -> AnswerParser | None:

@@ -19,7 +19,8 @@ from nanoengine.server.reading import SLOW_BYTES, check_size
 from nanoengine.server.replies import Usage, Writer, named, reply, settled
 from nanoengine.server.response_items import Tools, carried, input_items, page, turns
 from nanoengine.server.response_store import Stored
-from nanoengine.server.serving import CLIENT, Serving, new_id
+from nanoengine.server.scope import CLIENT, new_id
+from nanoengine.server.serving import Serving
 from nanoengine.server.text import IS_LONG
 from nanoengine.tools.parser import Call, Event, Reasoning, Text
 

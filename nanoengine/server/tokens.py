@@ -10,7 +10,8 @@ from starlette.responses import Response
 from nanoengine.server.answers import json_response
 from nanoengine.server.errors import Problem
 from nanoengine.server.protocol import DetokenizeRequest, TokenizeRequest
-from nanoengine.server.serving import CLIENT, Serving
+from nanoengine.server.scope import CLIENT
+from nanoengine.server.serving import Serving
 
 
 async def tokenize(http: HTTPRequest, serving: Serving) -> Response:
@@ -21,14 +22,14 @@ async def tokenize(http: HTTPRequest, serving: Serving) -> Response:
 
 def _tokenized(serving: Serving, request: TokenizeRequest, client: str) -> Response:
     if request.prompt is not None:
-        serving.check_chars(request.prompt, "prompt")
+        serving.prompts.check_chars(request.prompt, "prompt")
         special = request.add_special_tokens is not False
         token_ids = serving.tokenizer.encode(request.prompt, add_special_tokens=special)
     else:
         special = bool(request.add_special_tokens)
-        text = serving.prompt(request).text
-        serving.check_chars(text, "messages")
-        token_ids = serving.chat_encoder.encode(text, client=client, add_special_tokens=special)
+        text = serving.prompts.of_chat(request).text
+        serving.prompts.check_chars(text, "messages")
+        token_ids = serving.prompts.chat_encoder.encode(text, client=client, add_special_tokens=special)
     return json_response(
         {
             "count": len(token_ids),

@@ -194,7 +194,7 @@ def test_a_long_conversation_is_read_beside_the_event_loop(hermes: Server, monke
         (responses, "turns"),
         (responses, "page"),
         (responses, "check_size"),
-        (hermes.serving.chats, "prompt"),
+        (hermes.serving.prompts.chats, "prompt"),
     ):
         watch(owner, name)
     assert hermes.post(PATH, {"input": "b", "previous_response_id": first, "max_output_tokens": 1}).status == 200
