@@ -207,7 +207,7 @@ class ResponsesWriter(Writer):
     def __init__(self, response_id: str, request: ResponsesRequest, tools: Tools, keep: Callable[[Table], None] | None):
         super().__init__()
         self._tools, self._keep = tools, keep
-        self._id = response_id.partition("-")[2]
+        self._id = response_id.removeprefix("resp_")
         self._is_carried = ENCRYPTED in (request.include or ())
         self._text = ""  # of the open block
         self._number = 0
