@@ -9,7 +9,7 @@ CONTROL = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code
 """Characters that move the cursor, or worse: no answer of a model may send them to a terminal."""
 
 
-def settled(text: str) -> int:
+def final_length(text: str) -> int:
     """Up to where nothing that follows can change how a text is drawn: the end of its last whole block; 0 if there is none.
 
     A block ends at an empty line outside a fence, if the next line begins and is not indented: such a line belongs to a list.

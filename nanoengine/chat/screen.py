@@ -11,7 +11,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from nanoengine.chat.answer import Piece
-from nanoengine.chat.markdown import printable, settled
+from nanoengine.chat.markdown import final_length, printable
 
 FRAMES_PER_SECOND = 15
 
@@ -46,7 +46,7 @@ class Screen:
             self._is_thought = piece.is_thought
         self._text += printable(piece.text)
         if not self._is_thought and "\n" in piece.text:
-            self._print(settled(self._text))
+            self._print(final_length(self._text))
 
     def _print(self, size: int) -> None:
         """The first characters of what grows, for good."""

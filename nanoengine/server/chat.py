@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: a conversation, in the model's chat template, and what the model says next."""
+"""POST /v1/chat/completions: the next turn of a conversation, which is rendered by the model's chat template."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.responses import Response
 from nanoengine.aio.request_stream import Delta
 from nanoengine.core.outputs import CompletionOutput, RequestOutput
 from nanoengine.core.sequence import Request
-from nanoengine.server.answers import Answer, EventStream, encode
+from nanoengine.server.answers import ChoicesAnswer, EventStream, encode
 from nanoengine.server.jobs import Job
 from nanoengine.server.logprobs import Progress
 from nanoengine.server.protocol import ChatRequest
@@ -19,7 +19,7 @@ from nanoengine.server.replies import Conversation, Reader, ended_by
 from nanoengine.server.scope import new_id
 from nanoengine.server.serving import Encoding, Serving
 from nanoengine.server.text import joined
-from nanoengine.tools.chats import said as said_by
+from nanoengine.tools.chats import answer_of
 from nanoengine.tools.parser import Call
 
 ASSISTANT = "assistant"
@@ -54,7 +54,7 @@ class _Choice:
 
     def read(self, text: str, ended: str | None) -> dict[str, Any]:
         """The fields of a delta; each call comes in one piece. Arguments as for `Reader.read`."""
-        said = said_by(self._reader.read(text, ended))
+        said = answer_of(self._reader.read(text, ended))
         found: dict[str, Any] = {"content": said.text} if said.text else {}
         if said.reasoning and self._with_reasoning:
             found |= {"reasoning": said.reasoning, "reasoning_content": said.reasoning}
@@ -68,7 +68,7 @@ class _Choice:
         return {"id": self._prompt.new_id(), "type": "function", "function": function}
 
 
-class _Chat(Answer[ChatRequest]):
+class _Chat(ChoicesAnswer[ChatRequest]):
     kind, kind_of_chunks = "chat.completion", "chat.completion.chunk"
     plain = b'{"index":%d,"delta":{"content":', b'},"logprobs":null,"finish_reason":null,"token_ids":null}'
     conversation: Conversation
@@ -79,13 +79,13 @@ class _Chat(Answer[ChatRequest]):
 
     @property
     def role(self) -> str:
-        """Of the answer; one that goes on with the last message has that message's."""
+        """The role of the answer: the assistant's, or that of the last message if the answer continues it."""
         last = self.request.messages[-1].get("role")
         return ASSISTANT if self.request.add_generation_prompt or not isinstance(last, str) else last
 
     @cached_property
     def echo(self) -> str:
-        """What is repeated before the answer: the message that it goes on with."""
+        """The text in front of the answer: with `echo`, the message that the answer continues."""
         last = self.request.messages[-1]
         if not self.request.echo or last.get("role") != self.role:
             return ""
@@ -135,7 +135,7 @@ class _Chat(Answer[ChatRequest]):
         }
 
     def beginning(self, job: Job) -> list[tuple[dict[str, Any], bytes]]:
-        """Who speaks, and what is repeated, of every choice."""
+        """Of every choice: the role, and with `echo` the text in front of the answer."""
         request = self.request
         token_ids = job.requests[0].prompt_token_ids if request.return_token_ids else None
         prompt = self.conversation.prompt.text if request.return_prompt_text else None

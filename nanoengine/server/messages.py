@@ -16,7 +16,16 @@ from nanoengine.server.answers import EventStream, json_response
 from nanoengine.server.errors import Problem
 from nanoengine.server.fields import IGNORED_MESSAGES, Body, with_fields
 from nanoengine.server.protocol import Messages, Named, Stop, Table, TranslatedRequest
-from nanoengine.server.replies import Usage, Writer, call, function, named, reply, said, settled
+from nanoengine.server.replies import (
+    Usage,
+    Writer,
+    assistant_message,
+    choice_of,
+    merge_system_messages,
+    reply,
+    tool_call,
+    tool_table,
+)
 from nanoengine.server.scope import CLIENT, new_id
 from nanoengine.server.serving import Serving
 from nanoengine.tools.parser import Call, Event, Reasoning, Text
@@ -85,7 +94,7 @@ class _Fields(with_fields(Named, IGNORED_MESSAGES), kw_only=True):  # type: igno
         messages = _system(self.system)
         for index, message in enumerate(self.messages):
             messages += _turns(message, f"messages[{index}]")
-        messages = settled(messages)
+        messages = merge_system_messages(messages)
         is_begun = messages[-1]["role"] == "assistant"  # the model goes on with it
         choice, output = self.tool_choice or ToolChoice(), self.output_config or OutputConfig()
         kwargs: Table = {"reasoning_effort": output.effort}
@@ -177,10 +186,10 @@ def _said(blocks: list[Table], where: str) -> Table:
         elif kind == "thinking":
             thoughts.append(_text(block, "thinking", place))
         elif kind == "tool_use":
-            calls.append(call(_text(block, "id", place), _text(block, "name", place), block.get("input") or {}))
+            calls.append(tool_call(_text(block, "id", place), _text(block, "name", place), block.get("input") or {}))
         elif kind != "redacted_thinking":  # of another model, which alone can read it
             raise _unknown(kind, place)
-    return said("".join(texts) or (None if calls else ""), calls, "\n".join(thoughts))
+    return assistant_message("".join(texts) or (None if calls else ""), calls, "\n".join(thoughts))
 
 
 def _asked(role: str, blocks: list[Table], where: str) -> list[Table]:
@@ -222,11 +231,11 @@ def _tool(tool: Table) -> Table:
             f"tools: {str(kind)[:80]!r} is a tool that another server runs by itself: give tools with an input_schema"
         )
         raise Problem(400, message, "tools")
-    return function(tool.get("name", ""), tool.get("description"), tool.get("input_schema"), tool.get("strict"))
+    return tool_table(tool.get("name", ""), tool.get("description"), tool.get("input_schema"), tool.get("strict"))
 
 
 def _choice(choice: ToolChoice) -> str | Table | None:
-    return named(choice.name or "") if choice.type == "tool" else CHOICES.get(choice.type)
+    return choice_of(choice.name or "") if choice.type == "tool" else CHOICES.get(choice.type)
 
 
 def _format(own: Format | None) -> Table | None:

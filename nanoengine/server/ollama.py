@@ -23,7 +23,7 @@ from nanoengine.server.answers import EventStream, encode, json_response
 from nanoengine.server.errors import Problem
 from nanoengine.server.fields import IGNORED_OLLAMA, IGNORED_OPTIONS, Body, with_fields
 from nanoengine.server.protocol import SAME, LocalSampling, Positive, Table, Texts, TranslatedRequest
-from nanoengine.server.replies import Usage, Writer, call, reply
+from nanoengine.server.replies import Usage, Writer, reply, tool_call
 from nanoengine.server.scope import new_id
 from nanoengine.server.serving import Serving
 from nanoengine.tools.parser import Call, Event, Reasoning
@@ -228,7 +228,7 @@ def _call(own: Any, index: int, where: str) -> Table:
     made = own.get("function") if isinstance(own, dict) else None
     if not isinstance(made, dict) or not isinstance(made.get("name"), str):
         raise Problem(400, f"{where}: tool_calls[{index}] must have a function with a name", "messages")
-    return call(own.get("id") or f"call_{index}", made["name"], made.get("arguments") or {})
+    return tool_call(own.get("id") or f"call_{index}", made["name"], made.get("arguments") or {})
 
 
 def _format(format: str | Table | None) -> Table | None:

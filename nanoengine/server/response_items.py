@@ -11,7 +11,7 @@ from typing import Any
 from nanoengine.errors import shown
 from nanoengine.server.errors import Problem
 from nanoengine.server.protocol import Table
-from nanoengine.server.replies import call, function, said
+from nanoengine.server.replies import assistant_message, tool_call, tool_table
 
 TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 """Kinds of parts that are text, and where it stands."""
@@ -47,7 +47,7 @@ class Tools:
             self._names[flat] = {"name": name, **({"namespace": namespace} if namespace else {})}
             strict = table.get("strict")
             self.fields[f"tools[{len(self.tables)}].function.parameters"] = f"{place}.parameters"
-            self.tables.append(function(flat, table.get("description"), table.get("parameters"), strict))
+            self.tables.append(tool_table(flat, table.get("description"), table.get("parameters"), strict))
         elif not str(kind).startswith(LEFT_OUT):
             raise Problem(400, f"tools of type {str(kind)[:80]!r} are not supported: give functions", "tools")
 
@@ -116,18 +116,18 @@ def turns(items: list[Table]) -> list[Table]:
                     400, f"{where}: role is {str(role)[:80]!r}: it must be one of {', '.join(ROLES)}", "input"
                 )
             if role == "assistant":
-                found.append(said(content, [], thought))
+                found.append(assistant_message(content, [], thought))
                 thought = ""
             else:
                 found.append({"role": role, "content": content})
         elif kind == "function_call":
             name = flat_name(_text(item, "name", where), item.get("namespace"))
-            own = call(_text(item, "call_id", where), name, _text(item, "arguments", where))
+            own = tool_call(_text(item, "call_id", where), name, _text(item, "arguments", where))
             last = found[-1] if found else {}
             if last.get("role") == "assistant" and not thought:
                 last.setdefault("tool_calls", []).append(own)
             else:
-                found.append(said(None, [own], thought))
+                found.append(assistant_message(None, [own], thought))
                 thought = ""
         elif kind == "function_call_output":
             content = _content(item.get("output"), where)
@@ -162,7 +162,7 @@ def _text(table: Table, name: str, where: str) -> str:
 # ---- thoughts
 
 
-def carried(thought: str) -> str:
+def encode_thought(thought: str) -> str:
     """A thought as clients carry it to their next request: they send back what they cannot read, and no plain thoughts."""
     return base64.b64encode(thought.encode()).decode()
 

@@ -16,8 +16,8 @@ from nanoengine.server.errors import Problem
 from nanoengine.server.fields import IGNORED_RESPONSES, check_unknown, with_fields
 from nanoengine.server.protocol import Int64, Named, Table, TranslatedRequest
 from nanoengine.server.reading import SLOW_BYTES, check_size
-from nanoengine.server.replies import Usage, Writer, named, reply, settled
-from nanoengine.server.response_items import Tools, carried, input_items, page, turns
+from nanoengine.server.replies import Usage, Writer, choice_of, merge_system_messages, reply
+from nanoengine.server.response_items import Tools, encode_thought, input_items, page, turns
 from nanoengine.server.response_store import Stored
 from nanoengine.server.scope import CLIENT, new_id
 from nanoengine.server.serving import Serving
@@ -85,7 +85,7 @@ class ResponsesRequest(
         if effort is not None:
             kwargs |= {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
         return TranslatedRequest(
-            messages=settled([*first, *turns(items)]),
+            messages=merge_system_messages([*first, *turns(items)]),
             tools=tools.tables or None,
             tool_choice=_choice(self.tool_choice) if tools.tables or self.tool_choice != "auto" else None,
             parallel_tool_calls=self.parallel_tool_calls,
@@ -166,11 +166,13 @@ def _choice(choice: str | Table | None) -> str | Table | None:
     if not isinstance(choice, dict):
         return choice
     if choice.get("type") == "function":
-        return named(choice.get("name", ""))
+        return choice_of(choice.get("name", ""))
     if choice.get("type") == "allowed_tools":
         given = choice.get("tools")
         tools = [
-            named(own.get("name", "")) for own in (given if isinstance(given, list) else ()) if isinstance(own, dict)
+            choice_of(own.get("name", ""))
+            for own in (given if isinstance(given, list) else ())
+            if isinstance(own, dict)
         ]
         return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
     message = f"tool_choice.type is {str(choice.get('type'))[:80]!r}: it must be function or allowed_tools"
@@ -290,7 +292,7 @@ class ResponsesWriter(Writer):
             item["content"] = [part := self._part()]
             if self._kind is Reasoning:
                 if self._is_carried:
-                    item["encrypted_content"] = carried(text)
+                    item["encrypted_content"] = encode_thought(text)
                 yield self._of_item("reasoning_text.done", content_index=0, text=text)
             else:
                 yield self._of_item("output_text.done", content_index=0, text=text, logprobs=[])

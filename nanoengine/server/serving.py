@@ -23,14 +23,14 @@ from nanoengine.core.sequence import Request
 from nanoengine.observability.view import take_view
 from nanoengine.sampling.params import SamplingParams
 from nanoengine.server.budget import Budget
+from nanoengine.server.cached import Cached
 from nanoengine.server.config import PART_OF_A_CLIENT, ServerConfig
 from nanoengine.server.errors import Problem
-from nanoengine.server.fresh import Fresh
 from nanoengine.server.jobs import Job, Jobs, most_tokens, until_gone
 from nanoengine.server.metrics import render_metrics
 from nanoengine.server.model_card import ModelCard
 from nanoengine.server.model_names import ModelNames
-from nanoengine.server.params import MANY, cut, sampling_params
+from nanoengine.server.params import MANY, sampling_params, truncate
 from nanoengine.server.prompts import Prompts
 from nanoengine.server.protocol import Generation, Queued
 from nanoengine.server.reading import S, check_size, read
@@ -100,10 +100,10 @@ class Serving:
         self.bodies = Budget("this body", config.max_held_body_bytes, "max_held_body_bytes", "shorten it")
         hint = "ask for fewer tokens, log probabilities or completions"
         self.answers = Budget("this answer", config.max_answer_bytes, "max_answer_bytes", hint)
-        self.metrics_text = Fresh(self._render_metrics, METRICS_SECONDS)
-        self.summed_metrics_text = Fresh(partial(self._render_metrics, summed=True), METRICS_SECONDS)
-        look = getattr(self.metrics, "view", partial(take_view, observer=self.metrics))  # replicas tell their views
-        self.view = Fresh(lambda: self.engine.call(look), VIEW_SECONDS)
+        self.metrics_text = Cached(self._render_metrics, METRICS_SECONDS)
+        self.summed_metrics_text = Cached(partial(self._render_metrics, summed=True), METRICS_SECONDS)
+        view = getattr(self.metrics, "view", partial(take_view, observer=self.metrics))  # replicas tell their views
+        self.view = Cached(lambda: self.engine.call(view), VIEW_SECONDS)
         self.responses = ResponseStore()
         self.num_rejected: Counter[str] = Counter()  # by reason
         num_keys = len(set(config.api_key or ())) + (config.admin_key is not None)
@@ -190,12 +190,12 @@ class Serving:
             InvalidPrompt, InvalidSamplingParams, InvalidRequest: see `LLMEngine.make_request`.
         """
         config = self.config
-        for field, value, knob in (
+        for field, value, option in (
             ("stop", len(getattr(params, "stop", ())), "max_stop_strings"),
             ("prompt", num_prompts, "max_prompts"),
         ):
-            if value > (limit := getattr(config, knob)):
-                raise Problem(400, f"{field} asks for {value}: this server allows {limit} ({knob})", field)
+            if value > (limit := getattr(config, option)):
+                raise Problem(400, f"{field} asks for {value}: this server allows {limit} ({option})", field)
         num_sequences = num_prompts * params.num_sequences
         client = http.scope.get(CLIENT, "")
         self._admit(num_sequences, client)
@@ -203,7 +203,7 @@ class Serving:
         def make(prompts: Sequence[list[int]], own_params: core.SamplingParams) -> list[Request]:
             requests = [
                 self.engine.make_request(
-                    cut(prompt, request, self.max_model_len),
+                    truncate(prompt, request, self.max_model_len),
                     own_params,
                     f"{job_id}-{number}-{uuid.uuid4().hex[:8]}",  # clients may repeat an id
                     cache_salt=f"{client} {request.cache_salt or ''}" if self.has_tenants else request.cache_salt or "",

@@ -21,7 +21,7 @@ MAX_HEADER_CHARS = 300
 loads = json.JSONDecoder(strict=False).decode
 """Small models write a line's end into a string as it is; JSON that is told has it as it should be."""
 
-Named = tuple[str, str]
+NameAndArguments = tuple[str, str]
 """A name, and the JSON text of arguments."""
 
 
@@ -53,7 +53,7 @@ class CallReader(ABC):
         """
 
     @abstractmethod
-    def calls(self, text: str) -> list[Named] | None:
+    def calls(self, text: str) -> list[NameAndArguments] | None:
         """What a whole text says, from behind the mark on; None: no call.
 
         Raises:
@@ -113,9 +113,9 @@ class JsonCalls(CallReader):
             outcome, at = self._end.find(text, at)
         return (Outcome.TEXT if is_last and outcome is Outcome.MORE else outcome), at
 
-    def calls(self, text: str) -> list[Named] | None:
+    def calls(self, text: str) -> list[NameAndArguments] | None:
         values = loads(text)
-        found = [named(own, self.names) for own in (values if isinstance(values, list) else [values])]
+        found = [read_call(own, self.names) for own in (values if isinstance(values, list) else [values])]
         calls = [own for own in found if own is not None]
         return calls if calls and len(calls) == len(found) else None
 
@@ -126,7 +126,7 @@ class ItemCall(JsonCalls):
     def scan(self, text: str, start: int, is_last: bool) -> tuple[Outcome, int]:
         return super().scan(text, past_space(text, start, "[,") if self._end is None else start, is_last)
 
-    def calls(self, text: str) -> list[Named] | None:
+    def calls(self, text: str) -> list[NameAndArguments] | None:
         return super().calls(text[text.index("{") :])
 
 
@@ -147,17 +147,17 @@ class ArgsCalls(JsonCalls):
                 return Outcome.MORE, start
         return super().scan(text, start, is_last)
 
-    def calls(self, text: str) -> list[Named] | None:
+    def calls(self, text: str) -> list[NameAndArguments] | None:
         return arguments_of(self._name, text, self.names) if self._name else super().calls(text)
 
 
-def arguments_of(name: str, text: str, names: Collection[str] | None) -> list[Named] | None:
+def arguments_of(name: str, text: str, names: Collection[str] | None) -> list[NameAndArguments] | None:
     """A call of a name that was told, whose arguments end a text."""
-    found = named({"name": name, "arguments": text[text.find("{") :]}, names)
+    found = read_call({"name": name, "arguments": text[text.find("{") :]}, names)
     return None if found is None else [found]
 
 
-def named(value: Any, names: Collection[str] | None) -> Named | None:
+def read_call(value: Any, names: Collection[str] | None) -> NameAndArguments | None:
     """A call as models write one; None if it is none.
 
     Raises:

@@ -131,7 +131,7 @@ class Prompt:
     def read(self, text: str, is_cut: bool = False) -> Answer:
         """What a whole answer says, or one that was cut off: see `AnswerParser.finish`."""
         parser = self.parser()
-        return Answer(text, "", []) if parser is None else said([*parser.push(text), *parser.finish(is_cut)])
+        return Answer(text, "", []) if parser is None else answer_of([*parser.push(text), *parser.finish(is_cut)])
 
     def new_id(self) -> str:
         """Of a call; Mistral's templates take no other than nine letters."""
@@ -148,7 +148,7 @@ def plain_prompt(text: str) -> Prompt:
     return Prompt(text, None, Choice((), is_off=True), False, False, {}, frozenset())
 
 
-def said(events: Sequence[Event]) -> Answer:
+def answer_of(events: Sequence[Event]) -> Answer:
     """What events say together."""
     text, reasoning, calls = "", "", []
     for event in events:

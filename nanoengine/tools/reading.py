@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from nanoengine.tools.calls import Named
+from nanoengine.tools.calls import NameAndArguments
 from nanoengine.tools.marks import past_space
 from nanoengine.tools.whole import WholeCall
 
@@ -72,7 +72,7 @@ class Reading:
         self._kind: type[Text | Reasoning] = Text
         self._told: set[type[Text | Reasoning]] = set()
         self._num_calls = 0
-        self._seen: set[Named] = set()
+        self._seen: set[NameAndArguments] = set()
         self._is_cut = False  # the end of the text is not the model's: what it has begun is not told
         self._events: list[Event] = []
 
@@ -139,7 +139,7 @@ class Reading:
         self._space = ["\n"] if kind in self._told else []
         return True
 
-    def _tell(self, calls: Callable[[str], list[Named] | None], text: str) -> bool:
+    def _tell(self, calls: Callable[[str], list[NameAndArguments] | None], text: str) -> bool:
         """Tell the calls that a text is, if it is any."""
         try:
             found = calls(text)

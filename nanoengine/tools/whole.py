@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from nanoengine.tools.calls import JsonEnd, Named, Outcome, loads, named
+from nanoengine.tools.calls import JsonEnd, NameAndArguments, Outcome, loads, read_call
 
 FENCE = "```"
 FENCES = (FENCE, FENCE + "json", FENCE + "tool_call")
@@ -62,7 +62,7 @@ class WholeCall:
     def _fence(self) -> str:
         return FENCE if self._head.startswith(FENCE) else ""
 
-    def calls(self) -> list[Named] | None:
+    def calls(self) -> list[NameAndArguments] | None:
         """The call that all of it is; None: it is none. Raises as `CallReader.calls`."""
         if not self._object or self._tail != self._fence:
             return None
@@ -70,7 +70,7 @@ class WholeCall:
         own = value if "name" in value else value.get("function")
         if not isinstance(own, dict) or not own.keys() & {"arguments", "parameters"}:
             return None
-        call = named(own, self._names)
+        call = read_call(own, self._names)
         return None if call is None else [call]
 
 

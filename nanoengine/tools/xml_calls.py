@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from nanoengine.tools.calls import CallReader, JsonEnd, Named, Outcome, named
+from nanoengine.tools.calls import CallReader, JsonEnd, NameAndArguments, Outcome, read_call
 from nanoengine.tools.formats import END_OF_FUNCTION, END_OF_PARAMETER, FUNCTION, PARAMETER
 from nanoengine.tools.marks import past_space
 from nanoengine.tools.values import KINDS, Kinds, value_of
@@ -48,12 +48,12 @@ class XmlCalls(CallReader):
         self._size += at - start
         return (Outcome.TEXT, len(text)) if is_last and outcome is Outcome.MORE else (outcome, at)
 
-    def calls(self, text: str) -> list[Named] | None:
+    def calls(self, text: str) -> list[NameAndArguments] | None:
         values = {
             key: value_of(text[begin:end].removeprefix("\n").removesuffix("\n"), self._kinds_of(key))
             for key, begin, end in self._found
         }
-        found = named({"name": self._name, "arguments": values}, self.names)
+        found = read_call({"name": self._name, "arguments": values}, self.names)
         return None if found is None else [found]
 
     def _mark(self, text: str, at: int, offset: int) -> tuple[Outcome | None, int]:
