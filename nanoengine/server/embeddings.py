@@ -24,10 +24,10 @@ from nanoengine.server.scope import new_id
 from nanoengine.server.serving import Encoding, Serving
 
 NUMBER_BYTES = 32
-"""Of a number of an embedding, as it is computed and as JSON."""
+"""Bytes of a number of an embedding, as it is computed and as JSON."""
 
 FEW_NUMBERS = 1 << 14
-"""Of an answer that takes no time to write."""
+"""Answers with more numbers are encoded in a thread."""
 
 
 async def embeddings(http: HTTPRequest, serving: Serving) -> Response:
@@ -50,8 +50,8 @@ async def embedded(
     inputs: Sequence[str | list[int]],
     params: PoolingParams,
 ) -> list[Request]:
-    """A request for each input, which has its embedding. Arguments and errors as for `Serving.start`, `answer_bytes` and
-    `Job.end`.
+    """Compute the embedding of each input; return the requests, which hold them. Arguments and errors as for `Serving.start`
+    and `Job.end`.
     """
 
     def tokens() -> Encoding:
@@ -75,7 +75,7 @@ def vector_of(request: Request) -> Any:
 
 
 def usage(serving: Serving, requests: Sequence[Request]) -> dict[str, Any]:
-    """What requests were made of; no token of theirs is told."""
+    """The usage of some requests: the tokens of their inputs."""
     outputs = [request.output() for request in requests]
     num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
     return serving.usage(num_prompt, 0, sum(output.num_cached_tokens for output in outputs))

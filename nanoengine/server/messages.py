@@ -33,11 +33,11 @@ from nanoengine.tools.parser import Call, Event, Reasoning, Text
 CHOICES = {None: None, "auto": "auto", "any": "required", "none": "none"}
 
 STOPS = {"length": "max_tokens", "tool_calls": "tool_use"}
-"""Anthropic's names for why an answer ended, but for the end that the model or a stop string makes."""
+"""Anthropic's stop reasons by finish reasons; "stop" is "end_turn" or "stop_sequence"."""
 
 
 class ToolChoice(Body, kw_only=True):
-    """Which tool is called."""
+    """The choice of a tool."""
 
     type: Literal["auto", "any", "tool", "none"] | None = None
     name: str | None = None
@@ -51,21 +51,21 @@ class Thinking(with_fields(Body, ("budget_tokens", "display", "block_binding")),
 
 
 class Format(with_fields(Body, ("name", "description", "strict")), kw_only=True):  # type: ignore[misc, call-arg]
-    """What the text must look like."""
+    """The schema of the text."""
 
     type: str | None = None
     schema: Table | None = None
 
 
 class OutputConfig(Body, kw_only=True):
-    """How the model answers."""
+    """The format of the answer, and the effort of thinking."""
 
     format: Format | None = None
     effort: str | None = None
 
 
 class Thread(Body, kw_only=True):
-    """A conversation that Anthropic's server would keep. All of it is in the request that begins one."""
+    """A conversation that Anthropic's server keeps. A request that begins one has all its messages."""
 
     type: Literal["create", "continue"] | None = None
     previous_message_id: str | None = None
@@ -84,7 +84,7 @@ class _Fields(with_fields(Named, IGNORED_MESSAGES), kw_only=True):  # type: igno
     thread: Thread | None = None
 
     def check(self) -> None:
-        """Refuse what another server would have kept; its clients then send all of it."""
+        """Refuse to continue a conversation that another server would have kept; clients then send all messages."""
         if self.thread is not None and self.thread.type == "continue":
             message = "thread.type is continue, and this server keeps no conversations: send all messages"
             raise Problem(404, message, "thread", code="thread_not_found")
@@ -146,7 +146,7 @@ async def messages(http: HTTPRequest, serving: Serving) -> Response | EventStrea
 
 
 async def count_tokens(http: HTTPRequest, serving: Serving) -> Response:
-    """How long a conversation is to the model."""
+    """The number of tokens of a conversation."""
     _, chat = await serving.read_as(http, CountTokensRequest, CountTokensRequest.chat)
     counting = serving.text.run(serving.prompts.count, chat, http.scope[CLIENT])
     return json_response({"input_tokens": await serving.while_there(http, counting)})
@@ -156,14 +156,14 @@ async def count_tokens(http: HTTPRequest, serving: Serving) -> Response:
 
 
 def _system(system: str | list[Table] | None) -> list[Table]:
-    """Claude Code's first block is for who sends the bill, and may differ in every request: no prefix would be found again."""
+    """The system message, without Claude Code's block about billing: it differs in every request, and would break the cache."""
     if isinstance(system, list):
         system = [block for block in system if not str(block.get("text")).startswith("x-anthropic-billing-header:")]
     return [{"role": "system", "content": system}] if system else []
 
 
 def _turns(message: Table, where: str) -> list[Table]:
-    """A message of theirs as messages of a chat: results of tools are messages of their own."""
+    """A message of Anthropic's as messages of a chat, in which results of tools are messages of their own."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
         raise Problem(400, f"{where}: role is {shown(role)}: it must be user, assistant or system", "messages")
@@ -309,7 +309,7 @@ class MessagesWriter(Writer):
 
 
 def _usage(usage: Usage) -> Table:
-    """What was read from the cache is not counted among the tokens of the prompt."""
+    """Anthropic's usage: tokens from the cache do not count as input tokens."""
     return {
         "input_tokens": usage.prompt - usage.cached,
         "cache_creation_input_tokens": 0,

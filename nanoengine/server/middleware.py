@@ -1,4 +1,4 @@
-"""What happens to every request around its endpoint: who sent it, may they, what became of it."""
+"""Identify: the middleware around all endpoints. It identifies the client, checks its access, and logs the request."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ ACCESS = 'request_id=%(request_id)s client=%(client)s method=%(method)s path="%(
 ACCESS += "status=%(status)d bytes=%(bytes)d seconds=%(seconds).3f"
 
 MAX_REASON_CHARS = 300
-"""Of why a request was refused, as the log has it: messages hold what clients sent."""
+"""The longest error message in the log: messages quote values of clients."""
 
 
 class Identify:
-    """Gives each request an id, and a client: its key, or the address that it came from. The log has both, the answer the id.
+    """Gives each request an id and a client, which is its key or its address. The log has both, the answer has the id.
 
     Args:
-        app: what comes next.
-        config: who is let in, and whether a line is written for each.
-        endpoints: all that there are. What is none of them, and no file of the page, is for clients with a key.
+        app: the next application.
+        config: keys, hosts, origins, and whether each request is logged.
+        endpoints: of the server, with their rules of access. Any other path, but a file of the page, is for clients with a key.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Identify:
                 access_logger.info(ACCESS + reason, fields)
 
     def _problem(self, scope: Scope, headers: dict[bytes, bytes]) -> Problem | None:
-        """Why a request is not let in, if it is not. One with a key belongs to the client of that key."""
+        """The error of a request that is refused; None: it is let in. A request with a key belongs to the client of the key."""
         if not scope["path"].isprintable():  # to a route, one with the end of a line behind it is the same path
             return Problem(400, "the path holds characters that cannot be printed")
         counts = Counter(name for name, _ in scope["headers"] if name in ONCE)
@@ -151,7 +151,7 @@ def _unknown(message: str) -> Problem:
 
 
 def _quoted(text: str) -> str:
-    """A text as one line of a log may hold it between quotes."""
+    """A text on one line of a log, between quotes."""
     return text.encode("unicode_escape").decode().replace('"', '\\"')
 
 
@@ -160,6 +160,6 @@ def _digest(key: bytes) -> bytes:
 
 
 def _printable(value: bytes) -> str | None:
-    """A client's own id for its request, if it can be written into a header and a log, and forges nothing there."""
+    """The client's id of its request; None if it has characters that could forge a header or a line of the log."""
     text = value.decode("latin-1")
     return text if len(text) <= MAX_ID_CHARS and re.fullmatch(r"[\w.:@/+-]+", text, re.ASCII) else None

@@ -29,7 +29,7 @@ from nanoengine.server.serving import Serving
 from nanoengine.tools.parser import Call, Event, Reasoning
 
 NEVER = "9999-12-31T23:59:59Z"
-"""When a model is unloaded."""
+"""The time at which a model is unloaded."""
 
 
 class Options(with_fields(LocalSampling, IGNORED_OPTIONS), kw_only=True):  # type: ignore[misc, call-arg]
@@ -114,7 +114,7 @@ class OllamaEmbeddingsRequest(with_fields(Body, ("keep_alive",)), kw_only=True):
 
 
 async def chat(http: HTTPRequest, serving: Serving) -> Response | EventStream:
-    """Say what comes next in a conversation."""
+    """Answer a conversation."""
     request, messages = await serving.read_as(http, OllamaChatRequest, _messages)
     if not messages:
         return _loaded(request, message={"role": "assistant", "content": ""})
@@ -146,7 +146,7 @@ async def tags(_: HTTPRequest, serving: Serving) -> Response:
 
 
 async def ps(_: HTTPRequest, serving: Serving) -> Response:
-    """The same, as what is loaded: all of it is, for ever."""
+    """The models in memory: all of them, for ever."""
     card, names = serving.card, serving.names.all
     rest = {
         "size_vram": card.size if serving.on_gpu else 0,
@@ -164,7 +164,7 @@ def _listed(serving: Serving, name: str) -> Table:
 
 
 async def show(http: HTTPRequest, serving: Serving) -> Response:
-    """What the model can do."""
+    """The abilities, the template and the sizes of the model."""
     request = await serving.read(http, OllamaShowRequest)
     name = request.model or request.name
     if name is None:
@@ -191,7 +191,7 @@ async def show(http: HTTPRequest, serving: Serving) -> Response:
 
 
 def _advised(defaults: Mapping[str, Any]) -> str:
-    """How requests that say nothing are sampled, a value a line."""
+    """The default sampling parameters, one on each line."""
     names = {name: name for name in SAME} | {"repetition_penalty": "repeat_penalty"}
     return "\n".join(f"{theirs} {defaults[name]}" for name, theirs in names.items() if name in defaults)
 
@@ -249,7 +249,7 @@ def _now() -> str:
 
 
 def _loaded(request: _Asked, **said: Any) -> Response:
-    """To who says nothing, so that a model is loaded, or no longer: it stays."""
+    """The answer to a request without a prompt, which loads or unloads a model in Ollama; here the model stays."""
     reason = "unload" if str(request.keep_alive).rstrip("smh") in ("0", "0.0") else "load"
     return json_response({"model": request.model, "created_at": _now(), **said, "done": True, "done_reason": reason})
 
@@ -266,9 +266,9 @@ class OllamaWriter(Writer):
         self._model, self._is_chat = model, is_chat
         self._said: Table = {}
         self._whole: Table = {}
-        self._name = ""  # of the open call
+        self._name = ""  # of the tool of the open call
         self._start = time.monotonic_ns()
-        self._first = 0  # when the first of the answer was there
+        self._first = 0  # the time of the first token
 
     def write(self, event: Table) -> bytes:
         return encode(event) + b"\n"

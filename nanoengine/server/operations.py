@@ -1,4 +1,4 @@
-"""What those who run a server, and their tools, ask for: health, version, models, metrics, aborting, forgetting the cache."""
+"""Endpoints for the operation of a server: health, version, models, metrics, aborting requests, resetting the prefix cache."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def version(_: HTTPRequest, __: Serving) -> Response:
 
 
 async def load(_: HTTPRequest, serving: Serving) -> Response:
-    """How many calls are being answered."""
+    """The number of requests that are being answered."""
     return json_response({"server_load": len(serving.jobs)})
 
 
@@ -72,8 +72,8 @@ def _model(serving: Serving, name: str) -> dict[str, object]:
 
 
 async def metrics(http: HTTPRequest, serving: Serving) -> Response:
-    """All counters between two steps, for Prometheus; everybody who asks within a second is told the same. Replicas have a label
-    each; with `?engine=all` they are added up.
+    """All counters between two steps, for Prometheus; one result is kept for a second. Each replica has a label; with
+    `?engine=all` they are added up.
     """
     text = serving.summed_metrics_text if http.query_params.get("engine") == "all" else serving.metrics_text
     return Response(await text.get(), media_type=CONTENT_TYPE)

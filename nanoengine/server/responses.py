@@ -31,13 +31,13 @@ KNOWN = {
     "reasoning": ("effort", "summary", "generate_summary", "context", "mode"),
     "text": ("format", "verbosity"),
 }
-"""Fields of tables, which are repeated in the answer as they are."""
+"""Known fields of tables; the tables are repeated in the answer."""
 
 SAME = (
     *("temperature", "top_p", "top_k", "min_p", "seed"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
 )
-"""Fields, some of them vLLM's, that are called as in /v1/chat/completions."""
+"""Fields that have the same names in /v1/chat/completions; some are vLLM's."""
 
 
 class ResponsesRequest(
@@ -132,7 +132,7 @@ async def response(http: HTTPRequest, serving: Serving) -> Response:
 
 
 async def response_input_items(http: HTTPRequest, serving: Serving) -> Response:
-    """GET: the conversation that an answer was made of, in pages."""
+    """GET: the conversation before a stored answer, in pages."""
     response_id = http.path_params["response_id"]
     stored = _stored(http, serving, response_id)
     IS_LONG.set(stored.size > SLOW_BYTES)
@@ -145,7 +145,7 @@ async def response_input_items(http: HTTPRequest, serving: Serving) -> Response:
 
 
 async def delete_response(http: HTTPRequest, serving: Serving) -> Response:
-    """DELETE: one that nobody will ask for again."""
+    """DELETE: a stored answer."""
     response_id = http.path_params["response_id"]
     _stored(http, serving, response_id)
     serving.responses.delete(http.scope[CLIENT], response_id)
@@ -190,7 +190,7 @@ def _format(table: Any) -> Table | None:
 
 
 def _encoded(value: Any) -> msgspec.Raw:
-    """JSON of what may be long, and is said again and again."""
+    """The JSON of a value that may be long and is in several events."""
     return msgspec.Raw(encode(value))
 
 
@@ -198,10 +198,10 @@ class ResponsesWriter(Writer):
     """One response.
 
     Args:
-        response_id: of it.
-        request: what the client wants.
+        response_id: of the response.
+        request: its body.
         tools: of the request.
-        keep: is told of the response when it is whole, if it is to be stored.
+        keep: stores the whole response; None: it is not stored.
     """
 
     names = MappingProxyType({"max_tokens": "max_output_tokens"})

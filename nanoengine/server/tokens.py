@@ -55,6 +55,6 @@ def _detokenized(serving: Serving, tokens: list[int]) -> Response:
 
 
 async def tokenizer_info(_: HTTPRequest, serving: Serving) -> Response:
-    """What a client needs to render and count as this server does: special tokens, the chat template, the longest sequence."""
+    """Special tokens, the chat template and the longest sequence, for clients that render and count by themselves."""
     info: dict[str, Any] = await serving.text.run(serving.tokenizer.info)
     return json_response(info | {"model_max_length": serving.max_model_len})

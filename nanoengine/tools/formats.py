@@ -1,11 +1,11 @@
-"""Formats: how models write calls of tools. Which one a model was trained on shows in its chat template."""
+"""Formats: how models write calls of tools. The chat template of a model shows the format that it was trained with."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 THINK, END_OF_THOUGHT = "<think>", "</think>"
-"""What many models write around their thoughts."""
+"""The marks of many models around their thoughts."""
 
 
 FUNCTION, END_OF_FUNCTION = "<function=", "</function>"
@@ -21,15 +21,14 @@ class ToolFormat:
 
     Args:
         name: of the format.
-        signs: texts of a chat template, any of which says that its model writes calls so.
-        begins: what stands before a call: the first is what the model is made to write, all are understood. None: a call is the
-            JSON object itself.
-        end: what stands behind a call, where the model says so.
-        inner: white space between those and the call, as the model is made to write it.
+        signs: a chat template with one of these texts is of a model that writes calls in this format.
+        begins: marks in front of a call: a parser takes all, a grammar asks for the first. Empty: a call is a JSON object alone.
+        end: the mark behind a call; empty: there is none.
+        inner: white space between the marks and the call, in grammars.
         shape: "object": one call; "list": one list of calls; "args": NAME[ARGS] and the arguments; "xml": see `FUNCTION`;
             "harmony": see `nanoengine/tools/harmony.py`.
-        arguments: what the arguments are called.
-        between: what stands between two calls.
+        arguments: the key of the arguments.
+        between: the text between two calls.
     """
 
     name: str
@@ -43,7 +42,7 @@ class ToolFormat:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Texts that must not be lost where they are special tokens."""
+        """Texts that the parser needs, also where they are special tokens."""
         if self.shape == "harmony":
             return HARMONY_MARKS
         return (
@@ -59,7 +58,7 @@ HARMONY_MARKS = tuple(f"<|{name}|>" for name in ("start", "channel", "message", 
 HERMES = ToolFormat("hermes", ("<tool_call>",), ("<tool_call>",), "</tool_call>", "\n")
 
 PLAIN = ToolFormat("json", between="; ")
-"""A JSON object by itself: for templates that tell of tools, and have no sign of how the model is to call them."""
+"""A JSON object alone: for templates that know tools, and show no format."""
 
 FORMATS = (
     ToolFormat("harmony", ("<|channel|>",), shape="harmony"),
@@ -72,7 +71,7 @@ FORMATS = (
     HERMES,
     ToolFormat("llama3", ("ipython", '"parameters"'), arguments="parameters", between="; "),
 )
-"""The most special first: templates have signs of several."""
+"""The most special first: a template may have signs of several formats."""
 
 
 def find_format(template: str) -> ToolFormat | None:

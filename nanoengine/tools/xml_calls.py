@@ -1,4 +1,4 @@
-"""Calls in XML: a name, and values that each have marks of their own."""
+"""XmlCalls: reads calls in XML, in which each argument has marks of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nanoengine.tools.marks import past_space
 from nanoengine.tools.values import KINDS, Kinds, value_of
 
 MAX_MARK_CHARS = 600
-"""Of a mark with the name or the key that belongs to it."""
+"""The longest mark, with the name in it."""
 
 WORD = r"([^<>\n]{1,500}?)"
 
@@ -26,20 +26,20 @@ class XmlCalls(CallReader):
 
     Args:
         names: see `CallReader`.
-        schemas: of the arguments, by the names of tools. Of others they may be any.
-        kinds: of values, for all calls of an answer.
+        schemas: of the arguments, by the names of tools. A tool without one takes any arguments.
+        kinds: the types of arguments by their schemas, shared by all calls of an answer.
     """
 
     def __init__(self, names: Collection[str] | None, schemas: Mapping[str, Any], kinds: Kinds):
         super().__init__(names)
         self.schemas, self._kinds = schemas, kinds
         self._name: str | None = None
-        self._key: str | None = None  # of the value that is read
-        self._begin = 0  # of it
-        self._found: list[tuple[str, int, int]] = []  # keys, and where their values are
-        self._size = 0  # of what was read before
-        self._may_be_json = False  # the value
-        self._json: JsonEnd | None = None  # of one that is an object or a list: in its strings a mark is none
+        self._key: str | None = None  # of the argument whose value is read
+        self._begin = 0  # of that value
+        self._found: list[tuple[str, int, int]] = []  # keys, and the places of their values
+        self._size = 0  # the number of characters that were read before
+        self._may_be_json = False  # the value may be an object or a list
+        self._json: JsonEnd | None = None  # of a value that is an object or a list: a mark in its strings is text
 
     def scan(self, text: str, start: int, is_last: bool) -> tuple[Outcome, int]:
         at, outcome = start, None
@@ -57,7 +57,7 @@ class XmlCalls(CallReader):
         return None if found is None else [found]
 
     def _mark(self, text: str, at: int, offset: int) -> tuple[Outcome | None, int]:
-        """The name, a key, or the end. None: there is more of the call."""
+        """Read the name, a key, or the end. None: the call goes on."""
         at = past_space(text, at)
         is_head = self._name is None
         match = (HEAD if is_head else NEXT).match(text, at)
@@ -96,7 +96,7 @@ class XmlCalls(CallReader):
         return None, end + len(END_OF_PARAMETER)
 
     def _kinds_of(self, key: str) -> frozenset[str]:
-        """Of an argument."""
+        """The types that an argument may have."""
         schema = self.schemas.get(self._name or "", True)
         if not isinstance(schema, Mapping):
             return KINDS
