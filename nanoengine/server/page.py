@@ -18,7 +18,7 @@ MEDIA_TYPES = {
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
 }
-"""Of the page's files, by how their names end."""
+"""Media types of the page's files, by the ends of their names."""
 
 _FOLDER = files("nanoengine.server") / "page"
 
@@ -30,7 +30,7 @@ FILES = {
     )
     if PurePath(name).suffix in MEDIA_TYPES
 }
-"""Where each file of the page is. There is nothing of anybody in them; licences are not served."""
+"""The path of each file of the page. The files have no data of clients; licences are not served."""
 
 HEADERS = {
     # Nothing from another host, nothing inline, no frame around it, and no script may make HTML of a text: what a model writes
@@ -50,7 +50,7 @@ async def show_view(_: Request, serving: Serving) -> Response:
 
 
 def file_route(name: str) -> Route:
-    """A file of the page, read now. A browser may keep it, but asks each time whether it is still the same."""
+    """The route of a file of the page, which is read now. A browser may keep the file, and asks each time for changes."""
     body = (_FOLDER / name).read_bytes()
     media_type = MEDIA_TYPES[PurePath(name).suffix]
     etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
