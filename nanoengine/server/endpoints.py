@@ -9,12 +9,13 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from nanoengine.builder import is_installed
-from nanoengine.server import messages, ollama, operations, responses, tokens
+from nanoengine.server import ollama, operations, tokens
 from nanoengine.server.answers import json_response
 from nanoengine.server.chat import chat_completions
 from nanoengine.server.completions import completions
 from nanoengine.server.endpoint import EVENTS, LINES, Access, Endpoint
 from nanoengine.server.infill import InfillRequest, infill
+from nanoengine.server.messages import CountTokensRequest, MessagesRequest, count_tokens, messages
 from nanoengine.server.openapi import document
 from nanoengine.server.page import show_view
 from nanoengine.server.protocol import (
@@ -26,6 +27,13 @@ from nanoengine.server.protocol import (
     LoadAdapterRequest,
     TokenizeRequest,
     UnloadAdapterRequest,
+)
+from nanoengine.server.responses import (
+    ResponsesRequest,
+    delete_response,
+    response,
+    response_input_items,
+    responses,
 )
 from nanoengine.server.serving import Serving
 
@@ -46,57 +54,26 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("POST", "/v1/completions", completions, "Complete prompts", CompletionRequest, EVENTS),
     Endpoint("POST", "/v1/chat/completions", chat_completions, "Answer a conversation", ChatRequest, EVENTS),
     Endpoint(
-        "POST",
-        "/v1/responses",
-        responses.responses,
-        "Answer a conversation, as OpenAI's newer clients send it",
-        responses.ResponsesRequest,
-        EVENTS,
+        "POST", "/v1/responses", responses, "Answer a conversation (OpenAI's newer API)", ResponsesRequest, EVENTS
     ),
-    Endpoint("GET", "/v1/responses/{response_id}", responses.response, "A stored response"),
-    Endpoint("DELETE", "/v1/responses/{response_id}", responses.delete_response, "Delete a stored response"),
+    Endpoint("GET", "/v1/responses/{response_id}", response, "A stored response"),
+    Endpoint("DELETE", "/v1/responses/{response_id}", delete_response, "Delete a stored response"),
     Endpoint(
-        "GET",
-        "/v1/responses/{response_id}/input_items",
-        responses.response_input_items,
-        "The conversation before a stored response, in pages",
+        "GET", "/v1/responses/{response_id}/input_items", response_input_items, "The conversation before it, in pages"
     ),
     Endpoint("GET", "/v1/models", operations.models, "The model under each of its names, and its adapters"),
     Endpoint("GET", "/v1/models/{name:path}", operations.model, "The model or adapter of a name"),
     # Anthropic's
+    Endpoint("POST", "/v1/messages", messages, "Answer a conversation (Anthropic's API)", MessagesRequest, EVENTS),
     Endpoint(
-        "POST",
-        "/v1/messages",
-        messages.messages,
-        "Answer a conversation, as Anthropic's clients send it",
-        messages.MessagesRequest,
-        EVENTS,
-    ),
-    Endpoint(
-        "POST",
-        "/v1/messages/count_tokens",
-        messages.count_tokens,
-        "The number of tokens of a conversation",
-        messages.CountTokensRequest,
+        "POST", "/v1/messages/count_tokens", count_tokens, "Count the tokens of a conversation", CountTokensRequest
     ),
     # llama.cpp's
     Endpoint("POST", "/infill", infill, "The text between a prefix and a suffix", InfillRequest, EVENTS),
     # Ollama's
+    Endpoint("POST", "/api/chat", ollama.chat, "Answer a conversation (Ollama's API)", ollama.OllamaChatRequest, LINES),
     Endpoint(
-        "POST",
-        "/api/chat",
-        ollama.chat,
-        "Answer a conversation, as Ollama's clients send it",
-        ollama.OllamaChatRequest,
-        LINES,
-    ),
-    Endpoint(
-        "POST",
-        "/api/generate",
-        ollama.generate,
-        "Answer a prompt, as Ollama's clients send it",
-        ollama.OllamaGenerateRequest,
-        LINES,
+        "POST", "/api/generate", ollama.generate, "Answer a prompt (Ollama's API)", ollama.OllamaGenerateRequest, LINES
     ),
     Endpoint("POST", "/api/show", ollama.show, "The model's abilities", ollama.OllamaShowRequest),
     Endpoint("GET", "/api/tags", ollama.tags, "The model under each of its names, and its adapters"),
@@ -107,13 +84,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("POST", "/detokenize", tokens.detokenize, "The text of token ids", DetokenizeRequest),
     Endpoint("GET", "/tokenizer_info", tokens.tokenizer_info, "Special tokens and the chat template"),
     Endpoint("GET", "/load", operations.load, "The number of requests that are being answered"),
-    Endpoint(
-        "POST",
-        "/abort_requests",
-        operations.abort_requests,
-        "End requests by the ids of their answers, or all",
-        AbortRequest,
-    ),
+    Endpoint("POST", "/abort_requests", operations.abort_requests, "End requests by their ids, or all", AbortRequest),
     Endpoint("POST", "/reset_prefix_cache", operations.reset_prefix_cache, "Forget all cached prefixes", access=ADMIN),
     Endpoint("POST", "/restart_replicas", operations.restart_replicas, "Restart all replicas one by one", access=ADMIN),
     # For load balancers and dashboards
@@ -126,23 +97,18 @@ ENDPOINTS: tuple[Endpoint, ...] = (
 )
 
 if is_installed("pooling"):
-    from nanoengine.server import ollama_embeddings
     from nanoengine.server.embeddings import embeddings
+    from nanoengine.server.ollama_embeddings import embed
+    from nanoengine.server.ollama_embeddings import embeddings as ollama_embeddings
 
     ENDPOINTS += (
         Endpoint("POST", "/v1/embeddings", embeddings, "Vectors of texts", EmbeddingRequest),
-        Endpoint(
-            "POST",
-            "/api/embed",
-            ollama_embeddings.embed,
-            "Vectors of texts, as Ollama's clients ask for them",
-            ollama.OllamaEmbedRequest,
-        ),
+        Endpoint("POST", "/api/embed", embed, "Vectors of texts (Ollama's API)", ollama.OllamaEmbedRequest),
         Endpoint(
             "POST",
             "/api/embeddings",
-            ollama_embeddings.embeddings,
-            "The vector of one text, as older clients of Ollama ask for it",
+            ollama_embeddings,
+            "The vector of one text (Ollama's older API)",
             ollama.OllamaEmbeddingsRequest,
         ),
     )
@@ -155,7 +121,7 @@ if is_installed("lora"):
             "POST",
             "/v1/load_lora_adapter",
             load_adapter,
-            "Load an adapter: it is then a model of its own name",
+            "Load an adapter, as a model",
             LoadAdapterRequest,
             access=ONLY_ADMIN,
         ),
