@@ -114,7 +114,6 @@ WORK = {
         4, COMPLETIONS, lambda: {"prompt": "a", "max_tokens": 4, "structured_outputs": {"regex": _pattern()}}
     ),
     "embeddings": _fresh(4, "/v1/embeddings", lambda: {"input": [_ids(300) for _ in range(64)]}),
-    "texts to rank": _fresh(4, "/rerank", lambda: {"query": "a", "documents": [str(_ids(20)) for _ in range(256)]}),
     "small chats": Attack(32, CHAT, _body(messages=[USER], max_tokens=16)),
     "responses": Attack(4, RESPONSES, _body(input="a", max_output_tokens=64)),
     "streams that hang up": Attack(

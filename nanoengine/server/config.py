@@ -1,4 +1,4 @@
-"""ServerConfig: what whoever runs the server chooses, beside the options of the engine."""
+"""ServerConfig: the options of the server, beside those of the engine."""
 
 from __future__ import annotations
 

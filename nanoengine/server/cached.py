@@ -1,4 +1,4 @@
-"""Fresh: a value that all who ask within a moment share, so that asking often costs the engine no more than asking once."""
+"""Cached: the result of an asynchronous function, kept for some seconds, so that many callers cost the engine one call."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Fresh(Generic[T]):
-    """Used on one event loop.
+class Cached(Generic[T]):
+    """Used on one event loop. Callers at the same time share one call.
 
     Args:
         make: makes the value.
-        seconds: how old it may be.
+        seconds: the age of the value, at most.
     """
 
     def __init__(self, make: Callable[[], Awaitable[T]], seconds: float):
