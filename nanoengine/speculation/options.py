@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from nanoengine.core.config import check_count
 from nanoengine.core.errors import InvalidConfig, shown
 
-NGRAM, SUFFIX, MODEL = "ngram", "suffix", "model:"
+NGRAM, MODEL = "ngram", "model:"
 MAX_DRAFTS = 15
 """Attention verifies 16 tokens of a sequence at once: its last token, and these."""
 
@@ -18,9 +18,9 @@ class SpeculationOptions:
 
     Args:
         speculation: guess tokens and verify several in one step, which changes no token: "ngram" (what followed the same tokens
-            earlier in the request), "suffix" (the same, and in recent outputs of this engine, as far as it is likely), or
-            "model:" and a model with the same tokenizer, of any kind that `model` may be. None: one token a step.
-        num_drafts: most tokens that are guessed ahead of a sequence; the engine finds out how many are worth verifying.
+            earlier in the request), or "model:" and a model with the same tokenizer, of any kind that `model` may be. None: one
+            token a step.
+        num_drafts: most tokens that are guessed ahead of a sequence; fewer, where guesses were wrong or many sequences run.
 
     Raises:
         InvalidConfig: a value that cannot work.
@@ -31,10 +31,8 @@ class SpeculationOptions:
 
     def __post_init__(self) -> None:
         name = self.speculation
-        if name is not None and not (isinstance(name, str) and (name in (NGRAM, SUFFIX) or _is_model(name))):
-            raise InvalidConfig(
-                f"speculation is {shown(name)}: it must be 'ngram', 'suffix', 'model:' and a model, or None"
-            )
+        if name is not None and not (isinstance(name, str) and (name == NGRAM or _is_model(name))):
+            raise InvalidConfig(f"speculation is {shown(name)}: it must be 'ngram', 'model:' and a model, or None")
         check_count("num_drafts", self.num_drafts, MAX_DRAFTS)
 
     @property

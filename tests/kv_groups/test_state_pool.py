@@ -15,7 +15,6 @@ from nanoengine.kernels.native_operations import unsupported_reason
 from tests.kv_groups.states import saying, snapshots_of
 from tests.models.families import engine, family_checkpoint
 from tests.speculation.scripted import Scripted, erring
-from tests.speculation.test_every_way import Free
 
 REASON = unsupported_reason(torch.device("cpu"), torch.float32)
 SHAPES = ("LFM2", "Qwen3.5", "Granite 4")
@@ -53,7 +52,6 @@ def test_what_a_request_gets_does_not_depend_on_the_way(tmp_path: Path, shape: s
         with engine(folder, **{"max_model_len": 400} | way) as llm:
             if "speculation" in way:
                 speculation = llm.built.capabilities["speculation"].speculation
-                speculation.costs = Free()
                 speculation.proposer = Scripted(erring(0.3)(saying(prompts, right)))
             for _ in range(2):
                 assert ask(llm, prompts) == right, way
@@ -77,7 +75,7 @@ def test_a_conversation_goes_on_behind_an_answer_whose_last_tokens_were_drafts(t
         then = ask(llm, [turn])
     with engine(folder, speculation="ngram", num_drafts=7) as llm:
         speculation = llm.built.capabilities["speculation"].speculation
-        speculation.costs, speculation.proposer = Free(), Scripted(saying([prompt], right))
+        speculation.proposer = Scripted(saying([prompt], right))
         assert ask(llm, [prompt], max_tokens=32) == right
         assert llm.metrics.speculation.num_accepted > 20
         cached = llm.metrics.cache.num_hit_tokens

@@ -17,7 +17,6 @@ from tests.e2e.small_engine import assert_idle
 from tests.kv_groups.states import saying, snapshots_of
 from tests.models.families import engine, family_checkpoint
 from tests.speculation.scripted import Scripted, erring
-from tests.speculation.test_every_way import Free
 from tests.support import backend_of, model_runner
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -58,7 +57,7 @@ def test_late_and_recorded_steps_say_what_others_say(tmp_path: Path, shape: str)
         with late_device(can_record=True, seed=seed) as device, engine(folder, **options | way) as llm:
             if "speculation" in way:
                 speculation, answers = llm.built.capabilities["speculation"].speculation, [(own, []) for own in right]
-                speculation.costs, speculation.proposer = Free(), Scripted(erring(0.3)(saying(PROMPTS, answers)))
+                speculation.proposer = Scripted(erring(0.3)(saying(PROMPTS, answers)))
             for _ in range(2):
                 assert ask(llm, everyone, 24) == right
             assert snapshots_of(llm).num_restored

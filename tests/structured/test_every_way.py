@@ -90,7 +90,7 @@ def test_a_constrained_request_says_what_it_says_alone(seed: int) -> None:
             "num_kv_blocks": rng.choice([13, 200]),
             "max_num_batched_tokens": rng.choice([16, 512]),
             "long_prefill_token_threshold": rng.choice([None, 5]),
-            "speculation": rng.choice([None, None, "ngram", "suffix"]),
+            "speculation": rng.choice([None, "ngram"]),
             "enable_prefix_caching": rng.random() < 0.7,
         }
         with LLM("demo", **OPTIONS, **way) as llm:
