@@ -79,7 +79,7 @@ CAPABILITIES = {
     ),
     "models": Entry("Models", "ModelOptions", ("tokenizer", "quantization", "rope_scaling", "chat_template"), LAYERS),
     "kernels": Entry("NativeAndTriton", "KernelOptions", ("kernels", "activation_dtype", "kv_cache_dtype"), LAYERS),
-    "kv_groups": Entry("KVGroups", "KVGroupsOptions", ("snapshot_memory", "snapshot_interval")),
+    "kv_groups": Entry("KVGroups", "KVGroupsOptions", ("snapshot_memory",)),
     "speculation": Entry("SpeculativeDecoding", "SpeculationOptions", ("speculation", "num_drafts")),
     "kv_offload": Entry(
         "KVOffload", "KVOffloadOptions", ("preemption_mode", "kv_host_memory", "kv_disk_path", "kv_disk_bytes")

@@ -88,7 +88,7 @@ class KVGroups(Capability):
     def runner(self, startup: Startup) -> None:
         if "state_layers" not in startup.facts:
             return
-        from nanoengine.kv_groups.state_pool import EndedRows, StateKeeper, StatePool
+        from nanoengine.kv_groups.state_pool import StateKeeper, StatePool
 
         rows, snapshots, mixers = startup.num_rows, self._num_snapshots(startup), cast(Any, startup.model).mixers
         shapes = next(iter(mixers.values())).shapes  # of what is computed in this process
@@ -99,14 +99,13 @@ class KVGroups(Capability):
             raise self._no_room(startup, snapshots) from error
         keeper = StateKeeper(startup.runner, pool, mixers)
         startup.facts["state_keeper"] = keeper
-        startup.runner.parts += [EndedRows(keeper), keeper]
+        startup.runner.parts.append(keeper)
 
     def policy(self, startup: Startup) -> None:
         startup.parts.append(CommonPrefix(startup.blocks))
         if "state_layers" in startup.facts:
-            interval = startup.config.of(KVGroupsOptions).snapshot_interval
             first_slot = startup.num_rows + 1
-            self.snapshots = Snapshots(startup.blocks, self._num_snapshots(startup), interval, first_slot)
+            self.snapshots = Snapshots(startup.blocks, self._num_snapshots(startup), first_slot)
             startup.facts["snapshots"] = self.snapshots
             startup.parts.append(self.snapshots)
             startup.stores.append(self.snapshots)

@@ -140,13 +140,6 @@ class StateKeeper(RunnerPart):
         for layer, states in zip(self.mixers, self.pool.layers, strict=True):
             self.mixers[layer].mix(kept[layer].index_select(0, own[2]), states, state_runs)
 
-    def end_rows(self, endings: list[Snapshot]) -> None:
-        """Snapshots of rows whose sequences have ended."""
-        for row, position, slot in endings:
-            if row in self._drafted:
-                self._apply([row], {row: position}, {})
-            self.pool.copy(row, slot)
-
     def before_forward(self, plan: StepPlan, batch: InputBatch) -> None:
         if not self._inside and not plan.num_drafted:
             return
@@ -183,15 +176,3 @@ class StateKeeper(RunnerPart):
         """On the device, in one copy."""
         sent = self.device.send(np.array([*chain(*parts)], np.int32))
         return sent.split([len(part) for part in parts])
-
-
-class EndedRows(RunnerPart):
-    """Stands before whoever loads states into rows, or copies snapshots to elsewhere."""
-
-    def __init__(self, keeper: StateKeeper):
-        self.keeper = keeper
-
-    def begin(self, plan: StepPlan) -> None:
-        orders: StateOrders | None = plan.extras.get(ORDERS)
-        if orders is not None:
-            self.keeper.end_rows(orders.endings)

@@ -82,7 +82,7 @@ def draw_snapshots(rng: random.Random, case: Case) -> dict[str, Any]:
     assert config.states is not None
     num_layers = config.num_layers - len(config.attention_layers)
     size = 4 * num_layers * sum(map(math.prod, config.states.shapes))
-    return {"snapshot_memory": rng.choice([1, 3, 1000]) * size, "snapshot_interval": rng.choice([16, 48, 512])}
+    return {"snapshot_memory": rng.choice([1, 3, 1000]) * size}
 
 
 def least_blocks(folder: Path, options: dict[str, Any]) -> int:

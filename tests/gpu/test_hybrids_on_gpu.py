@@ -89,8 +89,8 @@ def ask(llm: LLM, asked: list[list[int]]) -> list[RequestOutput]:
 WAYS: dict[str, dict[str, Any]] = {
     "room": {},
     "small mixed steps": {"max_num_batched_tokens": 7, "max_num_seqs": 3, "scheduling_policy": "mixed"},
-    "tiny pool": {"num_kv_blocks": 33, "snapshot_interval": 16},
-    "drafts": {"num_kv_blocks": 60, "speculation": "ngram", "num_drafts": 5, "snapshot_interval": 16},
+    "tiny pool": {"num_kv_blocks": 33},
+    "drafts": {"num_kv_blocks": 60, "speculation": "ngram", "num_drafts": 5},
 }
 
 

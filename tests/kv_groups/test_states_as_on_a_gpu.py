@@ -48,7 +48,7 @@ def test_late_and_recorded_steps_say_what_others_say(tmp_path: Path, shape: str)
     with engine(folder, kernels="torch", max_num_seqs=1, enable_prefix_caching=False, max_model_len=128) as llm:
         right = [ask(llm, [i], 24)[0] for i in everyone]
     options: dict[str, Any] = {"kernels": "torch", "async_scheduling": True, "max_num_batched_tokens": 40}
-    options |= {"max_model_len": 128, "snapshot_interval": 16, "max_num_seqs": 5}
+    options |= {"max_model_len": 128, "max_num_seqs": 5}
     ways: tuple[dict[str, Any], ...] = (
         {"num_kv_blocks": 11},
         {"num_kv_blocks": 40, "speculation": "ngram", "num_drafts": 4},
