@@ -57,7 +57,9 @@ def draw_requests(rng: random.Random) -> list[tuple[str, SamplingParams, str | N
             "temperature": rng.choice([0.0, 0.7, 1.5]),
         }
         values |= {"max_tokens": rng.choice([8, 60]), "ignore_eos": rng.random() < 0.2}
-        values |= rng.choice([{}, {"top_k": 5}, {"repetition_penalty": 1.3}, {"bad_words": ["1"]}, {"logprobs": 2}])
+        values |= rng.choice(
+            [{}, {"top_k": 5}, {"repetition_penalty": 1.3}, {"logit_bias": {17: -100.0}}, {"logprobs": 2}]
+        )
         if kind is not None:
             values["structured_outputs"] = KINDS[kind][0]
         drawn.append((SHARED[: rng.choice([12, 40, 68])], SamplingParams(**values), kind))
