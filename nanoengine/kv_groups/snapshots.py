@@ -37,7 +37,7 @@ class Kept:
 
 
 class Why(Enum):
-    """What a snapshot is taken for."""
+    """Why a snapshot is taken."""
 
     PROMPT = auto()  # the end of a prompt, or where prompts part
     DECODE = auto()  # taken while a sequence decodes; replaced by the sequence's next one
@@ -74,11 +74,11 @@ class Snapshots(KVStore, PolicyPart):
         self._waiting: list[Sequence] = []
         self._branches: dict[Sequence, int] = {}  # of a running prompt, tokens whose K/V were cached when it started
         self._drafted: dict[Sequence, int] = {}  # tokens before a run with drafts, whose next run is not planned yet
-        self._passing: dict[Sequence, Kept] = {}  # its last snapshot while it decodes
+        self._last_of_decode: dict[Sequence, Kept] = {}  # the last snapshot of a sequence that decodes
 
     def keep_in(self, below: KVStore, num_pieces: int) -> None:
-        """What there is no room for goes to a store of blocks. There, each piece of a snapshot is a block of a group of its own,
-        under the hash of the block that the snapshot stands behind.
+        """Evicted snapshots go to `below`, a store of blocks. There, each of the `num_pieces` pieces of a snapshot is a block of
+        a group of its own, under the hash of the block that the snapshot stands behind.
         """
         first = len(self.blocks.layouts)
         self.below, self.groups = below, range(first, first + num_pieces)
@@ -134,7 +134,7 @@ class Snapshots(KVStore, PolicyPart):
         orders, taken, wanted = StateOrders(), list[Taken](), list[tuple[Sequence, int, Why]]()
         for seq in step.started:
             self._drafted.pop(seq, None)
-            self._stays(seq)
+            self._keep_last(seq)
             if (start := seq.num_written) and not self._restore(seq, start, orders) and seq in step.runs:
                 wanted.append((seq, start, Why.PROMPT))
             self._branches[seq] = self._cached(seq)
@@ -150,7 +150,10 @@ class Snapshots(KVStore, PolicyPart):
         self._in_flight.append((step, taken))
 
     def _restore(self, seq: Sequence, start: int, orders: StateOrders) -> bool:
-        """Whether the pool has its snapshot. Otherwise it is loaded into the row itself, for which there is always room."""
+        """Order the states of a sequence that starts behind `start` tokens: from its snapshot in the pool, or from below.
+
+        The latter are loaded into the row itself, for which there is always room. Returns whether the pool has the snapshot.
+        """
         hash, tokens = self._block(seq, start)
         self.num_restored += 1
         if is_kept := self._has(hash, tokens):
@@ -165,22 +168,22 @@ class Snapshots(KVStore, PolicyPart):
         return is_kept
 
     def _wanted(self, step: Step) -> Iterator[tuple[Sequence, int, Why]]:
-        """Whose states behind how many tokens."""
+        """(sequence, position, reason) of each snapshot that the step should take."""
         size, plan = self.blocks.block_size, step.plan
         places = np.flatnonzero(plan.decode_starts % size == 0) if not self._drafted else range(len(step.decodes))
         for place in places:
-            yield from self._passed(step.decodes[place], int(plan.decode_starts[place]))
+            yield from self._after_decode(step.decodes[place], int(plan.decode_starts[place]))
         for seq, run in zip(step.runs, plan.runs, strict=True):
             if run.drafts:
-                yield from self._passed(seq, run.start)
+                yield from self._after_decode(seq, run.start)
                 self._drafted[seq] = run.start
             else:
                 for position in self._of_chunk(seq, run):
                     if not self._is_known(seq, position):
                         yield seq, position, Why.PROMPT
 
-    def _passed(self, seq: Sequence, start: int) -> Iterator[tuple[Sequence, int, Why]]:
-        """The end of a block that a decode has reached, perhaps by accepted drafts."""
+    def _after_decode(self, seq: Sequence, start: int) -> Iterator[tuple[Sequence, int, Why]]:
+        """The last end of a block that a decode at `start` has passed since its last step; drafts may have passed several."""
         before = self._drafted.pop(seq, start - 1)
         position = start // self.blocks.block_size * self.blocks.block_size
         if before < position:
@@ -198,7 +201,7 @@ class Snapshots(KVStore, PolicyPart):
                 yield position
 
     def _cached(self, seq: Sequence) -> int:
-        """Tokens of a prefix whose K/V are cached."""
+        """How many tokens of the sequence's prefix have their K/V in the cache, in whole blocks."""
         hashes, size = self.blocks.hit_hashes(seq), self.blocks.block_size
         count = seq.num_written // size
         groups = range(len(self.blocks.layouts))
@@ -207,7 +210,7 @@ class Snapshots(KVStore, PolicyPart):
         return count * size
 
     def _common(self, seq: Sequence, other: Sequence) -> int:
-        """Tokens of the blocks that two sequences begin with."""
+        """How many tokens two sequences have in common at their beginning, in whole blocks."""
         own, theirs = seq.block_hashes, self.blocks.hit_hashes(other)
         count = min(len(own), len(theirs))
         # Hashes are chained: behind the first that differs, all do.
@@ -220,11 +223,11 @@ class Snapshots(KVStore, PolicyPart):
         return seq.block_hashes[position // self.blocks.block_size - 1]
 
     def _pieces(self, slot: int) -> Iterator[tuple[int, int]]:
-        """Of a slot of the state pool: the group of each piece, and its place."""
+        """(group, index in `StatePool.pieces`) of each piece of a slot."""
         return zip(self.groups, range(slot * len(self.groups), (slot + 1) * len(self.groups)), strict=True)
 
     def _slot(self) -> int | None:
-        """For another snapshot, in place of the least recently used if need be; None: there is no slot that could be freed."""
+        """A slot for another snapshot; the least recently used one is evicted if none is free. None: all are being written."""
         if not self.free and self.index:
             oldest = next(iter(self.index.values()))
             for group, piece in self._pieces(oldest.slot):
@@ -246,28 +249,28 @@ class Snapshots(KVStore, PolicyPart):
                     self.free.append(slot)
                     continue
                 hash, tokens = self._block(seq, position)
-                self._make_way(seq)
-                self._passing[seq] = self.index[hash] = Kept(slot, hash, tokens)
+                self._forget_last(seq)
+                self._last_of_decode[seq] = self.index[hash] = Kept(slot, hash, tokens)
                 self.num_taken += 1
                 if why is Why.PROMPT or seq.finished:
-                    self._stays(seq)
+                    self._keep_last(seq)
         if isinstance(result, BaseException):
             self._drafted.clear()
 
     def finished(self, seq: Sequence) -> None:
         self._branches.pop(seq, None)
         self._drafted.pop(seq, None)
-        self._stays(seq)
+        self._keep_last(seq)
 
-    def _make_way(self, seq: Sequence) -> None:
-        """A later snapshot takes the place of its last one."""
-        before = self._passing.pop(seq, None)
+    def _forget_last(self, seq: Sequence) -> None:
+        """Forget the sequence's last snapshot from decoding: a later one replaces it."""
+        before = self._last_of_decode.pop(seq, None)
         if before is not None and self.index.get(before.hash) is before:
             self._forget(before.hash)
 
-    def _stays(self, seq: Sequence) -> None:
-        """No later snapshot takes the place of its last one: who looks after the end of the engine hears of it."""
-        kept = self._passing.pop(seq, None)
+    def _keep_last(self, seq: Sequence) -> None:
+        """Keep the sequence's last snapshot: no later one replaces it. The store below is told, so it can save it at the end."""
+        kept = self._last_of_decode.pop(seq, None)
         if kept is not None and self.index.get(kept.hash) is kept:
             self._tell(kept)
 

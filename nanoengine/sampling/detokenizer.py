@@ -101,7 +101,7 @@ class StopDetokenizer(Detokenizer):
         self._end_at(len(self._text))
 
     def _begin_behind(self, prompt: Sequence[int]) -> None:
-        """Take as many of the last tokens as have text: special ones have none, and a space behind them may be the first."""
+        """Fill the window with the last tokens of the prompt, enough of them to have some text: special tokens have none."""
         for count in CONTEXTS:
             self._window = list(prompt[-count:])
             self._window_text = self._decode(self._window)

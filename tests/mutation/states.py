@@ -106,7 +106,7 @@ MUTANTS = (
     Mutant(
         "snapshots-of-answers-are-not-written",
         SNAPSHOTS,
-        "                if why is Why.PROMPT or seq.finished:\n                    self._stays(seq)\n",
+        "                if why is Why.PROMPT or seq.finished:\n                    self._keep_last(seq)\n",
         "",
         "What a prompt leaves is not known to whoever writes files as the engine is closed.",
         (TEST_BELOW,),
