@@ -35,13 +35,11 @@ CONSTRAINT = "constraint"
 
 @dataclass(slots=True)
 class _State:
-    """What is kept of a sequence."""
+    """The proposer of a sequence, and how many drafts it gets next."""
 
     proposer: SequenceProposer | None  # None: it raised, or the runner guesses
     most: int = FIRST_DRAFTS  # drafts in the next step, beside those that a grammar forces
-    num_forced: int = (
-        0  # tokens at the head of the last guess that a grammar forces: they say nothing about the proposer
-    )
+    num_forced: int = 0  # leading tokens of the last guess that a grammar forces: they say nothing about the proposer
 
 
 class Speculation(Drafter):
@@ -70,8 +68,8 @@ class Speculation(Drafter):
     # ---- choosing
 
     def postpone(self, candidates: Iterable[Candidate], num_decodes: int, budget: int) -> Iterable[Sequence]:
-        """Those of the candidates that are expected to have drafts in the next step. It will have as many tokens of prompts as
-        the last one, as far as anybody knows.
+        """The candidates that are expected to have drafts in the next step, which is taken to have as many tokens of prompts as
+        the last one.
         """
         prompts = self._num_prompt_tokens
         chosen = self._choose(candidates, min(budget - prompts, self.step_tokens - num_decodes - prompts))
