@@ -182,7 +182,6 @@ ATTACKS = {
     "lists of ids": Attack(1, "/v1/completions", _body(prompt=[[7, 8, 9] * 300] * 1024, max_tokens=1)),
     "allowed ids": Attack(1, "/v1/completions", _body(prompt="a", allowed_token_ids=[7] * (1 << 20), max_tokens=1)),
     "stop strings": Attack(1, "/v1/completions", _body(prompt="a", stop=["x" * 256] * 1024, max_tokens=1)),
-    "bad words": Attack(1, "/v1/completions", _body(prompt="a", bad_words=["word " * 1000] * 1024, max_tokens=1)),
     "logit_bias": Attack(
         1, "/v1/completions", _body(prompt="a", logit_bias={str(number): 1 for number in range(1024)}, max_tokens=1)
     ),

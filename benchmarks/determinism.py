@@ -107,7 +107,7 @@ def draw_way(rng: random.Random, folder: Path) -> dict[str, Any]:
         "long_prefill_token_threshold": rng.choice([None, None, 5, 100]),
         "max_num_seqs": rng.choice([4, 16, 256]),
         "block_size": 16 * rng.choice([1, 1, 2, 3]),
-        "speculation": rng.choice([None, "ngram", "suffix"]),
+        "speculation": rng.choice([None, "ngram", "ngram"]),
         "enforce_eager": rng.random() < 0.3,
         **rng.choice(tiers),
     }

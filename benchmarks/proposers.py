@@ -28,10 +28,9 @@ from benchmarks.options import BadOption, positive_int
 from benchmarks.report import Report
 from nanoengine.speculation.ngram import NgramProposer
 from nanoengine.speculation.proposer import Proposer
-from nanoengine.speculation.suffix import SuffixProposer
 
 ROOT = Path(__file__).parent.parent
-PROPOSERS: dict[str, Callable[[], Proposer]] = {"ngram": NgramProposer, "suffix": SuffixProposer}
+PROPOSERS: dict[str, Callable[[], Proposer]] = {"ngram": NgramProposer}
 EDITS = 0.05
 VOCAB_SIZE = 4096
 
@@ -65,7 +64,7 @@ def replay(proposer: Proposer, replays: list[Replay], most: int) -> Figures:
         token_ids = list(prompt)
         end = len(prompt) + len(output)
         start = thread_time()
-        guesser = proposer.begin(prompt, "").fork()
+        guesser = proposer.begin(prompt).fork()
         prompt_seconds += thread_time() - start
         while len(token_ids) < end:
             start = thread_time()
@@ -75,9 +74,6 @@ def replay(proposer: Proposer, replays: list[Replay], most: int) -> Figures:
             right = num_right(guess, rest[:-1])
             token_ids += rest[: right + 1]
             steps, guessed, accepted = steps + 1, guessed + len(guess), accepted + right
-        start = thread_time()
-        guesser.end(token_ids)
-        output_seconds += thread_time() - start
         num_prompt_tokens += len(prompt)
         num_output_tokens += len(output)
     return {

@@ -45,7 +45,6 @@ from nanoengine.pooling.pooler import Pooler
 from nanoengine.sampling.collector import Collector
 from nanoengine.speculation.ngram import NgramProposer
 from nanoengine.speculation.speculation import Speculation
-from nanoengine.speculation.step_costs import StepCosts
 from nanoengine.structured.grammars import Grammars
 from nanoengine.structured.structured import Structured
 
@@ -165,7 +164,7 @@ def all_parts(workload: Workload, num_blocks: int, block_size: int) -> tuple[Blo
     """What capabilities add to the policy, in the order in which they start up. Host memory has as many blocks as the pool."""
     stores: list[KVStore] = []
     blocks = BlockManager(num_blocks, block_size, stores=stores)
-    speculation = Speculation(NgramProposer(), num_drafts=15, vocab_size=VOCAB_SIZE, costs=StepCosts())
+    speculation = Speculation(NgramProposer(), num_drafts=15, vocab_size=VOCAB_SIZE, step_tokens=32)
     offload, collector = Offload(HostTier(num_blocks), None, 1), Collector()
     parts: list[PolicyPart] = []
     counts: Counter[str] = Counter()

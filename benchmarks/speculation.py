@@ -37,7 +37,7 @@ CONTEXT = 1536
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--proposer", default="ngram", help="ngram, suffix or model:NAME (default: %(default)s)")
+    parser.add_argument("--proposer", default="ngram", help="ngram or model:NAME (default: %(default)s)")
     parser.add_argument("--num-drafts", type=positive_int, default=15, help="at most (default: %(default)s)")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="(default: all)")
     parser.add_argument("--batch", nargs="+", type=positive_int, default=[1, 4, 16], help="(default: 1 4 16)")
@@ -60,8 +60,6 @@ def run(args: argparse.Namespace, report: Report) -> None:
                     taken = {speculate: turns.take(speculate=speculate) for speculate in _in_turn(repetition)}
                     report.add({"task": name, "batch": batch}, taken[True] | _drafts(session, before))
                     report.add({"task": name, "batch": batch}, taken[False], WITHOUT)
-        curve = _stats(session).step_seconds
-        report.add({}, {f"step_of_{tokens}_ms": 1000 * seconds for tokens, seconds in curve}, "this engine's steps")
 
 
 def _in_turn(repetition: int) -> tuple[bool, bool]:

@@ -28,7 +28,6 @@ from nanoengine.core.sequence import Sequence as Seq
 from nanoengine.kv_groups.snapshots import Snapshots
 
 BLOCK, NUM_BLOCKS, BUDGET, NUM_CLIENTS = 16, 4096, 512, 16
-INTERVAL = 512
 SLOTS = (16, 53, 256)
 """Of snapshots; 53 are 1 GiB of Qwen3.5-0.8B's."""
 
@@ -67,7 +66,7 @@ def hit_rate(
     """Share of prompt tokens that were found, and snapshots taken."""
     rng, stores, parts = random.Random(1), list[KVStore](), list[PolicyPart]()
     blocks = BlockManager(NUM_BLOCKS, BLOCK, stores=stores)
-    snapshots = None if kind is None else kind(blocks, slots, INTERVAL)
+    snapshots = None if kind is None else kind(blocks, slots)
     if snapshots is not None:
         stores.append(snapshots)
         parts.append(snapshots)

@@ -1,4 +1,4 @@
-"""Speculative decoding: what is compared with what, the same text in fewer steps, and how many drafts are worth verifying.
+"""Speculative decoding: what is compared with what, and the same text in fewer steps.
 
 python examples/speculation.py
 """
@@ -12,10 +12,7 @@ from nanoengine.core.randomness import sequence_seed
 from nanoengine.core.sampling import gumbel_noise, position_keys, signed
 from nanoengine.core.scheduler import Step
 from nanoengine.sampling.token_logprobs import TokenLogprobs
-from nanoengine.speculation.acceptance import Acceptance
 from nanoengine.speculation.ngram import NgramProposer
-from nanoengine.speculation.speculation import LEAST_GAIN, Speculation
-from nanoengine.speculation.step_costs import StepCosts
 
 PROMPT = """class Point:
     def __init__(self, x, y):
@@ -44,7 +41,7 @@ def coupling() -> None:
     with LLM("demo", **OPTIONS) as llm:
         name = llm.tokenizer.decode
         tokens = llm.tokenizer.encode(PROMPT)
-        drafts = NgramProposer().begin(tokens, "").propose(tokens, 4)
+        drafts = NgramProposer().begin(tokens).propose(tokens, 4)
         print(
             f"   {len(tokens)} tokens end in {PROMPT.splitlines()[-1].strip()!r}; guessed: {[name([t]) for t in drafts]}"
         )
@@ -113,12 +110,10 @@ def two_models() -> None:
 
 
 def life() -> None:
-    """The first steps of a request, with guesses of at most four; any step is said to take as long as any other."""
+    """The first steps of a request, with guesses of at most four."""
     print("3. the life of runs: rejected drafts count until their step has ended")
     with LLM("demo", speculation="ngram", num_drafts=4, num_kv_blocks=64, **OPTIONS) as llm:
         engine = llm.engine
-        [drafter] = (part for part in engine.scheduler.parts if isinstance(part, Speculation))
-        drafter.costs = StepCosts()
         request = engine.make_request(PROMPT, SamplingParams(temperature=0.0, max_tokens=20))
         engine.submit(request)
         [seq] = request.sequences
@@ -145,7 +140,7 @@ def texts() -> None:
     for temperature in (0.0, 0.8):
         params = SamplingParams(temperature=temperature, seed=SEED, max_tokens=96)
         expected: list[int] = []
-        for proposer in (None, "ngram", "suffix"):
+        for proposer in (None, "ngram"):
             with LLM("demo", speculation=proposer, **OPTIONS) as llm:
                 [output] = llm.generate(PROMPT, params, use_tqdm=False)
                 own, metrics = output.outputs[0], llm.metrics
@@ -164,29 +159,6 @@ def texts() -> None:
                     f"   {proposer}: the same tokens, {steps} decode steps; {stats.num_accepted} of {stats.num_drafts} drafts "
                     f"accepted; of those at places 1 to 6, with all before them accepted: {by_place}"
                 )
-                if temperature == 0.0 and proposer == "ngram":
-                    curve = ", ".join(f"{tokens}: {1000 * seconds:.2f}" for tokens, seconds in stats.step_seconds)
-                    print(f"      ms of a step by its tokens, here and now: {curve}")
-
-
-def worth() -> None:
-    """The rule, on a curve that is made up: tokens expected per second, for one sequence alone in its step."""
-    print("5. how many drafts are worth it, where steps of 1, 4, 8, 16 tokens take 10, 11, 12, 18 ms")
-    costs = StepCosts([(1, 0.010), (4, 0.011), (8, 0.012), (16, 0.018)])
-    unknown, repeats, wanders = Acceptance(15), Acceptance(15), Acceptance(15)
-    for _ in range(20):
-        repeats.record(15, 15)
-        wanders.record(15, 0)
-    for name, acceptance in (("nothing is known", unknown), ("20 runs accepted", repeats), ("20 rejected", wanders)):
-        rates = []
-        for count in range(16):
-            expected = 1 + sum(acceptance.chances(count))
-            rates.append(expected / costs.seconds(1 + count))
-        best = max(range(16), key=rates.__getitem__)
-        if rates[best] <= LEAST_GAIN * rates[0]:
-            best = 0
-        some = ", ".join(f"{count}: {rates[count]:.0f}" for count in (0, 1, 3, 5, 7, 11, 15))
-        print(f"   {name}: tokens per second by drafts {some}; verified: {best}")
 
 
 if __name__ == "__main__":
@@ -194,4 +166,3 @@ if __name__ == "__main__":
     two_models()
     life()
     texts()
-    worth()

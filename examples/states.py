@@ -39,10 +39,10 @@ def delta(num_heads: int) -> StateConfig:
 
 
 def orders_of_three_prompts() -> None:
-    print("2. three prompts that share 100 tokens, blocks of 16, a snapshot every 64 tokens, steps of 80")
+    print("2. three prompts that share 100 tokens, blocks of 16, steps of 80")
     stores: list[KVStore] = []
     blocks = BlockManager(100, 16, stores=stores)
-    snapshots = Snapshots(blocks, num_slots=20, interval=64)
+    snapshots = Snapshots(blocks, num_slots=20)
     stores.append(snapshots)
     parts: list[PolicyPart] = [snapshots]
     scheduler = Scheduler(blocks, max_num_seqs=4, max_num_batched_tokens=80, parts=parts)

@@ -31,7 +31,7 @@ def test_linters_are_clean(command: tuple[str, ...]) -> None:
 POLICY = {
     "core": ("llm", "llm_engine", "scheduler", "block_manager", "sequence", "messages", "seams", "config", "options"),
     "sampling": ("params", "collector", "detokenizer"),
-    "speculation": ("options", "speculation", "ngram", "suffix"),
+    "speculation": ("options", "speculation", "ngram"),
     "kv_groups": ("layouts", "common_prefix", "options", "messages", "snapshots"),
     "kv_offload": ("options", "offload", "host_tier", "disk_tier", "file_gate", "kv_folder", "shared_files"),
     "structured": ("params", "grammars", "constraint", "forced", "structured"),

@@ -91,7 +91,7 @@ class KVGroups(Capability):
     def runner(self, startup: Startup) -> None:
         if not startup.num_state_layers:
             return
-        from nanoengine.kv_groups.state_pool import EndedRows, StateKeeper, StatePool
+        from nanoengine.kv_groups.state_pool import StateKeeper, StatePool
 
         rows, snapshots, mixers = startup.num_rows, self._num_snapshots(startup), cast(Any, startup.model).mixers
         shapes = next(iter(mixers.values())).shapes  # of what is computed in this process
@@ -102,14 +102,13 @@ class KVGroups(Capability):
             raise self._no_room(startup, snapshots) from error
         keeper = StateKeeper(startup.runner, pool, mixers)
         startup.state_keeper = keeper
-        startup.runner.parts += [EndedRows(keeper), keeper]
+        startup.runner.parts.append(keeper)
 
     def policy(self, startup: Startup) -> None:
         startup.parts.append(CommonPrefix(startup.blocks))
         if startup.num_state_layers:
-            interval = startup.config.of(KVGroupsOptions).snapshot_interval
             first_slot = startup.num_rows + 1
-            self.snapshots = Snapshots(startup.blocks, self._num_snapshots(startup), interval, first_slot)
+            self.snapshots = Snapshots(startup.blocks, self._num_snapshots(startup), first_slot)
             startup.snapshots = self.snapshots
             startup.parts.append(self.snapshots)
             startup.stores.append(self.snapshots)

@@ -16,15 +16,12 @@ class KVGroupsOptions:
             used up to one. What there is no room for goes to host memory and files, if there are any. 0: none are taken, and
             what earlier engines left in files can be used. None: an eighth of the available RAM, or of a GPU's free memory, at
             most 1 GiB.
-        snapshot_interval: a prompt leaves a snapshot every so many tokens, in whole blocks, beside those at its end and where
-            prompts part ways.
 
     Raises:
         InvalidConfig: a value that cannot work.
     """
 
     snapshot_memory: int | None = option(None, 0, 2**50, unit="bytes")
-    snapshot_interval: int = option(512, high=2**24)
 
     def __post_init__(self) -> None:
         check(self)

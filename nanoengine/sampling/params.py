@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -23,7 +23,6 @@ from nanoengine.core.sampling_params import (
     items,
     token_ids,
 )
-from nanoengine.sampling.bad_word_tokens import MAX_BAD_WORDS, bad_word_tokens
 from nanoengine.sampling.detokenizer import StopDetokenizer
 
 MAX_LOGPROBS = 20
@@ -31,7 +30,7 @@ MAX_LOGPROBS = 20
 
 MAX_LOGIT_BIAS, MAX_BIAS = 1024, 100
 MAX_STOP_CHARS = 4096
-"""Of each string that ends the text."""
+"""Of all strings of a request that end the text: each new token is compared with as many beginnings of them."""
 
 LEAST_REPETITION_PENALTY = 1e-5
 """Below it a logit divided by the penalty might leave float32."""
@@ -41,7 +40,7 @@ LEAST_REPETITION_PENALTY = 1e-5
 class SamplingParams(CoreSamplingParams):
     """How to sample one request. Names and meanings follow vLLM, or transformers where vLLM has no such field.
 
-    The order is fixed: what may not be sampled (`allowed_token_ids`, `bad_words`, the `min_tokens` ban), logit_bias,
+    The order is fixed: what may not be sampled (`allowed_token_ids`, the `min_tokens` ban), logit_bias,
     repetition_penalty, frequency_penalty, presence_penalty; then temperature, top_k, top_p, min_p, of which the last three mean
     nothing where the temperature is 0.
 
@@ -56,8 +55,6 @@ class SamplingParams(CoreSamplingParams):
             negative; above 0 and at most 2.
         logit_bias: {token id: what is added to its logit}; -100 to 100. Kept as pairs, by token id.
         allowed_token_ids: no other tokens are sampled. None: all may be.
-        bad_words: strings that are not generated. Of each, as the tokenizer writes it at the start of a text and behind a space,
-            the last token is not sampled where the others stand before it in the output.
         min_tokens: no end-of-text, stop token or stop string before this many new tokens.
         speculate: where the engine speculates, guess ahead for this request too. Its tokens are the same either way.
         best_of: make this many completions, and return the n of the highest cumulative log probability, best first. None: n.
@@ -78,30 +75,23 @@ class SamplingParams(CoreSamplingParams):
     repetition_penalty: float = option(1.0, LEAST_REPETITION_PENALTY, 2)
     logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
-    bad_words: tuple[str, ...] = ()
     min_tokens: int = option(0, 0)
     speculate: bool = True
     best_of: int | None = option(None, high=MAX_COMPLETIONS)
     logprobs: int | None = option(None, 0, MAX_LOGPROBS)
     prompt_logprobs: int | None = option(None, 0, MAX_LOGPROBS)
     structured_outputs: Any = None
-    bad_word_tokens: tuple[tuple[int, ...], ...] = field(default=(), init=False, repr=False, compare=False)
-    """Tokens of `bad_words`, set by `for_model`."""
 
     def __post_init__(self) -> None:
         CoreSamplingParams.__post_init__(self)
         self.keep("stop", strings("stop", (self.stop,) if isinstance(self.stop, str) else self.stop))
-        longest = max(map(len, self.stop), default=0)
-        if longest > MAX_STOP_CHARS:
-            raise InvalidSamplingParams(f"stop holds a string of {longest} characters: at most {MAX_STOP_CHARS} can be")
+        if (num_chars := sum(map(len, self.stop))) > MAX_STOP_CHARS:
+            raise InvalidSamplingParams(f"stop holds {num_chars} characters: at most {MAX_STOP_CHARS} can be")
         self.keep("logit_bias", biases(self.logit_bias))
         if self.allowed_token_ids is not None:
             self.keep("allowed_token_ids", token_ids("allowed_token_ids", self.allowed_token_ids))
             if not self.allowed_token_ids:
                 raise InvalidSamplingParams("allowed_token_ids is empty: None allows all tokens")
-        self.keep("bad_words", tuple(dict.fromkeys(strings("bad_words", self.bad_words))))
-        if len(self.bad_words) > MAX_BAD_WORDS:
-            raise InvalidSamplingParams(f"bad_words holds {len(self.bad_words)} words: at most {MAX_BAD_WORDS} can be")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidSamplingParams(
                 f"min_tokens is {self.min_tokens}, but max_tokens is {self.max_tokens}: lower the one or raise the other"
@@ -127,12 +117,11 @@ class SamplingParams(CoreSamplingParams):
         return self.n if self.best_of is None else self.best_of
 
     def for_model(self, model: ModelFacts) -> SamplingParams:
-        """These parameters, checked against a model, with the tokens of `bad_words`.
+        """These parameters, checked against a model.
 
         Raises:
-            InvalidSamplingParams: token ids outside the vocabulary; bad words without tokens, or with too many; a min_tokens that
-                no sequence can reach; or nothing to sample at the start, as every allowed token is a bad word by itself, or ends
-                the sequence before min_tokens.
+            InvalidSamplingParams: token ids outside the vocabulary; a min_tokens that no sequence can reach; or nothing to sample
+                at the start, as every allowed token ends the sequence before min_tokens.
         """
         for name in ("stop_token_ids", "allowed_token_ids"):
             self.check_vocabulary(name, getattr(self, name) or (), model)
@@ -142,20 +131,15 @@ class SamplingParams(CoreSamplingParams):
                 f"min_tokens is {self.min_tokens}, but max_model_len, in which the prompt counts too, is {model.max_model_len}: "
                 "lower the one or raise the other"
             )
-        found = self
-        if self.bad_words:
-            found = dataclasses.replace(self)
-            found.keep("bad_word_tokens", bad_word_tokens(self.bad_words, model.encode, model.vocab_size))
-        banned = {word[0] for word in found.bad_word_tokens if len(word) == 1}
         if self.min_tokens:
-            banned.update(self.stop_token_ids, () if self.ignore_eos else model.eos_token_ids)
-        allowed = range(model.vocab_size) if self.allowed_token_ids is None else self.allowed_token_ids
-        if len(banned) >= len(allowed) and banned.issuperset(allowed):
-            raise InvalidSamplingParams(
-                f"bad_words and min_tokens forbid each of the {len(allowed)} tokens that may be sampled at all: allow more by "
-                "allowed_token_ids, or forbid less"
-            )
-        return found
+            banned = {*self.stop_token_ids, *(() if self.ignore_eos else model.eos_token_ids)}
+            allowed = range(model.vocab_size) if self.allowed_token_ids is None else self.allowed_token_ids
+            if len(banned) >= len(allowed) and banned.issuperset(allowed):
+                raise InvalidSamplingParams(
+                    f"min_tokens forbids each of the {len(allowed)} tokens that may be sampled at all: allow more by "
+                    "allowed_token_ids, or let fewer end the text"
+                )
+        return self
 
     def new_detokenizer(self, decode: Callable[..., str], prompt: Sequence[int]) -> StopDetokenizer:
         until = getattr(self.structured_outputs, "until", None)

@@ -69,7 +69,7 @@ class Penalties(RowProcessor[Penalized]):
         self.counts.view(-1).index_add_(0, cells, times if are_tokens is None else times * are_tokens)
 
     def pack(self, numbers: np.ndarray, pieces: list[Penalized]) -> Sequence[np.ndarray]:
-        """Sample, row and penalties of each row."""
+        """For each row: its sample, its number and its penalties."""
         rows = np.array([piece.row for piece in pieces], dtype=np.int64)
         return numbers, rows, np.array([piece[1:] for piece in pieces], dtype=np.float32)
 

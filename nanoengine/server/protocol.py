@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from nanoengine.errors import shown
-from nanoengine.sampling.bad_word_tokens import MAX_BAD_WORDS
 from nanoengine.sampling.params import MAX_LOGIT_BIAS, MAX_STOP_CHARS
 from nanoengine.server.errors import Problem
 from nanoengine.server.fields import IGNORED, OF_CHATS, OF_EMBEDDINGS, Body, with_fields
@@ -119,7 +118,6 @@ class Generation(with_fields(Queued, IGNORED), kw_only=True):  # type: ignore[mi
     skip_special_tokens: bool | None = True
     allowed_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_TOKEN_IDS)] | None = None
     prompt_logprobs: int | None = None
-    bad_words: Annotated[list[Stop], Meta(max_length=MAX_BAD_WORDS)] | None = None
     return_tokens_as_token_ids: bool | None = False
     return_token_ids: bool | None = False
     echo: bool | None = False

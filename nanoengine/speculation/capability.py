@@ -6,13 +6,9 @@ from typing import TYPE_CHECKING
 
 from nanoengine.core.block_manager import FullLayout
 from nanoengine.core.capability import Capability
-from nanoengine.progress import stage
 from nanoengine.speculation.ngram import NgramProposer
-from nanoengine.speculation.options import NGRAM, SpeculationOptions
-from nanoengine.speculation.speculation import Speculation
-from nanoengine.speculation.step_costs import StepCosts
-from nanoengine.speculation.step_timing import time_steps
-from nanoengine.speculation.suffix import SuffixProposer
+from nanoengine.speculation.options import SpeculationOptions
+from nanoengine.speculation.speculation import STEP_TOKENS, Speculation
 
 if TYPE_CHECKING:
     from nanoengine.core.startup import Startup
@@ -57,15 +53,11 @@ class SpeculativeDecoding(Capability):
         options = startup.config.of(SpeculationOptions)
         if options.speculation is None:
             return
-        with stage("Measuring steps", shown=startup.use_tqdm):
-            timing = time_steps(startup)
-        proposer = NgramProposer() if options.speculation == NGRAM else SuffixProposer()
         self.speculation = Speculation(
-            None if options.draft_model is not None else proposer,
+            None if options.draft_model is not None else NgramProposer(),
             num_drafts=options.num_drafts,
             vocab_size=startup.model_config.vocab_size,
-            costs=StepCosts(timing.seconds),
-            guess_share=timing.guess_share,
+            step_tokens=STEP_TOKENS[startup.device.torch_device.type],
         )
         startup.metric_sources["speculation"] = self.speculation.snapshot
         startup.parts.append(self.speculation)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from nanoengine.core.errors import InvalidConfig, shown
 from nanoengine.core.options import check, option
 
-NGRAM, SUFFIX, MODEL = "ngram", "suffix", "model:"
+NGRAM, MODEL = "ngram", "model:"
 MAX_DRAFTS = 15
 """Attention verifies 16 tokens of a sequence at once: its last token, and these."""
 
@@ -18,9 +18,9 @@ class SpeculationOptions:
 
     Args:
         speculation: guess tokens and verify several in one step, which changes no token: "ngram" (what followed the same tokens
-            earlier in the request), "suffix" (the same, and in recent outputs of this engine, as far as it is likely), or
-            "model:" and a model with the same tokenizer, of any kind that `model` may be. None: one token a step.
-        num_drafts: most tokens that are guessed ahead of a sequence; the engine finds out how many are worth verifying.
+            earlier in the request), or "model:" and a model with the same tokenizer, of any kind that `model` may be. None: one
+            token a step.
+        num_drafts: most tokens that are guessed ahead of a sequence; fewer, where guesses were wrong or many sequences run.
 
     Raises:
         InvalidConfig: a value that cannot work.
@@ -32,10 +32,8 @@ class SpeculationOptions:
     def __post_init__(self) -> None:
         check(self)
         name = self.speculation
-        if name not in (None, NGRAM, SUFFIX) and not _is_model(name):
-            raise InvalidConfig(
-                f"speculation is {shown(name)}: it must be 'ngram', 'suffix', 'model:' and a model, or None"
-            )
+        if name is not None and not (isinstance(name, str) and (name == NGRAM or _is_model(name))):
+            raise InvalidConfig(f"speculation is {shown(name)}: it must be 'ngram', 'model:' and a model, or None")
 
     @property
     def draft_model(self) -> str | None:

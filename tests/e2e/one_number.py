@@ -47,7 +47,7 @@ from tests.e2e.late import late_device
 from tests.e2e.small_engine import assert_idle, step
 from tests.models.families import WITH_STATES
 from tests.speculation.scripted import HARM, Scripted
-from tests.speculation.test_every_way import Free, knowing
+from tests.speculation.test_every_way import knowing
 from tests.support import model_runner, threads
 
 
@@ -82,7 +82,7 @@ def draw_snapshots(rng: random.Random, case: Case) -> dict[str, Any]:
     assert config.states is not None
     num_layers = config.num_layers - len(config.attention_layers)
     size = 4 * num_layers * sum(map(math.prod, config.states.shapes))
-    return {"snapshot_memory": rng.choice([1, 3, 1000]) * size, "snapshot_interval": rng.choice([16, 48, 512])}
+    return {"snapshot_memory": rng.choice([1, 3, 1000]) * size}
 
 
 def least_blocks(folder: Path, options: dict[str, Any]) -> int:
@@ -181,7 +181,7 @@ def teach(llm: LLM, case: Case, rng: random.Random) -> None:
     """Let an engine guess for itself, or by somebody who has read the answers, and errs or means harm."""
     speculation = llm.built.capabilities["speculation"].speculation
     assert speculation is not None
-    speculation.costs = Free()
+    speculation.step_tokens = 1000
     if rng.random() < 0.7:
         speculation.proposer = Scripted(HARM[rng.choice(sorted(HARM))](knowing(case.alone)))
 

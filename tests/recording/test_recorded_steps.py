@@ -118,8 +118,7 @@ def test_a_sequence_with_drafts_is_replayed_in_a_recording_of_just_its_tokens() 
     assert all(tokens == rows > 1 for tokens, rows in sizes)
 
 
-@pytest.mark.parametrize("speculation", ["ngram", "suffix"])
-def test_steps_are_recorded_beside_speculation(speculation: str) -> None:
-    engine = build(speculation=speculation)
-    assert len(engine.executor.recorder) > 0, "timing them at start-up is not in the way"
+def test_steps_are_recorded_beside_speculation() -> None:
+    engine = build(speculation="ngram")
+    assert len(engine.executor.recorder) > 0
     engine.close()

@@ -34,9 +34,7 @@ PROMPTS: list[Any] = [
 PARAMS = [
     SamplingParams(temperature=1.0, seed=3, max_tokens=40, n=2, logprobs=2, presence_penalty=0.3, ignore_eos=True),
     SamplingParams(temperature=0.8, seed=4, max_tokens=60, structured_outputs={"json": json.dumps(SCHEMA)}, logprobs=0),
-    SamplingParams(
-        temperature=0, max_tokens=50, ignore_eos=True, stop=["zzz"], bad_words=["self"], repetition_penalty=1.2
-    ),
+    SamplingParams(temperature=0, max_tokens=50, ignore_eos=True, stop=["zzz"], repetition_penalty=1.2),
     SamplingParams(
         temperature=1.0, max_tokens=40, stop=["\n"], include_stop_str_in_output=True, min_tokens=9, prompt_logprobs=1
     ),

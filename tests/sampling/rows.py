@@ -57,12 +57,9 @@ def sampling(
     seed: int = 1,
     prompt: int = NUM_PROMPT_TOKENS,
     stops: tuple[int, ...] = (),
-    bad: Sequence[Sequence[int]] = (),
     **params: Any,
 ) -> RowSampling:
-    own = SamplingParams(**params)
-    own.keep("bad_word_tokens", tuple(map(tuple, bad)))
-    return RowSampling(own, sequence_seed(seed, 0), prompt, stops)
+    return RowSampling(SamplingParams(**params), sequence_seed(seed, 0), prompt, stops)
 
 
 def begin(row: int, own: RowSampling, token_ids: Sequence[int] | None = None) -> Started:
@@ -82,10 +79,6 @@ def reference(
             x += -np.inf
         if mask is not None and token not in mask:
             x += -np.inf
-        for word in params.bad_word_tokens:
-            before = list(word[:-1])
-            if word[-1] == token and len(before) <= len(output) and output[len(output) - len(before) :] == before:
-                x += -np.inf
         if len(output) < params.min_tokens and token in own.stop_token_ids:
             x += -np.inf
         x += dict(params.logit_bias).get(token, 0.0)

@@ -13,7 +13,6 @@ import pytest
 
 from nanoengine.core.errors import InvalidSamplingParams, NanoEngineError
 from nanoengine.core.sampling_params import MAX_COMPLETIONS, MAX_INT32
-from nanoengine.sampling.bad_word_tokens import MAX_BAD_WORDS
 from nanoengine.sampling.params import (
     LEAST_REPETITION_PENALTY,
     MAX_LOGIT_BIAS,
@@ -55,7 +54,7 @@ def test_defaults_sample_from_the_whole_distribution() -> None:
     assert (params.seed, params.max_tokens, params.min_tokens, params.n) == (None, 64, 0, 1)
     assert (params.stop, params.stop_token_ids, params.ignore_eos, params.logprobs) == ((), (), False, None)
     assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.0, 0.0, 1.0)
-    assert (params.logit_bias, params.allowed_token_ids, params.bad_words) == ((), None, ())
+    assert (params.logit_bias, params.allowed_token_ids) == ((), None)
     assert (params.prompt_logprobs, params.include_stop_str_in_output, params.skip_special_tokens) == (
         None,
         False,
@@ -119,11 +118,6 @@ def test_some_values_are_true_or_false(field: str) -> None:
         ({"stop_token_ids": None}, ()),
         ({"allowed_token_ids": [1, np.int64(2), 1]}, (1, 2)),
         ({"allowed_token_ids": None}, None),
-        ({"bad_words": ["b", "a", "b"]}, ("b", "a")),
-        (
-            {"bad_words": [f"word {i}" for i in range(MAX_BAD_WORDS)] * 2},
-            tuple(f"word {i}" for i in range(MAX_BAD_WORDS)),
-        ),
         ({"logit_bias": {5: 1.5, np.int32(3): np.float16(-100)}}, ((3, -100.0), (5, 1.5))),
         ({"logit_bias": None}, ()),
     ],
@@ -144,16 +138,14 @@ def test_collections_are_kept_as_tuples_of_plain_values(fields: dict[str, Any], 
     [
         ("stop", ([""], "", ["a", ""], [5], [None], b"ab"), "stop holds"),
         ("stop", (0, 5, 1.5, False, True), "stop must be a list, not"),
-        ("stop", ("x" * (MAX_STOP_CHARS + 1),), f"{MAX_STOP_CHARS + 1} characters: at most {MAX_STOP_CHARS}"),
+        (
+            "stop",
+            ("x" * (MAX_STOP_CHARS + 1), ["x", "y" * MAX_STOP_CHARS]),
+            f"{MAX_STOP_CHARS + 1} characters: at most {MAX_STOP_CHARS}",
+        ),
         ("stop_token_ids", ([5, -1], ["1"], [1.0], [None], [True], 0, 7, 1.5, False), ""),
         ("allowed_token_ids", ([-1], [2**31], ["1"], [1.5], [True], 7, "12", [None]), ""),
         ("allowed_token_ids", ([],), "is empty: None allows all tokens"),
-        ("bad_words", ([""], ["a", ""], [5], [None], "word", 7), ""),
-        (
-            "bad_words",
-            (list(map(str, range(MAX_BAD_WORDS + 1))),),
-            f"{MAX_BAD_WORDS + 1} words: at most {MAX_BAD_WORDS}",
-        ),
         ("logit_bias", ({5: 100.5},), "bias of token 5 is 100.5"),
         ("logit_bias", ({5: -100.5},), "bias of token 5 is -100.5"),
         ("logit_bias", ({5: math.nan},), "bias of token 5 is nan"),
@@ -164,10 +156,7 @@ def test_collections_are_kept_as_tuples_of_plain_values(fields: dict[str, Any], 
         ("logit_bias", ([(1, 1), (1, 2)],), "token id 1 twice"),
         ("logit_bias", ([1, 2],), "holds 1: it must be"),
         ("logit_bias", (5,), "must be a list, not 5"),
-        *(
-            (field, (np.array(1), 10**5000), "must be a list")
-            for field in ("stop", "stop_token_ids", "bad_words", "logit_bias")
-        ),
+        *((field, (np.array(1), 10**5000), "must be a list") for field in ("stop", "stop_token_ids", "logit_bias")),
         ("logit_bias", (dict.fromkeys(range(MAX_LOGIT_BIAS + 1), 1.0),), f"at most {MAX_LOGIT_BIAS}"),
     ],
 )

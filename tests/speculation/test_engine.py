@@ -18,7 +18,6 @@ from nanoengine.core.startup import Startup
 from nanoengine.speculation.capability import SpeculativeDecoding
 from nanoengine.speculation.options import SpeculationOptions
 from nanoengine.speculation.speculation import Speculation
-from tests.speculation.test_every_way import Free
 from tests.support import tiny_checkpoint
 
 PROMPTS = [[(7 * i + 3 * j) % 250 for j in range(20 + 9 * i)] for i in range(4)]
@@ -52,7 +51,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def opened(model: Path, **options: Any) -> Iterator[tuple[CoreLLM, Speculation]]:
-    """An engine that takes drafts for free. K/V that nothing was written to is NaN."""
+    """An engine whose steps have room for all drafts. K/V that nothing was written to is NaN."""
     common = {"device": "cpu", "dtype": "float32", "num_kv_blocks": 60, "max_model_len": 128}
     llm, capability = CoreLLM.__new__(CoreLLM), SpeculativeDecoding()
     llm.config = EngineConfig.from_options(str(model), common | options, (SpeculationOptions,))
@@ -62,7 +61,7 @@ def opened(model: Path, **options: Any) -> Iterator[tuple[CoreLLM, Speculation]]
             tensor.fill_(float("nan"))
     own = capability.speculation
     if own is not None:
-        own.costs, own.guess_share = Free(), 0.0
+        own.step_tokens = 1000
     with llm:
         yield llm, own
 
@@ -116,20 +115,19 @@ def test_blocks_hold_the_kv_of_both(small: Path, tiny: Path) -> None:
         assert not any(tensor[3].any() for place in places for tensor in place)
 
 
-def test_steps_are_timed_at_start_up(tiny: Path) -> None:
+def test_what_start_up_tells_of_speculation(tiny: Path) -> None:
     capability = SpeculativeDecoding()
-    options = {"dtype": "float32", "num_kv_blocks": 40, "max_model_len": 64, "max_num_batched_tokens": 20}
+    options = {"dtype": "float32", "device": "cpu", "num_kv_blocks": 40, "max_model_len": 64}
     config = EngineConfig.from_options(str(tiny), {"speculation": f"model:{tiny}"} | options, (SpeculationOptions,))
     startup = Startup(config, [capability])
     engine = startup.build()
     own = capability.speculation
     assert own is not None
-    assert own.costs.sizes == [1, 2, 4, 8, 16]
-    assert own.guess_share > 0
+    assert own.step_tokens == 32
     assert "speculation: model:" in startup.details()
     assert startup.most_drafts == 15
     assert startup.runs_eagerly
-    assert startup.metric_sources["speculation"]().step_seconds == own.costs.curve
+    assert startup.metric_sources["speculation"]() == own.stats
     engine.close()
 
 
