@@ -53,8 +53,6 @@ CAPABILITIES = {
             "replicas",
             "max_replicas",
             "waiting_tokens_per_replica",
-            "prefill_replicas",
-            "min_prefill_tokens",
             "replica_silence_seconds",
             "replica_step_seconds",
             "replica_start_seconds",

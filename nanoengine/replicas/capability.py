@@ -16,7 +16,7 @@ from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.replicas.carrier import Carrier, LocalCarrier
 from nanoengine.replicas.engine import ReplicatedEngine
 from nanoengine.replicas.observer import ReplicaObserver
-from nanoengine.replicas.options import ReplicaOptions
+from nanoengine.replicas.options import ReplicaOptions, option
 from nanoengine.sizes import told
 from nanoengine.worker.capability import WithoutRunner
 from nanoengine.worker.member import NOT_THERE, replaced
@@ -54,7 +54,6 @@ class Replicas(Capability):
         if not config.of(ReplicaOptions).replicas:
             return
         check_lora_bytes(config)
-        check_prefill_replicas(config)
         new_carrier = startup.facts.get(CARRIER)
         is_on_gpus = new_carrier is None and config.device != "cpu"
         has_gpus = check_gpus(config, torch.cuda.device_count() if is_on_gpus else 0)
@@ -66,7 +65,6 @@ class Replicas(Capability):
         make_engine = startup._new_engine
 
         def new_engine() -> LLMEngine:
-            check_prefilled_states(config, has_states=bool(startup.facts.get("states")))
             told = dataclasses.replace(config, block_size=startup.block_size)  # as where their blocks are looked up
             hash_seed = secrets.randbits(64)
             if new_carrier is not None:
@@ -107,26 +105,6 @@ def check_lora_bytes(config: EngineConfig) -> None:
         )
 
 
-def check_prefill_replicas(config: EngineConfig) -> None:
-    """InvalidConfig if prompts are to be computed for others, and there is no folder for them."""
-    paths = [path for own in config.options.values() if (path := getattr(own, "kv_disk_path", None)) is not None]
-    if (count := config.of(ReplicaOptions).prefill_replicas) and not paths:
-        raise InvalidConfig(
-            f"prefill_replicas is {count}, and kv_disk_path is None: set it to a folder that all replicas have, in which "
-            "prompts go from one to another"
-        )
-
-
-def check_prefilled_states(config: EngineConfig, *, has_states: bool) -> None:
-    """InvalidConfig if prompts would be computed for others, who could not use them for want of states."""
-    count = config.of(ReplicaOptions).prefill_replicas
-    if count and has_states and option(config, SNAPSHOT_MEMORY) == 0:
-        raise InvalidConfig(
-            f"prefill_replicas is {count}, and {SNAPSHOT_MEMORY} is 0: without snapshots of its states nobody can go on from a "
-            "prompt of this model; leave it out, or give it some bytes"
-        )
-
-
 def check_gpus(config: EngineConfig, num_gpus: int) -> bool:
     """Whether replicas compute on GPUs; raises InvalidConfig if there are not enough of them."""
     own = config.of(ReplicaOptions)
@@ -136,11 +114,6 @@ def check_gpus(config: EngineConfig, num_gpus: int) -> bool:
             f"{name} is {count}, and torch sees {num_gpus} GPUs, of which each takes one: lower it, or set device to cpu"
         )
     return num_gpus > 0
-
-
-def option(config: EngineConfig, name: str) -> Any:
-    """An option of any capability; None if nobody has it."""
-    return next((getattr(own, name) for own in config.options.values() if hasattr(own, name)), None)
 
 
 def config_of_each(

@@ -51,7 +51,7 @@ class ReplicatedEngine(LLMEngine):
         blocks = own.scheduler.blocks
         router, begin = Router(blocks.block_size), own.scheduler._unqueue
         hashes = lambda seq: [hash for hash, _ in blocks.hit_hashes(seq)]  # noqa: E731
-        fleet = Fleet(router, hashes, begin, options.min_prefill_tokens, adapters)
+        fleet = Fleet(router, hashes, begin, adapters)
         self.supervisor = Supervisor(fleet, carrier, options)
         super().__init__(
             own.scheduler,

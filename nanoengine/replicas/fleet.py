@@ -10,11 +10,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Protocol
 
-from nanoengine.core.sampling_params import SamplingParams
 from nanoengine.core.sequence import Phase, Request, Sequence
 from nanoengine.errors import EngineDead
 from nanoengine.replicas.messages import Abort, Delta, Equip, Finish, News, Resumable, Submit, TellCached
@@ -49,7 +48,6 @@ class Member:
 
     number: int
     link: Sends
-    router: Router  # among those that do the same
     running: dict[int, Running] = field(default_factory=dict)  # by key
     next_change: int = 0  # of its cache: the number of the next one that is to be told
     is_known: bool = False  # all that it has cached was told
@@ -65,19 +63,15 @@ class Running:
     member: Member | None = None
     route: Route | None = None
     num_losses: int = 0  # since the last token
-    prefill: int = 0  # tokens of its prompt that a prefill replica computes, or has computed; never a second time
-    is_prefilling: bool = False
-    files: list[str] = field(default_factory=list)  # that it has written
 
 
 class Fleet:
     """Not thread-safe.
 
     Args:
-        router: chooses among the members that decode.
+        router: chooses a member for a request.
         hashes: of the full blocks of a sequence, as the caches of the replicas have them.
         begin: told when a completion waits no more: its first token has come, or its end.
-        min_prefill_tokens: see `ReplicaOptions`.
         adapters: those of the requests; None: there are none.
     """
 
@@ -86,30 +80,22 @@ class Fleet:
         router: Router,
         hashes: Callable[[Sequence], list[bytes]],
         begin: Callable[[Sequence], object] = lambda _: None,
-        min_prefill_tokens: int = 1,
         adapters: Adapters | None = None,
     ):
         self.router, self.hashes, self.begin, self.adapters = router, hashes, begin, adapters
-        self.prefill_router, self.min_prefill_tokens = Router(router.block_size), min_prefill_tokens
         self.members: dict[int, Member] = {}
         self.running: dict[Request, Running] = {}
         self.homeless: dict[Request, Running] = {}  # of them, those that wait for a replica
         self.num_moves = 0  # of requests
-        self.num_prefilled = 0  # requests whose prompts came in files
         self._num_keys = 0
 
     # ---- members
 
-    def join(self, number: int, link: Sends, *, prefills: bool = False) -> None:
-        """A replica is ready: it takes requests.
-
-        Args:
-            prefills: it computes prompts for others, and decodes only while there is no other.
-        """
-        router = self.prefill_router if prefills else self.router
-        member = self.members[number] = Member(number, link, router)
+    def join(self, number: int, link: Sends) -> None:
+        """A replica is ready: it takes requests."""
+        member = self.members[number] = Member(number, link)
         self._equip(member)
-        router.add(number)
+        self.router.add(number)
         waiting, self.homeless = self.homeless, {}
         for own in waiting.values():
             self._place(own)
@@ -134,7 +120,7 @@ class Fleet:
         member = self.members.pop(number, None)
         if member is None:
             return []
-        member.router.remove(number)
+        self.router.remove(number)
         ended: list[Request] = []
         for own in member.running.values():
             own.member = own.route = None
@@ -159,7 +145,7 @@ class Fleet:
         homeless = sum(sum(_num_expected(request)) for request in self.homeless)
         routes = [own.route for own in self.running.values() if own.route is not None and own.route.num_prompt]
         waiting = sum(route.num_prompt + route.num_new for route in routes)
-        return waiting + homeless, sum(own.router.load(own.number) for own in self.members.values()) + homeless
+        return waiting + homeless, sum(map(self.router.load, self.members)) + homeless
 
     def num_running(self, number: int) -> int:
         """Requests that a member has."""
@@ -168,7 +154,7 @@ class Fleet:
     def drain(self, number: int) -> None:
         """A replica takes no more requests, and what it has moves at once."""
         member = self.members.pop(number)
-        member.router.remove(number)
+        self.router.remove(number)
         for own in list(member.running.values()):
             member.link.send(Abort(own.key))
             own.member = own.route = None
@@ -199,16 +185,10 @@ class Fleet:
         for key, entries in news.prompt_logprobs.items():
             if key in member.running:
                 member.running[key].request.prompt_logprobs = entries
-        for key, files in news.written.items():
-            if key in member.running:
-                self._prefilled(member.running[key], files)
         touched: dict[Request, None] = {}
         for delta in news.deltas:
             own = member.running.get(delta.key)
             if own is None:  # it was moved or aborted
-                continue
-            if own.is_prefilling:  # it was refused there
-                self._prefilled(own, [])
                 continue
             self._take_delta(own, delta)
             touched[own.request] = None
@@ -236,8 +216,7 @@ class Fleet:
         if delta.logprobs is not None and seq.logprobs is not None:
             seq.logprobs += delta.logprobs
         if own.route is not None and own.route.num_prompt:
-            assert own.member is not None
-            own.route = own.member.router.begun(own.route)
+            own.route = self.router.begun(own.route)
         if delta.finish is not None:
             self._finish(seq, delta.finish)
             if request.finished:
@@ -245,7 +224,7 @@ class Fleet:
 
     def _take_changes(self, member: Member, news: News) -> None:
         """What a replica has cached, as far as it was told without a gap."""
-        router, number = member.router, member.number
+        router, number = self.router, member.number
         if news.is_all:
             router.cleared(number)
             member.is_known, member.next_change = True, news.first_change
@@ -271,47 +250,22 @@ class Fleet:
 
     def _place(self, own: Running) -> None:
         """Submit a request to the best replica; without any it waits for one."""
-        router = self.router if self.router.has_open else self.prefill_router
-        if not router.has_open:
+        if not self.router.has_open:
             self.homeless[own.request] = own
             return
         request = own.request
-        self.num_moves += own.key > 0 and not own.files
+        self.num_moves += own.key > 0
         self._num_keys += 1
         own.key = self._num_keys
         first = next(seq for seq in request.sequences if not seq.finished)
-        hashes = self.hashes(first)
-        own.is_prefilling = self._is_to_prefill(own, hashes)
-        if own.is_prefilling:
-            own.prefill = len(hashes) * router.block_size
-            router, expected = self.prefill_router, (own.prefill, 1)
-            submit = Submit(own.key, prefill_of(request, own.prefill), writes=True)
-        else:
-            num_prompt, num_new = _num_expected(request)
-            expected = num_prompt - (own.prefill if own.files else 0), num_new
-            submit = Submit(own.key, resumable(request), own.files)
-        own.route = router.route(hashes, *expected)
+        submit = Submit(own.key, resumable(request))
+        own.route = self.router.route(self.hashes(first), *_num_expected(request))
         own.member = self.members[own.route.replica]
         own.member.running[own.key] = own
         if self.adapters is not None and (digest := self.adapters.digest_of(request)) is not None:
             self._equip(own.member)
             submit = submit._replace(adapter=digest)
         own.member.link.send(submit)
-
-    def _is_to_prefill(self, own: Running, hashes: list[bytes]) -> bool:
-        """Whether a request goes to a prefill replica first: once, with a prompt of which much is cached nowhere else."""
-        if own.prefill or not (self.router.has_open and self.prefill_router.has_open):
-            return False
-        num_new = (len(hashes) - self.router.num_known(hashes)) * self.router.block_size
-        is_new = not any(seq.output_token_ids for seq in own.request.sequences)
-        return is_new and num_new >= max(self.min_prefill_tokens, 1)
-
-    def _prefilled(self, own: Running, files: list[str]) -> None:
-        """A prefill replica is done with a prompt."""
-        own.files = files
-        self.num_prefilled += bool(files)
-        self._leave(own)
-        self._place(own)
 
     def _finish(self, seq: Sequence, finish: Finish) -> None:
         """End a completion; nothing happens if it has ended."""
@@ -338,7 +292,7 @@ class Fleet:
         if own.member is not None:
             del own.member.running[own.key]
             if own.route is not None:
-                own.member.router.ended(own.route)
+                self.router.ended(own.route)
         own.member = own.route = None
 
     def _end(self, own: Running) -> None:
@@ -353,14 +307,6 @@ def _num_expected(request: Request) -> tuple[int, int]:
     limit = request.params.max_tokens or TYPICAL_NEW
     num_new = sum(min(TYPICAL_NEW, max(limit - len(seq.output_token_ids), 1)) for seq in open_seqs)
     return open_seqs[0].num_tokens, num_new
-
-
-def prefill_of(request: Request, num_tokens: int) -> Resumable:
-    """What another engine needs to compute the beginning of a prompt."""
-    own, params = resumable(request), SamplingParams(temperature=0.0, seed=0, max_tokens=1, ignore_eos=True)
-    return replace(
-        own, prompt_token_ids=own.prompt_token_ids[:num_tokens], params=params, completions={0: []}, num_chars={0: 0}
-    )
 
 
 def resumable(request: Request) -> Resumable:

@@ -6,7 +6,7 @@ once, and then News and Pong. What it says at another time ends it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -40,8 +40,6 @@ class Resumable:
 class Submit(NamedTuple):
     key: int  # of this attempt: what comes of it has the same
     resumable: Resumable
-    files: Sequence[str] = ()  # of K/V, that another replica has written
-    writes: bool = False  # wanted are files of its blocks, and no tokens: `News.written` tells of them
     adapter: str | None = None  # digest of one that an `Equip` has brought
 
 
@@ -121,7 +119,6 @@ class News:
         first_change: number of the first of `changes` in the life of the replica.
         is_all: the changes begin with nothing cached.
         prompt_logprobs: by key, once all are known.
-        written: by key, the files of requests that wanted these, now that nothing more is written.
         metrics: what the engine counts, if that was asked for.
     """
 
@@ -130,7 +127,6 @@ class News:
     first_change: int = 0
     is_all: bool = False
     prompt_logprobs: dict[int, list[Any]] = field(default_factory=dict)
-    written: dict[int, list[str]] = field(default_factory=dict)
     metrics: Any = None
 
 

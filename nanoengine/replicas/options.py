@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
-from nanoengine.core.config import check_count
+from nanoengine.core.config import EngineConfig, check_count
 from nanoengine.core.errors import InvalidConfig, shown
 
 MOST_REPLICAS = 4096
@@ -26,10 +27,6 @@ class ReplicaOptions:
             many as `replicas`.
         waiting_tokens_per_replica: tokens that may wait for each, before one more is started: those of prompts that are not
             computed, and up to 128 that are expected behind each. 1 or more.
-        prefill_replicas: so many of the replicas, from the first, compute long prompts into the folder `kv_disk_path`, and the
-            others go on from these files, so that a long prompt does not hold up what they are decoding. Fewer than `replicas`;
-            0: all do both.
-        min_prefill_tokens: tokens of a prompt that no other replica has cached, from which on it goes to a prefill replica first.
         replica_silence_seconds: a replica that says nothing for so long hangs, and is killed; one that starts may say nothing for
             60 seconds at least. Above 0.
         replica_step_seconds: so does one whose step takes longer. Above 0.
@@ -45,8 +42,6 @@ class ReplicaOptions:
     replicas: int = 0
     max_replicas: int | None = None
     waiting_tokens_per_replica: int = 16384
-    prefill_replicas: int = 0
-    min_prefill_tokens: int = 512
     replica_silence_seconds: float = 20.0
     replica_step_seconds: float = 300.0
     replica_start_seconds: float = 1800.0
@@ -65,12 +60,6 @@ class ReplicaOptions:
                 f"above 0, to {MOST_REPLICAS}"
             )
         check_count("waiting_tokens_per_replica", self.waiting_tokens_per_replica, 2**40)
-        if type(self.prefill_replicas) is not int or not 0 <= self.prefill_replicas < max(count, 1):
-            raise InvalidConfig(
-                f"prefill_replicas is {shown(self.prefill_replicas)}: it must be an integer from 0 to less than replicas, which "
-                f"is {count}: the others decode"
-            )
-        check_count("min_prefill_tokens", self.min_prefill_tokens, 2**40)
         check_count("replica_start_attempts", self.replica_start_attempts, 2**20)
         for name in LIMITS:
             seconds = getattr(self, name)
@@ -81,3 +70,8 @@ class ReplicaOptions:
     def most(self) -> int:
         """Replicas that there may be."""
         return self.max_replicas or self.replicas
+
+
+def option(config: EngineConfig, name: str) -> Any:
+    """An option of any capability; None if nobody has it."""
+    return next((getattr(own, name) for own in config.options.values() if hasattr(own, name)), None)

@@ -23,6 +23,7 @@ from nanoengine.builder import Built, build_engine
 from nanoengine.log import show_log
 from nanoengine.observability.view import take_view
 from nanoengine.replicas.messages import End, Failed, Ping, Pong, Ready, Submit
+from nanoengine.replicas.options import option
 from nanoengine.replicas.replica import Replica
 from nanoengine.worker.child import portable, receive, signs_of_life
 
@@ -35,7 +36,7 @@ def serve(connection: Connection, build: Callable[[], Built], hash_seed: int) ->
     Args:
         connection: nobody else uses it.
         build: makes the engine, in this thread.
-        hash_seed: of its prefix cache, unless it has one of its own, as with files.
+        hash_seed: of its prefix cache, unless it keeps K/V in files.
     """
     process = _Process(connection)
     try:
@@ -45,12 +46,11 @@ def serve(connection: Connection, build: Callable[[], Built], hash_seed: int) ->
         process.finish(Failed(portable(error)))
         return
     engine = built.engine
-    if "offload" not in built.metrics.sources:
+    if option(built.config, "kv_disk_path") is None:  # files are named after hashes: their folder has a seed
         engine.scheduler.blocks.seed = hash_seed
     count = lambda: (built.metrics.snapshot(engine), take_view(engine, built.metrics))  # noqa: E731
-    files = getattr(built.capabilities.get("kv_offload"), "shared", None)
     adapters = getattr(built.capabilities.get("lora"), "adapters", None)
-    process.replica = Replica(engine, built.metrics.events, count, files, adapters)
+    process.replica = Replica(engine, built.metrics.events, count, adapters)
     computes = built.capabilities["replicas"].computes
     identity = f"nanoengine {nanoengine.__version__}, {computes}"
     process.say(Ready(engine.max_model_len, engine.scheduler.blocks.seed, identity))
@@ -84,14 +84,14 @@ class _Process:
     def run(self) -> None:
         replica, engine = self.replica, self.replica.engine
         while True:
-            while not replica.has_unfinished or not self._inbox.empty():
+            while not engine.has_unfinished or not self._inbox.empty():
                 message, request = self._inbox.get()
                 if isinstance(message, End):
                     engine.close()
                     self.finish()
                     return
                 replica.receive(message, request)
-                if self._inbox.empty() and not replica.has_unfinished:
+                if self._inbox.empty() and not engine.has_unfinished:
                     self._tell()
             self._step_began = time.monotonic()
             self._tell()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from nanoengine.core.errors import InvalidRequest
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.sequence import Request, Sequence
 from nanoengine.observability.kv_events import AllCleared, BlockStored, KVEvent, KVEventPublisher
@@ -39,18 +38,6 @@ class Held:
     num_tokens: dict[int, int]
     num_chars: dict[int, int]
     wants_prompt_logprobs: bool
-    writes: bool = False  # files are told when they are written, and no tokens
-
-
-class Files(Protocol):
-    """What this engine writes for others, or they for this one: see `SharedFiles`."""
-
-    @property
-    def is_writing(self) -> bool: ...
-    def learn(self, names: Iterable[str]) -> None: ...
-    def write(self, key: int, request: Request) -> None: ...
-    def leave(self, key: int) -> None: ...
-    def written(self) -> dict[int, list[str]]: ...
 
 
 class Adapters(Protocol):
@@ -67,7 +54,6 @@ class Replica:
         engine: nobody else uses it.
         events: of its prefix cache; None: nothing is told of it.
         count: what the engine counts, when somebody asks.
-        files: None: it has none.
         adapters: None: it takes none.
     """
 
@@ -76,11 +62,9 @@ class Replica:
         engine: LLMEngine,
         events: KVEventPublisher | None = None,
         count: Callable[[], Any] = lambda: None,
-        files: Files | None = None,
         adapters: Adapters | None = None,
     ):
-        self.engine, self.events, self.count = engine, events, count
-        self.files, self.adapters = files, adapters
+        self.engine, self.events, self.count, self.adapters = engine, events, count, adapters
         self.held: dict[int, Held] = {}
         self._keys: dict[str, int] = {}  # by the ids of requests
         self._refused: list[Delta] = []
@@ -88,11 +72,6 @@ class Replica:
         self._num_changes = 0  # that were told
         self._is_all = self._wants_metrics = False
         self._tell_cached()
-
-    @property
-    def has_unfinished(self) -> bool:
-        """Whether steps are to be taken although no message comes."""
-        return self.engine.has_unfinished or (self.files is not None and self.files.is_writing)
 
     def make_request(self, resumable: Resumable) -> Request:
         """The request of a submission; in a thread that may wait, since a grammar may have to be compiled for it."""
@@ -122,8 +101,6 @@ class Replica:
             if (held := self.held.pop(message.key, None)) is not None:
                 del self._keys[held.request.request_id]
                 self.engine.abort(held.request.request_id)
-                if self.files is not None:
-                    self.files.leave(message.key)
         elif isinstance(message, Equip):
             assert self.adapters is not None
             self.adapters.keep(message.adapters, message.drops)
@@ -144,28 +121,22 @@ class Replica:
 
     def _submit(self, message: Submit, request: Request) -> None:
         own = message.resumable
-        if message.writes and self.files is None:
-            raise InvalidRequest("there is no folder for files of K/V here: set kv_disk_path")
-        if self.files is not None:
-            self.files.learn(message.files)
         if message.adapter is not None:
             assert self.adapters is not None
             self.adapters.give(request, message.adapter)
         self.engine.submit(request)
-        if message.writes and self.files is not None:
-            self.files.write(message.key, request)
         num_tokens = {seq.index: len(seq.output_token_ids) for seq in request.sequences}
         wants = request.prompt_logprobs is not None
-        self.held[message.key] = Held(message.key, request, num_tokens, dict(own.num_chars), wants, message.writes)
+        self.held[message.key] = Held(message.key, request, num_tokens, dict(own.num_chars), wants)
         self._keys[request.request_id] = message.key
 
     def step(self) -> News | None:
         """Take a step, if there is something to do; returns what there is to say."""
         news = News(self._refused)
         self._refused = []
-        for request in self.engine.step() if self.has_unfinished else ():
+        for request in self.engine.step() if self.engine.has_unfinished else ():
             held = self.held.get(self._keys.get(request.request_id, -1))
-            if held is None or held.request is not request or held.writes:
+            if held is None or held.request is not request:
                 continue
             for seq in request.sequences:
                 if seq.index in held.num_tokens and (delta := self._delta(held, seq)) is not None:
@@ -176,13 +147,9 @@ class Replica:
                 news.prompt_logprobs[held.key] = known
             if request.finished:
                 del self.held[held.key], self._keys[request.request_id]
-        if self.files is not None:
-            news.written = self.files.written()
-            for key in news.written:
-                del self._keys[self.held.pop(key).request.request_id]
         if self.events is not None:
             self.events.publish()
-        has_news = news.deltas or self._changes or self._is_all or news.prompt_logprobs or news.written
+        has_news = news.deltas or self._changes or self._is_all or news.prompt_logprobs
         if not (has_news or self._wants_metrics):
             return None
         news.changes, self._changes = self._changes, []

@@ -112,16 +112,6 @@ class Router:
         if was_open:
             self._open |= 1 << state.bit
 
-    def num_known(self, hashes: Iterable[bytes]) -> int:
-        """The most of the first blocks that one replica has."""
-        mask, count = self._open, 0
-        for hash in hashes:
-            mask &= self.index.get(hash, 0)
-            if not mask:
-                break
-            count += 1
-        return count
-
     # ---- requests
 
     def route(self, hashes: Iterable[bytes], num_prompt: int, num_new: int) -> Route:

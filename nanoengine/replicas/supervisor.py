@@ -276,8 +276,7 @@ class Supervisor:
             logger.info("replica %d is added: too many tokens wait", number)
             self.slots.append(Slot(number, now))
         elif change < 0:
-            decoding = [slot for slot in self.slots if slot.number >= self.options.prefill_replicas]
-            self._remove(min(decoding, key=self._num_running))
+            self._remove(min(self.slots, key=self._num_running))
 
     def _num_running(self, slot: Slot) -> int:
         return -1 if slot.current is None else self.fleet.num_running(slot.current.key)
@@ -336,7 +335,7 @@ class Supervisor:
         if ready != facts:
             logger.warning("replica %d is %s, the first was %s: tokens may differ", slot.number, ready, facts)
         slot.current, slot.next = process, None
-        self.fleet.join(process.key, process.link, prefills=slot.number < self.options.prefill_replicas)
+        self.fleet.join(process.key, process.link)
         process.link.send(Ping(wants_metrics=True))
         if old is not None:
             self.counts.leave(slot.number)

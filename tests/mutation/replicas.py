@@ -10,8 +10,6 @@ REPLICA = "nanoengine/replicas/replica.py"
 CHILD = "nanoengine/worker/child.py"
 SUPERVISOR = "nanoengine/replicas/supervisor.py"
 OF_FLEET = "tests/replicas/test_fleet.py"
-OF_PREFILL = "tests/replicas/test_prefill.py"
-SHARED = "nanoengine/kv_offload/shared_files.py"
 OF_ROUTER = "tests/replicas/test_router.py"
 OF_PROCESSES = "tests/replicas/test_processes.py"
 OF_PEERS = "tests/replicas/test_peers.py"
@@ -69,8 +67,8 @@ MUTANTS = (
     Mutant(
         "the-text-of-a-moved-completion-comes-twice",
         REPLICA,
-        "Held(message.key, request, num_tokens, dict(own.num_chars), wants, message.writes)",
-        "Held(message.key, request, num_tokens, {}, wants, message.writes)",
+        "Held(message.key, request, num_tokens, dict(own.num_chars), wants)",
+        "Held(message.key, request, num_tokens, {}, wants)",
         "The first text after a move repeats all text before it.",
         (OF_FLEET,),
     ),
@@ -89,46 +87,6 @@ MUTANTS = (
         "    except (EOFError, OSError):\n        threading.Event().wait()",
         "A replica whose front was killed stays.",
         (OF_PROCESSES,),
-    ),
-    Mutant(
-        "files-that-another-has-written-are-not-known",
-        REPLICA,
-        "            self.files.learn(message.files)",
-        "            self.files.learn(())",
-        "A prompt that a prefill replica has computed is computed again.",
-        (OF_PREFILL,),
-    ),
-    Mutant(
-        "a-prompt-is-prefilled-elsewhere-again-and-again",
-        FLEET,
-        "        if own.prefill or not (",
-        "        if not (",
-        "A prompt whose files cannot be written goes to prefill replicas for ever.",
-        (OF_PREFILL,),
-    ),
-    Mutant(
-        "files-are-told-before-they-are-written",
-        SHARED,
-        "            if names is not None and self.disk.writing.isdisjoint(names):",
-        "            if names is not None:",
-        "Who decodes hears of none, and computes the prompt again.",
-        (OF_PREFILL,),
-    ),
-    Mutant(
-        "nobody-waits-for-files-to-be-written",
-        SHARED,
-        "        self.disk.awaits_writes = any(own.request.finished for own in self._writing.values())",
-        "        self.disk.awaits_writes = False",
-        "Without other requests, the end of a prompt's files is never heard of.",
-        (OF_PREFILL,),
-    ),
-    Mutant(
-        "a-request-that-was-refused-where-prompts-are-computed-ends",
-        FLEET,
-        "            if own.is_prefilling:  # it was refused there",
-        "            if False:",
-        "A prefill replica that cannot take a request ends it.",
-        (OF_PREFILL,),
     ),
     Mutant(
         "a-request-comes-before-its-adapter",

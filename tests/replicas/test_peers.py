@@ -80,7 +80,7 @@ class Life:
         blocks = BlockManager(400, BLOCK_SIZE, stores=[events], seed=HASH_SEED)
         replica = Replica(make_engine(blocks=blocks, model=ToyModel(BLOCK_SIZE), parts=[LogprobListener()]), events)
         while True:
-            while own.poll(0.0 if replica.has_unfinished else None):
+            while own.poll(0.0 if replica.engine.has_unfinished else None):
                 message = own.recv()
                 if isinstance(message, End):
                     return None
