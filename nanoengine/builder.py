@@ -51,8 +51,6 @@ CAPABILITIES = {
         "ReplicaOptions",
         (
             "replicas",
-            "max_replicas",
-            "waiting_tokens_per_replica",
             "replica_silence_seconds",
             "replica_step_seconds",
             "replica_start_seconds",

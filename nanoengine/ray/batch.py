@@ -48,7 +48,7 @@ def batch(
         seed_column: has a seed for each row. None: where the params have no seed, a row's comes from `seed` and its prompt, so
             that rows with equal prompts get equal completions.
         seed: see there.
-        options: those of `LLM`. `replicas` says how many engines there are (1), `max_replicas` up to how many Ray Data may add,
+        options: those of `LLM`. `replicas` says how many engines there are (1),
             and ray_cpus and ray_gpus what each takes of a node. Where ray_cpus is not given, a CPU of each share is left for
             those who read the dataset: if the engines had all, nobody could.
 
@@ -81,7 +81,7 @@ def batch(
     mapped = dataset.map_batches(
         Completer,
         fn_constructor_args=[config_of_each(config, room), sampling_params, prompt_column, seed_column, seed],
-        compute=data.ActorPoolStrategy(min_size=own.replicas, max_size=own.most),
+        compute=data.ActorPoolStrategy(min_size=own.replicas, max_size=own.replicas),
         num_cpus=room.num_cpus,
         num_gpus=room.num_gpus or None,
         batch_size=batch_size,

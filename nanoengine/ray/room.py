@@ -36,7 +36,9 @@ def room_of_each(config: EngineConfig, nodes: Iterable[Mapping[str, float]]) -> 
     if num_cpus is None and num_gpus:
         num_cpus = num_gpus
     if num_cpus is None:
-        num_cpus = config.num_threads or _share(config.of(ReplicaOptions).most, [node.get("CPU", 0) for node in nodes])
+        num_cpus = config.num_threads or _share(
+            config.of(ReplicaOptions).replicas, [node.get("CPU", 0) for node in nodes]
+        )
     return Room(num_cpus, num_gpus)
 
 

@@ -107,11 +107,10 @@ def check_lora_bytes(config: EngineConfig) -> None:
 
 def check_gpus(config: EngineConfig, num_gpus: int) -> bool:
     """Whether replicas compute on GPUs; raises InvalidConfig if there are not enough of them."""
-    own = config.of(ReplicaOptions)
-    count, name = own.most, "replicas" if own.max_replicas is None else "max_replicas"
+    count = config.of(ReplicaOptions).replicas
     if 0 < num_gpus < count:
         raise InvalidConfig(
-            f"{name} is {count}, and torch sees {num_gpus} GPUs, of which each takes one: lower it, or set device to cpu"
+            f"replicas is {count}, and torch sees {num_gpus} GPUs, of which each takes one: lower it, or set device to cpu"
         )
     return num_gpus > 0
 
@@ -131,7 +130,7 @@ def config_of_each(
     own = dataclasses.replace(config, options=options)
     if has_gpus:
         return dataclasses.replace(own, device="cuda")
-    count = config.of(ReplicaOptions).most
+    count = config.of(ReplicaOptions).replicas
     if config.num_threads is None:
         own = dataclasses.replace(own, num_threads=max(1, len(os.sched_getaffinity(0)) // count))
     if config.num_kv_blocks is None and config.kv_cache_memory is None:

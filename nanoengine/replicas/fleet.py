@@ -140,13 +140,6 @@ class Fleet:
             self._fail(own, error)
         return ended
 
-    def num_tokens(self) -> tuple[int, int]:
-        """Tokens that wait, and all that are to be computed: see `Scaling.change`."""
-        homeless = sum(sum(_num_expected(request)) for request in self.homeless)
-        routes = [own.route for own in self.running.values() if own.route is not None and own.route.num_prompt]
-        waiting = sum(route.num_prompt + route.num_new for route in routes)
-        return waiting + homeless, sum(map(self.router.load, self.members)) + homeless
-
     def num_running(self, number: int) -> int:
         """Requests that a member has."""
         return len(self.members[number].running) if number in self.members else 0

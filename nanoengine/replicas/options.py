@@ -23,10 +23,6 @@ class ReplicaOptions:
         replicas: engines, each in a process of its own, that share the requests. A request goes where most of its prompt is
             cached and least is to do; if its replica dies, it goes on in another, with the same tokens. 0: one engine, in this
             process.
-        max_replicas: more are started, up to so many, while too many tokens wait, and ended when there is little to do. None: as
-            many as `replicas`.
-        waiting_tokens_per_replica: tokens that may wait for each, before one more is started: those of prompts that are not
-            computed, and up to 128 that are expected behind each. 1 or more.
         replica_silence_seconds: a replica that says nothing for so long hangs, and is killed; one that starts may say nothing for
             60 seconds at least. Above 0.
         replica_step_seconds: so does one whose step takes longer. Above 0.
@@ -40,8 +36,6 @@ class ReplicaOptions:
     """
 
     replicas: int = 0
-    max_replicas: int | None = None
-    waiting_tokens_per_replica: int = 16384
     replica_silence_seconds: float = 20.0
     replica_step_seconds: float = 300.0
     replica_start_seconds: float = 1800.0
@@ -49,27 +43,13 @@ class ReplicaOptions:
     replica_start_attempts: int = 10
 
     def __post_init__(self) -> None:
-        count = self.replicas
-        if type(count) is not int or not 0 <= count <= MOST_REPLICAS:
-            raise InvalidConfig(f"replicas is {shown(count)}: it must be an integer from 0 to {MOST_REPLICAS}")
-        if self.max_replicas is not None and not (
-            count and type(self.max_replicas) is int and count <= self.max_replicas <= MOST_REPLICAS
-        ):
-            raise InvalidConfig(
-                f"max_replicas is {shown(self.max_replicas)}: it must be an integer from replicas, which is {count} and must be "
-                f"above 0, to {MOST_REPLICAS}"
-            )
-        check_count("waiting_tokens_per_replica", self.waiting_tokens_per_replica, 2**40)
+        if type(self.replicas) is not int or not 0 <= self.replicas <= MOST_REPLICAS:
+            raise InvalidConfig(f"replicas is {shown(self.replicas)}: it must be an integer from 0 to {MOST_REPLICAS}")
         check_count("replica_start_attempts", self.replica_start_attempts, 2**20)
         for name in LIMITS:
             seconds = getattr(self, name)
             if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
                 raise InvalidConfig(f"{name} is {shown(seconds)}: it must be above 0, in seconds")
-
-    @property
-    def most(self) -> int:
-        """Replicas that there may be."""
-        return self.max_replicas or self.replicas
 
 
 def option(config: EngineConfig, name: str) -> Any:

@@ -24,7 +24,6 @@ from nanoengine.replicas.counts import Counts
 from nanoengine.replicas.fleet import Fleet
 from nanoengine.replicas.messages import End, Failed, News, Ping, Pong, Ready
 from nanoengine.replicas.options import ReplicaOptions
-from nanoengine.replicas.scaling import Scaling
 from nanoengine.worker.child import RETRY_SECONDS
 from nanoengine.worker.link import Link, Unreadable
 
@@ -96,7 +95,6 @@ class Supervisor:
         self._next_ping = 0.0
         self._last_there = time.monotonic()  # when some replica ran, or was starting
         self._is_closed = False
-        self._scaling = Scaling(options.replicas, options.most, options.waiting_tokens_per_replica)
         self.selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
         for end in (self._wake, self._woken):
@@ -239,8 +237,6 @@ class Supervisor:
                 self._lose(process, f"has given no sign of life for {most:g} seconds (replica_silence_seconds)")
         for process in [process for process, end in self._leaving.items() if end < now]:
             self._reap(process)
-        if not self._is_closed:
-            self._scale(now)
         self._end_if_hopeless(now)
 
     def _end_if_hopeless(self, now: float) -> None:
@@ -267,33 +263,6 @@ class Supervisor:
         self.unavailable = f"{reason}; the last error was: {self.failure}"
         self.touched.update(dict.fromkeys(self.fleet.fail(EngineDead(self.unavailable))))
 
-    def _scale(self, now: float) -> None:
-        """Add a slot, or take one away, if that is due; never while one is empty that may help."""
-        change = self._scaling.change(now, len(self.slots), *self.fleet.num_tokens())
-        if change > 0 and self.num_ready == len(self.slots):
-            used = {slot.number for slot in (*self.slots, *(process.slot for process in self._leaving))}
-            number = min(set(range(len(used) + 1)) - used)
-            logger.info("replica %d is added: too many tokens wait", number)
-            self.slots.append(Slot(number, now))
-        elif change < 0:
-            self._remove(min(self.slots, key=self._num_running))
-
-    def _num_running(self, slot: Slot) -> int:
-        return -1 if slot.current is None else self.fleet.num_running(slot.current.key)
-
-    def _remove(self, slot: Slot) -> None:
-        """Take a slot away; what runs there moves."""
-        logger.info("replica %d is taken away: there is little to do", slot.number)
-        self.slots.remove(slot)
-        self._to_restart = [own for own in self._to_restart if own is not slot]
-        if slot.current is not None:
-            self.fleet.drain(slot.current.key)
-            self._dismiss(slot.current, END_SECONDS)
-            self.counts.leave(slot.number)
-        if slot.next is not None:
-            self._reap(slot.next)
-        slot.current = slot.next = None
-
     def _empty_wakes(self) -> None:
         try:
             while self._woken.recv(4096):
@@ -318,7 +287,7 @@ class Supervisor:
         now = time.monotonic()
         process = slot.next = Process(self._num_processes, slot, started, link, now, now)
         link.register(process)
-        if self._is_closed or slot not in self.slots:
+        if self._is_closed:
             slot.next = None
             self._reap(process)
 
@@ -383,8 +352,6 @@ class Supervisor:
 
     def _retry(self, slot: Slot) -> None:
         """Start another one, at once or later."""
-        if slot not in self.slots:
-            return
         is_alone = not (slot.next or slot.is_starting or slot.start_at is not None or self._is_closed)
         if is_alone and self._is_given_up(slot):
             logger.error(
