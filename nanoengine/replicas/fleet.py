@@ -243,7 +243,7 @@ class Fleet:
 
     def _place(self, own: Running) -> None:
         """Submit a request to the best replica; without any it waits for one."""
-        if not self.router.has_open:
+        if not self.members:
             self.homeless[own.request] = own
             return
         request = own.request

@@ -9,7 +9,8 @@ from typing import Any
 from nanoengine.core.config import EngineConfig, check_count
 from nanoengine.core.errors import InvalidConfig, shown
 
-MOST_REPLICAS = 4096
+MOST_REPLICAS = 256
+"""The router looks at all of them for each request."""
 
 LIMITS = ("replica_silence_seconds", "replica_step_seconds", "replica_start_seconds", "replica_wait_seconds")
 """Options that are times."""

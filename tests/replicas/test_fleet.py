@@ -180,9 +180,7 @@ def test_the_router_knows_what_is_cached_and_a_gap_asks_for_all_of_it() -> None:
 
 
 def told(world: World, member: Any) -> set[bytes]:
-    router = world.fleet.router
-    bit = router._states[member.number].bit
-    return {hash for hash, mask in router.index.items() if mask >> bit & 1}
+    return world.fleet.router.cached(member.number)
 
 
 def cached(member: Any) -> set[bytes]:
