@@ -13,7 +13,7 @@ logger = logging.getLogger("nanoengine")
 
 
 def package(name: str = "ray") -> ModuleType:
-    """Ray, or a part of it such as "ray.data"; raises MissingPackage."""
+    """Ray, or a part of it such as "ray.serve"; raises MissingPackage."""
     from importlib import import_module
 
     try:

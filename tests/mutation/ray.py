@@ -5,9 +5,7 @@ from __future__ import annotations
 from tests.mutation.mutant import Mutant
 
 ROOM = "nanoengine/ray/room.py"
-BATCH = "nanoengine/ray/batch.py"
 TEST_ROOM = "tests/ray/test_room.py"
-TEST_BATCH = "tests/ray/test_batch.py"
 
 MUTANTS = (
     Mutant(
@@ -25,13 +23,5 @@ MUTANTS = (
         "num_gpus = 1 if",
         "All ranks of a replica find one GPU.",
         (TEST_ROOM,),
-    ),
-    Mutant(
-        "a-row-s-seed-is-the-engine-s",
-        BATCH,
-        "        if seed is None and self.params.seed is None:\n",
-        "        if False:\n",
-        "A batch that is computed again has other outputs.",
-        (TEST_BATCH,),
     ),
 )

@@ -13,7 +13,7 @@ from nanoengine.builder import read_config
 from nanoengine.core.config import EngineConfig
 from nanoengine.core.errors import InvalidConfig
 from nanoengine.errors import MissingPackage
-from nanoengine.ray import batch, deployment
+from nanoengine.ray import deployment
 from nanoengine.ray.options import RayOptions
 from nanoengine.ray.room import Room, config_of_each, ranks_of, room_of_each
 from nanoengine.replicas.options import ReplicaOptions
@@ -102,7 +102,6 @@ def test_without_the_package_its_name_is_told(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("importlib.import_module", lambda name: refuse(name))
     monkeypatch.setattr(builtins, "__import__", refuse)
-    calls = (lambda: batch(None), deployment, lambda: LLM("demo", ray=True, replicas=1, use_tqdm=False))
-    for call in calls:
+    for call in (deployment, lambda: LLM("demo", ray=True, replicas=1, use_tqdm=False)):
         with pytest.raises(MissingPackage, match=r"pip install 'nanoengine\[ray\]'"):
             call()
