@@ -13,7 +13,7 @@ Snapshots of states go the same way, in pieces: to whoever keeps blocks, each pi
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from nanoengine.core.messages import StepResult
@@ -34,6 +34,9 @@ class OffloadStats:
     num_loaded_files: int = 0  # from files that were read to the pool
     num_written_files: int = 0
     num_bad_files: int = 0  # reads that failed
+
+    def __add__(self, other: OffloadStats) -> OffloadStats:
+        return OffloadStats(*(getattr(self, own.name) + getattr(other, own.name) for own in fields(self)))
 
 
 class InPool(NamedTuple):

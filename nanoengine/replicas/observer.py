@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import add
+
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.observability.metrics import EngineMetrics, EngineStats
 from nanoengine.observability.observer import Observer
 from nanoengine.observability.view import EngineView, take_view
-from nanoengine.replicas.counts import merged, merged_views
+from nanoengine.replicas.counts import merged_views
 from nanoengine.replicas.supervisor import Supervisor
 
 
@@ -24,7 +27,7 @@ class ReplicaObserver(Observer):
 
     def snapshots(self, engine: LLMEngine, *, summed: bool = False) -> dict[str, EngineMetrics]:
         found = {str(number): metrics for number, metrics in self.supervisor.counts.by_number().items()}
-        return {"all": merged(list(found.values()))} if summed and found else found or super().snapshots(engine)
+        return {"all": reduce(add, found.values())} if summed and found else found or super().snapshots(engine)
 
     def snapshot(self, engine: LLMEngine) -> EngineMetrics:
         """All counters of all replicas, as they stand now: they are asked, and their answers are waited for."""

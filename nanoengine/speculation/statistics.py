@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 
 @dataclass(slots=True)
@@ -20,6 +21,22 @@ class SpeculationStats:
     tried_at: list[int] = field(default_factory=list)  # of each place in a run: drafts there, with all before accepted
     accepted_at: list[int] = field(default_factory=list)
     step_seconds: tuple[tuple[int, float], ...] = ()  # (tokens, seconds of such a step), as known by now
+
+    def __add__(self, other: SpeculationStats) -> SpeculationStats:
+        """The guesses of two engines; the times of steps are those of the first."""
+        return SpeculationStats(
+            num_runs=self.num_runs + other.num_runs,
+            num_unknown=self.num_unknown + other.num_unknown,
+            num_not_worth=self.num_not_worth + other.num_not_worth,
+            num_full=self.num_full + other.num_full,
+            num_postponed=self.num_postponed + other.num_postponed,
+            num_drafts=self.num_drafts + other.num_drafts,
+            num_accepted=self.num_accepted + other.num_accepted,
+            num_errors=self.num_errors + other.num_errors,
+            tried_at=[sum(pair) for pair in zip_longest(self.tried_at, other.tried_at, fillvalue=0)],
+            accepted_at=[sum(pair) for pair in zip_longest(self.accepted_at, other.accepted_at, fillvalue=0)],
+            step_seconds=self.step_seconds,
+        )
 
     @property
     def acceptance_rate(self) -> float:
