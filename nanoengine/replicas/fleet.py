@@ -1,18 +1,19 @@
-"""Fleet: the requests that run on replicas, and how they move. It waits for nothing: messages come in, and messages go out.
+"""Fleet: the requests that run on replicas, and how they move from one replica to another. It never waits: each call takes a
+message, and sends messages.
 
-A request is a `Resumable` at any time: its prompt, its params with a seed, and the tokens that came so far. When its replica is
-lost or drained it is submitted to another one, under a new key. What still comes under the old key is dropped, and a delta counts
-only where it goes on exactly behind the tokens that are known: nothing is lost, and nothing comes twice.
+A request can be written as a `Resumable` at any time: its prompt, its params with a seed, and the tokens that came so far. When
+its replica is lost or drained, it is submitted to another replica under a new key. Messages with the old key are dropped, and a
+delta counts only if it begins exactly behind the known tokens: no token is lost, and no token comes twice.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from nanoengine.core.sequence import Phase, Request, Sequence
 from nanoengine.errors import EngineDead
@@ -20,38 +21,29 @@ from nanoengine.replicas.messages import Abort, Delta, Equip, Finish, News, Resu
 from nanoengine.replicas.replica import EMBEDDING
 from nanoengine.replicas.router import Route, Router
 
+if TYPE_CHECKING:
+    from nanoengine.lora.adapters import Adapters
+    from nanoengine.worker.link import Link
+
 logger = logging.getLogger("nanoengine")
 
 MOST_LOSSES = 3
-"""A request that has lost so many replicas, and got no token in between, is ended: it may be what kills them."""
+"""A request that has lost so many replicas, and got no token in between, is ended: it may be the cause."""
 
 TYPICAL_NEW = 128
-"""Tokens that a completion is expected to bring, if it may bring as many."""
-
-
-class Sends(Protocol):
-    """The way to a replica."""
-
-    def send(self, message: Any) -> None: ...
-
-
-class Adapters(Protocol):
-    """What requests need beside themselves: see `lora/adapters.py`."""
-
-    def digest_of(self, request: Request) -> str | None: ...
-    def kept(self) -> Mapping[str, Any]: ...
+"""Tokens that a completion is expected to have, if its limit allows for them."""
 
 
 @dataclass(eq=False, slots=True)
 class Member:
-    """A replica that takes requests, or runs the last of them."""
+    """A replica that takes requests."""
 
     number: int
-    link: Sends
+    link: Link
     running: dict[int, Running] = field(default_factory=dict)  # by key
-    next_change: int = 0  # of its cache: the number of the next one that is to be told
-    is_known: bool = False  # all that it has cached was told
-    adapters: frozenset[str] = frozenset()  # digests of those that it has
+    next_change: int = 0  # the number of the next change of its cache that it will send
+    is_known: bool = False  # the router knows all blocks that it has cached
+    adapters: frozenset[str] = frozenset()  # digests of the adapters that it has
 
 
 @dataclass(eq=False, slots=True)
@@ -70,9 +62,9 @@ class Fleet:
 
     Args:
         router: chooses a member for a request.
-        hashes: of the full blocks of a sequence, as the caches of the replicas have them.
-        begin: told when a completion waits no more: its first token has come, or its end.
-        adapters: those of the requests; None: there are none.
+        hashes: returns the hashes of the full blocks of a sequence, as in the caches of the replicas.
+        begin: called when a completion stops waiting: its first token has come, or its end.
+        adapters: the LoRA adapters of the requests; None: there are none.
     """
 
     def __init__(
@@ -85,23 +77,23 @@ class Fleet:
         self.router, self.hashes, self.begin, self.adapters = router, hashes, begin, adapters
         self.members: dict[int, Member] = {}
         self.running: dict[Request, Running] = {}
-        self.homeless: dict[Request, Running] = {}  # of them, those that wait for a replica
+        self.unplaced: dict[Request, Running] = {}  # the running requests that wait for a replica
         self.num_moves = 0  # of requests
         self._num_keys = 0
 
     # ---- members
 
-    def join(self, number: int, link: Sends) -> None:
+    def join(self, number: int, link: Link) -> None:
         """A replica is ready: it takes requests."""
         member = self.members[number] = Member(number, link)
         self._equip(member)
         self.router.add(number)
-        waiting, self.homeless = self.homeless, {}
+        waiting, self.unplaced = self.unplaced, {}
         for own in waiting.values():
             self._place(own)
 
     def equip(self) -> None:
-        """Bring all members the adapters that there are now, and have them forget the others."""
+        """Send all members the adapters that are loaded now, and have them drop the others."""
         for member in self.members.values():
             self._equip(member)
 
@@ -116,7 +108,7 @@ class Fleet:
             member.adapters = frozenset(kept)
 
     def lose(self, number: int) -> list[Request]:
-        """A replica is gone: what it had moves. Returns the requests that are ended."""
+        """A replica is gone: its requests move. Returns the requests that are ended."""
         member = self.members.pop(number, None)
         if member is None:
             return []
@@ -135,8 +127,8 @@ class Fleet:
 
     def fail(self, error: Exception) -> list[Request]:
         """End all requests that wait for a replica, and return them."""
-        ended = list(self.homeless)
-        for own in list(self.homeless.values()):
+        ended = list(self.unplaced)
+        for own in list(self.unplaced.values()):
             self._fail(own, error)
         return ended
 
@@ -145,7 +137,7 @@ class Fleet:
         return len(self.members[number].running) if number in self.members else 0
 
     def drain(self, number: int) -> None:
-        """A replica takes no more requests, and what it has moves at once."""
+        """A replica takes no more requests, and its requests move at once."""
         member = self.members.pop(number)
         self.router.remove(number)
         for own in list(member.running.values()):
@@ -160,7 +152,7 @@ class Fleet:
         self._place(own)
 
     def abort(self, request: Request, finish: Finish) -> None:
-        """End a request wherever it is; what still comes of it is dropped. Nothing happens if it has ended."""
+        """End a request wherever it runs; later messages about it are dropped. Nothing happens if it has ended."""
         if (own := self.running.get(request)) is None:
             return
         for seq in request.sequences:
@@ -170,7 +162,7 @@ class Fleet:
         self._end(own)
 
     def receive(self, number: int, news: News) -> list[Request]:
-        """Take what a replica says; returns the requests that got something."""
+        """Take the news of a replica; returns the requests that have new tokens or an end."""
         member = self.members.get(number)
         if member is None:
             return []
@@ -216,7 +208,7 @@ class Fleet:
                 self._end(own)
 
     def _take_changes(self, member: Member, news: News) -> None:
-        """What a replica has cached, as far as it was told without a gap."""
+        """Tell the router which blocks a replica has cached; after a gap in the changes, ask the replica for all of them."""
         router, number = self.router, member.number
         if news.is_all:
             router.cleared(number)
@@ -242,9 +234,9 @@ class Fleet:
         self._place(own)
 
     def _place(self, own: Running) -> None:
-        """Submit a request to the best replica; without any it waits for one."""
+        """Submit a request to the best replica; without a replica the request waits for one."""
         if not self.members:
-            self.homeless[own.request] = own
+            self.unplaced[own.request] = own
             return
         request = own.request
         self.num_moves += own.key > 0
@@ -290,12 +282,12 @@ class Fleet:
 
     def _end(self, own: Running) -> None:
         self._leave(own)
-        self.homeless.pop(own.request, None)
+        self.unplaced.pop(own.request, None)
         del self.running[own.request]
 
 
 def _num_expected(request: Request) -> tuple[int, int]:
-    """Tokens that are to be computed of a request where nothing is cached: those that are there, and those that it may bring."""
+    """Tokens of a request that are to be computed without a cache, and tokens that it is expected to generate."""
     open_seqs = [seq for seq in request.sequences if not seq.finished]
     limit = request.params.max_tokens or TYPICAL_NEW
     num_new = sum(min(TYPICAL_NEW, max(limit - len(seq.output_token_ids), 1)) for seq in open_seqs)
@@ -303,7 +295,7 @@ def _num_expected(request: Request) -> tuple[int, int]:
 
 
 def resumable(request: Request) -> Resumable:
-    """What another engine needs to go on with a request."""
+    """The state of a request, with which another engine can go on."""
     open_seqs = [seq for seq in request.sequences if not seq.finished]
     age = None if request.arrival_time is None else time.perf_counter() - request.arrival_time
     return Resumable(

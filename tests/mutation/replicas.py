@@ -8,6 +8,7 @@ FLEET = "nanoengine/replicas/fleet.py"
 ROUTER = "nanoengine/replicas/router.py"
 REPLICA = "nanoengine/replicas/replica.py"
 CHILD = "nanoengine/worker/child.py"
+SLOTS = "nanoengine/replicas/slots.py"
 SUPERVISOR = "nanoengine/replicas/supervisor.py"
 OF_FLEET = "tests/replicas/test_fleet.py"
 OF_ROUTER = "tests/replicas/test_router.py"
@@ -123,16 +124,16 @@ MUTANTS = (
     Mutant(
         "starts-are-tried-without-end",
         SUPERVISOR,
-        "        if is_alone and self._is_given_up(slot):\n",
-        "        if False:\n",
+        "            if slot.is_given_up(self.options):\n",
+        "            if False:\n",
         "A replica that never has room is started again and again.",
         (OF_PROCESSES,),
     ),
     Mutant(
         "requests-wait-for-replicas-that-were-given-up",
-        SUPERVISOR,
-        "all(map(self._is_given_up, self.slots))",
-        "False",
+        SLOTS,
+        "    if all(slot.is_given_up(options) for slot in slots):\n",
+        "    if False:\n",
         "A request that comes when no replica is started any more waits without end.",
         (OF_PROCESSES,),
     ),
@@ -147,17 +148,25 @@ MUTANTS = (
     Mutant(
         "what-means-nothing-ends-the-front",
         SUPERVISOR,
-        "        except Exception as error:  # it means nothing here: perhaps it is of another version\n",
+        "        except Exception as error:  # a message without a meaning here: perhaps the replica is of another version\n",
         "        except KeyError as error:\n",
         "One replica of another version ends all.",
         (OF_PEERS,),
     ),
     Mutant(
         "requests-wait-for-a-node-without-end",
-        SUPERVISOR,
-        "elif now - self._last_there > own.replica_wait_seconds:",
-        "elif False:",
+        SLOTS,
+        "    if seconds_without > options.replica_wait_seconds:\n",
+        "    if False:\n",
         "Where the only node is gone, requests hang, and health says that all is well.",
         (OF_PEERS,),
+    ),
+    Mutant(
+        "a-failed-start-counts-as-a-replica-that-computed-nothing",
+        SUPERVISOR,
+        "        slot.is_starting, self.failure = False, error\n        slot.num_failed += 1\n",
+        "        slot.is_starting, self.failure = False, error\n        slot.num_failed += 1\n        slot.num_useless += 1\n",
+        "Requests that come behind a restart end, as if no replica could compute anything.",
+        (OF_PROCESSES,),
     ),
 )

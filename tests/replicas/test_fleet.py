@@ -36,7 +36,7 @@ def test_nothing_is_lost_and_nothing_comes_twice_whatever_dies_when(seed: int, h
     """
     want = expected(seed)
     rng = random.Random(seed)
-    seen = dict.fromkeys(("moved", "killed", "drained", "aborted", "lost", "twice", "homeless"), 0)
+    seen = dict.fromkeys(("moved", "killed", "drained", "aborted", "lost", "twice", "unplaced"), 0)
     seen |= dict.fromkeys(("loaded", "deleted"), 0) if has_files else {}
     files: Files | None = {} if has_files else None
 
@@ -61,7 +61,7 @@ def test_nothing_is_lost_and_nothing_comes_twice_whatever_dies_when(seed: int, h
                 number = rng.choice(list(world.members))
                 has_failed = world.kill(number)
                 assert not has_failed, "requests that get on are tried again"
-                seen["homeless"] += bool(world.fleet.homeless)
+                seen["unplaced"] += bool(world.fleet.unplaced)
             elif act < 0.26 and world.members:
                 seen["drained"] += 1
                 world.drain(rng.choice(list(world.members)))
@@ -233,7 +233,7 @@ def test_requests_without_a_replica_wait_for_one_or_are_told_that_none_comes() -
     world = World(random.Random(0))
     requests = draw_requests(world.front, 3, 2)
     world.submit(requests[0])
-    assert world.fleet.homeless
+    assert world.fleet.unplaced
     assert world.fleet.fail(EngineDead("none lives")) == [requests[0]]
     assert isinstance(requests[0].error, EngineDead)
     assert {seq.finish_reason for seq in requests[0].sequences} == {"error"}

@@ -15,7 +15,7 @@ import pytest
 from nanoengine.core.block_manager import BlockManager
 from nanoengine.errors import EngineDead
 from nanoengine.observability.kv_events import KVEventPublisher
-from nanoengine.replicas import carrier, fleet, supervisor
+from nanoengine.replicas import carrier, fleet, slots, supervisor
 from nanoengine.replicas.carrier import LocalCarrier
 from nanoengine.replicas.engine import ReplicatedEngine
 from nanoengine.replicas.messages import Delta, End, Failed, News, Ping, Pong, Ready
@@ -121,7 +121,7 @@ def replicas(own: Any, count: int = 1, **options: Any) -> Iterator[ReplicatedEng
 
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "RETRY_SECONDS", (0.0, 0.01))
+    monkeypatch.setattr(slots, "RETRY_SECONDS", (0.0, 0.01))
     monkeypatch.setattr(supervisor, "START_SILENCE_SECONDS", 0.1)
 
 
