@@ -1,4 +1,4 @@
-"""Replicas as a capability: requests, text and checks stay here, and engines are elsewhere."""
+"""Replicas as a capability: requests, text and checks stay in this process, and the engines are in others."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
     from nanoengine.core.startup import Startup
 
 CARRIER = "carrier"
-"""In `Startup.facts`: makes another carrier than that of this machine, of the seed of all hashes."""
+"""Key in `Startup.facts` of a function: seed of the hashes -> a carrier, used in place of `LocalCarrier`."""
 
 OF_REPLICAS = ("ParallelOptions", "WorkerOptions", "KVOffloadOptions", "SpeculationOptions")
-"""Options that mean nothing here, where nothing is computed."""
+"""Options without a meaning in this process, which computes nothing."""
 
 SNAPSHOT_MEMORY = "snapshot_memory"
-"""An option of `kv_groups`, which says in `Startup.config` what it has chosen."""
+"""An option of `kv_groups`, which writes its choice into `Startup.config`."""
 
 MOST_LORA_BYTES = (1 << 31) - (1 << 20)
-"""All adapters go to a replica in one message, and so large may that be."""
+"""Limit of the adapters, which go to a replica in one message."""
 
 
 class Replicas(Capability):
     """It must be the first capability: it takes the model and the runner away from the others.
 
     Attributes:
-        computes: in the process of a replica: what its numbers come from.
+        computes: in the process of a replica, the kernels and the dtype, on which the bits of its numbers depend.
     """
 
     options = ReplicaOptions
@@ -91,13 +91,13 @@ class Replicas(Capability):
 
 
 class NoRunner:
-    """Stands where a runner would: nothing is computed here."""
+    """In place of a runner: this process computes nothing."""
 
     recorder = None
 
 
 def check_lora_bytes(config: EngineConfig) -> None:
-    """InvalidConfig if adapters may be larger than what a replica can be sent."""
+    """Raise InvalidConfig if adapters may be larger than a message to a replica."""
     size = option(config, "max_lora_bytes")
     if option(config, "enable_lora") and size > MOST_LORA_BYTES:
         raise InvalidConfig(

@@ -1,4 +1,4 @@
-"""ReplicaObserver: stands where the observer of one engine does."""
+"""ReplicaObserver: the counters and the view of all replicas, in place of those of one engine."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from nanoengine.replicas.supervisor import Supervisor
 
 
 class ReplicaObserver(Observer):
-    """Stands where the observer of an engine does. Replicas tell what they count once a second.
+    """The observer of a `ReplicatedEngine`. Replicas send their counters once a second.
 
     Args:
-        own: of the engine without tensors, which counts nothing.
-        supervisor: whose replicas they are.
+        own: the observer of the engine without tensors, which counts nothing.
+        supervisor: of the replicas.
     """
 
     def __init__(self, own: Observer, supervisor: Supervisor):
@@ -30,7 +30,7 @@ class ReplicaObserver(Observer):
         return {"all": reduce(add, found.values())} if summed and found else found or super().snapshots(engine)
 
     def snapshot(self, engine: LLMEngine) -> EngineMetrics:
-        """All counters of all replicas, as they stand now: they are asked, and their answers are waited for."""
+        """The counters of all replicas at this moment: asks the replicas, and waits for their answers."""
         self.supervisor.ask_for_metrics()
         [found] = self.snapshots(engine, summed=True).values()
         return found
@@ -39,6 +39,6 @@ class ReplicaObserver(Observer):
         return f"{self.supervisor.num_ready} replicas, {len(engine.requests)} requests"
 
     def view(self, engine: LLMEngine) -> EngineView:
-        """A picture of all replicas, as they told it last."""
+        """The last view of all replicas."""
         views = self.supervisor.counts.views()
         return merged_views(views) if views else take_view(engine, self)

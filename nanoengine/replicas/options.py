@@ -21,16 +21,16 @@ class ReplicaOptions:
     """Options of replicas; all are keyword arguments of `LLM`.
 
     Args:
-        replicas: engines, each in a process of its own, that share the requests. A request goes where most of its prompt is
-            cached and least is to do; if its replica dies, it goes on in another, with the same tokens. 0: one engine, in this
-            process.
-        replica_silence_seconds: a replica that says nothing for so long hangs, and is killed; one that starts may say nothing for
-            60 seconds at least. Above 0.
-        replica_step_seconds: so does one whose step takes longer. Above 0.
-        replica_start_seconds: so does one whose start takes longer, the loading of the model included. Above 0.
-        replica_wait_seconds: when no replica has run or been starting for so long, requests end, and new ones are refused until
-            one is ready. Above 0.
-        replica_start_attempts: a replica that could not be started so often, one time after the other, is given up. 1 or more.
+        replicas: engines, each in a process of its own, that share the requests. A request goes to the replica that has most of
+            its prompt cached and least to do; if this replica dies, another one goes on with the request, with the same tokens.
+            0: one engine, in this process.
+        replica_silence_seconds: a replica that sends nothing for so long is killed; the limit is 60 seconds at least while a
+            replica starts. Above 0.
+        replica_step_seconds: a replica whose step takes longer is killed. Above 0.
+        replica_start_seconds: a replica whose start takes longer, the loading of the model included, is killed. Above 0.
+        replica_wait_seconds: when no replica has run or been starting for so long, requests end, and new requests are refused
+            until a replica is ready. Above 0.
+        replica_start_attempts: a replica is given up after so many failed starts in a row. 1 or more.
 
     Raises:
         InvalidConfig: a value that cannot work.
