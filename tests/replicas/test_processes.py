@@ -178,6 +178,8 @@ def test_what_cannot_be_started_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
             assert isinstance(request.error, EngineDead)
         limit = "could not be started replica_start_attempts=3 times; the last error was: no room for it"
         assert limit in str(request.error)
+        end = time.monotonic() + 0.2
+        wait_for(engine, lambda: time.monotonic() > end)
         assert carrier.num_starts == 8
         carrier.failing = ()
         engine.restart()
