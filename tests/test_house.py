@@ -33,7 +33,7 @@ POLICY = {
     "sampling": ("params", "collector", "detokenizer"),
     "speculation": ("options", "speculation", "ngram"),
     "kv_groups": ("layouts", "common_prefix", "options", "messages", "snapshots"),
-    "kv_offload": ("options", "offload", "host_tier", "disk_tier", "file_gate", "kv_folder", "shared_files"),
+    "kv_offload": ("options", "offload", "host_tier", "disk_tier", "file_gate", "kv_folder"),
     "structured": ("params", "grammars", "constraint", "forced", "structured"),
     "lora": ("options", "request", "adapter", "adapters", "messages"),
     "pooling": ("params", "options", "files", "pooler", "outputs"),

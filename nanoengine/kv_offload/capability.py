@@ -19,7 +19,6 @@ from nanoengine.kv_offload.host_tier import HostTier
 from nanoengine.kv_offload.kv_folder import KVFolder
 from nanoengine.kv_offload.offload import Offload
 from nanoengine.kv_offload.options import STAGING_BLOCKS, STAGING_BYTES, KVOffloadOptions
-from nanoengine.kv_offload.shared_files import SharedFiles
 
 if TYPE_CHECKING:
     from nanoengine.core.startup import Startup
@@ -33,7 +32,6 @@ class KVOffload(Capability):
 
     options = KVOffloadOptions
     offload: Offload | None = None
-    shared: SharedFiles | None = None
 
     def policy(self, startup: Startup) -> None:
         options = startup.config.of(KVOffloadOptions)
@@ -67,7 +65,6 @@ class KVOffload(Capability):
         observed = startup.metric_sources
         observed["offload"] = lambda: offload.stats
         if disk is not None:
-            self.shared = SharedFiles(offload, disk)
             gate = FileGate(offload, disk, startup.blocks)
             observed["fetching"] = lambda: [seq for seq, fetch in gate.fetches.items() if fetch.left]
             startup.parts.append(gate)

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def units_of_ranks(facts: StateConfig, size: int) -> dict[Unit, list[range]]:
-    """What each rank computes. Groups of heads are to them what K/V heads are to query heads.
+    """Heads and groups, or channels, of each rank. A group of heads is shared out like a K/V head with its query heads.
 
     Raises:
-        InvalidConfig: some rank would have no head, or heads of a group stand apart.
+        InvalidConfig: some rank would have no head, or the heads of a group stand apart.
     """
     if facts.is_tiled and facts.num_heads > facts.num_groups:
         raise InvalidConfig(
@@ -33,7 +33,7 @@ def units_of_ranks(facts: StateConfig, size: int) -> dict[Unit, list[range]]:
 
 
 class ShareOfRank(Share):
-    """The part of one rank, which gathers what the others have computed."""
+    """The part of one rank, which gathers the results of the other ranks."""
 
     def __init__(self, facts: StateConfig, group: Group):
         super().__init__(facts)

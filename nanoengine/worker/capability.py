@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("nanoengine")
 
 REFUSED = ("preemption_mode", "kv_host_memory", "kv_disk_path", "draft_model")
-"""Options of capabilities whose policy looks at the runner's tensors."""
+"""Options of capabilities whose policy reads the tensors of the runner, which are in another process here."""
 
 
 class Worker(Capability):
-    """It comes before all that a worker does: it takes the model and the runner away from the others.
+    """It must stand before the capabilities that run in a worker: it takes the model and the runner away from them.
 
     `startup.num_ranks` says how many processes share the model, if it is not one.
     """
@@ -66,7 +66,7 @@ class Worker(Capability):
 
 
 class WithoutRunner:
-    """A capability, but for what it adds to the runner."""
+    """Forwards to a capability, but its hook `runner` does nothing: the runner is in another process."""
 
     def __init__(self, own: Capability):
         self._own = own
@@ -99,12 +99,12 @@ def _new_engine(startup: Startup, new_engine: Callable[[], LLMEngine]) -> LLMEng
 
 
 def resume_if_lost(engine: LLMEngine, remote: RemoteRunner) -> None:
-    """Have an engine start a lost worker anew, as soon as there are requests for it; its K/V is lost, and recomputed."""
+    """Make an engine start another worker in place of a lost one, as soon as it has requests; their K/V is computed again."""
 
     def restart() -> None:
         if remote.is_alive or not engine.requests:
             return
-        guard = getattr(engine.executor, "guard", None)  # Ctrl-C may end the wait: the next step goes on with it
+        guard = getattr(engine.executor, "guard", None)  # Ctrl-C may end the wait: the next step starts a worker again
         with guard.allowed() if guard is not None else nullcontext():
             remote.restart()
         engine.scheduler.blocks.reset()
@@ -122,7 +122,7 @@ def resume_if_lost(engine: LLMEngine, remote: RemoteRunner) -> None:
 
         return call_or_resume
 
-    # Both wait for steps in flight.
+    # Both methods wait for steps in flight, so both may find that the worker is lost.
     engine.step, engine._settle_if_idle = resuming(engine.step), resuming(engine._settle_if_idle)  # type: ignore[method-assign]
 
 

@@ -15,13 +15,13 @@ class WorkerOptions:
     """Options of the worker process; all are keyword arguments of `LLM`.
 
     Args:
-        worker_process: compute in a process of its own. If it dies, it is started anew, and all requests go on from their
-            tokens: they get the same as if nothing had happened.
-        worker_step_seconds: a step that takes longer hangs: its process is killed. Above 0.
-        worker_start_seconds: so does a start that takes longer, the loading of the model included. Above 0.
-        worker_silence_seconds: so does a process that gives no sign of life for so long while it starts; it gives one a second,
+        worker_process: compute in a process of its own. If it dies, another process is started, and all requests go on from
+            their tokens, with the results of an undisturbed run.
+        worker_step_seconds: a process whose step takes longer is killed. Above 0.
+        worker_start_seconds: a process whose start takes longer, the loading of the model included, is killed. Above 0.
+        worker_silence_seconds: a process that gives no sign of life for so long while it starts is killed; it gives one a second,
             unless loading a library holds it up. Above 0.
-        worker_start_attempts: a lost worker is started anew so often, until one is ready; then the engine is dead. 1 or more.
+        worker_start_attempts: a lost worker is started again at most so many times in a row; then the engine is dead. 1 or more.
 
     Raises:
         InvalidConfig: a value that cannot work.

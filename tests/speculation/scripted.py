@@ -9,6 +9,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 
+from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.sequence import Request, Sequence
 from nanoengine.speculation.speculation import Speculation
 from tests.core.toys import VOCAB
