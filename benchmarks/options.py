@@ -63,10 +63,6 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_vs_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--vs", choices=["transformers"], help="the same work in this peer too, turn by turn")
-
-
 def add_run_options(parser: argparse.ArgumentParser, *, repeat: int) -> None:
     group = parser.add_argument_group("run")
     group.add_argument(
@@ -74,7 +70,6 @@ def add_run_options(parser: argparse.ArgumentParser, *, repeat: int) -> None:
     )
     group.add_argument("--seed", type=int, default=0, help="of the workload (default: 0)")
     group.add_argument("--save", type=Path, metavar="FILE", help="write the JSON here too")
-    group.add_argument("--plot", type=Path, metavar="FILE.png", help="draw it (needs matplotlib: the extra 'bench')")
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -97,5 +92,5 @@ def check_lengths(longest: int, limit: int, reason: str) -> None:
     if longest > limit:
         raise BadOption(
             f"the longest request would have {longest} tokens, prompt and output, but {reason} is {limit}: "
-            "lower --input-len or --output-len"
+            "choose shorter ones"
         )

@@ -88,7 +88,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="any further field of EngineConfig, for all ways but the reference",
     )
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the JSON here too")
-    parser.set_defaults(plot=None)
 
 
 @dataclass(frozen=True)
