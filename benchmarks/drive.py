@@ -34,10 +34,7 @@ class RequestTimes:
     """One request: times in seconds since the start of the run."""
 
     due: float
-    num_prompt_tokens: int
-    num_cached_tokens: int = 0
     token_times: list[float] = field(default_factory=list)
-    output_token_ids: list[int] = field(default_factory=list)
 
     @property
     def ttft(self) -> float:
@@ -190,7 +187,7 @@ def drive(
     if adapt is not None:
         adapt(requests)
     due = workload.arrivals or [0.0] * len(workload)
-    run = Run([RequestTimes(when, len(prompt)) for when, prompt in zip(due, workload.prompts, strict=True)])
+    run = Run([RequestTimes(when) for when in due])
     times = {request.request_id: entry for request, entry in zip(requests, run.requests, strict=True)}
     pending = deque(sorted(zip(due, requests, strict=True), key=lambda pair: pair[0]))
     guard = InterruptGuard()
@@ -225,10 +222,6 @@ def drive(
         engine.executor = before
         for request in requests:
             engine.abort(request.request_id)
-    for request, entry in zip(requests, run.requests, strict=True):
-        [seq] = request.sequences
-        entry.num_cached_tokens = seq.num_cached_tokens or 0
-        entry.output_token_ids = seq.output_token_ids
     return run
 
 

@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from statistics import mean
 from time import perf_counter
 from typing import Any
@@ -20,7 +19,7 @@ from benchmarks.counting_client import stream_all
 from benchmarks.figures import Figures
 from benchmarks.http_client import ask
 from benchmarks.load import serving
-from benchmarks.options import engine_option, positive_int
+from benchmarks.options import add_engine_option, add_run_options, positive_int
 from benchmarks.report import ENGINE, Report
 from benchmarks.workload import random_tokens
 from nanoengine import LLM, SamplingParams
@@ -42,12 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=positive_int, default=256, help="of each answer (default: 256)")
     parser.add_argument("--url", help="of another engine's server, such as http://127.0.0.1:8080")
     parser.add_argument("--name", help="what that server calls the model")
-    parser.add_argument(
-        "--option", type=engine_option, action="append", default=[], metavar="NAME=VALUE", help="of the engine"
-    )
-    parser.add_argument("--repeat", type=positive_int, default=5)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--save", type=Path, metavar="FILE", help="write the JSON here too")
+    add_engine_option(parser, "of the engine")
+    add_run_options(parser, repeat=5)
 
 
 def run(args: argparse.Namespace, report: Report) -> None:

@@ -44,6 +44,11 @@ def engine_option(text: str) -> tuple[str, Any]:
         return name, value
 
 
+def add_engine_option(parser: argparse.ArgumentParser | argparse._ArgumentGroup, whose: str) -> None:
+    kind = {"type": engine_option, "metavar": "NAME=VALUE"}
+    parser.add_argument("--option", action="append", default=[], help=whose, **kind)  # type: ignore[arg-type]
+
+
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model and engine")
     model = group.add_mutually_exclusive_group()
@@ -53,14 +58,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--dtype", default="auto", help="float32, bfloat16, float16 or auto (default)")
     group.add_argument("--device", default="auto", help="cpu, cuda or auto (default)")
-    group.add_argument(
-        "--option",
-        type=engine_option,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="any field of EngineConfig",
-    )
+    add_engine_option(group, "any field of EngineConfig")
 
 
 def add_run_options(parser: argparse.ArgumentParser, *, repeat: int) -> None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.http_client import Answer, ask
 from benchmarks.load import ServerProcess, serving
-from benchmarks.options import engine_option, positive_float, positive_int
+from benchmarks.options import add_engine_option, positive_float, positive_int
 from benchmarks.report import Report
 from benchmarks.texts import windows
 from nanoengine import LLM, SamplingParams
@@ -286,9 +286,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--minutes", type=positive_float, default=30.0, help="of load (default: 30)")
     parser.add_argument("--clients", type=positive_int, default=16, help="at a time (default: 16)")
     parser.add_argument("--cases", type=positive_int, default=128, help="known requests (default: 128)")
-    parser.add_argument(
-        "--option", type=engine_option, action="append", default=[], metavar="NAME=VALUE", help="of `nanoengine serve`"
-    )
+    add_engine_option(parser, "of `nanoengine serve`")
     parser.add_argument("--seed", type=int, default=0, help="of all that is drawn (default: 0)")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the JSON here too")
 

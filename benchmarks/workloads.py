@@ -60,6 +60,7 @@ def run(args: argparse.Namespace, report: Report) -> None:
     with open_session(args, report, longest) as session, ways_of(args, session) as ways:
         for repetition in range(-1, args.repeat):  # -1 is the warm-up
             ceiling = session.measure_ceiling()
+            turn = f"{repetition + 1} of {args.repeat}" if repetition >= 0 else "warm-up"
             for name, scenario in scenarios.items():
                 workload = scenario.workload(session.vocab_size, args.seed + 100 * repetition)
                 alone = 0.0  # seconds of the plain way
@@ -68,11 +69,10 @@ def run(args: argparse.Namespace, report: Report) -> None:
                     if prefix is not None:
                         session.run(prefix, "prefix", temperature=0.0, adapt=way.adapt)
                     work = workload.cut(WARM_UP_TOKENS) if repetition < 0 else workload
-                    label = f"{name}, {way.name}, {repetition + 1} of {args.repeat}"
                     with way.around():
                         run = session.run(
                             work,
-                            label,
+                            f"{name}, {way.name}, {turn}",
                             keep_cache=prefix is not None,
                             temperature=0.0,
                             params=way.params,

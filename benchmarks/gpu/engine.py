@@ -9,6 +9,7 @@ The JSON is written after each part, so that a part that fails, or a run that is
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import sys
 from collections.abc import Sequence
@@ -102,7 +103,8 @@ def equal_tokens(bench: Bench, device: torch.device) -> None:
 def start_up(bench: Bench) -> None:
     """A fresh process. Kernels are compiled as far as the cache has them: after the other parts, all of them."""
     bench.report.warn("start-up: the weights' file is in the page cache")
-    settings = Settings(ENGINE, str(bench.args.model), [], 1, 0, 0.0, options=engine_options(bench.args))
+    threads, options = len(os.sched_getaffinity(0)), engine_options(bench.args)
+    settings = Settings(ENGINE, str(bench.args.model), [], 1, 0, 0.0, threads=threads, options=options)
     [figures] = run_peer(sys.executable, settings)["start"]
     bench.report.add({"work": "start-up"}, figures)
 

@@ -21,9 +21,9 @@ def test_spread_and_percentiles() -> None:
 
 def test_latencies_over_requests_and_gaps() -> None:
     requests = [
-        RequestTimes(0.0, 3, token_times=[0.1, 0.2, 0.5]),
-        RequestTimes(1.0, 3, token_times=[1.3, 1.4]),
-        RequestTimes(1.0, 3, token_times=[1.5]),
+        RequestTimes(0.0, token_times=[0.1, 0.2, 0.5]),
+        RequestTimes(1.0, token_times=[1.3, 1.4]),
+        RequestTimes(1.0, token_times=[1.5]),
     ]
     figures = latency_figures(requests)
     assert figures["ttft_ms"] == pytest.approx(300)
@@ -68,11 +68,11 @@ def step(kind: Kind, num_seqs: int, seconds: float) -> Step:
 
 
 def stream(*times: float) -> RequestTimes:
-    return RequestTimes(0.0, 4, token_times=list(times))
+    return RequestTimes(0.0, token_times=list(times))
 
 
-def prompt(due: float, first: float, num_tokens: int = 100) -> RequestTimes:
-    return RequestTimes(due, num_tokens, token_times=[first])
+def prompt(due: float, first: float) -> RequestTimes:
+    return RequestTimes(due, token_times=[first])
 
 
 def test_gaps_count_where_a_prompt_waited_in_them() -> None:
@@ -83,7 +83,7 @@ def test_gaps_count_where_a_prompt_waited_in_them() -> None:
 
 
 def test_streams_are_compared_with_themselves_alone() -> None:
-    run = Run([stream(1, 2, 5, 6), stream(1, 2, 5, 6), prompt(1.5, 4.5, 100), prompt(2.5, 5.5, 300)])
+    run = Run([stream(1, 2, 5, 6), stream(1, 2, 5, 6), prompt(1.5, 4.5), prompt(2.5, 5.5)])
     run.steps = [
         *[step(Kind.DECODE, 2, seconds) for seconds in (0.5, 0.25, 4.0)],
         *[step(Kind.DECODE, 1, 9.0)] * 3,  # not all streams

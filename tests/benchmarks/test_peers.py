@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import peers
-from benchmarks.peers import ENGINES, PeerFailed, Settings, measured, run_peer
+from benchmarks.peers import ENGINES, Engine, Generate, PeerFailed, Settings, measured, run_peer
 from benchmarks.workload import SCENARIOS, Scenario
 
 
@@ -38,6 +38,19 @@ def test_engines_generate_as_many_tokens_as_they_are_asked_for(engine: str, tiny
     assert found["one"].keys() == {"ttft_ms", "tpot_ms"}
     figures = {name: list(found[name]) for name in found if name != "one"}
     assert figures == {name: [SCENARIOS[name].figure] for name in figures}
+
+
+def test_no_prompt_begins_like_an_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a prefix cache would have an unfair part in it, where an engine has one."""
+    generated: list[list[int]] = []
+
+    def load(_: Settings) -> Generate:
+        return lambda prompts, _: generated.extend(prompts)
+
+    monkeypatch.setitem(ENGINES, "fake", Engine(load, "", finds_prefixes=False))
+    peers.child(Settings("fake", "", list(SCENARIOS), 3, 0, 0.0))
+    assert len(generated) > 1000
+    assert len({tuple(prompt[:16]) for prompt in generated}) == len(generated)
 
 
 def test_what_is_not_installed_is_named() -> None:
