@@ -107,12 +107,9 @@ def transformers(settings: Settings) -> Generate:
 
 def llama_cpp(settings: Settings) -> Generate:
     """Its library, called by llama-cpp-python's bindings: prompts in batches of 2,048, then a step of all sequences at a time."""
-    import ctypes
-
     import llama_cpp as lib
     import numpy as np
 
-    lib.llama_log_set(lib.llama_log_callback(lambda *_: None), ctypes.c_void_p())
     lib.llama_backend_init()
     model = lib.llama_model_load_from_file(settings.model.encode(), lib.llama_model_default_params())
     params = lib.llama_context_default_params()
@@ -267,7 +264,7 @@ def run_peer(python: str, settings: Settings) -> dict[str, list[dict[str, float]
     command = [python, "-m", "benchmarks.peers", "--child", told]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no word"])[-1]
+        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         if last.startswith("ModuleNotFoundError"):
             last = f"{last.removeprefix('ModuleNotFoundError: ')} in {python}: {ENGINES[settings.engine].install}"
         raise PeerFailed(f"left out: {settings.engine}: {last}")
