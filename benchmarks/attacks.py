@@ -197,7 +197,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="demo")
     parser.add_argument("--seconds", type=positive_float, default=5.0, help="of each attack (default: 5)")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the JSON here too")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw it (needs matplotlib: the extra 'bench')")
 
 
 def run(args: argparse.Namespace, report: Report) -> None:

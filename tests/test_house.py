@@ -67,7 +67,7 @@ def test_importing_the_package_or_its_policy_imports_neither_torch_nor_transform
 
 WITHOUT_EXTRAS = """
 import sys
-extras = ("transformers", "triton", "flash_attn", "llguidance", "matplotlib", "accelerate", "gguf", "openai")
+extras = ("transformers", "triton", "flash_attn", "llguidance", "accelerate", "gguf", "openai")
 for name in extras:
     sys.modules[name] = None  # an import of it fails, and find_spec finds nothing
 from nanoengine.cli import main
@@ -99,7 +99,7 @@ def test_what_everybody_gets_needs_no_extra() -> None:
 def test_running_on_a_cpu_imports_no_package_that_only_others_need() -> None:
     """Where it is installed, too: each takes a second."""
     code = "import sys; from nanoengine.cli import main; main(['demo', '--device', 'cpu', '--max-tokens', '3'])"
-    result = run("-c", f"{code}; print({{'transformers', 'triton', 'starlette', 'matplotlib'}} & set(sys.modules))")
+    result = run("-c", f"{code}; print({{'transformers', 'triton', 'starlette'}} & set(sys.modules))")
     assert result.stdout.endswith("\nset()\n"), result.stdout + result.stderr
 
 
