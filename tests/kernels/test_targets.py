@@ -22,6 +22,7 @@ from tests.kernels.contract import (
     Kind,
     Operation,
     check_operation,
+    dequantized,
     experts,
     extremes,
     gated_linear,
@@ -86,7 +87,7 @@ MULTIPLYING = (
 )
 """Parts of the names of functions whose inner loops multiply, one for each source that has such."""
 
-WITH_TILES = ("Rows<", "Decode<", "prefill<", "add_half_sums<")
+WITH_TILES = ("Rows<", "Decode<", "prefill<", "dequantize_cells<")
 """The same, of what differs on CPUs with AMX."""
 
 LIMITS = {"multiply_cells<": (1 / 16, 1 / 10), "::gate_pairs<": (0, 1 / 4), "::columns<": (1 / 25, 1 / 10)}
@@ -145,10 +146,11 @@ def test_operations_in_tiles(emulated: Build, make: Make) -> None:
     check_operation(make, replace(kind, edges=(32, 64, 96, 192, 256)), range(60, 90))
 
 
-@pytest.mark.parametrize("make", [linear, gated_linear, experts, extremes], ids=id_of)
+@pytest.mark.parametrize("make", [linear, gated_linear, experts, extremes, dequantized], ids=id_of)
 def test_quantized_operations_in_tiles(emulated: Build, make: Make) -> None:
-    """Rows that are many enough for tiles have the numbers that they have alone, in vectors."""
-    kind = Kind(emulated.in_all_ways()[:2], (230, 600, 100), edges=(31, 32, 33, 48, 49, 64, 65, 96, 97, 129))
+    """Numbers of every format become bfloat16 there, for one row as for many."""
+    assert emulated.activation_dtype == "bfloat16"
+    kind = Kind([emulated], (130, 600, 100), edges=(1, 2, 4, 5, 16, 17, 31, 32, 33, 48, 49, 64, 65, 96, 97, 129))
     check_operation(make, kind, range(40))
 
 

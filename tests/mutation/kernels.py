@@ -133,12 +133,12 @@ MUTANTS = (
         ("tests/kernels/test_native_weights.py", "tests/kernels/test_contract.py"),
     ),
     Mutant(
-        "tiles-forget-the-zero",
-        CPP + "quantized_rows.h",
-        "if (in_tiles && format.zero()) unpack<",
-        "if (false) unpack<",
-        "Many rows meet numbers from which their zero is not subtracted.",
-        ("tests/kernels/test_targets.py::test_quantized_operations_in_tiles",),
+        "bfloat16-forgets-the-zero",
+        CPP + "factor_rows.h",
+        "const Floats offset = has_minimums ? minimum : scale * (float)-zero;",
+        "const Floats offset = minimum;",
+        "Activations of bfloat16 meet numbers from which their zero is not subtracted.",
+        ("tests/kernels/test_contract.py::test_native_products_of_dequantized_weights",),
     ),
     Mutant(
         "tiles-keep-the-shape-of-another-product",

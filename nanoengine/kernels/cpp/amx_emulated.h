@@ -16,16 +16,12 @@ static thread_local EmulatedTiles tiles;
 #undef _tile_stored
 #undef _tile_zero
 #undef _tile_dpbf16ps
-#undef _tile_dpbssd
-#undef _tile_dpbsud
 #undef _tile_release
 #define _tile_loadconfig(from) emulated_loadconfig(from)
 #define _tile_loadd(tile, from, stride) emulated_move(tile, const_cast<void*>(static_cast<const void*>(from)), stride, true)
 #define _tile_stored(tile, to, stride) emulated_move(tile, to, stride, false)
 #define _tile_zero(tile) std::memset(tiles.data[tile], 0, sizeof(tiles.data[tile]))
 #define _tile_dpbf16ps(to, a, b) emulated_dot(to, a, b)
-#define _tile_dpbssd(to, a, b) emulated_dot_of_bytes<int8_t>(to, a, b)
-#define _tile_dpbsud(to, a, b) emulated_dot_of_bytes<uint8_t>(to, a, b)
 #define _tile_release() (void)(tiles.shapes = TileShapes{})
 
 static void emulated_loadconfig(const TileShapes* shapes) {
@@ -61,15 +57,4 @@ static void emulated_dot(int to, int a, int b) {
             std::memcpy(&tiles.data[to][m][n], &sum, 4);
         }
     }
-}
-
-// Bytes of A have a sign, those of B are of type B.
-template <class B> static void emulated_dot_of_bytes(int to, int a, int b) {
-    const TileShapes& shapes = tiles.shapes;
-    if (shapes.rows[to] != shapes.rows[a] || shapes.row_bytes[a] / 4 != shapes.rows[b]) std::abort();
-    for (int m = 0; m < shapes.rows[a]; m++)
-        for (int k = 0; k < shapes.row_bytes[a] / 4; k++)
-            for (int n = 0; n < shapes.row_bytes[b] / 4; n++)
-                for (int i = 0; i < 32; i += 8)
-                    tiles.data[to][m][n] += (int8_t)(tiles.data[a][m][k] >> i) * (B)(tiles.data[b][k][n] >> i);
 }

@@ -6,7 +6,7 @@
 #pragma once
 #include <memory>
 #include "neon_blocks.h"
-#if (defined(__AMX_BF16__) && defined(__AMX_INT8__)) || defined(EMULATE_AMX)
+#if defined(__AMX_BF16__) || defined(EMULATE_AMX)
 #define TILES_OF_AMX
 #include "amx.h"
 #endif
