@@ -141,6 +141,14 @@ MUTANTS = (
         ("tests/kernels/test_contract.py::test_native_products_of_dequantized_weights",),
     ),
     Mutant(
+        "vectors-add-denormals",
+        CPP + "amx_vectors.h",
+        "_mm_setcsr(before | DENORMALS_ARE_0);",
+        "_mm_setcsr(before);",
+        "Few rows add up what is denormal, where tiles take it as 0.",
+        ("tests/kernels/test_targets.py::test_few_rows_in_vectors_have_the_bits_of_tiles",),
+    ),
+    Mutant(
         "tiles-keep-the-shape-of-another-product",
         CPP + "amx.h",
         "if (tile_state.shape == shape) return;",
