@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="(default: all but fp8)",
     )
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["float32"], help="(default: float32)")
-    activations = ("float32", "int16", "int8", "auto")
+    activations = ("float32", "bfloat16", "int16", "int8", "auto")
     parser.add_argument(
         "--activations", nargs="+", choices=activations, default=["float32", "int8"], help="(default: float32 int8)"
     )

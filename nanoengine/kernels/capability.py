@@ -42,8 +42,8 @@ class NativeAndTriton(Capability):
     def kernels(self, startup: Startup) -> CoreKernels:
         own, device = startup.config.of(KernelOptions), startup.device.torch_device
         asked = own.activation_dtype
-        if asked == "auto":
-            asked = "float32" if startup.config.dtype == "float32" else "int8"
+        if asked == "auto" and startup.config.dtype == "float32":
+            asked = "float32"
         found = choose_kernels(
             own.kernels,
             device,
@@ -52,7 +52,7 @@ class NativeAndTriton(Capability):
             num_threads=startup.device.num_threads,
             use_tqdm=startup.use_tqdm,
         )
-        if found.name != "native" and own.activation_dtype in ("int8", "int16"):
+        if found.name != "native" and own.activation_dtype not in ("auto", "float32"):
             raise InvalidConfig(
                 f"activation_dtype is {asked!r}, but the {found.name} kernels round none ({found.description}): use "
                 "activation_dtype='auto', or a device and dtype that the native kernels compute on"

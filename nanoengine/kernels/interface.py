@@ -184,7 +184,7 @@ def choose_kernels(
     device: torch.device,
     dtype: torch.dtype,
     *,
-    activation_dtype: str = "int8",
+    activation_dtype: str = "auto",
     num_threads: int | None = None,
     use_tqdm: bool = False,
 ) -> Kernels:

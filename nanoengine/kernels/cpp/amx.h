@@ -1,5 +1,4 @@
-// The product of product.h in AMX tiles of bfloat16: 16 rows of A, 16 dwords of the summed dimension, 16 columns of B. Tiles of bytes, for
-// quantized weights, are in quantized_tiles.h.
+// The product of product.h in AMX tiles of bfloat16: 16 rows of A, 16 dwords of the summed dimension, 16 columns of B.
 //
 // With EMULATE_AMX the tile instructions are plain loops, so that the order of tiles can be tested on any CPU.
 #pragma once

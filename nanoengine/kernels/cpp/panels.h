@@ -25,9 +25,9 @@ struct Panel {
     bool is_quantized() const { return (code & 0xff) < 16; }
 };
 
-// How the panels of a weight want rows of x: as factors for numbers, and for quantized panels in whole numbers of 8 bits, in float32, or
-// in whole numbers of 16.
-enum Kinds { OF_NUMBERS = 1, ROUNDED = 2, EXACT = 4, IN_TWO_PARTS = 8 };  // as the callers number them
+// How the panels of a weight want rows of x: in the type of x (numbers do, and quantized panels may), and for quantized panels in whole
+// numbers of 8 bits, in the other type of float32 and bfloat16, or in whole numbers of 16.
+enum Kinds { AS_THEY_ARE = 1, ROUNDED = 2, IN_OTHER_TYPE = 4, IN_TWO_PARTS = 8 };  // as the callers number them
 
 // A weight as callers pass it; its panels follow it, in the order of their outputs.
 struct Weight {
@@ -122,30 +122,3 @@ template <class T> static Row<T> row_of(const Input<T>& input, size_t row) {
     const float scale = inverse_rms(x, residual, input.inputs, input.eps);
     return {residual ? residual : x, input.norm, scale};
 }
-
-// Some rows of an input as factors of numbers: [chunk of the inputs][row].
-template <class T> struct FactorRows {
-    static constexpr size_t CHUNK = MAX_DEPTH / Dot<T>::STEPS;  // dwords
-
-    size_t inputs, rows, depth = depth_of<T>(inputs);
-    Factors<T> factors{round_up(depth, CHUNK) / CHUNK * rows};
-
-    auto* at(size_t row, size_t d) { return factors.row(d / CHUNK * rows + row); }
-
-    void take(const Row<T>& row, size_t to) {
-        for (size_t d = 0; d < depth; d += CHUNK) {
-            const size_t first = d * Dot<T>::PER_DWORD, count = std::min(CHUNK * Dot<T>::PER_DWORD, inputs - first);
-            if (row.norm) scale_by(row.x + first, row.scale, row.norm + first, count, at(to, d));
-            else copy_elements(row.x + first, count, at(to, d));
-            for (size_t i = count; i % Dot<T>::PER_DWORD; i++) at(to, d)[i] = {};  // an odd end is half a dword
-        }
-    }
-
-    // sums[i][0..PANEL) of the rows [first, first + count) and the outputs of a panel.
-    void multiply(size_t first, size_t count, const uint8_t* at_panel, float (*sums)[PANEL]) {
-        const uint32_t* panel = reinterpret_cast<const uint32_t*>(at_panel);
-        for (size_t d = 0; d < depth; d += CHUNK)
-            product<T, FROM_MEMORY>((int)count, at(first, d), columns_at(panel + d * PANEL), PANEL, std::min(CHUNK, depth - d), sums[0],
-                                    PANEL, d > 0);
-    }
-};

@@ -1,38 +1,39 @@
 // Some rows of an input, in each way in which the panels of a weight want them, and their products with panels of any format.
 #pragma once
-#include "dequantized_rows.h"
+#include "factor_rows.h"
 
 template <class T> class Rows {
     int64_t kinds;
-    FactorRows<T> factors;
+    FactorRows<T, T> factors;
+    FactorRows<T, std::conditional_t<std::is_same_v<T, f32>, bf16, f32>> others;
     RoundedRows<T, 1> rounded;
     RoundedRows<T, 2> in_two_parts;
-    FloatRows<T> floats;
 
 public:
     // Room for `rows` rows, for weights of these kinds.
     Rows(int64_t kinds, size_t inputs, size_t rows)
         : kinds(kinds),
-          factors{inputs, kinds & OF_NUMBERS ? rows : 0},
+          factors{inputs, kinds & AS_THEY_ARE ? rows : 0},
+          others{inputs, kinds & IN_OTHER_TYPE ? rows : 0},
           rounded{inputs, kinds & ROUNDED ? rows : 0},
-          in_two_parts{inputs, kinds & IN_TWO_PARTS ? rows : 0},
-          floats{inputs, kinds & EXACT ? rows : 0} {}
+          in_two_parts{inputs, kinds & IN_TWO_PARTS ? rows : 0} {}
 
     // Row `from` of the input becomes row `to`.
     void take(const Input<T>& input, size_t from, size_t to) {
         const Row<T> row = row_of(input, from);
-        if (kinds & OF_NUMBERS) factors.take(row, to);
+        if (kinds & AS_THEY_ARE) factors.take(row, to);
+        if (kinds & IN_OTHER_TYPE) others.take(row, to);
         if (kinds & ROUNDED) rounded.take(row, to);
         if (kinds & IN_TWO_PARTS) in_two_parts.take(row, to);
-        if (kinds & EXACT) floats.take(row, to);
     }
 
     // sums[i][0..PANEL) of the rows [first, first + count) and the outputs of a panel.
     NOINLINE void multiply(size_t first, size_t count, const Panel& panel, float (*sums)[PANEL]) {
-        if (!panel.is_quantized()) factors.multiply(first, count, panel.at, sums);
+        if (!panel.is_quantized()) factors.multiply(first, count, panel, sums);
         else if (kinds & ROUNDED) rounded.multiply(first, count, panel, sums);
         else if (kinds & IN_TWO_PARTS) in_two_parts.multiply(first, count, panel, sums);
-        else floats.multiply(first, count, panel, sums);
+        else if (kinds & IN_OTHER_TYPE) others.multiply(first, count, panel, sums);
+        else factors.multiply(first, count, panel, sums);
     }
 };
 
