@@ -70,13 +70,6 @@ static void for_waves(const Sorted& sorted, int64_t kinds, const T* x, size_t in
     });
 }
 
-// to [count] = from [count], rounded.
-template <class T> static void round_floats(const float* from, size_t count, T* to) {
-    const size_t whole = count / LANES * LANES;
-    for (size_t i = 0; i < whole; i += LANES) store_floats(to + i, load_floats(from + i));
-    for (size_t i = whole; i < count; i++) from_float(to + i, from[i]);
-}
-
 // gated [sorted choices][size] = gated(G_e x, U_e x + their biases [experts][size], if not null), where G and U [size][hidden] of all
 // experts are one weight, each from a panel of its own on.
 template <class T>
@@ -126,5 +119,5 @@ static void sums_of_experts(const Choices& all, const T* gated, const Weight& do
                 }
             });
     });
-    for_each(all.rows, all.rows <= 16, [&](size_t row) { round_floats(totals.data() + row * width, hidden, out + row * hidden); });
+    for_each(all.rows, all.rows <= 16, [&](size_t row) { copy_elements(totals.data() + row * width, hidden, out + row * hidden); });
 }
