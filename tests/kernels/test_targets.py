@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.kernels import formulas
 from tests.kernels.builds import Build, accepts, check_attention, compiled, compiler, flags_for
 from tests.kernels.contract import (
     OF_THE_LIBRARY,
@@ -149,6 +150,21 @@ def test_operations_in_tiles(emulated: Build, make: Make) -> None:
     kind = Kind([emulated], (130, 256, 100), (torch.bfloat16,), formats=())
     check_operation(make, kind, range(60))
     check_operation(make, replace(kind, edges=(32, 64, 96, 192, 256)), range(60, 90))
+    check_operation(make, replace(kind, most=(900, 1100, 70), edges=(97, 384, 385, 544, 800, 1056)), range(90, 98))
+
+
+def test_rows_of_a_large_output_are_those_of_a_small_one(emulated: Build) -> None:
+    """Large ones are written past the caches, which takes other instructions."""
+    x = formulas.random(1100, 64, dtype=torch.bfloat16, seed=1)
+    for outputs in (1024, 1000):  # whole lines, and lines that are not
+        both = emulated.new_weight(2 * outputs, 64, torch.bfloat16, torch.device("cpu"))
+        both.rows(0, 2 * outputs).copy_(formulas.random(2 * outputs, 64, dtype=torch.bfloat16, seed=2))
+        assert torch.equal(
+            emulated.linear(x, both, None), torch.cat([emulated.linear(some, both, None) for some in x.split(100)])
+        )
+        assert torch.equal(
+            emulated.gated_linear(x, both), torch.cat([emulated.gated_linear(some, both) for some in x.split(100)])
+        )
 
 
 @pytest.mark.parametrize("make", [linear, gated_linear, experts, extremes, dequantized], ids=id_of)

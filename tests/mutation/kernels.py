@@ -103,8 +103,8 @@ MUTANTS = (
     Mutant(
         "native-write-takes-the-wrong-slot",
         CPP + "attention_write.cpp",
-        "const size_t slot = written ? slots[token] : 0, offset = slot % TILE;",
-        "const size_t slot = written ? slots[token] : 0, offset = (slot + 1) % TILE;",
+        "offset = slot % TILE, tile = tile_of(slot);",
+        "offset = (slot + 1) % TILE, tile = tile_of(slot);",
         "The native kernel writes a token one place too far in its tile.",
         (TEST_NATIVE,),
     ),
@@ -155,6 +155,14 @@ MUTANTS = (
         "if (tile_state.shape) return;",
         "The rest of some rows is multiplied in tiles that are shaped for more of them.",
         ("tests/kernels/test_targets.py::test_quantized_operations_in_tiles",),
+    ),
+    Mutant(
+        "sixteen-tokens-are-taken-for-a-tile",
+        CPP + "attention_write.cpp",
+        "if (slots[i] != slots[0] + (int64_t)i) return false;",
+        "if (false) return false;",
+        "Tokens of which some are not to be written are written as if they were a whole tile.",
+        ("tests/attention/test_native.py::test_tokens_of_whole_tiles_are_written_as_they_are_alone",),
     ),
     Mutant(
         "library-is-not-verified",

@@ -10,7 +10,16 @@
 #include <vector>
 
 constexpr size_t PANEL = COLUMNS;
-constexpr size_t ROW_BLOCK = 96;  // rows of x that are kept near
+
+// Rows of x that are multiplied together with one panel after another. Tiles are loaded from L2 as fast as they are multiplied: there these
+// rows are as many as stay in it (2 MiB on every CPU with AMX) beside panels and sums, so that panels come from memory the less often.
+constexpr size_t LEAST_ROW_BLOCK = 96, BYTES_OF_ROWS = 800'000;
+template <class T> constexpr size_t MOST_ROW_BLOCK = IN_TILES<T> ? 4 * LEAST_ROW_BLOCK : LEAST_ROW_BLOCK;
+template <class T> static size_t row_block(size_t inputs) {
+    return std::clamp(BYTES_OF_ROWS / (sizeof(T) * inputs) / AMX_ROWS * AMX_ROWS, LEAST_ROW_BLOCK, MOST_ROW_BLOCK<T>);
+}
+
+constexpr size_t LARGE_OUTPUT = 2 << 20;  // bytes: what is more has left L2 before it is read
 
 static size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
 
@@ -82,9 +91,19 @@ static NOINLINE void add_bias(float (*sums)[PANEL], size_t count, const float* b
         for (size_t c = 0; c < columns; c++) sums[m][c] += bias[c];
 }
 
-// A panel's results in `count` rows of out: vector v of row m is value(m, v). Of the last panel perhaps only the first `columns`.
+// A panel's results in `count` rows of out: vector v of row m is value(m, v). Of the last panel perhaps only the first `columns`. Tiles are
+// so fast that it counts how a large output is written: past the caches, or else each line is read from memory first, and others leave L2.
 template <class Out, class Value>
-static INLINE void store_panel(Out* out, size_t stride, size_t count, size_t columns, Value value) {
+static INLINE void store_panel(Out* out, size_t stride, size_t count, size_t columns, [[maybe_unused]] bool is_large, Value value) {
+#if defined(TILES_OF_AMX) && defined(__AVX512BF16__)
+    if constexpr (IN_TILES<Out>)
+        if (is_large && columns == PANEL && reinterpret_cast<size_t>(out) % 64 == 0 && stride % PANEL == 0) {
+            for (size_t m = 0; m < count; m++)
+                _mm512_stream_si512((__m512i*)(out + m * stride), (__m512i)_mm512_cvtne2ps_pbh((__m512)value(m, 1), (__m512)value(m, 0)));
+            _mm_sfence();  // or threads that this one tells of the end might not see what it wrote
+            return;
+        }
+#endif
     if (columns == PANEL) {
         for (size_t m = 0; m < count; m++)
 #pragma GCC unroll 4

@@ -123,9 +123,7 @@ static void product(int rows, const typename Dot<T>::Factor* factors, Columns b,
         if (depth % AMX_DEPTH == 0 && amx_allowed()) {
             if (SOURCE == FROM_MEMORY && rows <= VECTOR_ROWS)
                 return vector_product(rows, a, A_STRIDE, b.groups[0], b.groups[1], b_stride, depth, out, out_stride, add);
-            for (int m = 0; m < rows; m += AMX_ROWS)
-                amx_product(rows - m < AMX_ROWS ? rows - m : AMX_ROWS, a + m * A_STRIDE, A_STRIDE, b.groups[0], b.groups[1], b_stride,
-                            depth, out + m * out_stride, out_stride, add);
+            amx_product(rows, a, A_STRIDE, b.groups[0], b.groups[1], b_stride, depth, out, out_stride, add, SOURCE == FROM_MEMORY);
             return;
         }
 #endif

@@ -40,8 +40,8 @@ public:
 // out [count][stride] = gated(x G^T + bias, x U^T + bias) of some rows and the outputs of a panel of G and one of U.
 template <class T>
 static void multiply_gated(Rows<T>& rows, const Gate& gate, size_t first, size_t count, const Panel& panel, const Panel& up_panel,
-                           T* out, size_t stride) {
-    alignas(64) float gates[ROW_BLOCK][PANEL], ups[ROW_BLOCK][PANEL];
+                           T* out, size_t stride, bool is_large) {
+    alignas(64) float gates[MOST_ROW_BLOCK<T>][PANEL], ups[MOST_ROW_BLOCK<T>][PANEL];
     rows.multiply(first, count, panel, gates);
     rows.multiply(first, count, up_panel, ups);
     if (gate.bias) add_bias(gates, count, gate.bias, panel.columns);
@@ -49,5 +49,5 @@ static void multiply_gated(Rows<T>& rows, const Gate& gate, size_t first, size_t
     if (gate.activation == SILU) gate_rows<SILU>(gates, ups, count);
     else if (gate.activation == GELU_TANH) gate_rows<GELU_TANH>(gates, ups, count);
     else gate_rows<CLAMPED>(gates, ups, count);
-    store_panel(out, stride, count, panel.columns, [&](size_t m, int v) { return load<Floats>(gates[m] + v * LANES); });
+    store_panel(out, stride, count, panel.columns, is_large, [&](size_t m, int v) { return load<Floats>(gates[m] + v * LANES); });
 }
