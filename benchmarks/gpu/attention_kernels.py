@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.kernel_bench import Bench, caches, lens_of_workload, memory_for, step, tokens_in_blocks
-from nanoengine.attention.backend import AttentionBackend, choose_backend
+from nanoengine.attention.backend import AttentionBackend
 from nanoengine.core.attention import AttentionSpec
 from nanoengine.core.layers import Factory, RMSNorm
 from nanoengine.errors import InvalidConfig
+from nanoengine.kernels.capability import choose_backend
 from nanoengine.layers.attention import Attention
 from nanoengine.layers.rotary import RotaryEmbedding
 

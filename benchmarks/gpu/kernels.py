@@ -38,7 +38,7 @@ from benchmarks.gpu.state_kernels import states
 from benchmarks.options import positive_int
 from benchmarks.random_weights import SHAPES
 from benchmarks.report import Report
-from nanoengine.kernels.interface import choose_kernels
+from nanoengine.kernels.capability import choose_kernels
 from nanoengine.models.architectures import read_model_config
 
 PARTS: dict[str, Callable[[Bench], None]] = {

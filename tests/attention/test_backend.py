@@ -12,7 +12,7 @@ import torch
 
 from nanoengine import LLM
 from nanoengine.attention import triton as triton_module
-from nanoengine.attention.backend import AttentionBackend, choose_backend
+from nanoengine.attention.backend import AttentionBackend
 from nanoengine.attention.flash_attn import FlashAttention
 from nanoengine.attention.native import NativeAttention
 from nanoengine.attention.torch_reference import TorchAttention
@@ -20,6 +20,7 @@ from nanoengine.attention.triton import TritonAttention
 from nanoengine.core import attention as core
 from nanoengine.core.attention import AttentionSpec
 from nanoengine.errors import InvalidConfig
+from nanoengine.kernels.capability import choose_backend
 from tests.kernels.marks import needs_kernels
 from tests.support import TOY
 

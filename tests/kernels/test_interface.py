@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from nanoengine import LLM
-from nanoengine.attention.backend import choose_backend
 from nanoengine.errors import InvalidConfig
 from nanoengine.kernels import c_functions, libraries, native_operations
-from nanoengine.kernels.interface import Kernels, choose_kernels
+from nanoengine.kernels.capability import choose_backend, choose_kernels
+from nanoengine.kernels.interface import Kernels
 from nanoengine.kernels.native_operations import unsupported_reason
 from tests.kernels.marks import needs_kernels
 from tests.support import QWEN3_06B, model_runner
