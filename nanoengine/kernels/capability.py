@@ -29,8 +29,6 @@ from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.kernels.options import KernelOptions
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.kernels.triton import launch
-from nanoengine.models.decoder import attention_specs
-from nanoengine.models.placement import choose_dtype
 
 logger = logging.getLogger("nanoengine")
 
@@ -79,9 +77,8 @@ class NativeAndTriton(Capability):
         if name == "auto" and is_plain:
             name = "torch"  # what others need, the kernels that were made for the device need too, but for flash-attn
         where = startup.device.torch_device, startup.dtype, startup.model_config, startup.config.block_size
-        specs = attention_specs(startup.model_config)
         is_int8 = startup.kv_dtype is torch.int8
-        found, passed_over = choose_backend(name, *where, specs, quantized=is_int8)
+        found, passed_over = choose_backend(name, *where, startup.facts.get("attention_specs", ()), quantized=is_int8)
         if passed_over:
             startup.passed_over = f" (not {passed_over})"
         if is_int8:
@@ -104,6 +101,25 @@ class NativeAndTriton(Capability):
         if isinstance(kernels, PackageKernels) and formats.keys() - {plain}:
             products = f" ({kernels.quantized_products})"
         return f"weights: {listed or 'in other processes'}{products}"
+
+
+def choose_dtype(asked: str, checkpoint: str, device: torch.device) -> torch.dtype:
+    """The dtype to compute in; "auto" is the checkpoint's where the device is fast at it, float32 elsewhere."""
+    if asked != "auto":
+        return getattr(torch, asked)
+    if checkpoint == "float32" or _is_fast(checkpoint, device):
+        return getattr(torch, checkpoint)
+    return torch.float32
+
+
+def _is_fast(dtype: str, device: torch.device) -> bool:
+    """Whether the device computes a half-precision dtype itself, rather than by way of float32."""
+    if device.type == "cuda":
+        return dtype == "float16" or torch.cuda.is_bf16_supported(including_emulation=False)
+    if not torch.backends.mkldnn.is_available():  # as in the builds for macOS
+        return False
+    name = {"bfloat16": "_is_mkldnn_bf16_supported", "float16": "_is_mkldnn_fp16_supported"}[dtype]
+    return bool(getattr(torch.ops.mkldnn, name)())
 
 
 def choose_kernels(
