@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,10 +11,8 @@ from torch import Tensor
 
 from nanoengine.core.device import Device
 from nanoengine.core.messages import Started
+from nanoengine.sampling.drafted import Drafts, Verified
 from nanoengine.sampling.row_processor import RowProcessor, asking
-
-if TYPE_CHECKING:
-    from nanoengine.speculation.verification import Drafts, Verified
 
 NO_TOKEN = -1
 """In the history of an output that has not so many tokens."""
