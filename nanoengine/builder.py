@@ -95,7 +95,7 @@ CAPABILITIES = {
         ("enable_lora", "max_loras", "max_lora_rank", "max_lora_bytes", "lora_modules"),
         LAYERS,
     ),
-    "structured": Entry("StructuredOutput", needs=("sampling", "speculation"), package="llguidance"),
+    "structured": Entry("StructuredOutput", needs=("sampling", "speculation", "tools"), package="llguidance"),
     "pooling": Entry("Pooling", "PoolingOptions", ("pooling",)),
     "fairness": Entry("Fairness", "FairnessOptions", ("fair_shares", "min_priority")),
     "observability": Entry("Observability"),
