@@ -25,12 +25,12 @@ from nanoengine.builder import read_config
 from nanoengine.core.model_runner import ModelRunner
 from nanoengine.core.scheduler import Scheduler
 from nanoengine.interrupts import Interruptible
+from nanoengine.kernels.capability import choose_dtype
 from nanoengine.models.architectures import read_model_config
 from nanoengine.models.decoder import Decoder
 from nanoengine.models.description import config_table
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.models.names import find_model
-from nanoengine.models.placement import choose_dtype
 
 
 def runner_of(llm: LLM) -> ModelRunner:

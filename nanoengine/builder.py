@@ -37,6 +37,9 @@ class Entry(NamedTuple):
     package: str | None = None
 
 
+ROOMS = ("nanoengine",)
+"""Packages in which the folders of capabilities and of other doors are."""
+
 LAYERS = ("models", "kernels", "attention", "layers", "quantization", "gguf")
 """Folders that only work together."""
 
@@ -54,7 +57,7 @@ CAPABILITIES = {
     "sampling": Entry("Sampling"),
     "recording": Entry("Recording", "RecordingOptions", LAYERS),
     "lora": Entry("LoRA", "LoRAOptions", LAYERS),
-    "structured": Entry("StructuredOutput", needs=("sampling", "speculation"), package="llguidance"),
+    "structured": Entry("StructuredOutput", needs=("sampling", "speculation", "tools"), package="llguidance"),
     "pooling": Entry("Pooling", "PoolingOptions"),
     "fairness": Entry("Fairness", "FairnessOptions"),
     "observability": Entry("Observability"),
@@ -97,7 +100,7 @@ def option_types(plugins: PluginOptions | None = None) -> list[type]:
     each option.
     """
     found = [(folder, own.options) for folder, own in CAPABILITIES.items() if own.options and is_installed(folder)]
-    known = (getattr(import_module(f"nanoengine.{folder}.options"), name) for folder, name in found)
+    known = (getattr(import_module(f"{find_folder(folder)}.options"), name) for folder, name in found)
     types = [EngineConfig, PluginOptions, *known]
     return types if plugins is None else types + plugins.option_types(types)
 
@@ -134,7 +137,7 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True) -> Built:
         from nanoengine.core.startup import Startup
 
         own = {
-            folder: getattr(import_module(f"nanoengine.{folder}.capability"), own.capability)
+            folder: getattr(import_module(f"{find_folder(folder)}.capability"), own.capability)
             for folder, own in CAPABILITIES.items()
             if is_installed(folder)
         }
@@ -152,11 +155,17 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True) -> Built:
 def is_installed(folder: str) -> bool:
     """Whether the folder of a capability is there, and what it needs."""
     own = CAPABILITIES.get(folder, Entry(""))
-    names = [f"nanoengine.{name}" for name in (folder, *own.needs)]
-    return all(find_spec(name) is not None for name in (*names, own.package) if name is not None)
+    is_there = own.package is None or find_spec(own.package) is not None
+    return is_there and all(find_folder(name) is not None for name in (folder, *own.needs))
+
+
+def find_folder(name: str) -> str | None:
+    """The package of a folder, in whichever room it is; None if it was deleted."""
+    rooms = (room for room in ROOMS if find_spec(room) is not None)
+    return next((f"{room}.{name}" for room in rooms if find_spec(f"{room}.{name}") is not None), None)
 
 
 def not_installed(folder: str) -> InvalidConfig:
     return InvalidConfig(
-        f"{folder.replace('_', ' ')} is not installed: nanoengine/{folder}, or what it needs, is not there"
+        f"{folder.replace('_', ' ')} is not installed: the folder {folder} of nanoengine, or what it needs, is not there"
     )

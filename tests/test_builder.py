@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nanoengine import LLM
-from nanoengine.builder import CAPABILITIES, build_engine, option_types, read_config
+from nanoengine.builder import CAPABILITIES, build_engine, find_folder, option_types, read_config
 from nanoengine.core.capability import Capability
 from nanoengine.core.model_runner import ModelRunner
 from nanoengine.errors import InvalidConfig
@@ -21,7 +21,7 @@ from nanoengine.speculation.drafter import Drafter
 
 def test_every_capability_is_one_and_knows_its_options() -> None:
     for folder, own in CAPABILITIES.items():
-        kind = getattr(import_module(f"nanoengine.{folder}.capability"), own.capability)
+        kind = getattr(import_module(f"{find_folder(folder)}.capability"), own.capability)
         assert issubclass(kind, Capability)
         assert (kind.options and kind.options.__name__) == own.options
         assert kind.options is None or kind.options in option_types()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from nanoengine.builder import CAPABILITIES, LAYERS
+from nanoengine.builder import CAPABILITIES, LAYERS, find_folder
 
 ROOT = Path(__file__).parents[1]
 CLIENTS = ("aio", "beam_search", "chat", "server", "tools")
@@ -73,7 +73,7 @@ Run = Callable[[tuple[str, ...]], Said]
 def options_of(folders: tuple[str, ...]) -> list[str]:
     """The names of the options of some capabilities."""
     own = {name: CAPABILITIES[name].options for name in folders if name in CAPABILITIES}
-    kinds = [getattr(import_module(f"nanoengine.{folder}.options"), kind) for folder, kind in own.items() if kind]
+    kinds = [getattr(import_module(f"{find_folder(folder)}.options"), kind) for folder, kind in own.items() if kind]
     return [field.name for kind in kinds for field in fields(kind)]
 
 
@@ -90,7 +90,9 @@ def run_without(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
             copy = folder / ("-".join(gone)[:50] or "whole")
             shutil.copytree(ROOT / "nanoengine", copy / "nanoengine", ignore=shutil.ignore_patterns("__pycache__"))
             for name in gone:
-                shutil.rmtree(copy / "nanoengine" / name)
+                shutil.rmtree(
+                    copy / str(find_folder(name)).replace(".", "/"), ignore_errors=True
+                )  # in another one, perhaps
             print(json.dumps([str(copy), options_of(gone)]), file=process.stdin, flush=True)
             found: Said | None = json.loads(process.stdout.readline())
             assert found is not None, "it fails; its stderr says why"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nanoengine.core.attention import CoreAttentionBackend
+from nanoengine.core.attention import AttentionSpec, CoreAttentionBackend
 from nanoengine.core.block_manager import BlockManager, FullLayout
 from nanoengine.core.capability import Capability
 from nanoengine.core.config import EngineConfig
@@ -58,6 +58,7 @@ class Startup:
         self.path = Path(config.model)  # the folder or the file of the weights
         self.metadata: Mapping[str, Any] = {}  # of a GGUF file
         self.weights_key: Callable[[int], object] | None = None  # longest sequence -> what K/V depends on beside sizes
+        self.attention_specs: Seq[AttentionSpec] = ()  # of each layer that attends
         self.windows: list[int | None] | None = None  # of each layer that attends, in tokens; None: nobody has said
         self.has_chunks = False  # whether windows stand still
         self.state_shapes: Seq[tuple[int, ...]] | None = None  # of a layer with states; None: there is none

@@ -16,7 +16,7 @@ from nanoengine.kernels.triton.launch import float8_unsupported_reason
 from nanoengine.layers.factory import Factory
 from nanoengine.models.advice import default_sampling
 from nanoengine.models.checkpoint import Checkpoint
-from nanoengine.models.decoder import Decoder
+from nanoengine.models.decoder import Decoder, attention_specs
 from nanoengine.models.description import describe
 from nanoengine.models.loader import Quantizer, as_stored, check_weights, load_weights, open_checkpoint, weight_bytes
 from nanoengine.models.model_config import ModelConfig
@@ -64,6 +64,7 @@ class Models(Capability):
         startup.path = path
         self.metadata = startup.metadata = {} if found.gguf is None else found.gguf.metadata
         startup.weights_key = self._weights
+        startup.attention_specs = attention_specs(self.model_config)
         startup.windows = [layer.window for layer in layers]
         startup.has_chunks = said.has_chunks
         startup.state_shapes = None if said.states is None else said.states.shapes

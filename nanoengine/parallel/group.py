@@ -1,4 +1,4 @@
-"""Group: the shares of the ranks of a group; GroupFactory: makes the weights of one rank."""
+"""Group: what a rank knows of its group, and the weights and the parts of layers with states that it takes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from nanoengine.layers.factory import Factory
+from nanoengine.layers.share import Part, Share
 from nanoengine.models.model_config import ModelConfig, StateConfig
 from nanoengine.parallel.communicator import Communicator
 from nanoengine.parallel.shares import Shares
-from nanoengine.parallel.states import ShareOfRank
+from nanoengine.parallel.states import units_of_ranks
 from nanoengine.parallel.weights import PartialExperts, PartialWeight
 
 
@@ -40,6 +41,21 @@ class Group:
             return found
         parts = zip(columns, found.split(widths, dim=1), strict=True)
         return torch.cat(list({own.start: part for own, part in parts}.values()), dim=1)
+
+
+class ShareOfRank(Share):
+    """The part of one rank, which gathers what the others have computed."""
+
+    def __init__(self, facts: StateConfig, group: Group):
+        super().__init__(facts)
+        size = group.communicator.size
+        self._group, self._of_ranks = group, units_of_ranks(facts, size)
+        self.has_whole_groups = size <= facts.num_groups
+        self.own = {**self.all, **{unit: ranges[group.rank] for unit, ranges in self._of_ranks.items()}}
+
+    def gather(self, own: Tensor, part: Part) -> Tensor:
+        ranges = self._of_ranks[part.unit]
+        return self._group.gather(own, [range(o.start * part.width, o.stop * part.width) for o in ranges])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from torch import Tensor
-
 from nanoengine.errors import InvalidConfig
-from nanoengine.layers.share import Part, Share, Unit
+from nanoengine.layers.share import Unit
 from nanoengine.models.model_config import StateConfig
 from nanoengine.parallel.shares import Shares, outputs
-
-if TYPE_CHECKING:
-    from nanoengine.parallel.group import Group
 
 
 def units_of_ranks(facts: StateConfig, size: int) -> dict[Unit, list[range]]:
@@ -30,18 +23,3 @@ def units_of_ranks(facts: StateConfig, size: int) -> dict[Unit, list[range]]:
         return {"channels": outputs(facts.channels, size)}
     shares = Shares(size, facts.num_heads, facts.num_groups, facts.width, "heads in its layers with states")
     return {"heads": shares.heads, "groups": shares.kv_heads}
-
-
-class ShareOfRank(Share):
-    """The part of one rank, which gathers the results of the other ranks."""
-
-    def __init__(self, facts: StateConfig, group: Group):
-        super().__init__(facts)
-        size = group.communicator.size
-        self._group, self._of_ranks = group, units_of_ranks(facts, size)
-        self.has_whole_groups = size <= facts.num_groups
-        self.own = {**self.all, **{unit: ranges[group.rank] for unit, ranges in self._of_ranks.items()}}
-
-    def gather(self, own: Tensor, part: Part) -> Tensor:
-        ranges = self._of_ranks[part.unit]
-        return self._group.gather(own, [range(o.start * part.width, o.stop * part.width) for o in ranges])

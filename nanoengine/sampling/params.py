@@ -170,17 +170,17 @@ def _rank(output: CompletionOutput) -> tuple[bool, float]:
     return output.finish_reason == "error" or not output.token_ids, -(output.cumulative_logprob or 0.0)
 
 
-def check_structured() -> None:
-    """See that structured outputs are installed; raises InvalidSamplingParams."""
-    if find_spec("nanoengine.structured") is None or find_spec("llguidance") is None:
+def structured(value: object) -> Any:
+    """The `StructuredOutputs` of a field, which names fields of one or is one."""
+    try:
+        kind = import_module("nanoengine.structured.params").StructuredOutputs
+        is_there = find_spec("llguidance") is not None
+    except ModuleNotFoundError:  # the folder, or one that it needs, was deleted
+        is_there = False
+    if not is_there:
         raise InvalidSamplingParams(
             "structured_outputs is given, but structured outputs are not installed: pip install llguidance"
         )
-
-
-def structured(value: object) -> Any:
-    check_structured()
-    kind = import_module("nanoengine.structured.params").StructuredOutputs
     if isinstance(value, kind):
         return value
     names = [own.name for own in dataclasses.fields(kind) if own.init]

@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> None:
     except ModuleNotFoundError as error:
         package, *folders = (error.name or "").split(".")
         if package == "nanoengine" and folders:
-            raise not_installed(folders[0]) from error
+            raise not_installed(folders[-1]) from error
         raise MissingPackage(f"the server needs {error.name}: pip install {error.name}") from error
     try:
         serve(args.model, options, config)

@@ -13,8 +13,8 @@ from typing import Any
 from nanoengine.core.errors import InvalidPrompt, InvalidSamplingParams
 from nanoengine.core.outputs import RequestOutput
 from nanoengine.models.tokenizer import ModelTokenizer
-from nanoengine.sampling.params import check_structured
 from nanoengine.tools.formats import END_OF_THOUGHT, HERMES, PLAIN, THINK, ToolFormat, find_format
+from nanoengine.tools.grammar import call_grammar
 from nanoengine.tools.history import TOLD_FIRST, Message, for_template, in_words, tools_for_template
 from nanoengine.tools.parser import AnswerParser, Call, Event, Reasoning
 from nanoengine.tools.tool import Choice, choose, read_tools
@@ -92,9 +92,6 @@ class Prompt:
         return dataclasses.replace(params, **changes) if changes else params
 
     def _grammar(self, skip_special_tokens: bool, schema: Any) -> dict[str, Any]:
-        check_structured()
-        from nanoengine.tools.grammar import call_grammar  # it needs them
-
         assert self.format is not None
         end = self.tokens.get(END_OF_THOUGHT) if self.is_thinking else None  # the grammar holds behind it
         text = call_grammar(

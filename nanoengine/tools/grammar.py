@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from nanoengine.structured.schemas import promised
 from nanoengine.tools.formats import END_OF_THOUGHT, HARMONY_MARKS, THINK, ToolFormat
 from nanoengine.tools.rules import FindToken, Rules
+from nanoengine.tools.schemas import promised
 from nanoengine.tools.tool import Choice, Tool
 from nanoengine.tools.values import Kinds
 from nanoengine.tools.xml_grammar import xml_call

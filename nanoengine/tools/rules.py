@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nanoengine.core.errors import InvalidSamplingParams
-from nanoengine.structured.params import JSON_OPTIONS, MAX_CHARS, OF_FIELD, ONE_SPACE
+from nanoengine.tools.schemas import JSON_OPTIONS, MAX_CHARS, OF_FIELD, ONE_SPACE
 
 FindToken = Callable[[str], int | None]
 """The id of an added token; None if a text is none."""

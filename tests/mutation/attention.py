@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutation.mutant import Mutant
 
-BACKEND = "nanoengine/attention/backend.py"
+BACKEND = "nanoengine/kernels/capability.py"
 TORCH = "nanoengine/attention/torch_reference.py"
 NATIVE = "nanoengine/attention/native.py"
 FLASH = "nanoengine/attention/flash_attn.py"

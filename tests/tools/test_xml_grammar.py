@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 
 from nanoengine.core.errors import InvalidSamplingParams
-from nanoengine.structured.params import MAX_CHARS
 from nanoengine.tools.grammar import call_grammar
+from nanoengine.tools.schemas import MAX_CHARS
 from nanoengine.tools.tool import choose, read_tools
 from nanoengine.tools.values import MAX_LOOKS
 from tests.drawn import FAST

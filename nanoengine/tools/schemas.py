@@ -10,6 +10,18 @@ from itertools import permutations
 from math import perm
 from typing import Any
 
+JSON_OPTIONS = {"lenient": False, "coerce_one_of": False}
+"""Of llguidance: a schema cannot have its own keywords ignored."""
+
+ONE_SPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""The same: where white space is, if nobody asks for any."""
+
+OF_FIELD = " // of the field "
+"""In a grammar, at the end of a line: the field of a request whose schema the line holds."""
+
+MAX_CHARS = 1 << 19
+"""Of a schema, an expression, a grammar, or all choices."""
+
 ANNOTATIONS = frozenset(
     (
         *("path", "file-path", "directory-path", "password", "json-string"),

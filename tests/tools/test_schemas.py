@@ -14,7 +14,7 @@ from nanoengine.errors import InvalidSamplingParams
 from nanoengine.models.names import DEMO
 from nanoengine.structured.grammars import Grammars
 from nanoengine.structured.params import StructuredOutputs
-from nanoengine.structured.schemas import MAX_ORDER_CHARS, MAX_ORDERS, promised
+from nanoengine.tools.schemas import MAX_ORDER_CHARS, MAX_ORDERS, promised
 
 EOS = 0
 COLOUR = {"enum": ["red", "blue"], "title": "Colour", "type": "string"}
