@@ -87,9 +87,7 @@ class NativeAndTriton(Capability):
 
     def kv_cache(self, startup: Startup, num_blocks: int) -> KVCache:
         backend = startup.backend
-        kind = (
-            BlockMajorKVCache if isinstance(backend, AttentionBackend) and backend.block_major else HugePageKVCache
-        )
+        kind = BlockMajorKVCache if isinstance(backend, AttentionBackend) and backend.block_major else HugePageKVCache
         where = startup.kv_dtype or startup.dtype, startup.device.torch_device
         return kind(num_blocks, startup.groups, startup.block_shape, *where)
 
@@ -100,7 +98,7 @@ class NativeAndTriton(Capability):
         listed = " + ".join(f"{size / 2**20:.1f} MiB in {name}" for name, size in formats.most_common())
         plain = str(startup.dtype).removeprefix("torch.")
         kernels, products = startup.kernels, ""
-        if isinstance(kernels, CoreKernels) and formats.keys() - {plain}:
+        if isinstance(kernels, Kernels) and formats.keys() - {plain}:
             products = f" ({kernels.quantized_products})"
         return f"weights: {listed or 'in other processes'}{products}"
 
