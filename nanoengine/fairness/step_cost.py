@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -36,8 +37,11 @@ FIRST_CURVE = tuple(1 + (2**size - 1) / 16 for size in range(14))
 LEARNING_RATE = 0.1
 """How far one step moves the rates: single steps are noisy."""
 
-CURVE_RATE = 0.2
-"""How far one step moves the curve."""
+RISE, FALL = 0.1, 0.5
+"""How far one step moves the curve: what disturbs a step makes it longer."""
+
+FEW = 3
+"""Steps of about so many rows that were measured, from which on the curve counts as known there."""
 
 MOST_OFF = 2.0
 """A step that took more than so many times as long as predicted, or as little, counts as if it had taken that."""
@@ -54,7 +58,7 @@ class StepCost:
     def __init__(self) -> None:
         self.rates, self.curve = FIRST_RATES, list(FIRST_CURVE)
         self._is_measured = False
-        self._known: set[int] = set()  # places of the curve that were measured
+        self._num_measured = Counter[int]()  # steps at each place of the curve
 
     def of(self, work: Work) -> float:
         """Seconds of a step; before any was measured, in units of FIRST_RATES."""
@@ -83,7 +87,7 @@ class StepCost:
 
     def is_known(self, rows: int) -> bool:
         """Whether a step of about so many rows was measured."""
-        return (rows - 1).bit_length() in self._known
+        return self._num_measured[(rows - 1).bit_length()] >= FEW
 
     def learn(self, work: Work, seconds: float) -> None:
         """A step with this work took so long."""
@@ -93,22 +97,24 @@ class StepCost:
             off, self._is_measured = seconds / predicted, True
             self.rates, self.curve = Rates(*(off * rate for rate in self.rates)), [off * own for own in self.curve]
             predicted = seconds
-        off = min(max(seconds / predicted, 1 / MOST_OFF), MOST_OFF)
         if any(others):
+            off = min(max(seconds / predicted, 1 / MOST_OFF), MOST_OFF)
             pairs = zip(self.rates, others, strict=True)
             self.rates = Rates(*(rate * off ** (LEARNING_RATE * part / predicted) for rate, part in pairs))
         else:
-            self._bend(work.rows, off)
+            self._bend(work.rows, seconds / predicted)
 
     def _bend(self, rows: int, off: float) -> None:
         """A step of so many rows took `off` times as long as the curve says."""
         upper = min((rows - 1).bit_length(), len(self.curve) - 1)
         distance = min(2.0 - rows / 2 ** (upper - 1), 1.0) if upper else 0.0  # of the place above
         for place, weight in ((upper, 1 - distance), (upper - 1, distance)):
-            if weight:
-                rate = CURVE_RATE if place in self._known else 1.0
-                self.curve[place] *= off ** (rate * weight)
-        self._known.add(upper)
+            if weight and not self._num_measured[place]:
+                self.curve[place] *= off**weight
+            elif weight:
+                near = min(max(off, 1 / MOST_OFF), MOST_OFF)
+                self.curve[place] *= near ** (weight * (RISE if off > 1 else FALL))
+        self._num_measured[upper] += 1
         # More rows never take less time.
         above = accumulate(self.curve[upper:], max)
         below = list(accumulate(self.curve[upper::-1], min))[:0:-1]

@@ -93,7 +93,8 @@ class TimeShare(PolicyPart):
         clients = [own for own in self.num_unfinished if own in decodes or own in prompts or own in starting]
         if not clients:
             return []
-        self._leader = leader = min(clients, key=lambda client: (self.clocks[client], len(decodes[client])))
+        num_running = {client: len(decodes[client]) + len(prompts[client]) for client in clients}
+        self._leader = leader = min(clients, key=lambda client: (self.clocks[client], num_running[client]))
         clients.remove(leader)
         if leader in starting:
             self._first = self._first_of(leader, running, waiting)
@@ -107,7 +108,7 @@ class TimeShare(PolicyPart):
         if self.is_mixed or not num_tokens:
             left = self._place(decodes, clients, left, room)
         if num_tokens or self.is_mixed:  # else prompts of others would take the step from the leader's decodes
-            with_prompts = [client for client in clients if client in prompts or client in starting]
+            with_prompts = [client for client in clients if prompts[client] or client in starting]
             if not num_tokens:
                 left -= self.cost.rates.prompts
             self._left = dict.fromkeys(with_prompts, left / max(1, len(with_prompts)))

@@ -287,7 +287,7 @@ MUTANTS = (
     Mutant(
         "step-is-for-anybody",
         SHARES,
-        "min(clients, key=lambda client: (self.clocks[client], len(decodes[client])))",
+        "min(clients, key=lambda client: (self.clocks[client], num_running[client]))",
         "min(clients)",
         "A step is made for a client that was served more than others.",
         (TEST_SHARES,),
