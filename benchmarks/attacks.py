@@ -186,7 +186,6 @@ ATTACKS = {
         1, "/v1/completions", _body(prompt="a", logit_bias={str(number): 1 for number in range(1024)}, max_tokens=1)
     ),
     "inputs": Attack(1, "/v1/embeddings", _body(input=["a " * 200] * 1024)),
-    "documents to rank": Attack(1, "/rerank", _body(query="a", documents=["a"] * 1_000_000)),
     "kept instructions": Attack(1, RESPONSES, _body(input="a", instructions=TEXT[: 1 << 19], max_output_tokens=1)),
     "ids to abort": Attack(1, "/abort_requests", _body(request_ids=["a"] * 1_000_000)),
 }
