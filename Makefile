@@ -38,8 +38,7 @@ docs: .venv/.docs
 	$(BIN)/mkdocs build --strict
 
 bench: dev
-	$(BIN)/python bench.py latency
-	$(BIN)/python bench.py throughput
+	$(BIN)/python bench.py workloads
 
 clean:
 	rm -rf .venv build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -114,7 +114,6 @@ WORK = {
         4, COMPLETIONS, lambda: {"prompt": "a", "max_tokens": 4, "structured_outputs": {"regex": _pattern()}}
     ),
     "embeddings": _fresh(4, "/v1/embeddings", lambda: {"input": [_ids(300) for _ in range(64)]}),
-    "texts to rank": _fresh(4, "/rerank", lambda: {"query": "a", "documents": [str(_ids(20)) for _ in range(256)]}),
     "small chats": Attack(32, CHAT, _body(messages=[USER], max_tokens=16)),
     "responses": Attack(4, RESPONSES, _body(input="a", max_output_tokens=64)),
     "streams that hang up": Attack(
@@ -183,12 +182,10 @@ ATTACKS = {
     "lists of ids": Attack(1, "/v1/completions", _body(prompt=[[7, 8, 9] * 300] * 1024, max_tokens=1)),
     "allowed ids": Attack(1, "/v1/completions", _body(prompt="a", allowed_token_ids=[7] * (1 << 20), max_tokens=1)),
     "stop strings": Attack(1, "/v1/completions", _body(prompt="a", stop=["x" * 256] * 1024, max_tokens=1)),
-    "bad words": Attack(1, "/v1/completions", _body(prompt="a", bad_words=["word " * 1000] * 1024, max_tokens=1)),
     "logit_bias": Attack(
         1, "/v1/completions", _body(prompt="a", logit_bias={str(number): 1 for number in range(1024)}, max_tokens=1)
     ),
     "inputs": Attack(1, "/v1/embeddings", _body(input=["a " * 200] * 1024)),
-    "documents to rank": Attack(1, "/rerank", _body(query="a", documents=["a"] * 1_000_000)),
     "kept instructions": Attack(1, RESPONSES, _body(input="a", instructions=TEXT[: 1 << 19], max_output_tokens=1)),
     "ids to abort": Attack(1, "/abort_requests", _body(request_ids=["a"] * 1_000_000)),
 }
@@ -199,7 +196,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="demo")
     parser.add_argument("--seconds", type=positive_float, default=5.0, help="of each attack (default: 5)")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the JSON here too")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw it (needs matplotlib: the extra 'bench')")
 
 
 def run(args: argparse.Namespace, report: Report) -> None:

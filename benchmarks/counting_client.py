@@ -45,7 +45,7 @@ def stream_all(host: str, port: int, bodies: Sequence[Mapping[str, Any]], path: 
     """Send all requests at once, each on a connection of its own, and read their streams to the end.
 
     Raises:
-        OSError: an answer was no stream.
+        OSError: an answer is an error.
     """
     streams: dict[int, Stream] = {}
     poll = select.epoll()
@@ -70,7 +70,7 @@ def stream_all(host: str, port: int, bodies: Sequence[Mapping[str, Any]], path: 
                 num_open -= 1
                 continue
             if not stream.tail and not data.startswith(b"HTTP/1.1 200"):
-                raise OSError(f"the answer is no stream: {data[:1000].decode(errors='replace')}")
+                raise OSError(f"the server refused: {data[:1000].decode(errors='replace')}")
             data = stream.tail + data
             if count := data.count(END_OF_EVENT):
                 stream.num_events += count

@@ -17,14 +17,15 @@ from typing import Any
 from benchmarks.limit import StepWork
 from benchmarks.workload import Workload
 from nanoengine import SamplingParams
-from nanoengine.core.llm_engine import Executor, Launched, LLMEngine
-from nanoengine.core.messages import StepPlan, StepResult
+from nanoengine.core.llm_engine import Executor, LLMEngine
+from nanoengine.core.messages import Launched, StepPlan, StepResult
 from nanoengine.core.scheduler import Scheduler
 from nanoengine.core.sequence import Request
 from nanoengine.interrupts import InterruptGuard, Interruptible
 
 TEMPERATURE = 0.6
 NO_PARAMS: Mapping[str, Any] = MappingProxyType({})
+Adapt = Callable[[list[Request]], object]
 STEPS_PER_WASTE_SAMPLE = 16  # it looks at every running sequence, which costs more than all the rest
 
 
@@ -33,10 +34,7 @@ class RequestTimes:
     """One request: times in seconds since the start of the run."""
 
     due: float
-    num_prompt_tokens: int
-    num_cached_tokens: int = 0
     token_times: list[float] = field(default_factory=list)
-    output_token_ids: list[int] = field(default_factory=list)
 
     @property
     def ttft(self) -> float:
@@ -52,10 +50,6 @@ class RequestTimes:
     def itls(self) -> list[float]:
         """The gaps between its tokens."""
         return [b - a for a, b in zip(self.token_times, self.token_times[1:], strict=False)]
-
-    @property
-    def latency(self) -> float:
-        return self.token_times[-1] - self.due
 
 
 class Kind(Enum):
@@ -84,10 +78,7 @@ class Step:
     model_seconds: float  # in the executor: its launch, in the call before if two are in flight, and its result
     kind: Kind | None
     num_seqs: int
-    num_waiting: int
     work: StepWork
-    kv_usage: float  # share of the pool in use after the step
-    num_preemptions: int  # so far in this run
 
 
 @dataclass
@@ -97,6 +88,7 @@ class Run:
     requests: list[RequestTimes]
     steps: list[Step] = field(default_factory=list)
     seconds: float = 0.0
+    num_preemptions: int = 0
     wasted_slots: int = 0  # summed over samples: KV slots in blocks of running sequences that hold no token
     sampled_slots: int = 0  # all slots in those blocks
 
@@ -107,10 +99,6 @@ class Run:
     @property
     def kv_waste(self) -> float:
         return self.wasted_slots / self.sampled_slots if self.sampled_slots else 0.0
-
-    @property
-    def num_preemptions(self) -> int:
-        return self.steps[-1].num_preemptions if self.steps else 0
 
 
 class Interrupted(KeyboardInterrupt):
@@ -126,22 +114,6 @@ class Interrupted(KeyboardInterrupt):
         )
 
 
-@dataclass
-class TappedStep:
-    """A plan that a Tap launched."""
-
-    tap: Tap
-    plan: StepPlan
-    launched: Launched
-    seconds: float
-
-    def result(self) -> StepResult:
-        start = perf_counter()
-        result = self.launched.result()
-        self.tap.taken.append((self.plan, self.seconds + perf_counter() - start))
-        return result
-
-
 class Tap:
     """Stands in for an engine's executor, and times it."""
 
@@ -151,10 +123,18 @@ class Tap:
             tuple[StepPlan, float]
         ] = []  # whose results were taken, with the seconds in the executor for each
 
-    def launch(self, plan: StepPlan) -> TappedStep:
+    def launch(self, plan: StepPlan) -> Launched:
         start = perf_counter()
         launched = self.executor.launch(plan)
-        return TappedStep(self, plan, launched, perf_counter() - start)
+        seconds = perf_counter() - start
+
+        def result() -> StepResult:
+            start = perf_counter()
+            found = launched()
+            self.taken.append((plan, seconds + perf_counter() - start))
+            return found
+
+        return result
 
     def take(self) -> list[tuple[StepPlan, float]]:
         """What was taken since the last call."""
@@ -173,6 +153,7 @@ def drive(
     *,
     num_streams: int = 0,
     params: Mapping[str, Any] = NO_PARAMS,
+    adapt: Adapt | None = None,
 ) -> Run:
     """Run a workload to its end: open loop, each request submitted when it is due.
 
@@ -183,6 +164,7 @@ def drive(
         num_streams: so many requests, the first ones, are there for the sake of the others: they are stopped one step after those
             have ended, so that the last gap between their tokens is there too.
         params: more of the sampling parameters of every request.
+        adapt: gives the requests their adapters, before they are submitted.
 
     Raises:
         Interrupted: Ctrl-C; the engine is idle again.
@@ -194,8 +176,10 @@ def drive(
         )
         for prompt, count in zip(workload.prompts, workload.output_lens, strict=True)
     ]
+    if adapt is not None:
+        adapt(requests)
     due = workload.arrivals or [0.0] * len(workload)
-    run = Run([RequestTimes(when, len(prompt)) for when, prompt in zip(due, workload.prompts, strict=True)])
+    run = Run([RequestTimes(when) for when in due])
     times = {request.request_id: entry for request, entry in zip(requests, run.requests, strict=True)}
     pending = deque(sorted(zip(due, requests, strict=True), key=lambda pair: pair[0]))
     guard = InterruptGuard()
@@ -218,7 +202,7 @@ def drive(
                 advanced = engine.step()
                 now = perf_counter() - start
                 _record_tokens(advanced, times, now)
-                _record_step(run, tap, engine.scheduler, began, now, preempted_before)
+                _record_step(run, tap, engine.scheduler, began, now)
                 on_tokens(len(advanced))
                 if is_last:
                     break
@@ -226,13 +210,10 @@ def drive(
         raise Interrupted(run) from None
     finally:
         run.seconds = perf_counter() - start
+        run.num_preemptions = engine.scheduler.num_preemptions - preempted_before
         engine.executor = before
         for request in requests:
             engine.abort(request.request_id)
-    for request, entry in zip(requests, run.requests, strict=True):
-        [seq] = request.sequences
-        entry.num_cached_tokens = seq.num_cached_tokens or 0
-        entry.output_token_ids = seq.output_token_ids
     return run
 
 
@@ -244,7 +225,7 @@ def _record_tokens(advanced: list[Request], times: dict[str, RequestTimes], now:
         known += [now] * (len(seq.token_ids) - seq.num_prompt_tokens - len(known))
 
 
-def _record_step(run: Run, tap: Tap, scheduler: Scheduler, began: float, now: float, preempted_before: int) -> None:
+def _record_step(run: Run, tap: Tap, scheduler: Scheduler, began: float, now: float) -> None:
     taken = tap.take()
     if not taken:  # it failed, and was nobody's
         return
@@ -253,19 +234,8 @@ def _record_step(run: Run, tap: Tap, scheduler: Scheduler, began: float, now: fl
         wasted, slots = count_wasted_slots(scheduler)
         run.wasted_slots += wasted
         run.sampled_slots += slots
-    run.steps.append(
-        Step(
-            began,
-            now,
-            seconds,
-            Kind.of_plan(plan),
-            len(plan.decode_rows) + len(plan.runs),
-            len(scheduler.waiting),
-            StepWork.of_plan(plan),
-            1 - scheduler.blocks.num_free / scheduler.blocks.num_blocks,
-            scheduler.num_preemptions - preempted_before,
-        )
-    )
+    num_seqs = len(plan.decode_rows) + len(plan.runs)
+    run.steps.append(Step(began, now, seconds, Kind.of_plan(plan), num_seqs, StepWork.of_plan(plan)))
 
 
 def count_wasted_slots(scheduler: Scheduler) -> tuple[int, int]:

@@ -19,8 +19,7 @@ HIGHER_IS_BETTER = (
     "limit_share",
     "tok_s_share",
     "ms_share",
-    "goodput_share",
-    "hit_rate",
+    "fair_share",
 )
 
 
@@ -47,7 +46,7 @@ def percentiles(name: str, values: Sequence[float], *, detailed: bool = False) -
     return figures
 
 
-def latency_figures(requests: Iterable[RequestTimes], *, detailed: bool = False) -> Figures:
+def latency_figures(requests: Iterable[RequestTimes]) -> Figures:
     """TTFT and TPOT over requests, ITL over all gaps between tokens of a request; milliseconds."""
     requests = list(requests)
     columns = {
@@ -55,13 +54,13 @@ def latency_figures(requests: Iterable[RequestTimes], *, detailed: bool = False)
         "tpot_ms": [1000 * request.tpot for request in requests if request.tpot is not None],
         "itl_ms": [1000 * gap for request in requests for gap in request.itls],
     }
-    if detailed:
-        columns["e2e_ms"] = [1000 * request.latency for request in requests]
-    return {
-        name: value
-        for column, values in columns.items()
-        for name, value in percentiles(column, values, detailed=detailed).items()
-    }
+    return {name: value for column, values in columns.items() for name, value in percentiles(column, values).items()}
+
+
+def stream_figures(run: Run) -> Figures:
+    """Those of single streams: the longest gaps between tokens, too."""
+    gaps = [1000 * gap for request in run.requests for gap in request.itls]
+    return latency_figures(run.requests) | ({"itl_ms_p99": float(np.percentile(gaps, 99))} if gaps else {})
 
 
 def step_figures(all_steps: Sequence[Step], limit: ModelLimit, ceiling: Ceiling) -> Figures:
@@ -81,14 +80,3 @@ def step_figures(all_steps: Sequence[Step], limit: ModelLimit, ceiling: Ceiling)
 
 def _seconds(steps: Sequence[Step]) -> float:
     return sum(step.end - step.start for step in steps)
-
-
-def goodput(run: Run, slo_ms: dict[str, float]) -> Figures:
-    """Requests that met every objective, per second and as a share of all (DistServe: Zhong et al., 2024)."""
-    good = sum(all(_meets(request, name, most) for name, most in slo_ms.items()) for request in run.requests)
-    return {"goodput_req_s": good / run.seconds, "goodput_share": good / len(run.requests)}
-
-
-def _meets(request: RequestTimes, name: str, most_ms: float) -> bool:
-    value = {"ttft": request.ttft, "tpot": request.tpot, "e2e": request.latency}[name]
-    return value is None or 1000 * value <= most_ms

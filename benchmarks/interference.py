@@ -4,16 +4,17 @@ Some streams decode from the start. Prompts, of one new token each, arrive besid
 for every policy and chunk; without --rate, half as fast as the engine computes them alone. The streams stop with the last prompt.
 
 `alone_ms` is the median step of the streams alone. `itl_ms` is of the gaps between the tokens of a stream in which some prompt
-waited for its first token, `slowdown` the same over `alone_ms`, `output_tok_s` what all streams made in that time, `prompt_tok_s`
-the prompt tokens over it.
+waited for its first token, `slowdown` the same over `alone_ms`.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -27,12 +28,12 @@ from benchmarks.options import (
     positive_float,
     positive_int,
 )
-from benchmarks.policies import add_policy_options, scheduling, variants
 from benchmarks.report import Report
 from benchmarks.session import Session, open_session
 from benchmarks.spans import merge
-from benchmarks.workload import Range, Workload, constant_arrivals, random_workload
+from benchmarks.workload import Range, Workload, random_workload
 from nanoengine.core.config import POLICIES
+from nanoengine.core.scheduler import Scheduler
 
 LEAD_IN_TOKENS = 32  # of each stream, before the first prompt
 LOAD = 0.5  # of the rate at which prompts are computed alone
@@ -47,20 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-prompts", type=positive_int, default=4, help="prompts beside them (default: 4)")
     parser.add_argument("--input-len", type=positive_int, nargs=2, default=(2048, 2048), metavar=("LOW", "HIGH"))
     parser.add_argument("--rate", type=positive_float, help="prompts per second")
-    add_policy_options(parser, POLICIES, [256])
+    parser.add_argument("--policy", nargs="+", choices=POLICIES, default=POLICIES, help="(default: all)")
+    parser.add_argument(
+        "--chunk", type=positive_int, nargs="+", default=[256], metavar="TOKENS", help="most of a prompt in a step"
+    )
     add_model_options(parser)
     add_run_options(parser, repeat=3)
-
-
-@dataclass(frozen=True)
-class Pace:
-    """When prompts arrive."""
-
-    lead_in: float  # seconds from the start to the first
-    rate: float  # prompts per second
-
-    def arrivals(self, num_streams: int, num_prompts: int) -> list[float]:
-        return [0.0] * num_streams + [self.lead_in + time for time in constant_arrivals(self.rate, num_prompts)]
 
 
 def run(args: argparse.Namespace, report: Report) -> None:
@@ -76,34 +69,47 @@ def run(args: argparse.Namespace, report: Report) -> None:
                 f"--streams is {args.streams}, but only {session.scheduler.max_num_seqs} sequences can run at once "
                 "(max_num_seqs, max_num_batched_tokens): leave room for a prompt"
             )
-        pace = measure_pace(session, args, inputs)
-        report.facts["prompts_per_s"] = pace.rate
+        lead_in, rate = measure_pace(session, args, inputs)
+        report.facts["prompts_per_s"] = rate
         for repetition in range(-1, args.repeat):  # -1 warms up, with one prompt
             ceiling = session.measure_ceiling()
-            for variant in variants(args, session.scheduler):
+            for policy, chunk in product(args.policy, args.chunk):
                 count = args.num_prompts if repetition >= 0 else 1
                 workload = beside_streams(session, args, inputs, count, args.seed + repetition)
-                label = f"{variant.policy}, chunks of {variant.chunk}, {repetition + 1} of {args.repeat}"
-                with scheduling(session.scheduler, variant):
-                    arriving = workload.arriving(pace.arrivals(args.streams, count))
+                label = f"{policy}, chunks of {chunk}, {repetition + 1} of {args.repeat}"
+                with scheduling(session.scheduler, policy, chunk):
+                    due = [0.0] * args.streams + [lead_in + i / rate for i in range(count)]
+                    arriving = replace(workload, arrivals=due)
                     result = session.run(arriving, label, num_streams=args.streams)
                 if repetition < 0:
                     continue
                 figures = interference_figures(result, args.streams)
-                report.add(variant.case, figures | step_figures(result.steps, session.limit, ceiling))
-                report.sample("itl_ms", f"{variant.policy}, {variant.chunk}", stalls(result, args.streams))
+                case = {"policy": policy, "chunk": chunk}
+                report.add(case, figures | step_figures(result.steps, session.limit, ceiling))
                 warn_of_doubts(report, result, args)
 
 
-def measure_pace(session: Session, args: argparse.Namespace, inputs: Range) -> Pace:
-    """How long the streams take for their lead-in, and if no rate is given, a prompt alone."""
+@contextmanager
+def scheduling(scheduler: Scheduler, policy: str, chunk: int) -> Iterator[None]:
+    """Let the scheduler of an idle engine share out its steps in another way: two engines would hold the weights twice."""
+    assert not scheduler.has_unfinished
+    before = scheduler.policy, scheduler.max_chunk
+    scheduler.policy, scheduler.max_chunk = policy, chunk
+    try:
+        yield
+    finally:
+        scheduler.policy, scheduler.max_chunk = before
+
+
+def measure_pace(session: Session, args: argparse.Namespace, inputs: Range) -> tuple[float, float]:
+    """Seconds that the streams take for their lead-in, and prompts per second: if it is not given, by what one takes alone."""
     streams = beside_streams(session, args, inputs, 0, args.seed)
     lead_in = min(session.run(streams.cut(LEAD_IN_TOKENS), "streams alone").seconds for _ in range(2))  # warm
     if args.rate:
-        return Pace(lead_in, args.rate)
+        return lead_in, args.rate
     prompts = random_workload(2, inputs, (1, 1), session.vocab_size, args.seed)
     seconds = session.run(prompts, "prompts alone").seconds
-    return Pace(lead_in, LOAD * len(prompts) / seconds)
+    return lead_in, LOAD * len(prompts) / seconds
 
 
 def beside_streams(session: Session, args: argparse.Namespace, inputs: Range, num_prompts: int, seed: int) -> Workload:
@@ -122,11 +128,6 @@ def stalls(run: Run, num_streams: int) -> list[float]:
 
 
 def interference_figures(run: Run, num_streams: int) -> Figures:
-    streams, prompts = run.requests[:num_streams], run.requests[num_streams:]
-    waits = merge((prompt.due, prompt.token_times[0]) for prompt in prompts)
-    seconds = sum(end - start for start, end in waits)
-    times = [time for stream in streams for time in stream.token_times]
-    num_tokens = sum(any(start < time <= end for start, end in waits) for time in times)
     steps = [step for step in run.steps if step.kind is Kind.DECODE and step.num_seqs == num_streams]
     alone = 1000 * statistics.median(step.end - step.start for step in steps)
     gaps = stalls(run, num_streams)
@@ -134,11 +135,7 @@ def interference_figures(run: Run, num_streams: int) -> Figures:
         {"alone_ms": alone}
         | _to_the_worst("itl_ms", gaps)
         | _to_the_worst("slowdown", [gap / alone for gap in gaps])
-        | _to_the_worst("ttft_ms", [1000 * prompt.ttft for prompt in prompts])
-        | {
-            "output_tok_s": num_tokens / seconds,
-            "prompt_tok_s": sum(prompt.num_prompt_tokens for prompt in prompts) / seconds,
-        }
+        | _to_the_worst("ttft_ms", [1000 * prompt.ttft for prompt in run.requests[num_streams:]])
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
@@ -32,18 +31,6 @@ def _cpu_name() -> str:
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()
-
-
-def peak_memory_bytes() -> int:
-    """Most memory that this process has held so far."""
-    status = Path("/proc/self/status")
-    if status.exists():  # unlike getrusage's, this reading starts afresh with the program
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
-        return int(line.split()[1]) * 1024
-    import resource  # not on Windows, where nothing here runs either
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 class OtherLoad:

@@ -44,6 +44,11 @@ def engine_option(text: str) -> tuple[str, Any]:
         return name, value
 
 
+def add_engine_option(parser: argparse.ArgumentParser | argparse._ArgumentGroup, whose: str) -> None:
+    kind = {"type": engine_option, "metavar": "NAME=VALUE"}
+    parser.add_argument("--option", action="append", default=[], help=whose, **kind)  # type: ignore[arg-type]
+
+
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model and engine")
     model = group.add_mutually_exclusive_group()
@@ -53,18 +58,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--dtype", default="auto", help="float32, bfloat16, float16 or auto (default)")
     group.add_argument("--device", default="auto", help="cpu, cuda or auto (default)")
-    group.add_argument(
-        "--option",
-        type=engine_option,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="any field of EngineConfig",
-    )
-
-
-def add_vs_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--vs", choices=["transformers"], help="the same work in this peer too, turn by turn")
+    add_engine_option(group, "any field of EngineConfig")
 
 
 def add_run_options(parser: argparse.ArgumentParser, *, repeat: int) -> None:
@@ -74,7 +68,6 @@ def add_run_options(parser: argparse.ArgumentParser, *, repeat: int) -> None:
     )
     group.add_argument("--seed", type=int, default=0, help="of the workload (default: 0)")
     group.add_argument("--save", type=Path, metavar="FILE", help="write the JSON here too")
-    group.add_argument("--plot", type=Path, metavar="FILE.png", help="draw it (needs matplotlib: the extra 'bench')")
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -97,5 +90,5 @@ def check_lengths(longest: int, limit: int, reason: str) -> None:
     if longest > limit:
         raise BadOption(
             f"the longest request would have {longest} tokens, prompt and output, but {reason} is {limit}: "
-            "lower --input-len or --output-len"
+            "choose shorter ones"
         )

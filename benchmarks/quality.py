@@ -32,7 +32,7 @@ from torch import Tensor
 
 from benchmarks import block_encoder
 from benchmarks.figures import Figures
-from benchmarks.options import BadOption, engine_option, positive_int
+from benchmarks.options import BadOption, add_engine_option, positive_int
 from benchmarks.progress import bar
 from benchmarks.report import Report
 from benchmarks.session import model_of, runner_of, weight_bytes
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="(default: all but fp8)",
     )
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["float32"], help="(default: float32)")
-    activations = ("float32", "int16", "int8", "auto")
+    activations = ("float32", "bfloat16", "int16", "int8", "auto")
     parser.add_argument(
         "--activations", nargs="+", choices=activations, default=["float32", "int8"], help="(default: float32 int8)"
     )
@@ -79,16 +79,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=8192,
         help="in all (default: %(default)s); the logits of the reference are kept for each",
     )
-    parser.add_argument(
-        "--option",
-        type=engine_option,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="any further field of EngineConfig, for all ways but the reference",
-    )
+    add_engine_option(parser, "any further field of EngineConfig, for all ways but the reference")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the JSON here too")
-    parser.set_defaults(plot=None)
 
 
 @dataclass(frozen=True)

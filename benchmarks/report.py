@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.drive import Step
 from benchmarks.figures import Figures, higher_is_better, spread
 
 Case = dict[str, Any]
@@ -43,8 +42,6 @@ class Report:
     rows: list[Row] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     interrupted: str | None = None
-    samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # figure -> label -> values, for plots
-    timeline: list[Step] = field(default_factory=list)  # of the last run
 
     def add(self, case: Case, figures: Figures, engine: str = ENGINE) -> None:
         """Take the figures of one repetition. A peer's go in right after ours on the same work: ratios pair them up."""
@@ -54,10 +51,6 @@ class Report:
             self.rows.append(row)
         for name, value in figures.items():
             row.values.setdefault(name, []).append(value)
-
-    def sample(self, figure: str, label: str, values: Iterable[float]) -> None:
-        """Keep single values for a distribution plot."""
-        self.samples.setdefault(figure, {}).setdefault(label, []).extend(values)
 
     def warn(self, message: str) -> None:
         if message not in self.warnings:

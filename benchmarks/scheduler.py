@@ -4,8 +4,7 @@ nano-vllm's workload, all sequences at once, with blocks for all of them (`pool`
 sequences are preempted. Timed is the CPU time of `Scheduler.schedule` and `Scheduler.commit`: admission, block tables, hashing,
 look-ups of prefixes, preemption, appending tokens, ending. The sampled tokens come from nowhere. It is measured without any
 capability, and with all of them: their policy parts and stores, as an engine with every option has them.
---depth 2 schedules each step before the result of the one before it is taken. --nano-vllm measures that engine's scheduler on the
-same work, with the same blocks. The last row is one long prompt: looking for its prefix, and publishing its blocks.
+--depth 2 schedules each step before the result of the one before it is taken.
 """
 
 from __future__ import annotations
@@ -13,16 +12,13 @@ from __future__ import annotations
 import argparse
 import gc
 from collections import Counter
-from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
 from time import process_time
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from tqdm import tqdm
 
 from benchmarks.figures import Figures, percentiles
-from benchmarks.nano_vllm import NanoVLLM
 from benchmarks.options import add_run_options, check_range, positive_int
 from benchmarks.progress import bar
 from benchmarks.report import ENGINE, Case, Report
@@ -45,7 +41,6 @@ from nanoengine.pooling.pooler import Pooler
 from nanoengine.sampling.collector import Collector
 from nanoengine.speculation.ngram import NgramProposer
 from nanoengine.speculation.speculation import Speculation
-from nanoengine.speculation.step_costs import StepCosts
 from nanoengine.structured.grammars import Grammars
 from nanoengine.structured.structured import Structured
 
@@ -53,73 +48,34 @@ EVERYTHING = "with all capabilities"
 SHARES = {"plenty": 1.0, "a quarter": 0.25}
 MAX_NUM_BATCHED_TOKENS = 16384  # as nano-vllm's default
 VOCAB_SIZE = 10001
-LONG_PROMPT = 100_000
 NUM_CLIENTS = 4  # whom the requests come from, where that matters
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     count: dict[str, Any] = {"type": positive_int, "nargs": "+", "metavar": "N"}
     parser.add_argument("--num-seqs", **count, default=[256, 1024], help="(default: 256 1024)")
-    parser.add_argument("--input-len", type=positive_int, nargs=2, default=NANO_VLLM.input_len, metavar=("LOW", "HIGH"))
-    parser.add_argument(
-        "--output-len", type=positive_int, nargs=2, default=NANO_VLLM.output_len, metavar=("LOW", "HIGH")
-    )
+    parser.add_argument("--input-len", type=positive_int, nargs=2, default=NANO_VLLM[1], metavar=("LOW", "HIGH"))
+    parser.add_argument("--output-len", type=positive_int, nargs=2, default=NANO_VLLM[2], metavar=("LOW", "HIGH"))
     parser.add_argument("--policy", nargs="+", choices=POLICIES, default=POLICIES, help="(default: all)")
     parser.add_argument("--depth", **count, default=[1], help="steps in flight (default: 1)")
     parser.add_argument("--block-size", type=positive_int, default=16)
-    parser.add_argument("--nano-vllm", type=Path, metavar="CHECKOUT", help="measure nano-vllm's scheduler too")
     add_run_options(parser, repeat=3)
-
-
-class Policy(Protocol):
-    """A scheduler that has sequences to run."""
-
-    @property
-    def has_unfinished(self) -> bool: ...
-
-    def step(self) -> tuple[float, int]:
-        """CPU seconds of the policy in the next step, and how many tokens came of it."""
-        ...
 
 
 def run(args: argparse.Namespace, report: Report) -> None:
     inputs = check_range("--input-len", tuple(args.input_len))
     outputs = check_range("--output-len", tuple(args.output_len))
-    nano_vllm = NanoVLLM(args.nano_vllm) if args.nano_vllm else None
     for _ in range(args.repeat):
         for count in args.num_seqs:
             workload = random_workload(count, inputs, outputs, VOCAB_SIZE, args.seed)
             pools = pool_sizes(workload, args.block_size)
-            for case in product(SHARES, args.policy, args.depth):
-                measure_case(workload, pools, *case, args.block_size, nano_vllm, report)
-        report.add({"prompt_tokens": LONG_PROMPT}, measure_hashing(args.block_size, args.seed))
-
-
-def measure_case(
-    workload: Workload,
-    pools: dict[str, int],
-    pool: str,
-    policy: str,
-    depth: int,
-    block_size: int,
-    nano_vllm: NanoVLLM | None,
-    report: Report,
-) -> None:
-    case: Case = {"num_seqs": len(workload), "policy": policy, "depth": depth, "pool": pool}
-    for engine, scheduler in contenders(workload, pools[pool], block_size, policy, depth, nano_vllm):
-        label = ", ".join([*map(str, case.values()), engine])
-        with bar(label, total=workload.num_output_tokens) as shown:
-            report.add(case, measure(scheduler, workload, shown), engine)
-
-
-def contenders(
-    workload: Workload, num_blocks: int, block_size: int, policy: str, depth: int, nano_vllm: NanoVLLM | None
-) -> Iterator[tuple[str, Policy]]:
-    """Each is made when it is measured: what another one keeps would be work for the garbage collector."""
-    yield ENGINE, Core(workload, BlockManager(num_blocks, block_size), [], policy, depth)
-    yield EVERYTHING, Core(workload, *all_parts(workload, num_blocks, block_size), policy, depth)
-    if nano_vllm is not None and (policy, depth) == ("prefill_first", 1):  # it has no other
-        yield "nano-vllm", nano_vllm.policy(workload, num_blocks, block_size, MAX_NUM_BATCHED_TOKENS)
+            for pool, policy, depth, engine in product(pools, args.policy, args.depth, (ENGINE, EVERYTHING)):
+                case: Case = {"num_seqs": count, "policy": policy, "depth": depth, "pool": pool}
+                blocks, parts = all_parts(workload, pools[pool], args.block_size)
+                if engine == ENGINE:
+                    blocks, parts = BlockManager(pools[pool], args.block_size), []
+                with bar(", ".join([*map(str, case.values()), engine]), total=workload.num_output_tokens) as shown:
+                    report.add(case, measure(Core(workload, blocks, parts, policy, depth), workload, shown), engine)
 
 
 def pool_sizes(workload: Workload, block_size: int) -> dict[str, int]:
@@ -129,43 +85,24 @@ def pool_sizes(workload: Workload, block_size: int) -> dict[str, int]:
     return {name: max(int(sum(blocks) * share), max(blocks) + 1) for name, share in SHARES.items()}
 
 
-def measure(policy: Policy, workload: Workload, shown: tqdm) -> Figures:
+def measure(core: Core, workload: Workload, shown: tqdm) -> Figures:
     """Run a workload to its end; microseconds over steps and over generated tokens."""
     times: list[float] = []
     gc.collect()
-    while policy.has_unfinished:
-        seconds, num_tokens = policy.step()
+    while core.scheduler.has_unfinished:
+        seconds, num_tokens = core.step()
         times.append(1e6 * seconds)
         shown.update(num_tokens)
     figures = {"us_per_token": sum(times) / workload.num_output_tokens}
     figures |= percentiles("us_per_step", times, detailed=True) | {"steps": float(len(times))}
-    return figures | ({"preemptions": float(policy.num_preemptions)} if isinstance(policy, Core) else {})
-
-
-def measure_hashing(block_size: int, seed: int) -> Figures:
-    """CPU milliseconds to look for the prefix of a long prompt in an empty cache, and to publish its blocks."""
-    prompt = random_workload(1, (LONG_PROMPT, LONG_PROMPT), (1, 1), VOCAB_SIZE, seed).prompts[0]
-    blocks = BlockManager(LONG_PROMPT // block_size + 2, block_size)
-    request = Request("long", None, prompt, SamplingParams())
-    request.sequences = [seq] = [Sequence(0, request)]
-    start = process_time()
-    num_cached_blocks = blocks.find(seq)
-    found = process_time()
-    assert num_cached_blocks is not None
-    blocks.admit(seq, num_cached_blocks)
-    admitted = process_time()
-    blocks.publish(seq, LONG_PROMPT)
-    return {"find_ms": 1000 * (found - start), "publish_ms": 1000 * (process_time() - admitted)}
-
-
-# ---- ours
+    return figures | {"preemptions": float(core.scheduler.num_preemptions)}
 
 
 def all_parts(workload: Workload, num_blocks: int, block_size: int) -> tuple[BlockManager, list[PolicyPart]]:
     """What capabilities add to the policy, in the order in which they start up. Host memory has as many blocks as the pool."""
     stores: list[KVStore] = []
     blocks = BlockManager(num_blocks, block_size, stores=stores)
-    speculation = Speculation(NgramProposer(), num_drafts=15, vocab_size=VOCAB_SIZE, costs=StepCosts())
+    speculation = Speculation(NgramProposer(), num_drafts=15, vocab_size=VOCAB_SIZE, step_tokens=32)
     offload, collector = Offload(HostTier(num_blocks), None, 1), Collector()
     parts: list[PolicyPart] = []
     counts: Counter[str] = Counter()
@@ -204,15 +141,8 @@ class Core:
             for part in parts:
                 part.submitted(request)
 
-    @property
-    def has_unfinished(self) -> bool:
-        return self.scheduler.has_unfinished
-
-    @property
-    def num_preemptions(self) -> int:
-        return self.scheduler.num_preemptions
-
     def step(self) -> tuple[float, int]:
+        """CPU seconds of the policy in the next step, and how many tokens came of it."""
         scheduler = self.scheduler
         start = process_time()
         while len(scheduler.in_flight) < self.depth and scheduler.schedule():
@@ -222,12 +152,13 @@ class Core:
         result = sample(step.number, step.plan)
         sampled = process_time()
         seqs = scheduler.commit(result)
-        for part in scheduler.parts:
+        parts = [part for part in scheduler.parts if not part.is_idle]  # as the engine tells them
+        for part in parts:
             part.after_step(step, result, seqs)
         for seq in seqs:
             if seq.finished:
                 seq.request.num_finished += 1
-                for part in scheduler.parts:
+                for part in parts:
                     part.finished(seq)
         return process_time() - sampled + scheduled - start, len(seqs)
 

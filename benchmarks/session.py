@@ -1,4 +1,4 @@
-"""Session: an engine ready to be measured, with its peers, its limit, and what its figures depend on."""
+"""Session: an engine ready to be measured, with its limit, and what its figures depend on."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import argparse
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from benchmarks.ceiling import is_slower_than_float32, measure_ceiling
-from benchmarks.drive import NO_PARAMS, TEMPERATURE, Run, drive
+from benchmarks.drive import NO_PARAMS, TEMPERATURE, Adapt, Run, drive
 from benchmarks.limit import Ceiling, ModelLimit
 from benchmarks.options import check_lengths, engine_options
 from benchmarks.progress import bar
@@ -25,15 +25,12 @@ from nanoengine.builder import read_config
 from nanoengine.core.model_runner import ModelRunner
 from nanoengine.core.scheduler import Scheduler
 from nanoengine.interrupts import Interruptible
+from nanoengine.kernels.capability import choose_dtype
 from nanoengine.models.architectures import read_model_config
 from nanoengine.models.decoder import Decoder
 from nanoengine.models.description import config_table
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.models.names import find_model
-from nanoengine.models.placement import choose_dtype
-
-if TYPE_CHECKING:
-    from benchmarks.peers import ContinuousBatching, Generate
 
 
 def runner_of(llm: LLM) -> ModelRunner:
@@ -56,12 +53,11 @@ def weight_bytes(model: Decoder) -> int:
 
 @dataclass
 class Session:
-    """One engine and, if asked for, its peers on the same weights."""
+    """One engine."""
 
     llm: LLM
     report: Report
     runner: ModelRunner
-    peers: list[Generate | ContinuousBatching] = field(default_factory=list)
 
     @property
     def model_config(self) -> ModelConfig:
@@ -100,15 +96,15 @@ class Session:
         temperature: float = TEMPERATURE,
         num_streams: int = 0,
         params: Mapping[str, Any] = NO_PARAMS,
+        adapt: Adapt | None = None,
     ) -> Run:
         """One workload through the engine, with a progress bar; see `drive`. The prefix cache is empty at its start unless told
         otherwise."""
         if not keep_cache:
             self.llm.reset_prefix_cache()
         with bar(label, total=workload.num_output_tokens, unit="token") as shown:
-            run = drive(self.llm.engine, workload, shown.update, temperature, num_streams=num_streams, params=params)
-        self.report.timeline = run.steps
-        return run
+            engine, told = self.llm.engine, shown.update
+            return drive(engine, workload, told, temperature, num_streams=num_streams, params=params, adapt=adapt)
 
     def measure_ceiling(self) -> Ceiling:
         """What the device can do right now: shared machines change from minute to minute."""
@@ -147,30 +143,22 @@ def checkpoint(args: argparse.Namespace, options: dict[str, Any], longest: int) 
 
 @contextmanager
 def open_session(args: argparse.Namespace, report: Report, longest: int) -> Iterator[Session]:
-    """Load what is to be measured: the engine, and with `--vs` its peers. The arguments are those of `checkpoint`."""
+    """Load the engine that is to be measured. The arguments are those of `checkpoint`."""
     options = engine_options(args)
     with ExitStack() as stack:
         model = stack.enter_context(checkpoint(args, options, longest))
         llm = stack.enter_context(LLM(model, **options))
         check_lengths(longest, llm.engine.max_model_len, "max_model_len (lowered to what the KV pool holds)")
         session = Session(llm, report, runner_of(llm))
-        num_blocks = session.scheduler.blocks.num_blocks
         report.facts |= {
             "device": str(session.device),
             "dtype": str(session.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
             "backend": session.backend,
-            "kv_blocks": num_blocks,
+            "kv_blocks": session.scheduler.blocks.num_blocks,
             "parameters": session.model_config.num_parameters(),
         }
         _warn_of_slow_paths(session)
-        if getattr(args, "vs", None):
-            kv_tokens = num_blocks * session.scheduler.blocks.block_size
-            from benchmarks.peers import ContinuousBatching, Generate  # an extra
-
-            generate = Generate(find_model(model), session.dtype, session.device, kv_tokens)
-            continuous = ContinuousBatching(generate.model, kv_tokens, llm.config.max_num_seqs)
-            session.peers = [generate, continuous]
         yield session
 
 

@@ -1,9 +1,9 @@
-"""A soak: a server at 80 % of its capacity, for a time, with all that clients do to servers.
+"""A soak: a server, for a time, with all that clients do to servers, and nothing may be wrong, lost or leaked.
 
-Streamed and whole completions and chats, several at once, with stop strings, log probabilities and shared prefixes; some are
-aborted, some clients vanish, read slowly or send nonsense. Each greedy answer is compared with that of an engine in this
-process (float32; prompts where two tokens are nearly as likely are left out). At the end the server must be idle with all its
-blocks back, and hold no more memory than it did after a quarter of the time. The exit status is 1 if anything was not so.
+Clients ask for streamed and whole completions and chats, with stop strings, log probabilities and shared prefixes; some abort,
+vanish, read slowly or send nonsense. Each greedy answer is compared with that of an engine in this process (float32; prompts
+where two tokens are nearly as likely are left out). At the end the server must be idle with all its blocks back, and hold no more
+memory than it did after a quarter of the time. The exit status is 1 if anything was not so.
 """
 
 from __future__ import annotations
@@ -12,74 +12,162 @@ import argparse
 import asyncio
 import json
 import random
-import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks.http_client import Answer, Client, Connection
+from benchmarks.http_client import Answer, ask
 from benchmarks.load import ServerProcess, serving
-from benchmarks.options import engine_option, positive_float, positive_int
+from benchmarks.options import add_engine_option, positive_float, positive_int
 from benchmarks.report import Report
-from benchmarks.soak_answers import CHAT, COMPLETIONS, Case, Note, choices_of, fault, known_cases, memory_fault
+from benchmarks.texts import windows
+from nanoengine import LLM, SamplingParams
+from nanoengine.core.outputs import CompletionOutput
 
-LOAD = 0.8  # of the measured capacity
-CAPACITY_SHARE = 0.1  # of the time, to measure it
-CONCURRENCY = 16  # meanwhile
 NOTE_SECONDS = 30.0
 SECONDS_TO_ANSWER = 300.0
-OPTIONS = {"max_model_len": 1024, "num_kv_blocks": 512}  # a pool that is soon full, so that its memory is all in use
-KILL_OPTIONS = {
-    "max_model_len": 256,
-    "num_kv_blocks": 64,
-    "max_num_batched_tokens": 256,
-    "max_num_seqs": 8,
-}  # overflows to disk
+OPTIONS = {"max_model_len": 1024, "num_kv_blocks": 512}
+"""A pool that is soon full, so that its memory is all in use."""
 
-METRICS = {
-    "running": "vllm:num_requests_running",
-    "waiting": "vllm:num_requests_waiting",
-    "used": "vllm:kv_cache_usage_perc",
-}
+PREFIX, PROMPT = 48, 96
+"""Tokens: of what prompts share, and of a whole one at most."""
 
+CLEAR_LOGPROB = 1e-3
+"""Between the likeliest token and the next: sums in another order differ by a thousandth of that."""
+
+MEMORY_GROWTH, LEAST_NOTES = 1.02, 12
+"""Of memory from the first quarter to the last; fewer notes say nothing, since it takes minutes until all caches are full."""
+
+GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 BAD: tuple[tuple[str, bytes], ...] = (
-    (COMPLETIONS, b""),
     (COMPLETIONS, b'{"prompt": '),
     (COMPLETIONS, b"[" * 100_000),
     (COMPLETIONS, b'{"prompt": "a", "no_such_field": 1}'),
-    (COMPLETIONS, b'{"prompt": {"a": 1}}'),
     (COMPLETIONS, b'{"prompt": [-1]}'),
-    (COMPLETIONS, b'{"prompt": [2147483647]}'),
     (COMPLETIONS, b'{"prompt": "a", "temperature": "hot"}'),
     (COMPLETIONS, b'{"prompt": "a", "n": 1000000}'),
-    (COMPLETIONS, b'{"prompt": "a", "max_tokens": 1000000}'),
     (COMPLETIONS, b'{"prompt": "a", "model": "nobody"}'),
     (COMPLETIONS, b'{"prompt": [%b1]}' % (b"1," * 100_000)),
     (CHAT, b'{"messages": []}'),
-    (CHAT, b'{"messages": "hello"}'),
     (CHAT, b'{"messages": [{"role": "user", "content": "a"}], "stop": [1, 2]}'),
 )
 
 
-async def gauges_of(client: Client) -> dict[str, float]:
-    """Sequences running and waiting, and KV blocks in use (as a share, if only /metrics can say). Empty if neither is there."""
-    answer = await client.get("/view")
-    if answer.is_ok:
-        view = json.loads(answer.body)
-        return {"running": view["num_running"], "waiting": view["num_waiting"], "used": view["pool"]["num_used"]}
-    answer = await client.get("/metrics")
-    lines = [line.split() for line in answer.body.decode().splitlines()] if answer.is_ok else []
-    found = {line[0].partition("{")[0]: float(line[-1]) for line in lines if line and line[0] != "#"}
-    return {name: found[metric] for name, metric in METRICS.items() if metric in found}
+class Case(NamedTuple):
+    """A greedy request, and what must come of it."""
+
+    request: dict[str, Any]
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None
+
+    @property
+    def path(self) -> str:
+        return CHAT if "messages" in self.request else COMPLETIONS
 
 
-def _first_block(case: Case) -> tuple[int, ...]:
-    """The tokens that other prompts must begin with to hit this one's cached blocks."""
-    return tuple(case.request.get("prompt", ())[:16])
+def known_cases(model: str, number: int, seed: int) -> list[Case]:
+    """Requests with their answers, offline: a third are chats, half of the others share beginnings, some end at a string."""
+    rng, cases = random.Random(seed), list[Case]()
+    with LLM(model, dtype="float32", max_model_len=OPTIONS["max_model_len"], use_tqdm=False) as llm:
+
+        def answer(request: dict[str, Any], **params: Any) -> CompletionOutput:
+            own = SamplingParams(temperature=0, max_tokens=request["max_tokens"], **params)
+            chats = "messages" in request
+            outputs = (llm.chat if chats else llm.generate)(
+                request["messages" if chats else "prompt"], own, use_tqdm=False
+            )
+            return outputs[0].outputs[0]
+
+        pieces = windows(["prose", "code"], llm.tokenizer, number, PROMPT)
+        rng.shuffle(pieces)
+        for index, piece in enumerate(pieces[:number]):
+            request: dict[str, Any] = {"temperature": 0, "max_tokens": rng.randint(1, 96)}
+            if index % 3 == 0:
+                content = llm.tokenizer.decode(piece)[: rng.randint(20, 200)]
+                request["messages"] = [{"role": "user", "content": content}]
+            else:
+                shared = pieces[index % 2][:PREFIX] if index % 3 == 1 else []
+                request["prompt"] = [*shared, *piece[: rng.randint(1, PROMPT)]]
+            found = answer(request, logprobs=2)
+            best = [sorted((own.logprob for own in entry.values()), reverse=True) for entry in found.logprobs or ()]
+            if any(first - second <= CLEAR_LOGPROB for first, second, *_ in best):
+                continue
+            if index % 4 == 0 and len(found.text) > 8:
+                at = rng.randrange(len(found.text) - 3)
+                request["stop"] = [found.text[at : at + 3]]
+                found = answer(request, stop=request["stop"])
+            cases.append(Case(request, found.text, found.token_ids, found.finish_reason))
+    return cases
+
+
+class Choice(NamedTuple):
+    """One completion, put together of the pieces of a stream, or whole."""
+
+    text: list[str]
+    token_ids: list[int]
+    finish_reasons: list[str]
+
+
+def choices_of(answer: Answer) -> dict[int, Choice]:
+    """The completions of an answer, by index."""
+    texts = [answer.body]
+    if answer.is_stream:
+        texts = [event[6:] for event in answer.body.split(b"\n\n") if event.startswith(b"data: {")]
+    choices: dict[int, Choice] = {}
+    for entry in (entry for text in texts for entry in json.loads(text)["choices"]):
+        choice = choices.setdefault(entry["index"], Choice([], [], []))
+        said = entry.get("delta") or entry.get("message") or entry
+        choice.text.append(said.get("content") or said.get("text") or "")
+        choice.token_ids.extend(entry.get("token_ids") or [])
+        choice.finish_reasons.extend([entry["finish_reason"]] if entry.get("finish_reason") else [])
+    return choices
+
+
+def fault(case: Case, n: int, answer: Answer, *, may_be_aborted: bool = False) -> str | None:
+    """What is wrong with an answer, beginning with the kind of fault: failed, lost or wrong. None: nothing."""
+    if not answer.is_ok:
+        return f"failed: status {answer.status}, {answer.error}"
+    if answer.is_stream and not answer.is_done:
+        return "lost: the end of the stream"
+    choices = choices_of(answer)
+    if set(choices) != set(range(n)):
+        return f"lost: choices {sorted(choices)} of {n}"
+    for choice in choices.values():
+        text, tokens, reasons = "".join(choice.text), choice.token_ids, choice.finish_reasons
+        if may_be_aborted and reasons == ["abort"]:  # a text that was aborted may have the beginning of a stop string
+            begins = tokens == case.token_ids[: len(tokens)]
+            is_right = begins and (case.text.startswith(text) or "stop" in case.request)
+        else:
+            is_right = (text, tokens, reasons) == (case.text, case.token_ids, [case.finish_reason])
+        if not is_right:
+            return f"wrong: {choice} is not of {case}"
+    return None
+
+
+class Note(NamedTuple):
+    """The server at a time: seconds since the start, bytes in RAM, and what it says of itself."""
+
+    seconds: float
+    resident: int
+    gauges: dict[str, float]
+
+
+def memory_fault(notes: Sequence[Note]) -> str | None:
+    """Whether the last quarter took more memory than there was after the first; None if not, or if the time was too short."""
+    if len(notes) < LEAST_NOTES:
+        return None
+    total = notes[-1].seconds
+    before = max(note.resident for note in notes if note.seconds <= 0.25 * total)
+    last = sorted(note.resident for note in notes if note.seconds >= 0.75 * total)
+    after = last[len(last) // 2]
+    if after <= MEMORY_GROWTH * before:
+        return None
+    return f"memory: {before >> 20} MiB after a quarter of the time, {after >> 20} MiB in the last"
 
 
 class Soak:
@@ -95,183 +183,96 @@ class Soak:
         self.counts: Counter[str] = Counter()
         self.faults: list[str] = []
         self.notes: list[Note] = []
-        self.is_killed = False  # the server, by us: what is cut off now is no fault
-        self.served: set[int] = set()  # numbers of the cases that were answered
-        self._server = server
-        self._cases = cases
-        self._rng = random.Random(seed)
-        self._numbers = count()
-        self._client = Client("127.0.0.1", server.port)
-        self._slow = Client("127.0.0.1", server.port, receive_buffer=4096)
+        self._server, self._cases, self._rng, self._numbers = server, cases, random.Random(seed), count()
         self._kinds: dict[Callable[[], Awaitable[str]], int] = {  # and how many of a hundred requests
-            self.ask: 60,
-            self.sample: 10,
-            self.abort: 10,
-            self.vanish: 8,
-            self.read_slowly: 4,
-            self.send_nonsense: 7,
-            self.reconnect: 1,
+            self.asks: 70,
+            self.aborts: 10,
+            self.vanishes: 8,
+            self.reads_slowly: 5,
+            self.sends_nonsense: 7,
         }
-
-    async def act(self) -> None:
-        """One client does what is drawn for it; what becomes of that is counted."""
-        (action,) = self._rng.choices([*self._kinds], [*self._kinds.values()])
-        try:
-            outcome = await asyncio.wait_for(action(), SECONDS_TO_ANSWER)
-        except TimeoutError:
-            outcome = f"lost: no answer within {SECONDS_TO_ANSWER:g} s"
-        self.count(getattr(action, "__name__", "action"), outcome)
 
     def count(self, name: str, outcome: str) -> None:
         """Count an outcome by its kind, which ends at a colon; whatever has one is a fault."""
         kind, colon, _ = outcome.partition(":")
-        if colon and self.is_killed and kind == "failed":
-            kind, colon = "killed", ""
         self.counts[f"{name} {kind}"] += 1
         if colon:
             self.faults.append(f"{name} {outcome}"[:1000])
 
-    def _draw(self) -> tuple[int, Case, int, dict[str, Any]]:
-        """A known case, with its number, how many completions, and the request."""
+    async def _complete(self, *, may_be_aborted: bool = False, request_id: str | None = None, **how: Any) -> str:
+        """Ask a known case, and say what came of it."""
         rng = self._rng
-        number = rng.randrange(len(self._cases))
-        case, n = self._cases[number], rng.choice((1, 1, 1, 2, 3))
+        case, n = rng.choice(self._cases), rng.choice((1, 1, 1, 2, 3))
         body = case.request | {"n": n, "return_token_ids": True, "stream": rng.random() < 0.6}
         if rng.random() < 0.2:
             body |= {"logprobs": True, "top_logprobs": 2} if case.path == CHAT else {"logprobs": 2}
         if rng.random() < 0.2:
             body["priority"] = rng.randint(0, 4)
-        if body["stream"] and rng.random() < 0.3:
-            body["stream_options"] = {"include_usage": True, "continuous_usage_stats": rng.random() < 0.5}
-        return number, case, n, body
-
-    def _outcome(self, number: int, n: int, answer: Answer, *, may_be_aborted: bool = False) -> str:
+        if request_id is not None:
+            body["request_id"] = request_id
+        answer = await ask(self._server.port, case.path, body, **how)
         if answer.status == 503:
             return "refused"
-        found = fault(self._cases[number], n, answer, may_be_aborted=may_be_aborted)
-        if found is None:
-            self.served.add(number)
-        return found or "right"
+        return fault(case, n, answer, may_be_aborted=may_be_aborted) or "right"
 
-    async def ask(self) -> str:
-        number, case, n, body = self._draw()
-        return self._outcome(number, n, await self._client.complete(body, case.path, keep=True))
+    async def asks(self) -> str:
+        return await self._complete()
 
-    async def sample(self) -> str:
-        """Nobody knows the text, but there must be one of each."""
-        _, case, n, body = self._draw()
-        body |= {"temperature": 1.0, "top_p": 0.9, "seed": self._rng.randrange(1 << 30)}
-        answer = await self._client.complete(body, case.path, keep=True)
-        if answer.status == 503:
-            return "refused"
-        if not answer.is_ok:
-            return f"failed: status {answer.status}, {answer.error}"
-        ends = {index: len(choice.finish_reasons) for index, choice in choices_of(answer).items()}
-        return "whole" if ends == dict.fromkeys(range(n), 1) else f"lost: of {n} choices, ends of {ends}"
-
-    async def abort(self) -> str:
-        number, case, n, body = self._draw()
-        body["request_id"] = f"soak-{next(self._numbers)}"
-        task = asyncio.create_task(self._client.complete(body, case.path, keep=True))
+    async def aborts(self) -> str:
+        request_id = f"soak-{next(self._numbers)}"
+        task = asyncio.create_task(self._complete(may_be_aborted=True, request_id=request_id))
         await asyncio.sleep(self._rng.uniform(0, 0.3))
-        answer_id = f"{'chatcmpl' if case.path == CHAT else 'cmpl'}-{body['request_id']}"
-        await self._client.complete({"request_ids": [answer_id]}, "/abort_requests")
-        return self._outcome(number, n, await task, may_be_aborted=True)
+        body = {"request_ids": [f"{kind}-{request_id}" for kind in ("cmpl", "chatcmpl")]}
+        await ask(self._server.port, "/abort_requests", body)
+        return await task
 
-    async def vanish(self) -> str:
+    async def vanishes(self) -> str:
         """Close the connection before the first byte, at it, or later."""
-        number, case, n, body = self._draw()
-        num_reads = self._rng.choice((0, 1, 4))
-        if num_reads == 0:
-            task = asyncio.create_task(self._client.complete(body, case.path, keep=True))
-            await asyncio.sleep(self._rng.uniform(0, 0.05))
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                return self._outcome(number, n, await task)
-            return "gone"
-        reads = count(1)
+        await self._complete(most_reads=self._rng.choice((0, 1, 4)))
+        return "gone"
 
-        def leave(connection: Connection) -> None:
-            if next(reads) == num_reads:
-                connection.close()
+    async def reads_slowly(self) -> str:
+        return await self._complete(pause=self._rng.uniform(0.01, 0.2))
 
-        answer = await self._client.complete(body, case.path, keep=True, on_data=leave)
-        return "gone" if next(reads) > num_reads else self._outcome(number, n, answer)
-
-    async def read_slowly(self) -> str:
-        number, case, n, body = self._draw()
-        seconds = self._rng.uniform(0.01, 0.2)
-
-        def pause(connection: Connection) -> None:
-            connection.transport.pause_reading()
-            asyncio.get_running_loop().call_later(seconds, connection.transport.resume_reading)
-
-        return self._outcome(number, n, await self._slow.complete(body, case.path, keep=True, on_data=pause))
-
-    async def send_nonsense(self) -> str:
+    async def sends_nonsense(self) -> str:
         path, body = self._rng.choice(BAD)
-        answer = await self._client.complete(body, path)
+        answer = await ask(self._server.port, path, body)
         if 400 <= answer.status < 500 or answer.status == 503:
             return "refused"
         return f"failed: {body[:60]!r} has status {answer.status}, {answer.error}"
 
-    async def reconnect(self) -> str:
-        """All clients start anew: their connections close, but for those that wait for an answer."""
-        self._client.close()
-        self._slow.close()
-        return "done"
+    async def run(self, num_clients: int, seconds: float) -> None:
+        """So many clients, each of which does one thing after the other as it is drawn."""
+        start = perf_counter()
 
-    # ---- the run
-
-    async def measure_capacity(self, seconds: float) -> float:
-        """Requests per second, with a fixed number of clients."""
-        start, before = perf_counter(), self.counts.total()
-
-        async def work() -> None:
+        async def client() -> None:
             while perf_counter() < start + seconds:
-                await self.act()
+                (action,) = self._rng.choices([*self._kinds], [*self._kinds.values()])
+                try:
+                    outcome = await asyncio.wait_for(action(), SECONDS_TO_ANSWER)
+                except TimeoutError:
+                    outcome = f"lost: no answer within {SECONDS_TO_ANSWER:g} s"
+                self.count(getattr(action, "__name__", "action"), outcome)
 
-        await asyncio.gather(*(work() for _ in range(CONCURRENCY)))
-        return (self.counts.total() - before) / (perf_counter() - start)
+        async def watch() -> None:
+            while perf_counter() < start + seconds and self._server.process.poll() is None:
+                since = perf_counter() - start
+                self.notes.append(Note(since, self._server.resident_bytes(), await self._gauges()))
+                await asyncio.sleep(min(NOTE_SECONDS, seconds))
 
-    async def run(self, rate: float, seconds: float) -> None:
-        """So many clients a second, at random times; waits for the last of them."""
-        start = perf_counter()
-        watch = asyncio.create_task(self._watch())
-        tasks: set[asyncio.Task[None]] = set()
-        due = start
-        while due < start + seconds and not self.is_killed:
-            await asyncio.sleep(due - perf_counter())
-            task = asyncio.create_task(self.act())
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-            due += self._rng.expovariate(rate)
-        await asyncio.gather(*tasks)
-        watch.cancel()
+        await asyncio.gather(watch(), *(client() for _ in range(num_clients)))
 
-    async def _watch(self) -> None:
-        start = perf_counter()
-        while self._server.process.poll() is None:
-            self.notes.append(
-                Note(perf_counter() - start, self._server.resident_bytes(), await gauges_of(self._client))
-            )
-            await asyncio.sleep(NOTE_SECONDS)
-
-    async def kill(self, after: float) -> None:
-        """SIGKILL, after some seconds."""
-        await asyncio.sleep(after)
-        self.is_killed = True
-        self._server.process.kill()
-        self._server.process.wait()
+    async def _gauges(self) -> dict[str, float]:
+        """Sequences running and waiting, and the share of KV blocks in use; empty while nobody says so."""
+        answer = await ask(self._server.port, "/metrics")
+        lines = [line.split() for line in answer.body.decode().splitlines() if line.startswith(GAUGES)]
+        return {line[0].partition("{")[0]: float(line[-1]) for line in lines}
 
     async def check_idle(self) -> None:
-        """Everybody has gone: nothing may run, wait, or hold blocks."""
+        """Everybody has gone: nothing may run, wait, or hold blocks, and memory may not have grown."""
         gauges: dict[str, float] = {}
         for _ in range(50):
-            gauges = await gauges_of(self._client)
-            load = await self._client.get("/load")
-            if load.is_ok:
-                gauges["calls"] = json.loads(load.body)["server_load"]
+            gauges = await self._gauges()
             if gauges and not any(gauges.values()):
                 break
             await asyncio.sleep(0.1)
@@ -279,77 +280,35 @@ class Soak:
         if found := memory_fault(self.notes):
             self.count("end", found)
 
-    async def ask_again(self, served: set[int]) -> None:
-        """After a restart: what was served before must be right again, and some of it must come from the disk: prompts of whose
-        first block there is no other."""
-        num_cached = 0
-        first_blocks = Counter(map(_first_block, self._cases))
-        for number in sorted(served):
-            case = self._cases[number]
-            answer = await self._client.complete(case.request | {"return_token_ids": True}, case.path, keep=True)
-            self.count("restart", self._outcome(number, 1, answer))
-            if answer.is_ok and first_blocks[_first_block(case)] == 1 and case.path == COMPLETIONS:
-                num_cached += json.loads(answer.body)["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
-        self.counts["restart cached"] += num_cached
-        if not num_cached:
-            self.count("restart", f"lost: of {len(served)} prompts served before, none was in the cache")
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="demo", help="'demo' (bundled), a folder, or a hub name (default: demo)")
     parser.add_argument("--minutes", type=positive_float, default=30.0, help="of load (default: 30)")
+    parser.add_argument("--clients", type=positive_int, default=16, help="at a time (default: 16)")
     parser.add_argument("--cases", type=positive_int, default=128, help="known requests (default: 128)")
-    parser.add_argument("--kill", action="store_true", help="SIGKILL half-way, and a restart on the same disk tier")
-    parser.add_argument(
-        "--option", type=engine_option, action="append", default=[], metavar="NAME=VALUE", help="of `nanoengine serve`"
-    )
+    add_engine_option(parser, "of `nanoengine serve`")
     parser.add_argument("--seed", type=int, default=0, help="of all that is drawn (default: 0)")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the JSON here too")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw it (needs matplotlib: the extra 'bench')")
 
 
 def run(args: argparse.Namespace, report: Report) -> int:
     """Soak a server; 1 if there was any fault."""
-    cases = known_cases(args.model, args.cases, OPTIONS["max_model_len"], args.seed)
-    with ExitStack() as stack:
-        options = {"dtype": "float32", "access_log": False, **OPTIONS, **dict(args.option)}
-        if args.kill:
-            options |= KILL_OPTIONS
-            if "kv_disk_path" not in options:
-                options["kv_disk_path"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-"))
-        faults = asyncio.run(_run(args, options, cases, report))
-    for text in faults[:20]:
-        report.warn(text)
-    return 1 if faults else 0
-
-
-async def _run(args: argparse.Namespace, options: dict[str, Any], cases: Sequence[Case], report: Report) -> list[str]:
-    seconds = 60 * args.minutes
-    killed = None
-    if args.kill:
-        seconds /= 2
-        async with serving(args.model, options) as server:
-            killed = Soak(server, cases, args.seed)
-            rate = LOAD * await killed.measure_capacity(CAPACITY_SHARE * seconds)
-            await asyncio.gather(killed.run(rate, 2 * seconds), killed.kill(seconds))
-        show(killed, rate, report, "until the kill")
-    async with serving(args.model, options) as server:
-        soak = Soak(server, cases, args.seed + 1)
-        if killed is not None:
-            await soak.ask_again(killed.served)
-        rate = LOAD * await soak.measure_capacity(CAPACITY_SHARE * seconds)
-        await soak.run(rate, seconds)
-        await soak.check_idle()
-        if server.process.poll() is not None:
-            soak.count("end", f"died: with {server.process.returncode}, {server.end_of_log()}")
-    show(soak, rate, report, "after the kill" if killed else "soak")
-    return soak.faults + (killed.faults if killed else [])
-
-
-def show(soak: Soak, rate: float, report: Report, phase: str) -> None:
-    """What happened, as rows of the report."""
-    report.add({"phase": phase}, {"rate_req_s": rate, "faults": len(soak.faults), "requests": soak.counts.total()})
+    cases = known_cases(args.model, args.cases, args.seed)
+    soak = asyncio.run(_run(args, cases))
+    report.add({}, {"requests": soak.counts.total(), "faults": len(soak.faults)})
     for outcome, number in sorted(soak.counts.items()):
-        report.add({"phase": phase, "outcome": outcome}, {"count": number})
+        report.add({"outcome": outcome}, {"count": number})
     for note in soak.notes:
-        report.add({"phase": phase, "second": round(note.seconds)}, {"rss_mib": note.resident / 2**20, **note.gauges})
+        report.add({"second": round(note.seconds)}, {"rss_mib": note.resident / 2**20, **note.gauges})
+    for text in soak.faults[:20]:
+        report.warn(text)
+    return 1 if soak.faults else 0
+
+
+async def _run(args: argparse.Namespace, cases: Sequence[Case]) -> Soak:
+    options = {"dtype": "float32", "access_log": False, **OPTIONS, **dict(args.option)}
+    async with serving(args.model, options) as server:
+        soak = Soak(server, cases, args.seed)
+        await soak.run(args.clients, 60 * args.minutes)
+        await soak.check_idle()
+    return soak

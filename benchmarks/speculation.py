@@ -4,7 +4,7 @@ edit    a paragraph, to be written again with one word changed
 quote   a page, and a question whose answer stands in it
 code    a file of code that is to go on
 free    a story, at temperature 0.8
-noise   random token ids, at temperature 0.6: the only one that makes sense for random weights
+noise   random token ids, at temperature 0.6: what is left for random weights
 
 Paragraphs, pages and code are the project's own. There are three requests for each stream, so that whoever is done early makes
 room for the next. Prompts are cached before they are timed, so a figure is of decoding. All but the last two are greedy; the
@@ -16,11 +16,12 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
 from benchmarks.figures import Figures
-from benchmarks.options import BadOption, add_model_options, add_run_options, positive_int
+from benchmarks.options import add_model_options, add_run_options, positive_int
 from benchmarks.report import Report
 from benchmarks.session import Session, open_session
 from benchmarks.workload import random_tokens
@@ -37,7 +38,7 @@ CONTEXT = 1536
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--proposer", default="ngram", help="ngram, suffix or model:NAME (default: %(default)s)")
+    parser.add_argument("--proposer", default="ngram", help="ngram or model:NAME (default: %(default)s)")
     parser.add_argument("--num-drafts", type=positive_int, default=15, help="at most (default: %(default)s)")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="(default: all)")
     parser.add_argument("--batch", nargs="+", type=positive_int, default=[1, 4, 16], help="(default: 1 4 16)")
@@ -47,25 +48,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, report: Report) -> None:
-    if args.random_weights and args.tasks != ["noise"]:
-        raise BadOption("random weights say nothing that could be guessed: --tasks noise is what they are for")
     args.option += [("speculation", args.proposer), ("num_drafts", args.num_drafts)]
     with open_session(args, report, CONTEXT + args.output_len) as session:
         for name in args.tasks:
             for batch in args.batch:
                 for repetition in range(args.repeat):
                     turns = Turns(session, name, batch, args.output_len, 100 * repetition + args.seed)
-                    before = session.llm.metrics.speculation
+                    before = _stats(session)
                     # Every second pair begins without: neither is always the later one.
-                    taken = {speculate: turns.take(speculate=speculate) for speculate in _in_turn(repetition)}
-                    report.add({"task": name, "batch": batch}, taken[True] | _drafts(session, before))
+                    in_turn = (True, False) if repetition % 2 == 0 else (False, True)
+                    taken = {speculate: turns.take(speculate=speculate) for speculate in in_turn}
+                    report.add({"task": name, "batch": batch}, taken[True] | _drafts(before, _stats(session)))
                     report.add({"task": name, "batch": batch}, taken[False], WITHOUT)
-        curve = _stats(session).step_seconds
-        report.add({}, {f"step_of_{tokens}_ms": 1000 * seconds for tokens, seconds in curve}, "this engine's steps")
-
-
-def _in_turn(repetition: int) -> tuple[bool, bool]:
-    return (True, False) if repetition % 2 == 0 else (False, True)
 
 
 class Turns:
@@ -106,22 +100,13 @@ class Turns:
 def _stats(session: Session) -> SpeculationStats:
     stats = session.llm.metrics.speculation
     assert stats is not None
-    return stats
+    return replace(stats)
 
 
-def _drafts(session: Session, before: SpeculationStats | None) -> Figures:
-    """What became of the drafts since then."""
-    assert before is not None
-    after = _stats(session)
+def _drafts(before: SpeculationStats, after: SpeculationStats) -> Figures:
+    """What became of the drafts in between."""
     num_drafts, num_accepted = after.num_drafts - before.num_drafts, after.num_accepted - before.num_accepted
-    figures = {"drafts": float(num_drafts), "accepted": float(num_accepted)}
-    figures["accepted_rate"] = num_accepted / num_drafts if num_drafts else 0.0
-    for place in (0, 3, 7):
-        if len(after.tried_at) > place:
-            old = (before.tried_at, before.accepted_at) if len(before.tried_at) > place else ([0] * 16, [0] * 16)
-            tried, accepted = after.tried_at[place] - old[0][place], after.accepted_at[place] - old[1][place]
-            figures[f"accepted_at_{place + 1}_rate"] = accepted / tried if tried else 0.0
-    return figures
+    return {"drafts": float(num_drafts), "accepted_rate": num_accepted / num_drafts if num_drafts else 0.0}
 
 
 # ---- tasks

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from nanoengine import LLM, SamplingParams
 from nanoengine.core.capability import Capability
-from nanoengine.core.config import check_count
+from nanoengine.core.options import check, option
 from nanoengine.core.seams import PolicyPart
 from nanoengine.errors import InvalidPrompt
 
@@ -27,11 +27,10 @@ class PromptLimitOptions:
         most_prompt_tokens: tokens of the longest prompt that is taken. None: no limit.
     """
 
-    most_prompt_tokens: int | None = None
+    most_prompt_tokens: int | None = option(None, high=2**24)
 
     def __post_init__(self) -> None:
-        if self.most_prompt_tokens is not None:
-            check_count("most_prompt_tokens", self.most_prompt_tokens, 2**24)
+        check(self)
 
 
 class PromptLimit(PolicyPart):

@@ -1,24 +1,40 @@
-"""Batch inference on a Ray cluster: a dataset of prompts becomes a dataset of outputs.
+"""Batch inference with Ray Data: a dataset of prompts becomes a dataset of texts.
 
-python examples/ray_batch.py            (pip install 'nanoengine[ray]')
+python examples/ray_batch.py            (pip install 'nanoengine[ray]' 'ray[data]')
+
+Ray Data computes a batch again when its actor is lost. A token depends on weights, prompt, parameters and seed alone: if the seed
+of a row depends on the row alone, the texts are the same then.
 """
 
 import sys
+from typing import Any
 
-from nanoengine import SamplingParams
-from nanoengine.ray import batch
+from nanoengine import LLM, SamplingParams
 
 try:
-    import ray
+    import ray.data
 except ImportError:
-    sys.exit("This example needs ray: pip install 'nanoengine[ray]'")
+    sys.exit("This example needs ray and ray.data: pip install 'nanoengine[ray]' 'ray[data]'")
+
+
+class Completer:
+    """An engine in an actor, which is given one batch after the other."""
+
+    def __init__(self) -> None:
+        self.llm = LLM("demo", num_threads=1, max_model_len=512, use_tqdm=False)
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        seeds = map(int, batch["number"])
+        params = [SamplingParams(temperature=0.7, seed=seed, max_tokens=24, stop="\n\n") for seed in seeds]
+        outputs = self.llm.generate(list(batch["prompt"]), params, use_tqdm=False)
+        return {**batch, "text": [output.outputs[0].text for output in outputs]}
+
 
 ray.init(num_cpus=2, include_dashboard=False, object_store_memory=80 << 20)  # on many machines: ray.init("auto")
-names = ["binary_search", "fibonacci", "quick_sort", "read_config", "", "merge"]
-dataset = ray.data.from_items([{"number": n, "prompt": f"def {name}(" if name else ""} for n, name in enumerate(names)])
-
-params = SamplingParams(temperature=0.7, max_tokens=24, stop="\n\n")
-outputs = batch(dataset, "demo", params, replicas=1, max_model_len=512)
-for row in outputs.iter_rows():  # in the order of the prompts, whichever engine was first
-    print(f"{row['number']}: {row['error'] or row['prompt'] + row['text']!r}")
+ray.data.DataContext.get_current().execution_options.preserve_order = True
+names = ["binary_search", "fibonacci", "quick_sort", "read_config", "merge"]
+dataset = ray.data.from_items([{"number": number, "prompt": f"def {name}("} for number, name in enumerate(names)])
+completed = dataset.map_batches(Completer, batch_size=256, concurrency=1, num_cpus=1)  # concurrency: engines
+for row in completed.iter_rows():
+    print(f"{row['number']}: {row['prompt'] + row['text']!r}")
 ray.shutdown()

@@ -47,17 +47,17 @@ __all__ = [
 ]
 
 _MODULES = {
-    "LLM": "llm",
-    "LoRARequest": "lora.request",
-    "AsyncLLMEngine": "aio.async_llm_engine",
-    "BeamSearchParams": "beam_search.params",
-    "CompletionOutput": "core.outputs",
-    "PoolingParams": "pooling.params",
-    "RequestMetrics": "observability.metrics",
-    "RequestOutput": "core.outputs",
-    "SamplingParams": "sampling.params",
-    "StructuredOutputs": "structured.params",
-    "StructuredOutputsParams": "structured.params",
+    "LLM": "nanoengine.llm",
+    "LoRARequest": "nanoengine.lora.request",
+    "AsyncLLMEngine": "nanoengine.aio.async_llm_engine",
+    "BeamSearchParams": "nanoengine.beam_search.params",
+    "CompletionOutput": "nanoengine.core.outputs",
+    "PoolingParams": "nanoengine.pooling.params",
+    "RequestMetrics": "nanoengine.observability.metrics",
+    "RequestOutput": "nanoengine.core.outputs",
+    "SamplingParams": "nanoengine.sampling.params",
+    "StructuredOutputs": "nanoengine.structured.params",
+    "StructuredOutputsParams": "nanoengine.structured.params",
 }
 
 
@@ -70,11 +70,11 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'nanoengine' has no attribute {name!r}")
     try:
-        return getattr(import_module(f"nanoengine.{_MODULES[name]}"), name)
+        return getattr(import_module(_MODULES[name]), name)
     except ModuleNotFoundError:
         from nanoengine.builder import is_installed, not_installed
 
-        folder = _MODULES[name].partition(".")[0]
-        if is_installed(folder):
+        folder = _MODULES[name].split(".")[-2]
+        if folder == "nanoengine" or is_installed(folder):
             raise
         raise not_installed(folder) from None

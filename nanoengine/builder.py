@@ -12,7 +12,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nanoengine.core.config import BYTES, EngineConfig
+from nanoengine.core.config import EngineConfig
 from nanoengine.core.errors import InvalidConfig
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.interrupts import InterruptGuard, prepare_forks
@@ -27,74 +27,39 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """Where a capability is, in its folder: the class in capability.py; its options' class in options.py, and their names; the
-    other folders that it needs, and the package, which may not be there.
+    """Names of the capability's class in capability.py and of its class of options in options.py; the other folders that must be
+    there, and the installed package.
     """
 
     capability: str
     options: str | None = None
-    names: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     package: str | None = None
 
+
+ROOMS = ("nanoengine",)
+"""Packages in which the folders of capabilities and of other doors are."""
 
 LAYERS = ("models", "kernels", "attention", "layers", "quantization", "gguf")
 """Folders that only work together."""
 
 
 CAPABILITIES = {
-    "ray": Entry(
-        "Ray", "RayOptions", ("ray", "ray_address", "ray_cpus", "ray_gpus"), ("replicas", "worker", "observability")
-    ),
-    "replicas": Entry(
-        "Replicas",
-        "ReplicaOptions",
-        (
-            "replicas",
-            "max_replicas",
-            "waiting_tokens_per_replica",
-            "prefill_replicas",
-            "min_prefill_tokens",
-            "replica_silence_seconds",
-            "replica_step_seconds",
-            "replica_start_seconds",
-            "replica_wait_seconds",
-            "replica_start_attempts",
-        ),
-        ("worker", "observability"),
-    ),
-    "parallel": Entry(
-        "Parallel", "ParallelOptions", ("tensor_parallel_size", "decode_context_parallel_size"), ("worker", *LAYERS)
-    ),
-    "worker": Entry(
-        "Worker",
-        "WorkerOptions",
-        (
-            "worker_process",
-            "worker_step_seconds",
-            "worker_start_seconds",
-            "worker_silence_seconds",
-            "worker_start_attempts",
-        ),
-    ),
-    "models": Entry("Models", "ModelOptions", ("tokenizer", "quantization", "rope_scaling", "chat_template"), LAYERS),
-    "kernels": Entry("NativeAndTriton", "KernelOptions", ("kernels", "activation_dtype", "kv_cache_dtype"), LAYERS),
-    "kv_groups": Entry("KVGroups", "KVGroupsOptions", ("snapshot_memory", "snapshot_interval")),
-    "speculation": Entry("SpeculativeDecoding", "SpeculationOptions", ("speculation", "num_drafts")),
-    "kv_offload": Entry(
-        "KVOffload", "KVOffloadOptions", ("preemption_mode", "kv_host_memory", "kv_disk_path", "kv_disk_bytes")
-    ),
+    "ray": Entry("Ray", "RayOptions", ("replicas", "worker", "observability")),
+    "replicas": Entry("Replicas", "ReplicaOptions", ("worker", "observability")),
+    "parallel": Entry("Parallel", "ParallelOptions", ("worker", *LAYERS)),
+    "worker": Entry("Worker", "WorkerOptions"),
+    "models": Entry("Models", "ModelOptions", LAYERS),
+    "kernels": Entry("NativeAndTriton", "KernelOptions", LAYERS),
+    "kv_groups": Entry("KVGroups", "KVGroupsOptions"),
+    "speculation": Entry("SpeculativeDecoding", "SpeculationOptions"),
+    "kv_offload": Entry("KVOffload", "KVOffloadOptions"),
     "sampling": Entry("Sampling"),
-    "recording": Entry("Recording", "RecordingOptions", ("enforce_eager",), LAYERS),
-    "lora": Entry(
-        "LoRA",
-        "LoRAOptions",
-        ("enable_lora", "max_loras", "max_lora_rank", "max_lora_bytes", "lora_modules"),
-        LAYERS,
-    ),
-    "structured": Entry("StructuredOutput", needs=("sampling", "speculation"), package="llguidance"),
-    "pooling": Entry("Pooling", "PoolingOptions", ("pooling",)),
-    "fairness": Entry("Fairness", "FairnessOptions", ("fair_shares", "min_priority")),
+    "recording": Entry("Recording", "RecordingOptions", LAYERS),
+    "lora": Entry("LoRA", "LoRAOptions", LAYERS),
+    "structured": Entry("StructuredOutput", needs=("sampling", "speculation", "tools"), package="llguidance"),
+    "pooling": Entry("Pooling", "PoolingOptions"),
+    "fairness": Entry("Fairness", "FairnessOptions"),
     "observability": Entry("Observability"),
 }
 """Folder -> what is in it, in the order in which they take part in start-up."""
@@ -135,7 +100,7 @@ def option_types(plugins: PluginOptions | None = None) -> list[type]:
     each option.
     """
     found = [(folder, own.options) for folder, own in CAPABILITIES.items() if own.options and is_installed(folder)]
-    known = (getattr(import_module(f"nanoengine.{folder}.options"), name) for folder, name in found)
+    known = (getattr(import_module(f"{find_folder(folder)}.options"), name) for folder, name in found)
     types = [EngineConfig, PluginOptions, *known]
     return types if plugins is None else types + plugins.option_types(types)
 
@@ -144,14 +109,11 @@ def read_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
     """The options of an engine, checked; sizes may be text, such as "2GiB". torch is not imported for it.
 
     Raises:
-        UnknownOption: an option that nobody has.
-        InvalidConfig: a value that cannot work, or an option of a capability that is not installed.
+        UnknownOption: an option that nobody has, such as one of a capability that is not installed.
+        InvalidConfig: a value that cannot work.
     """
-    for folder, own in CAPABILITIES.items():
-        if not is_installed(folder) and any(name in options for name in own.names):
-            raise not_installed(folder)
     types = option_types(PluginOptions(plugins=options.get("plugins")))
-    sizes = {own.name for kind in types for own in fields(kind) if own.metadata == BYTES}
+    sizes = {own.name for kind in types for own in fields(kind) if own.metadata.get("unit") == "bytes"}
     values = {k: size(k, v) if k in sizes and isinstance(v, str) else v for k, v in options.items()}
     return EngineConfig.from_options(model, values, tuple(types[1:]))
 
@@ -175,7 +137,7 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True) -> Built:
         from nanoengine.core.startup import Startup
 
         own = {
-            folder: getattr(import_module(f"nanoengine.{folder}.capability"), own.capability)
+            folder: getattr(import_module(f"{find_folder(folder)}.capability"), own.capability)
             for folder, own in CAPABILITIES.items()
             if is_installed(folder)
         }
@@ -193,11 +155,17 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True) -> Built:
 def is_installed(folder: str) -> bool:
     """Whether the folder of a capability is there, and what it needs."""
     own = CAPABILITIES.get(folder, Entry(""))
-    names = [f"nanoengine.{name}" for name in (folder, *own.needs)]
-    return all(find_spec(name) is not None for name in (*names, own.package) if name is not None)
+    is_there = own.package is None or find_spec(own.package) is not None
+    return is_there and all(find_folder(name) is not None for name in (folder, *own.needs))
+
+
+def find_folder(name: str) -> str | None:
+    """The package of a folder, in whichever room it is; None if it was deleted."""
+    rooms = (room for room in ROOMS if find_spec(room) is not None)
+    return next((f"{room}.{name}" for room in rooms if find_spec(f"{room}.{name}") is not None), None)
 
 
 def not_installed(folder: str) -> InvalidConfig:
     return InvalidConfig(
-        f"{folder.replace('_', ' ')} is not installed: nanoengine/{folder}, or what it needs, is not there"
+        f"{folder.replace('_', ' ')} is not installed: the folder {folder} of nanoengine, or what it needs, is not there"
     )

@@ -1,48 +1,7 @@
 """Every error that a user of nanoengine can meet, by name: those of the core, and those that its extensions add."""
 
-from nanoengine.core.errors import (
-    EngineClosed,
-    InvalidConfig,
-    InvalidPrompt,
-    InvalidRequest,
-    InvalidSamplingParams,
-    InvalidWeights,
-    KVCacheTooSmall,
-    ModelNotFound,
-    NanoEngineError,
-    NotFiniteLogits,
-    NoTokenLeft,
-    PromptTooLong,
-    StepFailed,
-    UnknownOption,
-    UnsupportedModel,
-    did_you_mean,
-    shown,
-)
-
-__all__ = [
-    "EngineClosed",
-    "EngineDead",
-    "FetchFailed",
-    "GrammarsUnavailable",
-    "InvalidConfig",
-    "InvalidPrompt",
-    "InvalidRequest",
-    "InvalidSamplingParams",
-    "InvalidWeights",
-    "KVCacheTooSmall",
-    "MissingPackage",
-    "ModelNotFound",
-    "NanoEngineError",
-    "NoTokenLeft",
-    "NotFiniteLogits",
-    "PromptTooLong",
-    "StepFailed",
-    "UnknownOption",
-    "UnsupportedModel",
-    "did_you_mean",
-    "shown",
-]
+from nanoengine.core.errors import *  # noqa: F403
+from nanoengine.core.errors import NanoEngineError
 
 
 class FetchFailed(NanoEngineError, RuntimeError):

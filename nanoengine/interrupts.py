@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from functools import cache, partial
 from types import FrameType, TracebackType
 
-from nanoengine.core.llm_engine import Executor, Launched
-from nanoengine.core.messages import StepPlan, StepResult
+from nanoengine.core.llm_engine import Executor
+from nanoengine.core.messages import Launched, StepPlan, StepResult
 
 
 @cache
@@ -86,18 +86,13 @@ class Interruptible:
 
     def launch(self, plan: StepPlan) -> Launched:
         with self.guard.allowed():
-            return InterruptibleLaunch(self.executor.launch(plan), self.guard)
+            launched = self.executor.launch(plan)
+
+        def result() -> StepResult:
+            with self.guard.allowed():
+                return launched()
+
+        return result
 
     def close(self) -> None:
         self.executor.close()
-
-
-class InterruptibleLaunch:
-    """A launched step that may be interrupted while its result is awaited."""
-
-    def __init__(self, launched: Launched, guard: InterruptGuard):
-        self.launched, self.guard = launched, guard
-
-    def result(self) -> StepResult:
-        with self.guard.allowed():
-            return self.launched.result()

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from nanoengine.builder import build_engine, is_installed, not_installed, read_config
 from nanoengine.core.errors import InvalidPrompt, InvalidSamplingParams, StepFailed, shown
-from nanoengine.core.llm import LLM as CoreLLM
+from nanoengine.core.llm import CoreLLM, params_list, prompt_list
 from nanoengine.core.llm import Prompt as PlainPrompt
-from nanoengine.core.llm import params_list, prompt_list
 from nanoengine.core.outputs import RequestOutput
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.sequence import Request
 from nanoengine.interrupts import InterruptGuard, Interruptible
 from nanoengine.log import show_log
@@ -63,7 +62,7 @@ class LLM(CoreLLM):
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: CoreSamplingParams | Sequence[CoreSamplingParams] | None = None,
         *,
         cache_salt: str = "",
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
@@ -110,7 +109,7 @@ class LLM(CoreLLM):
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: CoreSamplingParams | Sequence[CoreSamplingParams] | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
@@ -230,7 +229,7 @@ class LLM(CoreLLM):
     def stream(
         self,
         prompt: Prompt,
-        sampling_params: SamplingParams | None = None,
+        sampling_params: CoreSamplingParams | None = None,
         *,
         lora_request: LoRARequest | None = None,
     ) -> Iterator[str]:
@@ -245,7 +244,7 @@ class LLM(CoreLLM):
             raise InvalidSamplingParams(f"the params ask for {count} completions: a stream has one")
         return self.stream_request(request)
 
-    def get_default_sampling_params(self) -> SamplingParams:
+    def get_default_sampling_params(self) -> CoreSamplingParams:
         """How requests without any are sampled: as the model's makers advise, or as suits small models (models/advice.py)."""
         return self.engine.default_params
 

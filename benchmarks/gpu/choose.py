@@ -24,12 +24,12 @@ from torch import Tensor
 from benchmarks.gpu.alone import draws, prompts, quantized
 from benchmarks.gpu.chain import Chain, Inputs, seconds
 from benchmarks.gpu.clock import Clock, device_facts, measure_rates
-from benchmarks.gpu.kernel_bench import lens_of_workload
 from benchmarks.gpu.parts import kept_going
 from benchmarks.limit import Ceiling, ModelLimit, StepWork
 from benchmarks.options import positive_int
 from benchmarks.random_weights import SHAPES
 from benchmarks.report import Report
+from benchmarks.workload import lens_of_workload
 from nanoengine.kernels.triton.dependent import LATE
 from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning, file_name, load_tuning
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
-from itertools import cycle, islice
 from time import perf_counter
 from typing import Any
 
@@ -21,10 +20,6 @@ FLUSH_BYTES = {"cuda": 2 << 30, "cpu": 1 << 20}
 
 SIZES = {"cuda": (4 << 30, 8192), "cpu": (16 << 20, 256)}
 """Bytes that are read and copied, and rows and columns of the matrices, for the best that a device can do."""
-
-
-IN_A_ROW = 50
-"""Small kernels that are timed together."""
 
 
 @dataclass
@@ -55,20 +50,6 @@ class Clock:
         pairs = [self._on_device(work) for _ in range(self.repeats)]
         torch.cuda.synchronize(self.device)
         return statistics.median(start.elapsed_time(end) for start, end in pairs) / 1000
-
-    @torch.inference_mode()
-    def seconds_in_a_row(self, works: Sequence[Callable[[], object]]) -> float:
-        """Of one of many that follow each other, as in a recorded step, where the host launches nothing; several take turns."""
-        if self.device.type != "cuda":
-            return self.seconds(works[0])
-        for work in works:
-            work()  # compiles
-        torch.cuda.synchronize(self.device)
-        count, graph = max(IN_A_ROW, len(works)), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for work in islice(cycle(works), count):
-                work()
-        return self.seconds(graph.replay) / count
 
     def _on_host(self, work: Callable[[], object]) -> float:
         self._flush.max()

@@ -16,8 +16,8 @@ from benchmarks.limit import StepWork
 from benchmarks.report import Report
 from benchmarks.session import Session
 from nanoengine import SamplingParams
-from nanoengine.core.llm_engine import Executor, Launched
-from nanoengine.core.messages import StepPlan
+from nanoengine.core.llm_engine import Executor
+from nanoengine.core.messages import Launched, StepPlan
 from nanoengine.core.sequence import Phase
 
 TOP_KERNELS = 30

@@ -9,6 +9,7 @@ The JSON is written after each part, so that a part that fails, or a run that is
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import sys
 from collections.abc import Sequence
@@ -18,23 +19,21 @@ from pathlib import Path
 import torch
 
 from benchmarks.drive import Run
-from benchmarks.figures import Figures, latency_figures, step_figures
+from benchmarks.figures import Figures, latency_figures, step_figures, stream_figures
 from benchmarks.gpu.clock import Clock, device_facts, measure_rates
 from benchmarks.gpu.decode import decode
 from benchmarks.gpu.modes import FASTEST, Mode, modes_of, running_in
 from benchmarks.gpu.parts import Bench, kept_going
-from benchmarks.gpu.quantized import quantized
-from benchmarks.latency import stream_figures
 from benchmarks.limit import StepWork
 from benchmarks.options import add_model_options, engine_options, positive_int
+from benchmarks.peers import Settings, run_peer
 from benchmarks.random_weights import random_checkpoint
 from benchmarks.report import ENGINE, Report
 from benchmarks.session import Session, open_session
-from benchmarks.startup import first_token
 from benchmarks.workload import NANO_VLLM, Workload, random_tokens, random_workload
 from nanoengine import LLM, SamplingParams
 
-PARTS = ("equal tokens", "one stream", "workload", "decode", "quantized", "start-up")
+PARTS = ("equal tokens", "one stream", "workload", "decode", "start-up")
 ON_ONE_ENGINE = ("one stream", "workload", "decode")
 
 WARM_UPS = 2
@@ -63,8 +62,6 @@ def main(arguments: Sequence[str]) -> int:
                 bench.run("one stream", lambda: one_stream(bench, session))
                 bench.run("workload", lambda: workload(bench, session))
                 bench.run("decode", lambda: decode(bench, session))
-        _give_back(device)
-        bench.run("quantized", lambda: quantized(bench))
         _give_back(device)
         bench.run("start-up", lambda: start_up(bench))
     report.show()
@@ -106,7 +103,9 @@ def equal_tokens(bench: Bench, device: torch.device) -> None:
 def start_up(bench: Bench) -> None:
     """A fresh process. Kernels are compiled as far as the cache has them: after the other parts, all of them."""
     bench.report.warn("start-up: the weights' file is in the page cache")
-    figures = first_token(ENGINE, str(bench.args.model), bench.args.stream_len[0], engine_options(bench.args))
+    threads, options = len(os.sched_getaffinity(0)), engine_options(bench.args)
+    settings = Settings(ENGINE, str(bench.args.model), [], 1, 0, 0.0, threads=threads, options=options)
+    [figures] = run_peer(sys.executable, settings)["start"]
     bench.report.add({"work": "start-up"}, figures)
 
 
@@ -189,12 +188,11 @@ def _give_back(device: torch.device) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("gpu_engine", description=__doc__.split("\n")[0] if __doc__ else None)
-    preset = NANO_VLLM
     pair = {"type": positive_int, "nargs": 2, "metavar": ("LOW", "HIGH")}
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="(default: all)")
-    parser.add_argument("--num-seqs", type=positive_int, default=preset.num_seqs, help="requests of the workload")
-    parser.add_argument("--input-len", **pair, default=preset.input_len, help="tokens of a prompt")  # type: ignore[arg-type]
-    parser.add_argument("--output-len", **pair, default=preset.output_len, help="tokens to generate")  # type: ignore[arg-type]
+    parser.add_argument("--num-seqs", type=positive_int, default=NANO_VLLM[0], help="requests of the workload")
+    parser.add_argument("--input-len", **pair, default=NANO_VLLM[1], help="tokens of a prompt")  # type: ignore[arg-type]
+    parser.add_argument("--output-len", **pair, default=NANO_VLLM[2], help="tokens to generate")  # type: ignore[arg-type]
     parser.add_argument(
         "--stream-len", type=positive_int, nargs=2, metavar=("PROMPT", "NEW"), default=(1024, 129), help="of one stream"
     )

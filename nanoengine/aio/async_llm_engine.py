@@ -1,4 +1,4 @@
-"""AsyncLLMEngine: the loop in a thread of its own, for many callers on an event loop.
+"""AsyncLLMEngine: an engine whose steps run in a thread of its own, for many callers on event loops.
 
 Calls (submit, abort, functions of the engine) go into an inbox, which the thread empties between two steps: nothing in the engine
 needs a lock. The news of a step go back in one call for all its requests, so that a loop is woken once a step, however many
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from nanoengine.aio.request_stream import Delta, RequestStream, call_soon, failure_of
 from nanoengine.core.errors import EngineClosed, InvalidSamplingParams
 from nanoengine.core.llm_engine import LLMEngine
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.sequence import Request
 from nanoengine.errors import EngineDead
 
@@ -40,11 +40,11 @@ DELIVERY_SECONDS = 2e-3
 after the other: they disturb each other's cores, caches and interpreter lock."""
 
 News = tuple[RequestStream, list[Delta], bool, Exception | None]
-"""What a step brought a stream: its deltas, whether it is over, and what went wrong."""
+"""The results of a step for one stream: the stream, its deltas, whether it is over, and its error."""
 
 
 class _Message(NamedTuple):
-    """What the thread is to do, and who is told why if it does nothing any more."""
+    """A call for the thread, and a call that refuses it if the thread has ended."""
 
     do: Callable[[], object]
     refuse: Callable[[Exception], object] = lambda _: None
@@ -64,12 +64,14 @@ class AsyncLLMEngine:
     engine: LLMEngine
 
     def __init__(self, make: Callable[[], LLMEngine]):
-        self.error: BaseException | None = None  # what the engine died of
+        self.error: BaseException | None = None  # that has ended the engine
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
-        self._streams: dict[str, RequestStream] = {}  # of the requests that run; the thread's own
-        self._num_sent = 0  # sequences put into the inbox, counted by those who do
-        self._num_received = 0  # and taken out, counted by the thread
-        self._step_began: float | None = None  # when the step that runs was begun
+        self._streams: dict[
+            str, RequestStream
+        ] = {}  # by request id, of the requests that run; used by the thread alone
+        self._num_sent = 0  # sequences that were put into the inbox, counted by the callers
+        self._num_received = 0  # sequences that were taken out of it, counted by the thread
+        self._step_began: float | None = None  # the time at which the running step began
         self._is_closing = False
         self.is_ending = False  # no more steps are made, and the engine is being closed, which may write files
         self._is_over = False  # nobody empties the inbox any more
@@ -85,7 +87,7 @@ class AsyncLLMEngine:
     def make_request(
         self,
         prompt: str | Sequence[int],
-        params: SamplingParams | None = None,
+        params: CoreSamplingParams | None = None,
         request_id: str | None = None,
         *,
         lora_request: LoRARequest | None = None,
@@ -95,7 +97,7 @@ class AsyncLLMEngine:
         request has arrived now: its times count from here.
 
         Args:
-            lora_request: the adapter that it wants.
+            lora_request: the adapter of the request.
         """
         self._check_alive()
         now = time.perf_counter()
@@ -133,9 +135,9 @@ class AsyncLLMEngine:
             self._put(_Message(partial(self._abort, stream.request.request_id, stream)))
 
     async def generate(
-        self, prompt: str | Sequence[int], params: SamplingParams | None = None, **options: Any
+        self, prompt: str | Sequence[int], params: CoreSamplingParams | None = None, **options: Any
     ) -> AsyncGenerator[Delta, None]:
-        """Complete one prompt, and yield what each step brings; closing the iterator early aborts the request.
+        """Complete one prompt, and yield the deltas of each step; closing the iterator early aborts the request.
 
         Args:
             prompt: text or token ids.
@@ -169,12 +171,12 @@ class AsyncLLMEngine:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that have not begun, or were preempted."""
+        """The number of sequences that have not begun, or were preempted."""
         return self._num_sent - self._num_received + len(self.engine.scheduler.waiting)
 
     @property
     def seconds_in_step(self) -> float:
-        """How long the step that runs has taken until now; 0.0: none runs."""
+        """Seconds since the running step began; 0.0: none runs."""
         began = self._step_began
         return 0.0 if began is None else time.monotonic() - began
 
@@ -218,7 +220,7 @@ class AsyncLLMEngine:
         self._end()
 
     def _empty_inbox(self) -> None:
-        """Do what was asked for, a bounded part of it while there are steps to make; with no other work, wait for it."""
+        """Do calls of the inbox, `MOST_MESSAGES` of them at most if there are steps to make; without steps, wait for a call."""
         for _ in range(MOST_MESSAGES):
             if self._inbox.empty() and (self.engine.has_unfinished or self._is_closing):
                 break
@@ -251,7 +253,7 @@ class AsyncLLMEngine:
         self._streams[request.request_id] = stream
 
     def _news(self, request: Request) -> News | None:
-        """What the stream of a request must be told; None if nothing is new."""
+        """The news for the stream of a request; None: there are none."""
         stream = self._streams.get(request.request_id)
         if stream is None:
             return None
@@ -294,13 +296,13 @@ class AsyncLLMEngine:
         self._refuse_messages()
 
     def _refuse_messages(self) -> None:
-        """Messages that came too late are answered: nobody waits for them."""
+        """Refuse the messages that came after the end of the thread, so that nobody waits for ever."""
         with suppress(Empty):
             while True:
                 self._inbox.get_nowait().refuse(self._reason())
 
     def _reason(self) -> EngineDead | EngineClosed:
-        """Why nothing runs any more."""
+        """The error for callers of an engine that has ended."""
         if self.error is None:
             return EngineClosed("the engine is closed: make a new one")
         reason = EngineDead(f"the engine died of {type(self.error).__name__}: {self.error}; start it anew")
@@ -315,7 +317,7 @@ def _deliver(news: list[News], done: Callable[[], object]) -> None:
 
 
 def _settle(answer: asyncio.Future[T], result: T | None, error: Exception | None) -> None:
-    """Answer whoever waits, on his loop."""
+    """Set the result of a future, on its loop."""
 
     def settle() -> None:
         if answer.done():  # nobody waits any more

@@ -1,4 +1,4 @@
-"""What the builder builds, in a thread of its own."""
+"""Builds an engine in the thread that will step it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def build_async_engine(build: Callable[[], Built]) -> tuple[AsyncLLMEngine, Built]:
-    """An engine, and what it was built of.
+    """An engine, and the parts that it was built of.
 
     Args:
-        build: calls `build_engine`; in the thread that will step, see `AsyncLLMEngine`.
+        build: calls `build_engine`; it runs in the thread of the engine, see `AsyncLLMEngine`.
 
     Raises:
         Whatever `build` raises.

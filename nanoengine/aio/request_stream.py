@@ -1,4 +1,4 @@
-"""RequestStream: the results of one request, carried from the engine's thread to a reader on an event loop."""
+"""RequestStream: carries the results of one request from the engine's thread to a reader on an event loop."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from nanoengine.core.outputs import FinishReason
 from nanoengine.core.sequence import Request, Sequence
 
 MOST_UNREAD = 64
-"""Lists of deltas that wait for a reader. What comes then stays in the sequences until these are taken."""
+"""The most lists of deltas that wait for a reader. Later results stay in the sequences until these are taken."""
 
 
 @dataclass(slots=True)
 class Delta:
-    """What is new of one completion: it goes on where the delta before ends. `finish_reason` comes with the last."""
+    """The part of one completion behind the delta before. The last one has the `finish_reason`."""
 
     index: int
     text: str
@@ -30,7 +30,7 @@ class Delta:
 
 @dataclass(slots=True)
 class _Cursor:
-    """How much of one completion was handed out."""
+    """The part of one completion that was handed out."""
 
     seq: Sequence
     num_tokens: int = 0
@@ -38,7 +38,7 @@ class _Cursor:
     is_over: bool = False
 
     def take(self, least: int) -> Delta | None:
-        """What is new; None if nothing is, or fewer than `least` tokens of a completion that goes on and has begun."""
+        """The part behind the cursor; None: it is empty, or it is in the middle and has fewer than `least` tokens."""
         seq, is_over = self.seq, self.seq.finished
         assert seq.detokenizer is not None
         num_tokens = len(seq.token_ids) - seq.num_prompt_tokens
@@ -68,8 +68,7 @@ class RequestStream:
     Args:
         request: not submitted yet.
         loop: where it is awaited.
-        interval: tokens of a completion that are handed out together; its first one and its last ones come at once. None: only
-            the end is told.
+        interval: the least tokens of a delta; the first token and the last ones come at once. None: there are no deltas.
     """
 
     def __init__(self, request: Request, loop: asyncio.AbstractEventLoop, interval: int | None = 1):
@@ -80,15 +79,15 @@ class RequestStream:
         self._deltas: list[Delta] = []
         self._num_unread = 0  # lists of them
         self.take_now: Callable[[list[Delta]], bool] | None = None
-        """What need not wake a reader who waits: takes the deltas of a step at once, unless it answers False."""
-        self.is_over = False  # all of it has arrived
+        """Called on the loop with the deltas of a step, if a reader waits; the reader is woken only if this returns False."""
+        self.is_over = False  # all results have arrived
         self._error: BaseException | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     # ---- in the thread of the engine
 
     def collect(self) -> list[Delta]:
-        """What is new since the last call."""
+        """The deltas since the last call."""
         if self.interval is None or (self._num_unread >= MOST_UNREAD and not self.request.finished):
             return []
         if not self._cursors:
@@ -97,13 +96,13 @@ class RequestStream:
         return [d for cursor in self._cursors if not cursor.is_over and (d := cursor.take(interval)) is not None]
 
     def end_with(self, error: Exception) -> None:
-        """Nothing comes any more."""
+        """End the stream with an error."""
         call_soon(self.loop, partial(self.deliver, [], True, error))
 
     # ---- on the loop
 
     def deliver(self, deltas: list[Delta], is_over: bool, error: BaseException | None = None) -> None:
-        """Take what has come, and wake the reader."""
+        """Take deltas, and wake the reader."""
         if self.is_over:
             return
         has_reader = self._waiter is not None and not self._waiter.done()
@@ -141,7 +140,7 @@ class RequestStream:
 
 
 def failure_of(request: Request) -> StepFailed | None:
-    """What the caller of a failed request is told; None if it has not failed."""
+    """The error for the caller of a failed request; None: the request has not failed."""
     if request.error is None:
         return None
     failure = StepFailed(f"the request failed: {request.error}", [request.output()])

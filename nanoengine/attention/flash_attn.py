@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from nanoengine.attention.backend import AttentionBackend
-from nanoengine.core import flash_attention as core
 from nanoengine.core.attention import AttentionSpec, KVLayer
+from nanoengine.core.flash_attention import CausalFlashAttention
 from nanoengine.core.torch_flash import NO_WINDOW
 from nanoengine.kernels.triton.launch import unsupported_reason as triton_unsupported_reason
 
 
-class FlashAttention(core.FlashAttention, AttentionBackend):
+class FlashAttention(CausalFlashAttention, AttentionBackend):
     """K/V are written by Triton's kernels where there are any."""
 
     features = frozenset({"window"})
@@ -25,7 +25,7 @@ class FlashAttention(core.FlashAttention, AttentionBackend):
     def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
         if block_size & (block_size - 1) and triton_unsupported_reason(device) is None:
             return f"Triton places its tokens, and block_size {block_size} is no power of two"
-        return core.FlashAttention.unsupported_reason(device, dtype, head_dim, block_size)
+        return CausalFlashAttention.unsupported_reason(device, dtype, head_dim, block_size)
 
     def __init__(self, block_size: int):
         super().__init__(block_size)

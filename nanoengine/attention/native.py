@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionBackend, Changes, window_of
+from nanoengine.attention.backend import AttentionBackend, window_of
 from nanoengine.core.attention import AttentionSpec, KVLayer, Runs
 from nanoengine.kernels.addresses import DTYPES, address, rows, wrong
 from nanoengine.kernels.c_functions import c_functions
+from nanoengine.kernels.interface import Changes
 from nanoengine.kernels.kv_int8 import SCALE_BYTES
 from nanoengine.kernels.native_operations import unsupported_reason
 

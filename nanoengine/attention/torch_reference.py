@@ -9,12 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nanoengine.attention.backend import AttentionBackend
-from nanoengine.core import torch_attention as core
 from nanoengine.core.attention import AttentionSpec, KVLayer, Runs
+from nanoengine.core.torch_attention import CausalTorchAttention
 from nanoengine.kernels.kv_int8 import SCALE_BYTES, dequantize, quantize
+
+MAX_SCORES = 1 << 24
+"""Most scores of a head that a prefill computes at once."""
 
 MAX_GATHERED_TOKENS = 1 << 17
 """Most tokens of K/V that a decode copies out of the cache at once, padding included."""
@@ -23,7 +27,7 @@ SHORT = 64
 """Sequences up to this length are never worth a group of their own."""
 
 
-class TorchAttention(core.TorchAttention, AttentionBackend):
+class TorchAttention(CausalTorchAttention, AttentionBackend):
     """The reference: the core's, with windows, sinks, soft caps, int8 K/V and decodes of several tokens."""
 
     features = frozenset({"window", "chunked", "sinks", "soft_cap"})
@@ -43,6 +47,28 @@ class TorchAttention(core.TorchAttention, AttentionBackend):
             k, v = (_with_scales(*quantize(rows)) for rows in (k, v))
         super().write_kv(k, v, kv, slot_mapping)
 
+    def prefill(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
+        """Each sequence by itself, in slices of its queries: its new tokens against the keys that they see."""
+        out, start = torch.empty_like(q), 0
+        for table, query_len, seq_len in zip(runs.block_tables, runs.query_lens_list, runs.seq_lens_list, strict=True):
+            history = max(0, seq_len - query_len)  # of a padding row, too, which sees nothing
+            origin = _first_seen(history, spec)  # position of the first key that is gathered
+            slots = self.slots(table, torch.arange(origin, seq_len, dtype=torch.int64, device=q.device))[None]
+            k, v = (_gather(cache, slots, q.dtype) for cache in kv)
+            size = _slice_size(seq_len - origin, q.shape[1], spec)
+            for first in range(history, seq_len, size):
+                last, seen = min(first + size, seq_len), _first_seen(first, spec)
+                visible = None  # the queries see each other, and no more
+                if seen < first or _first_seen(last - 1, spec) > first:
+                    queries, keys = (torch.arange(i, last, dtype=torch.int64, device=q.device) for i in (first, seen))
+                    visible = _visible(queries[:, None], keys, spec)
+                rows = slice(start + first - history, start + last - history)
+                k_seen, v_seen = (each[:, :, seen - origin : last - origin] for each in (k, v))
+                attended = _attention(q[rows].transpose(0, 1)[None], k_seen, v_seen, visible, spec, sinks)
+                out[rows] = attended[0].transpose(0, 1)
+            start += query_len
+        return out
+
     def decode(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
         """Those sequences at once that see about as much, padded to the one that sees most. Each of several tokens of a run is
         decoded as a sequence that ends with it.
@@ -55,10 +81,10 @@ class TorchAttention(core.TorchAttention, AttentionBackend):
             runs.plan = self._plan_decode(runs, spec)
         out = torch.empty_like(q)
         for rows, slots, visible in runs.plan:
-            k, v = (self.gather(cache, slots, q.dtype) for cache in kv)
+            k, v = (_gather(cache, slots, q.dtype) for cache in kv)
             # The query heads that share a K/V head stand where queries stand: each K/V is read once for all of them.
             grouped = q[rows].unflatten(1, (k.shape[1], -1))  # [num_seqs, num_kv_heads, group, head_dim]
-            out[rows] = self.attention(grouped, k, v, visible, spec, sinks).flatten(1, 2)
+            out[rows] = _attention(grouped, k, v, visible, spec, sinks).flatten(1, 2)
         return out
 
     def _plan_decode(self, runs: Runs, spec: AttentionSpec) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -71,57 +97,74 @@ class TorchAttention(core.TorchAttention, AttentionBackend):
             most = torch.arange(counts[group[-1]], dtype=torch.int64, device=device)
             own = (runs.seq_lens[rows][:, None] - 1).clamp(min=0)  # position of each query; a padding row has length 0
             positions = (own + 1 - len(most)).clamp(min=0) + most
-            seen = self.visible(own, positions, spec)
+            seen = _visible(own, positions, spec)
             # Padding repeats the query's own token: it is masked, but it must be finite, since NaN times zero is NaN.
             slots = self.slots(runs.block_tables[rows], positions.where(seen, own))
             plan.append((rows, slots, seen[:, None, None]))
         return plan
 
-    def first_seen(self, position: int, spec: AttentionSpec) -> int:
-        if spec.window is None:
-            return 0
-        return position - position % spec.window if spec.chunked else max(0, position - spec.window + 1)
 
-    def visible(self, queries: Tensor, keys: Tensor, spec: AttentionSpec) -> Tensor:
-        visible = super().visible(queries, keys, spec)
-        if spec.window is None:
-            return visible
-        return visible & (keys >= queries - (queries % spec.window if spec.chunked else spec.window - 1))
+def _first_seen(position: int, spec: AttentionSpec) -> int:
+    """The first position that the token at a position sees."""
+    if spec.window is None:
+        return 0
+    return position - position % spec.window if spec.chunked else max(0, position - spec.window + 1)
 
-    def slice_size(self, num_keys: int, num_heads: int, spec: AttentionSpec) -> int:
-        """With a window, few enough that they see most of each other's keys."""
-        most = core.MAX_SCORES // num_heads if _is_by_definition(spec) else core.MAX_SCORES
-        reach = min(num_keys, spec.window or num_keys)
-        if num_keys == reach:
-            return max(1, most // max(1, num_keys))
-        size = max(reach, SHORT)
-        return max(1, min(size, most // (size + reach)))
 
-    def gather(self, cache: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:
-        rows = super().gather(cache, slots, dtype)
-        if cache.dtype is not torch.int8:
-            return rows
-        numbers, scales = rows.transpose(1, 2).split((rows.shape[-1] - SCALE_BYTES, SCALE_BYTES), -1)
-        return dequantize(numbers, scales.contiguous().view(torch.float32)[..., 0], dtype).transpose(1, 2)
+def _visible(queries: Tensor, keys: Tensor, spec: AttentionSpec) -> Tensor:
+    """Whether the tokens at positions [num_queries, 1] see those at positions [num_keys]."""
+    visible = keys <= queries
+    if spec.window is None:
+        return visible
+    return visible & (keys >= queries - (queries % spec.window if spec.chunked else spec.window - 1))
 
-    def attention(
-        self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, spec: AttentionSpec, sinks: Tensor | None
-    ) -> Tensor:
-        """Where torch's own function lacks something, as the definition says."""
-        if not _is_by_definition(spec):
-            return super().attention(q, k, v, visible, spec, sinks)
-        if visible is None:
-            visible = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
-        heads, wide = (k.shape[1], -1), torch.promote_types(q.dtype, torch.float32)
-        scores = torch.einsum("nhgqd,nhkd->nhgqk", q.unflatten(1, heads).to(wide), k.to(wide)) * spec.scale
-        if spec.soft_cap is not None:
-            scores = spec.soft_cap * (scores / spec.soft_cap).tanh()
-        scores = scores.flatten(1, 2).masked_fill(~visible, -torch.inf)
-        if sinks is not None:
-            own = sinks.view(q.shape[1], -1)  # of each head, and in a decode of each that shares its K/V
-            scores = torch.cat((scores, own.expand(scores.shape[:-1])[..., None].to(wide)), -1)
-        weights = scores.softmax(-1)[..., : k.shape[2]].unflatten(1, heads)
-        return torch.einsum("nhgqk,nhkd->nhgqd", weights, v.to(wide)).flatten(1, 2).to(q.dtype)
+
+def _slice_size(num_keys: int, num_heads: int, spec: AttentionSpec) -> int:
+    """How many queries of a prefill are computed at once. With a window, few enough that they see most of each other's keys."""
+    most = MAX_SCORES // num_heads if _is_by_definition(spec) else MAX_SCORES
+    reach = min(num_keys, spec.window or num_keys)
+    if num_keys == reach:
+        return max(1, most // max(1, num_keys))
+    size = max(reach, SHORT)
+    return max(1, min(size, most // (size + reach)))
+
+
+def _gather(cache: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:
+    """K or V of slots [num_seqs, count], as [num_seqs, num_kv_heads, count, head_dim] of the dtype of the queries."""
+    rows = cache.flatten(0, 1).index_select(0, slots.flatten())  # copies whole rows: faster than general indexing
+    rows = rows.unflatten(0, slots.shape).transpose(1, 2)
+    if cache.dtype is not torch.int8:
+        return rows
+    numbers, scales = rows.transpose(1, 2).split((rows.shape[-1] - SCALE_BYTES, SCALE_BYTES), -1)
+    return dequantize(numbers, scales.contiguous().view(torch.float32)[..., 0], dtype).transpose(1, 2)
+
+
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, spec: AttentionSpec, sinks: Tensor | None
+) -> Tensor:
+    """Attention of gathered K/V: q and the result are [num_seqs, num_heads, num_queries, head_dim], k and v [num_seqs,
+    num_kv_heads, num_keys, head_dim]. In a decode, the query heads of a K/V head stand as queries of that one head. Where
+    torch's own function lacks a feature, it is computed as the definition says.
+
+    Args:
+        visible: which keys each query sees, to be broadcast to [num_seqs, 1, num_queries, num_keys]. None: there is a
+            query for each key, and each sees its own key and those before it.
+    """
+    if not _is_by_definition(spec):
+        is_causal, gqa = visible is None, q.shape[1] != k.shape[1]
+        return F.scaled_dot_product_attention(q, k, v, visible, is_causal=is_causal, scale=spec.scale, enable_gqa=gqa)
+    if visible is None:
+        visible = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+    heads, wide = (k.shape[1], -1), torch.promote_types(q.dtype, torch.float32)
+    scores = torch.einsum("nhgqd,nhkd->nhgqk", q.unflatten(1, heads).to(wide), k.to(wide)) * spec.scale
+    if spec.soft_cap is not None:
+        scores = spec.soft_cap * (scores / spec.soft_cap).tanh()
+    scores = scores.flatten(1, 2).masked_fill(~visible, -torch.inf)
+    if sinks is not None:
+        own = sinks.view(q.shape[1], -1)  # of each head, and in a decode of each that shares its K/V
+        scores = torch.cat((scores, own.expand(scores.shape[:-1])[..., None].to(wide)), -1)
+    weights = scores.softmax(-1)[..., : k.shape[2]].unflatten(1, heads)
+    return torch.einsum("nhgqk,nhkd->nhgqd", weights, v.to(wide)).flatten(1, 2).to(q.dtype)
 
 
 def _groups(counts: list[int]) -> Iterator[list[int]]:

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionBackend, Changes, window_of
+from nanoengine.attention.backend import AttentionBackend, window_of
 from nanoengine.core.attention import AttentionSpec, KVLayer, Runs
+from nanoengine.kernels.interface import Changes
 from nanoengine.kernels.kv_int8 import SCALE_BYTES
 from nanoengine.kernels.triton.launch import unsupported_reason
 from nanoengine.kernels.triton.tuning import Tuning, load_tuning

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 
 from nanoengine.core.errors import InvalidSamplingParams, shown
-from nanoengine.core.sampling_params import MAX_INT32, integer, number
+from nanoengine.core.options import check, option
 
 MAX_CANDIDATES = 100
 """Most next tokens of a beam that a search looks at."""
@@ -29,23 +29,19 @@ class BeamSearchParams:
         InvalidSamplingParams: a value outside its range.
     """
 
-    beam_width: int
-    max_tokens: int = 64
-    length_penalty: float = 1.0
+    beam_width: int = option(MISSING)
+    max_tokens: int = option(64)
+    length_penalty: float = option(1.0, -10, 10)
     early_stopping: bool | str = False
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "beam_width", integer("beam_width", self.beam_width, 1, MAX_INT32))
-        object.__setattr__(self, "max_tokens", integer("max_tokens", self.max_tokens, 1, MAX_INT32))
-        object.__setattr__(self, "length_penalty", number("length_penalty", self.length_penalty, -10.0, 10.0))
+        check(self, InvalidSamplingParams)
         own = self.early_stopping
         if not isinstance(own, bool) and not (isinstance(own, str) and own == "never"):
             raise InvalidSamplingParams(
                 f"early_stopping is {shown(self.early_stopping)}: it must be True, False or 'never'"
             )
-        if not isinstance(self.ignore_eos, bool):
-            raise InvalidSamplingParams(f"ignore_eos must be True or False, not {shown(self.ignore_eos)}")
 
     def num_candidates(self, eos_token_ids: Collection[int]) -> int:
         """Continuations that each step looks at: enough that `beam_width` go on even if all ends of text are among them.

@@ -15,7 +15,7 @@ from nanoengine.beam_search.params import BeamSearchParams
 from nanoengine.core.errors import InvalidSamplingParams, StepFailed, shown
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.outputs import CompletionOutput, RequestOutput
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.sequence import Request
 
 
@@ -39,7 +39,7 @@ class Search:
         engine: LLMEngine,
         prompt: str | Seq[int],
         params: BeamSearchParams,
-        sampling: type[SamplingParams],
+        sampling: type[CoreSamplingParams],
         prepare: Callable[[Request], object] = lambda _: None,
         **options: object,
     ):
@@ -130,7 +130,7 @@ def beam_search(
     engine: LLMEngine,
     prompts: Seq[str | Seq[int]],
     params: BeamSearchParams,
-    sampling: type[SamplingParams],
+    sampling: type[CoreSamplingParams],
     *,
     after_step: Callable[[list[Search]], object] = lambda _: None,
     prepare: Callable[[Request], object] = lambda _: None,

@@ -1,4 +1,4 @@
-"""Answer: what a model says to a conversation, piece by piece, and in numbers."""
+"""Answer: the next turn of a conversation in pieces, and its statistics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Tokens and seconds of an answer. `reason`: why it ended; "abort" if somebody stopped it."""
+    """Numbers of tokens and seconds of an answer. `reason`: its finish reason; "abort" if the user stopped it."""
 
     num_prompt: int
     num_cached: int
@@ -57,7 +57,7 @@ class Answer:
     def __init__(self, llm: LLM, messages: Sequence[Mapping[str, Any]], params: Any):
         self.llm = llm
         self.parser = None
-        if is_installed("tools"):  # it tells thoughts from what is said
+        if is_installed("tools"):  # it parses thoughts
             prompt = llm.chats.prompt(messages)
             params = prompt.params(params)
             self.parser = prompt.parser()

@@ -1,4 +1,4 @@
-"""`nanoengine chat` and `nanoengine run`: which model, and a terminal or a filter."""
+"""`nanoengine chat` and `nanoengine run`: choose the model, and talk in a terminal or as a filter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SMALL = "smollm2"
 
 
 def chat_model(name: str | None) -> str:
-    """The model of a chat: what was asked for, or the small one, if it is here.
+    """The model of a chat: the given one, or the small one if it was fetched.
 
     Raises:
         ModelNotFound: it is not.
@@ -32,7 +32,7 @@ def chat_model(name: str | None) -> str:
 
 
 def fetched(name: str) -> str:
-    """The same name; a model that `nanoengine fetch` knows is here afterwards."""
+    """The name of a model; one that `nanoengine fetch` knows is fetched first."""
     if name in DOWNLOADS and not DOWNLOADS[name].path.is_file():
         fetch(name)
     return name

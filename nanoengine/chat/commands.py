@@ -1,4 +1,4 @@
-"""Commands of a chat: what begins with a slash is never said to the model."""
+"""Commands of a chat: lines that begin with a slash, which are not for the model."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from nanoengine.chat.answer import Piece
 from nanoengine.chat.session import SETTINGS, ChatError, Session
 
 QUOTED = re.compile(r'(/\w+\s+)?"""((?:(?!""").)*)(""")?', re.DOTALL)
-"""A text of several lines, as users of Ollama write it: the message, or what a command takes. It may lack its end."""
+"""A text of several lines, as users of Ollama write it: a message, or the argument of a command. Its end may be missing."""
 
 
 class Reply(NamedTuple):
-    """What comes of a line: words for the user, an answer of the model, or the end of the chat."""
+    """The result of a line: words for the user, an answer of the model, or the end of the chat."""
 
     words: str = ""
     answer: Generator[Piece, None, None] | None = None
@@ -25,7 +25,7 @@ class Reply(NamedTuple):
 
 
 class Command(NamedTuple):
-    """What it takes, what it does, and the function that does it."""
+    """Its argument and its effect in words, and its function."""
 
     takes: str
     does: str
@@ -39,7 +39,7 @@ def is_open(text: str) -> bool:
 
 
 def reply(session: Session, line: str) -> Reply:
-    """Do what a line, or a text in triple quotes, asks for. Raises ChatError, or NanoEngineError as `Session.ask`."""
+    """Run a line, or a text in triple quotes. Raises ChatError, or NanoEngineError as `Session.ask`."""
     if quoted := QUOTED.fullmatch(line.strip()):
         text = quoted[2].strip()
         line = (quoted[1] or " ") + text  # the blank: whatever it begins with, it is a message

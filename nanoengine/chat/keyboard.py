@@ -1,4 +1,4 @@
-"""The keyboard: a line editor with history, and silence while an answer is written."""
+"""The keyboard: a line editor with history, and a terminal without echo while an answer is drawn."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BRACKETED_PASTE = "\033[?2004h"
 
 
 def history_file() -> Path:
-    """Where the messages of earlier chats are, for their author alone."""
+    """The file with the messages of earlier chats, which only its user may read."""
     path = models_folder().parent / "chat_history"
     path.parent.mkdir(parents=True, exist_ok=True)
     os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
@@ -31,7 +31,7 @@ def history_file() -> Path:
 
 
 def line_editor() -> PromptSession[str]:
-    """What reads messages. A paste of several lines is one message; Enter sends it, unless its triple quotes are open."""
+    """The editor for messages. A paste of several lines is one message; Enter sends it, unless its triple quotes are open."""
     keys = KeyBindings()
     keys.add("escape", "enter")(lambda event: event.current_buffer.insert_text("\n"))
     return PromptSession(

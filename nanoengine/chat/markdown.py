@@ -1,4 +1,4 @@
-"""Where the markdown of a growing text is final, and what of a text a terminal may be given."""
+"""The final part of a growing text in Markdown, and text without control characters."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 
 FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
 CONTROL = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
-"""Characters that move the cursor, or worse: no answer of a model may send them to a terminal."""
+"""Characters that control a terminal: no answer of a model may send them."""
 
 
-def settled(text: str) -> int:
-    """Up to where nothing that follows can change how a text is drawn: the end of its last whole block; 0 if there is none.
+def final_length(text: str) -> int:
+    """The length of the part whose drawing no later text can change: up to the end of the last whole block; 0: there is none.
 
     A block ends at an empty line outside a fence, if the next line begins and is not indented: such a line belongs to a list.
     """
@@ -31,5 +31,5 @@ def settled(text: str) -> int:
 
 
 def printable(text: str) -> str:
-    """A text without what a terminal would obey."""
+    """A text without characters that control a terminal."""
     return text.translate(CONTROL)

@@ -11,20 +11,20 @@ from rich.segment import Segment
 from rich.text import Text
 
 from nanoengine.chat.answer import Piece
-from nanoengine.chat.markdown import printable, settled
+from nanoengine.chat.markdown import final_length, printable
 
 FRAMES_PER_SECOND = 15
 
 
 class Screen:
-    """Blocks that are whole are printed for good; the one that grows is drawn again and again, by a thread of rich."""
+    """Whole blocks are printed once; the last block, which grows, is drawn again and again by a thread of rich."""
 
     def __init__(self, console: Console):
         self.console = console
         self._text, self._is_thought, self._has_printed = "", False, False
 
     def draw(self, pieces: Iterable[Piece]) -> None:
-        """All of them; where it ends early, what has come is on the screen."""
+        """Draw all pieces; if the iterator ends early, the pieces so far are on the screen."""
         self._text, self._is_thought, self._has_printed = "", False, False
         with Live(self, console=self.console, refresh_per_second=FRAMES_PER_SECOND, transient=True):
             try:
@@ -34,7 +34,7 @@ class Screen:
                 self._print(len(self._text))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The last lines of what grows, as many as the terminal can draw again."""
+        """The last lines of the growing block, as many as the terminal can draw again."""
         lines = console.render_lines(self._drawn(self._text), options, pad=False) if self._text else []
         for line in lines[-max(console.height - 2, 1) :]:
             yield from line
@@ -46,10 +46,10 @@ class Screen:
             self._is_thought = piece.is_thought
         self._text += printable(piece.text)
         if not self._is_thought and "\n" in piece.text:
-            self._print(settled(self._text))
+            self._print(final_length(self._text))
 
     def _print(self, size: int) -> None:
-        """The first characters of what grows, for good."""
+        """Print the first characters of the growing text for the last time."""
         head, self._text = self._text[:size].strip("\n"), self._text[size:]
         if head.strip():
             if self._has_printed:

@@ -24,11 +24,11 @@ leaves the second. The prefix cache has what is left of it then, until it is as 
 
 
 class ChatError(Exception):
-    """What a user asked of a chat cannot be done; the message says why."""
+    """A command of the user cannot be done; the message says why."""
 
 
 class Session:
-    """What was said, and how the next answer is made.
+    """The messages of a conversation, and the parameters of its answers.
 
     Args:
         llm: a model.
@@ -100,7 +100,7 @@ class Session:
             self.stats.append(answer.stats)
 
     def reset(self) -> None:
-        """Forget what was said; the system message stays."""
+        """Forget the messages; the system message stays."""
         self.messages, self.num_left_out = [], 0
 
     def set(self, name: str, value: str) -> None:

@@ -24,10 +24,10 @@ class Terminal:
         self.console = Console(highlight=False)
         self.screen = Screen(self.console)
         self.editor = line_editor()
-        self._may_leave = False  # the last thing was Ctrl-C
+        self._may_leave = False  # the last key was Ctrl-C
 
     def run(self) -> None:
-        """Returns when the user leaves, whatever is drawn at that moment."""
+        """Talk until the user leaves."""
         self._say("Type a message. /help lists commands, /bye leaves.")
         try:
             while (line := self._read()) is not None and self._does(line):

@@ -27,7 +27,8 @@ class AttentionSpec:
 
 @dataclass
 class Runs:
-    """Runs of new tokens that are computed together. The lists repeat the tensors, so that nothing is read from the device."""
+    """Runs of new tokens that are computed together. The lists are host copies of the tensors, so that nobody waits for the
+    device."""
 
     query_start_loc: Tensor  # [num_seqs + 1] int32: the new tokens of sequence i are [start[i], start[i + 1])
     seq_lens: Tensor  # [num_seqs] int32: tokens that attention sees, the new ones included; 0 in a padding row
@@ -35,7 +36,7 @@ class Runs:
     query_lens_list: list[int]
     seq_lens_list: list[int]
     num_shared: int = 0  # leading tokens, in whole blocks, that all sequences (decodes) have in the same blocks
-    plan: Any = None  # what a backend works out in the first layer and needs again in every other
+    plan: Any = None  # values that a backend computes in the first layer and reuses in the others
 
     @cached_property
     def longest(self) -> int:
@@ -85,7 +86,7 @@ class AttentionMetadata(Runs):
         )
 
 
-class AttentionBackend(ABC):
+class CoreAttentionBackend(ABC):
     """One way to compute paged attention.
 
     K and V of the whole batch are written before any attention of the same layer: sequences of one step may read each other's
@@ -104,7 +105,8 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def write_kv(self, k: Tensor, v: Tensor, kv: KVLayer, slot_mapping: Tensor) -> None:
-        """Write K and V of new tokens, each [num_tokens, num_kv_heads, head_dim]. Between two tokens there may be a gap."""
+        """Write K and V of new tokens, each [num_tokens, num_kv_heads, head_dim]. k and v may be
+        strided views: rows need not be contiguous."""
 
     @abstractmethod
     def decode(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
@@ -117,7 +119,7 @@ class AttentionBackend(ABC):
     def attend(
         self, q: Tensor, kv: KVLayer, metadata: AttentionMetadata, spec: AttentionSpec, sinks: Tensor | None = None
     ) -> Tensor:
-        """What each new token sees: q and the result are [num_tokens, num_heads, head_dim].
+        """Attention of all new tokens: q and the result are [num_tokens, num_heads, head_dim].
 
         Args:
             sinks: [num_heads] float32, the scores of `spec.sinks`. The scale and the soft cap do not touch them.

@@ -27,7 +27,7 @@ class FullLayout:
 
 
 class Cached(NamedTuple):
-    """The full block that a pool block holds: which can be found."""
+    """Which cached full block is stored in a block of the pool."""
 
     group: int
     hash: bytes
@@ -68,7 +68,7 @@ class BlockManager:
         self.free_blocks = OrderedDict.fromkeys(range(1, num_blocks + 1))  # least recently used first
         self.contents: list[Cached | None] = [None] * (num_blocks + 1)
         self.index: list[dict[bytes, int]] = [{} for _ in layouts]  # of each group: hash -> block
-        # Hashes of blocks that running sequences have computed or loaded soon -> for whom first.
+        # Hash of a block that a running sequence will soon have computed or loaded -> the first such sequence.
         self.pending: dict[bytes, Sequence] = {}
         self.dirty: set[int] = set()  # blocks that may hold NaN
         self.zeroed: list[int] = []  # such blocks that were allocated: the next step overwrites them first
@@ -84,7 +84,7 @@ class BlockManager:
         size, cached = self.block_size, num_cached_blocks * self.block_size
         hashes, num_new = seq.block_hashes, 0
         tables: list[list[int]] = []
-        firsts: list[int] = []  # of each table: what is before, no token sees any more
+        firsts: list[int] = []  # of each table: the index of the first block that is still visible
         ends: list[int] = []
         pinned: list[int] = []
         loads: list[tuple[int, int]] = []  # (group, place) of blocks that stores have
@@ -186,7 +186,7 @@ class BlockManager:
 
     def find(self, seq: Sequence) -> int | None:
         """Blocks of the longest cached prefix of a waiting sequence, without its last token: that is computed, for its logits.
-        None: another sequence has computed or loaded more of it soon (`seq.waits_for`).
+        None: wait, another running sequence is about to publish a longer part of this prefix (`seq.waits_for`).
         """
         hashes = self.hit_hashes(seq)
         pending = [hash for hash, _ in hashes if hash in self.pending] if self.pending else []
@@ -199,7 +199,7 @@ class BlockManager:
         return self._hashes(seq, seq.num_tokens - 1) if seq.reads_cache else []
 
     def longest_hit(self, hashes: list[tuple[bytes, bytes]], has: Callable[[int, bytes, bytes], bool]) -> int:
-        """The most first blocks behind which every group has what the next token sees.
+        """Length of the longest cached prefix, in blocks, behind which every group has all blocks that the next token sees.
 
         Args:
             has: whether a group has a block: (group, hash, tokens).
@@ -225,7 +225,7 @@ class BlockManager:
             self.pending.setdefault(hash, seq)
 
     def publish(self, seq: Sequence, num_written: int) -> None:
-        """The K/V of so many tokens are there for certain: others find its full blocks from now on."""
+        """The K/V of the first `num_written` tokens are written: other sequences find its full blocks from now on."""
         seq.num_written = num_written
         first, last = seq.num_published, num_written // self.block_size
         if last <= first:
@@ -299,6 +299,6 @@ class BlockManager:
         return hashes[: num_tokens // size]
 
     def _root(self, seq: Sequence) -> bytes:
-        """What stands before the first block: only sequences with the same share blocks."""
+        """The parent of the first block's hash: sequences share blocks only if it is equal."""
         request = seq.request
         return (request.cache_salt if self.enable_prefix_caching else f"{request.sequences[0].seq_id}").encode()

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from nanoengine.core.attention import AttentionBackend
-    from nanoengine.core.kernels import Kernels
+    from nanoengine.core.attention import CoreAttentionBackend
+    from nanoengine.core.kernels import CoreKernels
     from nanoengine.core.kv_cache import KVCache
-    from nanoengine.core.model_config import ModelConfig
-    from nanoengine.core.qwen3 import Decoder
+    from nanoengine.core.model_config import DenseConfig
+    from nanoengine.core.qwen3 import DenseDecoder
     from nanoengine.core.startup import Startup
     from nanoengine.core.tokenizer import Tokenizer
 
@@ -23,18 +23,18 @@ class Capability:
     options: type | None = None
     """A frozen dataclass of its options; `startup.config.of(options)` are the values."""
 
-    def describe(self, startup: Startup) -> tuple[ModelConfig, Tokenizer, Seq[int]] | None:
-        """What the model's files say of it: its sizes, its tokenizer, its end-of-text tokens. No weight is read."""
+    def describe(self, startup: Startup) -> tuple[DenseConfig, Tokenizer, Seq[int]] | None:
+        """Read the model's sizes, its tokenizer and its end-of-text tokens from its files. No weight is read."""
 
     def dtype(self, startup: Startup) -> torch.dtype | None:
-        """What `model` is computed in."""
+        """The dtype that `model` is computed in."""
 
-    def kernels(self, startup: Startup) -> Kernels | None:
+    def kernels(self, startup: Startup) -> CoreKernels | None:
         """The operations of layers."""
 
-    def backend(self, startup: Startup) -> AttentionBackend | None: ...
+    def backend(self, startup: Startup) -> CoreAttentionBackend | None: ...
 
-    def model(self, startup: Startup) -> Decoder | None:
+    def model(self, startup: Startup) -> DenseDecoder | None:
         """The model, with its weights."""
 
     def kv_cache(self, startup: Startup, num_blocks: int) -> KVCache | None:

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from nanoengine.core.errors import InvalidConfig, UnknownOption, did_you_mean, shown
+from nanoengine.core.options import MAX_INT32, check, option
 
 POLICIES = ("prefill_first", "mixed")
 DTYPES = ("float32", "bfloat16", "float16")
-MAX_INT32 = 2**31 - 1
-BYTES = {"unit": "bytes"}  # metadata of fields that `builder.read_config` also takes as text
 T = TypeVar("T")
 
 
@@ -47,45 +46,28 @@ class EngineConfig:
     """
 
     model: str
-    dtype: str = "auto"
+    dtype: str = option("auto", choices=("auto", *DTYPES))
     device: str = "auto"
-    max_model_len: int | None = None
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
-    scheduling_policy: str = "prefill_first"
-    long_prefill_token_threshold: int | None = None
-    block_size: int | None = None
-    num_kv_blocks: int | None = None
-    kv_cache_memory: int | None = field(default=None, metadata=BYTES)
-    gpu_memory_utilization: float = 0.9
+    max_model_len: int | None = option(None, high=2**24)
+    max_num_seqs: int = option(256, high=2**20)
+    max_num_batched_tokens: int = option(8192, high=2**20)
+    scheduling_policy: str = option("prefill_first", choices=POLICIES)
+    long_prefill_token_threshold: int | None = option(None, high=2**20)
+    block_size: int | None = option(None, high=2**20)
+    num_kv_blocks: int | None = option(None, high=MAX_INT32 - 1)
+    kv_cache_memory: int | None = option(None, high=2**50, unit="bytes")
+    gpu_memory_utilization: float = option(0.9, 0, 1, above=True)
     enable_prefix_caching: bool = True
-    num_threads: int | None = None
+    num_threads: int | None = option(None, high=1024)
     attention_backend: str = "auto"
     async_scheduling: bool | None = None
-    seed: int = 0
+    seed: int = option(0, -(2**63), 2**64 - 1)
     options: Mapping[type, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_choice("dtype", self.dtype, ("auto", *DTYPES))
-        check_choice("scheduling_policy", self.scheduling_policy, POLICIES)
-        for name in ("model", "device", "attention_backend"):
-            if not isinstance(getattr(self, name), str):
-                raise InvalidConfig(f"{name} is {shown(getattr(self, name))}: it must be a string")
-        for name in ("max_num_seqs", "max_num_batched_tokens"):
-            check_count(name, getattr(self, name), 2**20)
-        optional = {"max_model_len": 2**24, "long_prefill_token_threshold": 2**20, "block_size": 2**20}
-        optional |= {"num_kv_blocks": MAX_INT32 - 1, "kv_cache_memory": 2**50, "num_threads": 1024}
-        for name, limit in optional.items():
-            if getattr(self, name) is not None:
-                check_count(name, getattr(self, name), limit)
+        check(self)
         if self.num_kv_blocks is not None and self.kv_cache_memory is not None:
             raise InvalidConfig("num_kv_blocks and kv_cache_memory both size the KV pool: give one of them")
-        check_bool("enable_prefix_caching", self.enable_prefix_caching)
-        if self.async_scheduling is not None:
-            check_bool("async_scheduling", self.async_scheduling)
-        check_share("gpu_memory_utilization", self.gpu_memory_utilization)
-        if type(self.seed) is not int or not -(2**63) <= self.seed < 2**64:
-            raise InvalidConfig(f"seed is {shown(self.seed)}: it must be an integer from {-(2**63)} to {2**64 - 1}")
 
     @classmethod
     def from_options(cls, model: str, options: Mapping[str, Any], types: tuple[type, ...] = ()) -> EngineConfig:
@@ -108,25 +90,3 @@ class EngineConfig:
         """The options of a capability."""
         found: T = self.options[kind]
         return found
-
-
-def check_count(name: str, value: object, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidConfig(f"{name} is {shown(value)}: it must be a positive integer")
-    if value > most:
-        raise InvalidConfig(f"{name} is {shown(value)}: it must be at most {most}; lower it")
-
-
-def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if not isinstance(value, str) or value not in choices:
-        raise InvalidConfig(f"{name} is {shown(value)}: it must be one of {', '.join(choices)}")
-
-
-def check_bool(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise InvalidConfig(f"{name} must be True or False, not {shown(value)}")
-
-
-def check_share(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value <= 1.0:
-        raise InvalidConfig(f"{name} is {shown(value)}: it must be above 0 and at most 1")

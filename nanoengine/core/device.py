@@ -13,7 +13,7 @@ from nanoengine.core.errors import InvalidConfig, shown
 from nanoengine.core.ram import available_ram
 
 CPU_SHARE, CPU_CAP = 0.5, 4 << 30
-"""Of the available RAM the KV pool takes half, and at most 4 GiB, if the user says nothing."""
+"""The default size of the KV pool: half of the available RAM, and at most 4 GiB."""
 
 
 class Device:
@@ -24,7 +24,8 @@ class Device:
         self.num_threads = torch.get_num_threads()  # of all work, whoever changes it later: sums depend on it
 
     def run(self, work: Callable[[], object]) -> None:
-        """Do some work after all that was given before. It may read host memory later: nobody may write to that again."""
+        """Do some work after all that was given before. On a GPU it runs later: host memory that it
+        reads must not be modified."""
         before = torch.get_num_threads()
         try:
             torch.set_num_threads(self.num_threads)
@@ -34,7 +35,7 @@ class Device:
             torch.set_num_threads(before)
 
     def event(self) -> Callable[[], None]:
-        """What is returned waits until all work that was given so far is done, and raises what went wrong in it."""
+        """A function that blocks until all work submitted so far is done, and raises the error of that work."""
         if not self.is_cuda:
             return lambda: None
         event = torch.cuda.Event()
@@ -52,7 +53,7 @@ class Device:
         return host.to(self.torch_device, non_blocking=True).view(values.shape)
 
     def available(self) -> int:
-        """Bytes of memory that nobody uses."""
+        """Bytes of free memory."""
         return torch.cuda.mem_get_info(self.torch_device)[0] if self.is_cuda else available_ram()
 
     def kv_bytes(self, utilization: float, num_needed: Callable[[], int], later: int = 0) -> int:

@@ -69,7 +69,7 @@ class NotFiniteLogits(NanoEngineError, ArithmeticError):
 
 
 class NoTokenLeft(NanoEngineError, ValueError):
-    """What a request forbids leaves no token with a finite logit."""
+    """A request forbids every token that has a finite logit."""
 
 
 class StepFailed(NanoEngineError, RuntimeError):

@@ -12,16 +12,16 @@ from torch import Tensor
 
 from nanoengine.core import torch_flash
 from nanoengine.core.attention import AttentionSpec, KVLayer, Runs
-from nanoengine.core.torch_attention import TorchAttention
+from nanoengine.core.torch_attention import CausalTorchAttention
 
 PAGE = 256  # it reads K/V in pages of a multiple of so many tokens
 DTYPES: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
 MAX_HEAD_DIM = 256
 
 
-class FlashAttention(TorchAttention):
+class CausalFlashAttention(CausalTorchAttention):
     """Prefill packs the queries of all sequences; decode splits long sequences among the multiprocessors. K/V are kept and
-    written as `TorchAttention` does.
+    written as `CausalTorchAttention` does.
     """
 
     name = "flash_attn"
@@ -77,7 +77,7 @@ class FlashAttention(TorchAttention):
         return attended.flatten(0, 1)
 
     def options(self, spec: AttentionSpec) -> dict[str, Any]:
-        """What a layer asks for, in the words of the package."""
+        """The spec of a layer as keyword arguments of the package."""
         return {"softmax_scale": spec.scale, "causal": True}
 
 

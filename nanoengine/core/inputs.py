@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nanoengine.core.attention import AttentionMetadata
 from nanoengine.core.device import Device
-from nanoengine.core.kernels import Kernels
+from nanoengine.core.kernels import CoreKernels
 from nanoengine.core.kv_cache import KVCache
 from nanoengine.core.messages import NULL_BLOCK, UNKNOWN, StepPlan
 
@@ -26,7 +26,7 @@ ALIGNED = 4
 
 
 class Rows:
-    """What the device keeps of each running sequence from step to step: its last token, which sampling writes there, and its
+    """State of each running sequence that the device keeps from step to step: its last token, which sampling writes, and its
     block table in each KV group. What a row holds is valid once a plan has started it. One more row is padding.
     """
 
@@ -60,7 +60,7 @@ class Rows:
 
 
 @dataclass
-class Packed:
+class PackedStep:
     """The numbers of a step in host memory, and what the host knows of it without looking at the device.
 
     The numbers lie one section behind the other: rows, computed tokens and starts of the runs, token ids, then sampled tokens,
@@ -68,12 +68,12 @@ class Packed:
     """
 
     query_lens: list[int]
-    seq_lens: list[int]  # with the new tokens; an upper bound will do
+    seq_lens: list[int]  # with the new tokens; upper bounds are enough: exact lengths are on the device
     num_decodes: int  # runs of one token, or a few with drafts, before all others
     num_tokens: int
     num_samples: int
     num_common_blocks: list[int] = field(default_factory=list)
-    longest: int | None = None  # tokens of a run of padding that is longer than all others
+    longest: int | None = None  # length of the padding run, if that is the longest run
     numbers: Tensor = field(init=False)  # [size] int32
     sampled: list[np.ndarray] = field(init=False)  # without padding: the row of each sample, and its position there
 
@@ -97,7 +97,7 @@ class Packed:
 
 
 class InputBatch(NamedTuple):
-    """What the forward pass takes."""
+    """The arguments of a forward pass."""
 
     input_ids: Tensor  # [num_tokens] int64
     positions: Tensor  # [num_tokens] int64
@@ -105,10 +105,10 @@ class InputBatch(NamedTuple):
     sampled_tokens: Tensor  # [num_samples] int32: indices into the tokens of the step
 
 
-def pack(plan: StepPlan, rows: Rows) -> Packed:
+def pack(plan: StepPlan, rows: Rows) -> PackedStep:
     """The numbers of a step. A decode begins with the last token of its row, which only the device may know."""
     count = len(plan.decode_rows)
-    packed = Packed(
+    packed = PackedStep(
         query_lens=[1] * count + [run.num_new for run in plan.runs],
         seq_lens=(plan.decode_starts + 1).tolist() + [run.start + run.num_new for run in plan.runs],
         num_decodes=count + plan.num_drafted,
@@ -141,7 +141,7 @@ def pack(plan: StepPlan, rows: Rows) -> Packed:
 
 
 def unpack(
-    packed: Packed, numbers: Tensor, rows: Rows, kernels: Kernels, kv_cache: KVCache, block_size: int
+    packed: PackedStep, numbers: Tensor, rows: Rows, kernels: CoreKernels, kv_cache: KVCache, block_size: int
 ) -> InputBatch:
     """The tensors of a step, from its numbers on the device."""
     row, computed, starts, token_ids, sampled_tokens, *_ = (numbers[section] for section in packed.sections)

@@ -28,7 +28,7 @@ class Weight(Protocol):
     def rows(self, first: int, count: int) -> WeightSlot: ...
 
 
-class RowMajor:
+class DenseWeight:
     """A weight as one tensor [outputs, inputs]."""
 
     def __init__(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device):
@@ -48,14 +48,14 @@ class PlacedTokens(NamedTuple):
     seq_lens: Tensor  # [num_seqs] int32: with the new tokens
 
 
-class Kernels:
+class CoreKernels:
     """One implementation, here in plain torch. Rows are tokens; results have the dtype of the input unless said otherwise.
     Weights of norms are float32; a residual that is given may be overwritten."""
 
     name = "torch"
     description = "plain torch operations"
     fingerprint = str(torch.__version__)
-    """Of the code that computes: K/V that other code has computed may have other bits."""
+    """Identifies the code that computes: other code may compute K/V with other bits."""
     capturable = False
     """Whether a CUDA graph can record them: they never wait for the device, and launch the same whatever it holds."""
     draw_tokens = staticmethod(sampling.draw_tokens)
@@ -63,11 +63,11 @@ class Kernels:
 
     def new_weight(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> Weight:
         """A matrix with unset rows."""
-        return RowMajor(outputs, inputs, dtype, device)
+        return DenseWeight(outputs, inputs, dtype, device)
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
         """x W^T + bias: [num_tokens, inputs] -> [num_tokens, outputs]."""
-        assert isinstance(weight, RowMajor)
+        assert isinstance(weight, DenseWeight)
         return F.linear(x, weight.tensor, bias)
 
     def logits(self, hidden: Tensor, weight: Weight) -> Tensor:
@@ -76,7 +76,7 @@ class Kernels:
 
     def embed(self, token_ids: Tensor, weight: Weight) -> Tensor:
         """Rows of a weight: [num_tokens] -> [num_tokens, inputs]."""
-        assert isinstance(weight, RowMajor)
+        assert isinstance(weight, DenseWeight)
         return F.embedding(token_ids, weight.tensor)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -16,9 +16,8 @@ from nanoengine.core.errors import InvalidConfig, KVCacheTooSmall
 class KVCache:
     """K and V of every layer for `num_blocks` usable blocks and the null block.
 
-    A block has room for one layer after the other of any one KV group: layers that come first in their groups share tensors,
-    as do those that come second; what keeps them apart are the blocks. Slots begin as zeros, since there are kernels that
-    multiply what nobody wrote by 0.
+    The i-th layers of all KV groups use the same tensor. They never collide, since a block belongs to one group at a time. Slots
+    begin as zeros, since there are kernels that multiply slots that were never written by 0.
 
     Args:
         groups: the layers of each KV group.

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nanoengine.core.attention import AttentionBackend, AttentionMetadata, AttentionSpec, KVLayer
-from nanoengine.core.kernels import Kernels, Weight, WeightSlot
-from nanoengine.core.model_config import ModelConfig
+from nanoengine.core.attention import AttentionMetadata, AttentionSpec, CoreAttentionBackend, KVLayer
+from nanoengine.core.kernels import CoreKernels, Weight, WeightSlot
+from nanoengine.core.model_config import DenseConfig
 
 Angles = tuple[Tensor, Tensor]
 """Cosines and sines, each [num_tokens, 1, head_dim / 2], float32."""
 
 
 @dataclass(frozen=True)
-class Factory:
+class WeightFactory:
     """Makes the weights of layers, as the kernels want them in memory."""
 
-    kernels: Kernels
+    kernels: CoreKernels
     dtype: torch.dtype
     device: torch.device
 
@@ -31,7 +31,7 @@ class Factory:
 class Linear:
     """y = x W^T + b. The output may be several projections of one input, side by side: they cost one product."""
 
-    def __init__(self, factory: Factory, in_features: int, *out_features: int, bias: bool = False):
+    def __init__(self, factory: WeightFactory, in_features: int, *out_features: int, bias: bool = False):
         self.kernels, self.out_features = factory.kernels, out_features
         self.weight = factory.weight(in_features, *out_features)
         size = sum(out_features)
@@ -60,7 +60,7 @@ class RMSNorm:
     be overwritten.
     """
 
-    def __init__(self, factory: Factory, size: int, eps: float):
+    def __init__(self, factory: WeightFactory, size: int, eps: float):
         self.kernels, self.eps = factory.kernels, eps
         self.weight = torch.empty(size, dtype=torch.float32, device=factory.device)
 
@@ -76,7 +76,7 @@ class RMSNorm:
         return self.kernels.add_rms_norm(x, residual, self.weight, self.eps)
 
 
-class RotaryEmbedding:
+class RotaryTable:
     """The angles by which heads are rotated at each position (Su et al., RoFormer, 2021), the same in every layer."""
 
     table: Tensor  # [max_len, 2, head_dim / 2] float32: cosines and sines
@@ -90,7 +90,8 @@ class RotaryEmbedding:
         return 1.0 / self.theta**exponents
 
     def prepare(self, max_len: int) -> None:
-        """Compute the table of positions below `max_len`; no other can be looked up. Recorded steps remember where it is."""
+        """Compute the table of positions below `max_len`; larger positions are out of bounds. Recordings
+        hold its address: do not reallocate it after they were made."""
         positions = torch.arange(max_len, dtype=torch.float32, device=self.device)
         angles = positions[:, None] * self.frequencies(max_len)
         self.table = angles.new_empty(max_len, 2, self.head_dim // 2)  # large for a long context: nothing is copied
@@ -109,7 +110,7 @@ def apply_rotary(x: Tensor, angles: Angles) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
-class Attention:
+class PagedAttention:
     """Causal self-attention of layer `layer` over its K/V in the paged cache: `backend` computes what `spec` says.
 
     `norms` are those over each head of q and over each of k, with one eps; or there are none.
@@ -118,7 +119,7 @@ class Attention:
     sinks: Tensor | None = None  # [num_heads] float32, if the spec asks for them
 
     def __init__(
-        self, layer: int, config: ModelConfig, spec: AttentionSpec, backend: AttentionBackend, *norms: RMSNorm
+        self, layer: int, config: DenseConfig, spec: AttentionSpec, backend: CoreAttentionBackend, *norms: RMSNorm
     ):
         self.layer, self.num_kv_heads, self.head_dim = layer, config.num_kv_heads, config.head_dim
         self.spec, self.backend, self.norms = spec, backend, norms

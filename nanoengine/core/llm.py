@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from types import TracebackType
 from typing import Any, Self, cast
 
 from nanoengine.core.config import EngineConfig
 from nanoengine.core.errors import InvalidPrompt, InvalidSamplingParams, StepFailed
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.outputs import RequestOutput
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.sequence import Request
 
 Prompt = str | Seq[int]
 
 
-class LLM:
+class CoreLLM:
     """A model, ready to generate.
 
     Args:
@@ -38,7 +37,7 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Seq[Prompt],
-        sampling_params: SamplingParams | Seq[SamplingParams] | None = None,
+        sampling_params: CoreSamplingParams | Seq[CoreSamplingParams] | None = None,
         *,
         cache_salt: str = "",
     ) -> list[RequestOutput]:
@@ -58,7 +57,7 @@ class LLM:
     def make_requests(
         self,
         prompts: Prompt | Seq[Prompt],
-        sampling_params: SamplingParams | Seq[SamplingParams] | None,
+        sampling_params: CoreSamplingParams | Seq[CoreSamplingParams] | None,
         cache_salt: str = "",
     ) -> list[Request]:
         """A request for each prompt; nothing runs yet."""
@@ -92,9 +91,7 @@ class LLM:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -111,8 +108,10 @@ def prompt_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
     return list(cast(Seq[Prompt], prompts))
 
 
-def params_list(params: SamplingParams | Seq[SamplingParams] | None, count: int) -> list[SamplingParams | None]:
-    if params is None or isinstance(params, SamplingParams):
+def params_list(
+    params: CoreSamplingParams | Seq[CoreSamplingParams] | None, count: int
+) -> list[CoreSamplingParams | None]:
+    if params is None or isinstance(params, CoreSamplingParams):
         return [params] * count
     if not isinstance(params, Seq):
         raise InvalidSamplingParams(

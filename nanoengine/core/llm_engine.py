@@ -6,8 +6,10 @@ import logging
 import os
 import random
 import traceback
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from nanoengine.core.errors import (
     EngineClosed,
@@ -17,21 +19,15 @@ from nanoengine.core.errors import (
     PromptTooLong,
     shown,
 )
-from nanoengine.core.messages import StepPlan, StepResult
+from nanoengine.core.messages import Launched, StepPlan
 from nanoengine.core.outputs import FinishReason
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.scheduler import Scheduler, Step
 from nanoengine.core.sequence import Request, Sequence
 from nanoengine.core.tokenizer import Tokenizer
 
 logger = logging.getLogger("nanoengine")
-
-
-class Launched(Protocol):
-    """A plan that is being carried out."""
-
-    def result(self) -> StepResult:
-        """Wait for its end, and raise what went wrong in it."""
+T = TypeVar("T")
 
 
 class Executor(Protocol):
@@ -68,11 +64,11 @@ class LLMEngine:
         eos_token_ids: Seq[int] = (),
         depth: int = 1,
         seed: int = 0,
-        default_params: SamplingParams | None = None,
+        default_params: CoreSamplingParams | None = None,
     ):
         self.scheduler, self.executor, self.tokenizer = scheduler, executor, tokenizer
         self.vocab_size, self.max_model_len, self.eos_token_ids = vocab_size, max_model_len, tuple(eos_token_ids)
-        self.depth, self.default_params = depth, default_params or SamplingParams()
+        self.depth, self.default_params = depth, default_params or CoreSamplingParams()
         self.encode = tokenizer.encode
         self.requests: dict[str, Request] = {}
         self._seeds = random.Random(seed)
@@ -84,7 +80,7 @@ class LLMEngine:
     def make_request(
         self,
         prompt: str | Seq[int],
-        params: SamplingParams | None = None,
+        params: CoreSamplingParams | None = None,
         request_id: str | None = None,
         *,
         cache_salt: str = "",
@@ -110,7 +106,7 @@ class LLMEngine:
         if type(priority) is not int or not -(2**63) <= priority < 2**63:
             raise InvalidRequest(f"priority is {shown(priority)}: it must be an integer of 64 bits")
         params = self.default_params if params is None else params
-        if not isinstance(params, SamplingParams):
+        if not isinstance(params, CoreSamplingParams):
             raise InvalidSamplingParams(f"sampling_params must be SamplingParams, not {shown(params)}")
         params = params.for_model(self)
         while request_id is None:
@@ -198,13 +194,7 @@ class LLMEngine:
         """
         self._check_open()
         while len(self.scheduler.in_flight) < self.depth and (step := self.scheduler.schedule()):
-            try:
-                step.launched = self.executor.launch(step.plan)
-            except Exception as error:
-                step.error = error
-            except BaseException as error:  # Ctrl-C: nobody knows what was computed
-                self._drop_all(error)
-                raise
+            step.launched = self._try(partial(self.executor.launch, step.plan))
         seqs = self._collect() if self.scheduler.in_flight else []
         self._settle_if_idle()
         return list(dict.fromkeys(seq.request for seq in seqs))
@@ -213,14 +203,7 @@ class LLMEngine:
         """Take the result of the oldest step in flight."""
         scheduler = self.scheduler
         step: Step = scheduler.in_flight[0]
-        result: StepResult | Exception
-        try:
-            result = step.error or step.launched.result()
-        except Exception as error:
-            result = error
-        except BaseException as error:
-            self._drop_all(error)
-            raise
+        result = step.launched if isinstance(step.launched, Exception) else self._try(step.launched)
         if isinstance(result, Exception) and not (step.is_dropped or step.decodes or step.runs):
             logger.error("a step that computes nothing has failed: its orders were not carried out", exc_info=result)
         seqs = scheduler.fail(result) if isinstance(result, Exception) else scheduler.commit(result)
@@ -231,8 +214,19 @@ class LLMEngine:
             self._make_text(seq)
         return seqs
 
+    def _try(self, work: Callable[[], T]) -> T | Exception:
+        """Return the result of a call, or the exception that it raises. After Ctrl-C it is unknown which steps were computed."""
+        try:
+            return work()
+        except Exception as error:
+            return error
+        except BaseException as error:
+            self._drop_all(error)
+            raise
+
     def _make_text(self, seq: Sequence) -> None:
-        """Text of the new tokens of a sequence. A string in it may end the sequence, and wins over other reasons."""
+        """Text of the new tokens of a sequence. A stop string ends the sequence; its finish reason
+        replaces any other."""
         detokenizer, start = seq.detokenizer, seq.num_prompt_tokens
         assert detokenizer is not None
         try:
@@ -267,6 +261,8 @@ class LLMEngine:
     def _tell(self, what: str, seqs: Seq[Sequence], *args: Any) -> None:
         """Tell all parts; of `seqs` those end that a part which raises has lost track of."""
         for part in self.scheduler.parts.copy():
+            if part.is_idle and what != "close":
+                continue
             try:
                 getattr(part, what)(*args)
             except Exception as error:
@@ -280,7 +276,7 @@ class LLMEngine:
             self._collect()
 
     def _drop_all(self, error: BaseException) -> None:
-        """What is in flight does not count: all sequences resume from their tokens."""
+        """Drop the results of all steps in flight: all sequences resume from their tokens."""
         while self.scheduler.in_flight:
             step = self.scheduler.in_flight[0]
             self.scheduler.fail(None)

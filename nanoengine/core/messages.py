@@ -6,12 +6,13 @@ bytes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sampling_params import CoreSamplingParams
 
 UNKNOWN = -1
 """In place of a token id. In a plan: a token that only the device knows. In a result: no token, the logits were not finite."""
@@ -27,14 +28,14 @@ NULL_BLOCK = 0
 class RowSampling:
     """How the tokens of a row are sampled."""
 
-    params: SamplingParams
+    params: CoreSamplingParams
     seed: int  # 64 bits, of the request and the completion: with the position, the address of the randomness
     num_prompt_tokens: int
     stop_token_ids: tuple[int, ...] = ()
 
 
 class Started(NamedTuple):
-    """A row begins anew, whatever it held."""
+    """Puts a sequence into a row of the runner; whatever the row held is replaced."""
 
     row: int
     token_ids: list[int]  # all known tokens
@@ -43,11 +44,11 @@ class Started(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """Some entries of a block table change."""
+    """Overwrites `block_ids` in the block table of a row, from entry `first` on."""
 
     row: int
     group: int
-    first: int  # the place of the first
+    first: int
     block_ids: list[int]
 
 
@@ -103,8 +104,12 @@ class StepPlan:
 
 @dataclass(slots=True)
 class StepResult:
-    """What came of a plan."""
+    """The results of a plan."""
 
     token_ids: list[int]  # one for each sample; UNKNOWN or NONE_LEFT where there is none
     num_accepted: list[int] = field(default_factory=list)  # drafts of each run that has any
     extras: dict[str, Any] = field(default_factory=dict)  # what the runner's part of a capability tells the other
+
+
+Launched = Callable[[], StepResult]
+"""A function that an executor returns for a plan: it waits until the plan is carried out, and raises the error of the step."""

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nanoengine.core.config import DTYPES, MAX_INT32
+from nanoengine.core.config import DTYPES
 from nanoengine.core.errors import ModelNotFound, UnsupportedModel, shown
+from nanoengine.core.options import MAX_INT32
 
 MAX_JSON_BYTES = 64 << 20  # the indexes of the largest models have a fifth of it
 
@@ -27,7 +28,7 @@ SUPPORTED: dict[str, Any] = {
 
 
 def read_file(path: Path, most: int) -> bytes:
-    """What a file of somebody else holds. Raises OSError for one of more bytes, and for a pipe or device, which has no end."""
+    """The bytes of a file that may be hostile. Raises OSError if it has more than `most` bytes, or is a pipe or a device."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         if not stat.S_ISREG((facts := os.fstat(file.fileno())).st_mode) or facts.st_size > most:
             raise OSError(f"it is no regular file of at most {most} bytes")
@@ -55,7 +56,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
+class DenseConfig:
     """The sizes of a decoder."""
 
     architecture: str
@@ -75,7 +76,7 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Qwen3Config(ModelConfig):
+class Qwen3Config(DenseConfig):
     """Qwen3: norms over each head of q and k, and one base of all rotations."""
 
     rope_theta: float

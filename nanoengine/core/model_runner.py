@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from nanoengine.core.errors import EngineClosed
-from nanoengine.core.inputs import InputBatch, Packed, Rows, pack, unpack
+from nanoengine.core.inputs import InputBatch, PackedStep, Rows, pack, unpack
 from nanoengine.core.kv_cache import KVCache
-from nanoengine.core.messages import StepPlan, StepResult
-from nanoengine.core.qwen3 import Decoder
+from nanoengine.core.messages import Launched, StepPlan, StepResult
+from nanoengine.core.qwen3 import DenseDecoder
 from nanoengine.core.sampler import Read, Sampler
 
 
@@ -24,7 +22,7 @@ class RunnerPart:
         """Before anything is computed; rows are up to date."""
 
     def before_forward(self, plan: StepPlan, batch: InputBatch) -> None:
-        """A step that is not replayed is about to be computed: tokens of the batch that its plan leaves open can be guessed."""
+        """A step that is not replayed is about to be computed: drafts that are UNKNOWN in the plan may be filled in here."""
 
     def after_forward(self, plan: StepPlan, batch: InputBatch, hidden: Tensor) -> Read | None:
         """Behind the last layer of such a step: `hidden` is [num_tokens, hidden_size]."""
@@ -39,54 +37,47 @@ class RunnerPart:
 class StepRecorder(Protocol):
     """Replays steps that were recorded: CUDA graphs, CPU step programs."""
 
-    def logits(self, plan: StepPlan) -> tuple[Tensor, Packed] | None:
+    def logits(self, plan: StepPlan) -> tuple[Tensor, PackedStep] | None:
         """The logits of a recorded step with the numbers of this plan, which may be padded; None for a step that is none."""
 
 
-class LaunchedStep:
-    """A plan that was launched."""
-
-    wait: Callable[[], None]
-
-    def __init__(self, parts: list[RunnerPart]):
-        self.parts = parts
-        self.reads: list[Read] = []
-
-    def result(self) -> StepResult:
-        """Wait for its end, and raise what went wrong in it."""
-        self.wait()
-        result = StepResult([])
-        for read in (*self.reads, *(part.end for part in self.parts)):
-            read(result)
-        return result
-
-
 class ModelRunner:
-    """`launch` begins a StepPlan of at most `max_num_tokens`, whose `result` is a StepResult."""
+    """`launch` begins a StepPlan of at most `max_num_tokens`."""
 
     recorder: StepRecorder | None = None
 
     def __init__(
-        self, model: Decoder, kv_cache: KVCache, rows: Rows, sampler: Sampler, block_size: int, max_num_tokens: int
+        self, model: DenseDecoder, kv_cache: KVCache, rows: Rows, sampler: Sampler, block_size: int, max_num_tokens: int
     ):
         self.model, self.kv_cache, self.rows, self.sampler = model, kv_cache, rows, sampler
         self.device, self.kernels, self.block_size = sampler.device, sampler.kernels, block_size
         self.parts: list[RunnerPart] = []
         # Where the numbers of a step arrive. Steps follow one another, so one place is enough, and recordings can read from it.
         runs, tokens = rows.padding_row + 1, max(max_num_tokens, rows.padding_row)
-        most = Packed([1] * runs, [], 0, tokens, tokens)
+        most = PackedStep([1] * runs, [], 0, tokens, tokens)
         self.numbers = torch.empty(most.size, dtype=torch.int32, device=self.device.torch_device)
         self._failed_epoch = -1
         self._is_closed = False
 
-    def launch(self, plan: StepPlan) -> LaunchedStep:
+    def launch(self, plan: StepPlan) -> Launched:
         """Begin a step: make the changes, compute its tokens, write their K/V, and sample."""
         if self._is_closed:
             raise EngineClosed("the model runner is closed")
-        step = LaunchedStep(self.parts)
-        self.device.run(partial(self._execute, step, plan))
-        step.wait = self.device.event()
-        return step
+        parts = self.parts
+        reads: list[Read] = []
+        self.device.run(lambda: reads.extend(self._execute(plan)))
+        wait = self.device.event()
+
+        def result() -> StepResult:
+            wait()
+            found = StepResult([])
+            for read in reads:
+                read(found)
+            for part in parts:
+                part.end(found)
+            return found
+
+        return result
 
     def close(self) -> None:
         """Give the memory of the model and the cache back."""
@@ -101,9 +92,9 @@ class ModelRunner:
             if self.device.is_cuda:
                 torch.cuda.empty_cache()
 
-    def _execute(self, step: LaunchedStep, plan: StepPlan) -> None:
+    def _execute(self, plan: StepPlan) -> list[Read]:
         if plan.epoch <= self._failed_epoch:
-            return  # the rows are not what this plan was made for, and its result is not wanted
+            return []  # the rows are not what this plan was made for, and its result is not wanted
         try:
             with torch.inference_mode(), torch._C._DisableAutocast():  # the caller's thread may be in any mode of torch
                 if plan.zeroed:
@@ -112,8 +103,7 @@ class ModelRunner:
                 self.sampler.apply(plan)
                 for part in self.parts:
                     part.begin(plan)
-                if plan.num_tokens:
-                    step.reads = self._compute(plan)
+                return self._compute(plan) if plan.num_tokens else []
         except BaseException:
             self._failed_epoch = plan.epoch
             raise
@@ -139,10 +129,10 @@ class ModelRunner:
         on_device = [self.numbers[section] for section in packed.sections[-2:]]
         return [self.sampler.sample(plan, logits, packed.sampled, on_device, self.rows.last_tokens), *reads]
 
-    def send(self, packed: Packed) -> None:
+    def send(self, packed: PackedStep) -> None:
         """Put the numbers of a step where `batch` reads them."""
         self.numbers[: packed.size].copy_(packed.numbers, non_blocking=True)
 
-    def batch(self, packed: Packed) -> InputBatch:
+    def batch(self, packed: PackedStep) -> InputBatch:
         """The tensors of a step whose numbers were sent, or will be."""
         return unpack(packed, self.numbers, self.rows, self.kernels, self.kv_cache, self.block_size)

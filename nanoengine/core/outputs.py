@@ -1,4 +1,4 @@
-"""What comes back from the engine."""
+"""The outputs of the engine: requests and their completions."""
 
 from __future__ import annotations
 

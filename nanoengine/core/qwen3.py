@@ -11,39 +11,41 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanoengine.core.attention import AttentionBackend, AttentionMetadata, AttentionSpec
-from nanoengine.core.kernels import Kernels, WeightSlot
-from nanoengine.core.layers import Angles, Attention, Factory, Linear, RMSNorm, RotaryEmbedding
-from nanoengine.core.model_config import ModelConfig, Qwen3Config
+from nanoengine.core.attention import AttentionMetadata, AttentionSpec, CoreAttentionBackend
+from nanoengine.core.kernels import CoreKernels, WeightSlot
+from nanoengine.core.layers import Angles, Linear, PagedAttention, RMSNorm, RotaryTable, WeightFactory
+from nanoengine.core.model_config import DenseConfig, Qwen3Config
 from nanoengine.core.weights import EMBEDDING, HEAD
 
 
 def build_qwen3(
-    config: Qwen3Config, kernels: Kernels, backend: AttentionBackend, dtype: torch.dtype, device: torch.device
-) -> Decoder:
+    config: Qwen3Config, kernels: CoreKernels, backend: CoreAttentionBackend, dtype: torch.dtype, device: torch.device
+) -> DenseDecoder:
     """The model with unset weights, on its device and in its dtype from the start."""
-    factory = Factory(kernels, dtype, device)
+    factory = WeightFactory(kernels, dtype, device)
     spec = AttentionSpec(scale=config.head_dim**-0.5)
-    rotary = RotaryEmbedding(config.head_dim, config.rope_theta, device)
+    rotary = RotaryTable(config.head_dim, config.rope_theta, device)
 
     def norm(size: int) -> RMSNorm:
         return RMSNorm(factory, size, config.rms_norm_eps)
 
-    def layer(number: int) -> DecoderLayer:
+    def layer(number: int) -> DenseLayer:
         norms = norm(config.head_dim), norm(config.head_dim)
-        self_attn = SelfAttention(config, factory, Attention(number, config, spec, backend, *norms))
-        return DecoderLayer(norm(config.hidden_size), self_attn, norm(config.hidden_size), MLP(config, factory), rotary)
+        attention = DenseAttention(config, factory, PagedAttention(number, config, spec, backend, *norms))
+        return DenseLayer(
+            norm(config.hidden_size), attention, norm(config.hidden_size), DenseMLP(config, factory), rotary
+        )
 
     layers = [layer(number) for number in range(config.num_layers)]
-    return Decoder(config, factory, layers, norm(config.hidden_size))
+    return DenseDecoder(config, factory, layers, norm(config.hidden_size))
 
 
-class SelfAttention:
+class DenseAttention:
     """Attention, and the projections before and behind it."""
 
     qkv_names: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
 
-    def __init__(self, config: ModelConfig, factory: Factory, attention: Attention):
+    def __init__(self, config: DenseConfig, factory: WeightFactory, attention: PagedAttention):
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.qkv_proj = Linear(factory, config.hidden_size, q_size, kv_size, kv_size, bias=config.qkv_bias)
         self.o_proj = Linear(factory, q_size, config.hidden_size, bias=config.o_bias)
@@ -61,10 +63,10 @@ class SelfAttention:
         return slots | {f"{prefix}.{name}.weight": norm.slot() for name, norm in norms}
 
 
-class MLP:
+class DenseMLP:
     gate_up_names: tuple[str, ...] = ("gate_proj", "up_proj")
 
-    def __init__(self, config: ModelConfig, factory: Factory, *, bias: bool = False):
+    def __init__(self, config: DenseConfig, factory: WeightFactory, *, bias: bool = False):
         width = config.intermediate_size
         self.gate_up_proj = Linear(factory, config.hidden_size, width, width, bias=bias)
         self.down_proj = Linear(factory, width, config.hidden_size, bias=bias)
@@ -79,11 +81,16 @@ class MLP:
         return self.gate_up_proj.slots(prefix, *self.gate_up_names) | self.down_proj.slots(prefix, "down_proj")
 
 
-class DecoderLayer:
+class DenseLayer:
     """One layer. `rotary` gives the angles by which its heads are rotated; None: they are not."""
 
     def __init__(
-        self, attn_norm: RMSNorm, self_attn: SelfAttention, mlp_norm: RMSNorm, mlp: MLP, rotary: RotaryEmbedding | None
+        self,
+        attn_norm: RMSNorm,
+        self_attn: DenseAttention,
+        mlp_norm: RMSNorm,
+        mlp: DenseMLP,
+        rotary: RotaryTable | None,
     ):
         self.attn_norm, self.self_attn, self.rotary = attn_norm, self_attn, rotary
         self.mlp_norm, self.mlp = mlp_norm, mlp
@@ -102,10 +109,10 @@ class DecoderLayer:
         return norms | self.self_attn.slots(f"{prefix}.self_attn") | self.mlp.slots(prefix)
 
 
-class Decoder:
+class DenseDecoder:
     """Token ids to hidden states (`forward`), hidden states to logits (`compute_logits`)."""
 
-    def __init__(self, config: ModelConfig, factory: Factory, layers: Sequence[DecoderLayer], norm: RMSNorm):
+    def __init__(self, config: DenseConfig, factory: WeightFactory, layers: Sequence[DenseLayer], norm: RMSNorm):
         self.config, self.layers, self.norm = config, layers, norm
         self.rotaries = list(dict.fromkeys(layer.rotary for layer in layers if layer.rotary is not None))
         self.kernels = factory.kernels
@@ -124,7 +131,7 @@ class Decoder:
     def forward(self, input_ids: Tensor, positions: Tensor, metadata: Sequence[AttentionMetadata]) -> Tensor:
         """[num_tokens] ids and positions, and what each layer reads and writes -> [num_tokens, hidden_size]."""
         hidden, residual = self.embed(input_ids), None
-        angles: dict[RotaryEmbedding | None, Angles] = {rotary: rotary(positions) for rotary in self.rotaries}
+        angles: dict[RotaryTable | None, Angles] = {rotary: rotary(positions) for rotary in self.rotaries}
         for layer, seen in zip(self.layers, metadata, strict=True):
             hidden, residual = layer(hidden, residual, angles.get(layer.rotary), seen)
         assert residual is not None

@@ -15,25 +15,25 @@ import torch
 from torch import Tensor
 
 from nanoengine.core.device import Device
-from nanoengine.core.kernels import Kernels, SamplingTable
+from nanoengine.core.kernels import CoreKernels, SamplingTable
 from nanoengine.core.messages import NONE_LEFT, UNKNOWN, Started, StepPlan, StepResult
 
 Read = Callable[[StepResult], None]
-"""Adds to a result what has come to the host. It is called once the step is over."""
+"""Adds values that the device has sent to a result. It is called once the step is over."""
 
 
 class LogitsProcessor:
     """Changes the logits of the rows that ask for it, or takes note of their samples. Calls come in the order of the steps.
 
-    Samples are named by their numbers: places in `rows`, the row that each sample of the step goes into.
+    `numbers` index the samples of the step; `rows[number]` is the runner's row of a sample.
     """
 
-    pieces: Mapping[int, Any]  # of the rows that ask for it; while there is none, only `start` and `end` are called
+    pieces: Mapping[int, Any]  # row -> this processor's data for it; while empty, only `start` and `end` are called
     forbids = True
     """Whether it may leave no token of a row: otherwise a row without a finite logit is the model's fault."""
 
     def start(self, started: Seq[Started]) -> None:
-        """Rows begin anew; `end` was called for all of them."""
+        """Sequences were put into rows; `end` was called for all of these rows."""
 
     def end(self, rows: list[int]) -> None:
         """No sequence has these rows any more."""
@@ -69,7 +69,7 @@ class Sampler:
 
     verifier: Verifier | None = None
 
-    def __init__(self, num_rows: int, vocab_size: int, kernels: Kernels, device: Device):
+    def __init__(self, num_rows: int, vocab_size: int, kernels: CoreKernels, device: Device):
         self.vocab_size, self.kernels, self.device = vocab_size, kernels, device
         self.processors: list[LogitsProcessor] = []  # in this order
         zeros = torch.zeros(num_rows + 1, dtype=torch.float32, device=device.torch_device)
@@ -77,7 +77,7 @@ class Sampler:
         self.table = SamplingTable(zeros, zeros.int(), zeros + 1, zeros.clone(), zeros.long(), self.filtering)
 
     def apply(self, plan: StepPlan) -> None:
-        """Rows that end or begin anew."""
+        """Note which rows end, and which get a new sequence."""
         started = plan.started
         if not (started or plan.ended):
             return

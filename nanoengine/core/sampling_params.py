@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any, Protocol
 
 from nanoengine.core.detokenizer import Detokenizer
 from nanoengine.core.errors import InvalidSamplingParams, shown
+from nanoengine.core.options import MAX_INT32, check, option
 from nanoengine.core.outputs import CompletionOutput
 
-MAX_INT32 = 2**31 - 1
 MAX_COMPLETIONS = 16384
 
 
 class ModelFacts(Protocol):
-    """What parameters are checked against beside a model."""
+    """Facts of a model that parameters are checked against."""
 
     vocab_size: int
     max_model_len: int
@@ -29,7 +28,7 @@ class ModelFacts(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
+class CoreSamplingParams:
     """How to sample one request. Names and meanings follow vLLM. Numbers of numpy are taken too; fields hold plain Python values.
 
     Args:
@@ -47,28 +46,21 @@ class SamplingParams:
         InvalidSamplingParams: a value outside its range.
     """
 
-    n: int = 1
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int | None = None
-    max_tokens: int | None = 16
+    n: int = option(1, high=MAX_COMPLETIONS)
+    temperature: float = option(1.0, 0, 100)
+    top_k: int = option(0, -1)
+    top_p: float = option(1.0, 0, 1)
+    min_p: float = option(0.0, 0, 1)
+    seed: int | None = option(None, -(2**63), 2**64 - 1)
+    max_tokens: int | None = option(64)
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        self.check_number("temperature", 0.0, 100.0)
-        self.check_number("top_p", 0.0, 1.0)
+        check(self, InvalidSamplingParams)
         if self.temperature:  # of a top_p that is 0 in float32, the likeliest token is left
             self.keep("temperature", max(self.temperature, 1e-5) if self.top_p > 1e-30 else 0.0)
-        self.check_number("min_p", 0.0, 1.0)
-        self.check_integer("n", 1, MAX_COMPLETIONS)
-        self.check_integer("top_k", -1, MAX_INT32)
-        self.check_integer("seed", -(2**63), 2**64 - 1, optional=True)
-        self.check_integer("max_tokens", 1, MAX_INT32, optional=True)
         self.keep("stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids))
-        self.check_bool("ignore_eos")
 
     # ---- what capabilities override
 
@@ -77,13 +69,13 @@ class SamplingParams:
         """Completions that are made, of which n are returned."""
         return self.n
 
-    def for_model(self, model: ModelFacts) -> SamplingParams:
+    def for_model(self, model: ModelFacts) -> CoreSamplingParams:
         """These parameters, checked against a model; raises InvalidSamplingParams for tokens outside the vocabulary."""
         self.check_vocabulary("stop_token_ids", self.stop_token_ids, model)
         return self
 
     def new_detokenizer(self, decode: Callable[..., str], prompt: Seq[int]) -> Detokenizer:
-        """What makes the text of a completion of these tokens; see `Tokenizer.decode`."""
+        """A detokenizer for a completion of these prompt tokens; see `Tokenizer.decode`."""
         return Detokenizer(decode, prompt)
 
     def choose(self, outputs: list[CompletionOutput]) -> list[CompletionOutput]:
@@ -91,25 +83,11 @@ class SamplingParams:
         return outputs
 
     def shown_logprobs(self, logprobs: list[Any] | None, tokens: list[int]) -> tuple[list[Any] | None, float | None]:
-        """What to return of the collected log probabilities of some tokens: those themselves, and their sum."""
+        """The part of the collected log probabilities that is returned, and their sum."""
         return None, None
-
-    # ---- checks of fields; they leave plain Python values
 
     def keep(self, field: str, value: object) -> None:
         object.__setattr__(self, field, value)
-
-    def check_bool(self, field: str) -> None:
-        if not isinstance(getattr(self, field), bool):
-            raise InvalidSamplingParams(f"{field} must be True or False, not {shown(getattr(self, field))}")
-
-    def check_number(self, field: str, low: float, high: float) -> None:
-        self.keep(field, number(field, getattr(self, field), low, high))
-
-    def check_integer(self, field: str, low: int, high: int, *, optional: bool = False) -> None:
-        value = getattr(self, field)
-        if value is not None or not optional:
-            self.keep(field, integer(field, value, low, high))
 
     def check_vocabulary(self, field: str, tokens: Iterable[int], model: ModelFacts) -> None:
         for token in tokens:
@@ -129,18 +107,6 @@ def items(field: str, value: object) -> Seq[Any]:
 def token_ids(field: str, value: object) -> tuple[int, ...]:
     """Each of them once."""
     return tuple(dict.fromkeys(integer(field, token, 0, MAX_INT32) for token in items(field, value)))
-
-
-def number(field: str, value: object, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise InvalidSamplingParams(f"{field} must be a number, not {shown(value)}")
-    try:
-        found = float(value)
-    except OverflowError:
-        found = math.inf
-    if not low <= found <= high:
-        raise InvalidSamplingParams(f"{field} is {shown(value)}: it must be at least {low} and at most {high}")
-    return found
 
 
 def integer(field: str, value: object, low: int, high: int) -> int:

@@ -27,18 +27,18 @@ class Step:
     number: int
     plan: StepPlan
     decodes: list[Sequence] = field(default_factory=list)  # without drafts, as the columns of the plan
-    runs: list[Sequence] = field(default_factory=list)  # whose the other runs are
+    runs: list[Sequence] = field(default_factory=list)  # the sequence of each of `plan.runs`
     started: list[Sequence] = field(default_factory=list)
-    is_dropped: bool = False  # an earlier step has failed: its results are worth nothing
-    launched: Any = None  # what the executor returned
-    error: Exception | None = None  # what it raised
+    is_dropped: bool = False  # an earlier step has failed, so the results of this one do not count
+    launched: Any = None  # what the executor returned (`Launched`), or raised
 
 
 class Scheduler:
     """`schedule` makes a step; `commit` or `fail` takes the result of the oldest. Any number may be in flight.
 
-    Sequences have one order: priority, then age. A step has a budget of tokens. Policy "prefill_first" computes prompts alone
-    while one can start or go on, and a decode of all otherwise; "mixed" gives every decode its token, and prompts the rest.
+    Sequences have one order: priority, then age. A step has a budget of tokens. Under the policy "prefill_first", a step has only
+    prompt chunks while any prompt can start or continue, and otherwise one token for every decoding sequence. Under "mixed", it
+    has one token for every decoding sequence, and prompt chunks get the rest of the budget.
 
     Args:
         blocks: of the KV pool.
@@ -59,6 +59,7 @@ class Scheduler:
         parts: list[PolicyPart] | None = None,
     ):
         self.blocks, self.policy, self.parts = blocks, policy, [] if parts is None else parts
+        self.active: list[PolicyPart] = []  # those that are asked about the step that is made
         self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)  # each computes a token in a step
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_chunk = min(max_chunk or max_num_batched_tokens, max_num_batched_tokens)
@@ -88,7 +89,8 @@ class Scheduler:
         """The next step; None if there is nothing to do before results have come."""
         self.num_steps += 1
         step = Step(self.num_steps, StepPlan(self.epoch))
-        for part in self.parts:
+        parts = self.active = [part for part in self.parts if not part.is_idle]
+        for part in parts:
             for seq in part.make_way(self.running, self.waiting):
                 self._preempt(seq)
         num_preemptions, decodes_first = self.num_preemptions, self.policy == MIXED
@@ -102,16 +104,16 @@ class Scheduler:
             if not self.in_flight and len(self.running) > 1:  # prompts that were begun wait for each other's blocks
                 self._preempt_last()
                 return self.schedule()
-            if not any(part.wants_step() for part in self.parts):
+            if not any(part.wants_step() for part in parts):
                 return None
         if step.decodes:
-            for part in self.parts:
+            for part in parts:
                 part.draft(self, step)
         self._make_columns(step)
         plan = step.plan
         plan.ended, self.ended_rows = self.ended_rows, []
         plan.zeroed, self.blocks.zeroed = self.blocks.zeroed, []
-        for part in self.parts:
+        for part in parts:
             part.complete(step)
         self.in_flight.append(step)
         return step
@@ -119,7 +121,7 @@ class Scheduler:
     def _decode(self, step: Step) -> None:
         """One token of every sequence that decodes."""
         take, decoding = step.decodes.append, Phase.DECODING
-        postponed = {seq for part in self.parts for seq in part.postponed(self)}
+        postponed = {seq for part in self.active for seq in part.postponed(self)}
         for seq in self.running.copy():
             if seq.phase is not decoding or (postponed and seq in postponed):
                 continue
@@ -140,8 +142,8 @@ class Scheduler:
         self._last = step
 
     def _make_room(self, step: Step, seq: Sequence) -> bool:
-        """Give a sequence a slot for its next token; while blocks lack, the last in order is preempted. Returns False if no
-        token is left to compute, or if the sequence was preempted itself.
+        """Make sure that the next token of a sequence has a slot. While there are too few free blocks, the last running sequence
+        is preempted. Returns False if no token is left to compute, or if the sequence was preempted itself.
         """
         if seq.num_tokens == seq.max_num_tokens:
             seq.phase = Phase.ENDING
@@ -154,7 +156,7 @@ class Scheduler:
 
     def _prefill(self, step: Step, budget: int) -> None:
         """Chunks of prompts: those that were begun first, then waiting ones, while budget, rows and blocks last."""
-        for part in self.parts:
+        for part in self.active:
             part.begin_prefill(budget)
         prefilling = Phase.PREFILLING
         for seq in [seq for seq in self.running if seq.phase is prefilling]:
@@ -162,7 +164,7 @@ class Scheduler:
         if not budget or len(self.running) == self.max_num_seqs:
             return
         candidates: Iterable[Sequence] = self.waiting
-        for part in self.parts:
+        for part in self.active:
             candidates = part.candidates(candidates)
         for seq in candidates:
             if seq.waits_for in self.blocks.pending or not self._allowed(seq, budget):
@@ -191,7 +193,7 @@ class Scheduler:
         step.plan.started.append(Started(seq.row, seq.token_ids.copy(), tables, seq.sampling))
 
     def _allowed(self, seq: Sequence, budget: int) -> int:
-        for part in self.parts:
+        for part in self.active:
             budget = min(budget, part.allowed(seq, budget))
         return budget
 
@@ -211,7 +213,7 @@ class Scheduler:
             seq.phase = Phase.DECODING
         step.plan.runs.append(Run(seq.row, start, count, samples))
         step.runs.append(seq)
-        for part in self.parts:
+        for part in self.active:
             part.took(seq, count)
         return count
 
@@ -228,7 +230,7 @@ class Scheduler:
         self.add(seq)
 
     def _stop(self, seq: Sequence) -> None:
-        """It runs no more."""
+        """Take a sequence out of `running`, and its row and blocks from it."""
         self.running.remove(seq)
         self.free_rows.append(seq.row)
         self.ended_rows.append(seq.row)

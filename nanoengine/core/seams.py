@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class KVLayout(Protocol):
-    """What the layers of one KV group remember of a sequence. Called by the block manager."""
+    """Which tokens of a sequence the layers of one KV group need K/V of. Called by the block manager."""
 
     def first_seen(self, position: int) -> int:
-        """The first token that the token at `position`, and all behind it, may see."""
+        """Smallest position that the token at `position`, or any later one, attends to."""
 
     def reserve(self, start: int, num_tokens: int) -> int:
         """How many tokens a sequence gets room for when it starts behind `start` cached ones; its chunks ask for the rest."""
@@ -38,11 +38,13 @@ class KVStore:
         return False
 
     def may_end(self, hash: bytes, tokens: bytes, has: Callable[[int, bytes, bytes], bool]) -> bool:
-        """Whether a sequence may start behind a cached prefix that ends with this block: with states, there must be one."""
+        """Whether a sequence may start behind a cached prefix that ends with this block. Models with recurrent states can resume
+        only where a snapshot exists.
+        """
         return True
 
     def hold(self, blocks: Seq[tuple[bytes, bytes]]) -> None:
-        """A sequence starts behind these blocks (hash, tokens): keep what must be loaded of them until the plan is made."""
+        """A sequence starts behind these blocks (hash, tokens): keep those that are to be loaded, until `complete`."""
 
     def load(self, group: int, hash: bytes, tokens: bytes, block: int) -> None:
         """Copy what it has into a block of the pool, before the next step computes."""
@@ -57,11 +59,14 @@ class KVStore:
 class PolicyPart:
     """The policy's part of a capability. The methods stand in the order in which the scheduler and the engine call them."""
 
+    is_idle = False
+    """Set while no request uses the capability: only `made`, `submitted` and `close` are called, so that steps cost nothing."""
+
     def made(self, request: Request) -> None:
-        """It was checked, and may be submitted later. Called in the thread of its maker; a named error refuses it."""
+        """The request was checked, and may be submitted later. Called in the thread of its maker; a named error refuses it."""
 
     def submitted(self, request: Request) -> None:
-        """It was queued."""
+        """The request was queued."""
 
     # ---- while the scheduler makes a step
 
@@ -70,24 +75,24 @@ class PolicyPart:
         return ()
 
     def postponed(self, scheduler: Scheduler) -> Iterable[Sequence]:
-        """Decodes that are left out of this step until the token of theirs that is in flight is known."""
+        """Decoding sequences to skip in this step, because the choice of their next token needs one that is still in flight."""
         return ()
 
     def begin_prefill(self, budget: int) -> None:
-        """The step may compute so many tokens of prompts."""
+        """The step may compute `budget` tokens of prompts."""
 
     def candidates(self, waiting: Iterable[Sequence]) -> Iterable[Sequence]:
-        """Those of `waiting` that may start now, in the order in which they are tried. The scheduler takes one after the other,
+        """Waiting sequences that may start now, in the order in which they are tried. The scheduler takes one after the other,
         and what it took may decide who comes next: do not look ahead.
         """
         return waiting
 
     def allowed(self, seq: Sequence, budget: int) -> int:
-        """How many tokens of a prompt may be computed now, at most `budget`; 0: none yet."""
+        """How many tokens of a prompt may be computed now, at most `budget`; 0: none in this step."""
         return budget
 
     def took(self, seq: Sequence, count: int) -> None:
-        """So many tokens of a prompt are in the step."""
+        """`count` tokens of a prompt were put into the step."""
 
     def wants_step(self) -> bool:
         """Whether a step is to be made although it computes nothing."""
@@ -102,7 +107,7 @@ class PolicyPart:
     # ---- when its result is there
 
     def settle(self, seq: Sequence, num_drafts: int, num_accepted: int) -> None:
-        """So many drafts of a sequence were accepted. Their tokens come next."""
+        """`num_accepted` of the `num_drafts` drafts of a sequence were accepted; their tokens are appended next."""
 
     def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
         """A step was committed, or has failed, or was in flight behind one that has failed (`step.is_dropped`).
@@ -116,7 +121,7 @@ class PolicyPart:
         return True
 
     def finished(self, seq: Sequence) -> None:
-        """It has ended, and so has its text."""
+        """The sequence has ended, and its text is complete."""
 
     def close(self) -> None:
         """Nothing is asked any more: end threads and processes."""

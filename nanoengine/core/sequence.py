@@ -10,7 +10,7 @@ from nanoengine.core.detokenizer import Detokenizer
 from nanoengine.core.messages import RowSampling
 from nanoengine.core.outputs import CompletionOutput, FinishReason, RequestOutput
 from nanoengine.core.randomness import sequence_seed
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sampling_params import CoreSamplingParams
 
 
 @dataclass(eq=False)
@@ -20,12 +20,13 @@ class Request:
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
-    params: SamplingParams
+    params: CoreSamplingParams
     cache_salt: str = ""  # cached prefixes are shared only among requests of equal salt
     priority: int = 0  # a smaller one comes first
     client: str = ""
     arrival_time: float | None = None  # seconds of time.perf_counter, if somebody measures it
-    completions: dict[int, list[int]] = field(default_factory=dict)  # those that begin with tokens; {}: all, with none
+    # Index -> output tokens that the completion has already (resumed elsewhere); empty: all begin with none.
+    completions: dict[int, list[int]] = field(default_factory=dict)
     sequences: list[Sequence] = field(default_factory=list)  # set when it is submitted
     num_finished: int = 0  # of them
     error: Exception | None = None
@@ -78,7 +79,7 @@ class Sequence:
     eos_token_ids: InitVar[tuple[int, ...]] = ()  # of the model
     max_model_len: InitVar[int] = 2**24
     # Set below, and never changed:
-    params: SamplingParams = field(init=False)
+    params: CoreSamplingParams = field(init=False)
     order: tuple[int, int] = field(init=False)  # smaller: starts first, is preempted last
     num_prompt_tokens: int = field(init=False)
     max_num_tokens: int = field(init=False)
@@ -105,7 +106,7 @@ class Sequence:
     num_published: int = 0
     num_written: int = 0
     num_slots: int = 0
-    reads_cache: bool = True  # whether cached prefixes are of use
+    reads_cache: bool = True  # False: all prompt tokens must be computed (their mean or log probabilities are wanted)
     waits_for: bytes | None = None  # hash of a block that another sequence computes or loads
     # The text's: set by the engine.
     detokenizer: Detokenizer | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
@@ -12,48 +12,70 @@ from typing import Any
 import numpy as np
 import torch
 
-from nanoengine.core.attention import AttentionBackend
+from nanoengine.core.attention import AttentionSpec, CoreAttentionBackend
 from nanoengine.core.block_manager import BlockManager, FullLayout
 from nanoengine.core.capability import Capability
 from nanoengine.core.config import EngineConfig
 from nanoengine.core.device import open_device
 from nanoengine.core.errors import InvalidConfig, KVCacheTooSmall, shown
-from nanoengine.core.flash_attention import FlashAttention
+from nanoengine.core.flash_attention import CausalFlashAttention
 from nanoengine.core.inputs import Rows
-from nanoengine.core.kernels import Kernels
+from nanoengine.core.kernels import CoreKernels
 from nanoengine.core.kv_cache import KVCache, size_pool
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import RowSampling, Run, Started, StepPlan
-from nanoengine.core.model_config import ModelConfig, Qwen3Config, read_config
+from nanoengine.core.model_config import DenseConfig, Qwen3Config, read_config
 from nanoengine.core.model_runner import ModelRunner
-from nanoengine.core.qwen3 import Decoder, build_qwen3
+from nanoengine.core.qwen3 import DenseDecoder, build_qwen3
 from nanoengine.core.sampler import Sampler
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.scheduler import Scheduler
 from nanoengine.core.seams import KVLayout, KVStore, PolicyPart
 from nanoengine.core.tokenizer import Tokenizer, read_eos_token_ids, read_tokenizer
-from nanoengine.core.torch_attention import TorchAttention
+from nanoengine.core.torch_attention import CausalTorchAttention
 from nanoengine.core.weights import load_weights
 
 logger = logging.getLogger("nanoengine")
 
 
 class Startup:
-    """What is known on the way to an engine, in the order in which it becomes known."""
+    """Builds an engine step by step; each step sets attributes that later ones read."""
 
     def __init__(self, config: EngineConfig, capabilities: Seq[Capability] = (), *, use_tqdm: bool = False):
         self.config, self.capabilities, self.use_tqdm = config, capabilities, use_tqdm
-        self.facts: dict[str, Any] = {}  # what one capability tells another
         self.passed_over = ""  # behind the name of the attention backend: which come before it, and why they cannot run
         self.parts: list[PolicyPart] = []
         self.stores: list[KVStore] = []
-        self.default_params = SamplingParams()
-        self.costly_params = SamplingParams(top_k=10, top_p=0.9)  # of requests that take most memory
+        self.default_params = CoreSamplingParams()
+        self.costly_params = CoreSamplingParams(top_k=10, top_p=0.9)  # of requests that take most memory
         self.most_drafts = 0  # of a sequence in a step
         self.layouts: list[KVLayout] = [FullLayout()]
         self.blocks_needed: Callable[[int], int] = lambda n: -(-n // self.block_size)  # of a sequence of n tokens
         self.kv_dtype: torch.dtype | None = None  # None: that of the model
-        self.block_bytes = self.later_bytes = 0  # of a block; beside the pool, on a CPU, as it is used
+        self.block_bytes = 0  # of one block
+        self.later_bytes = 0  # that capabilities take of RAM after the pool is sized; on a CPU only
+        # What capabilities tell each other. From `describe` on:
+        self.path = Path(config.model)  # the folder or the file of the weights
+        self.metadata: Mapping[str, Any] = {}  # of a GGUF file
+        self.weights_key: Callable[[int], object] | None = None  # longest sequence -> what K/V depends on beside sizes
+        self.attention_specs: Seq[AttentionSpec] = ()  # of each layer that attends
+        self.windows: list[int | None] | None = None  # of each layer that attends, in tokens; None: nobody has said
+        self.has_chunks = False  # whether windows stand still
+        self.state_shapes: Seq[tuple[int, ...]] | None = None  # of a layer with states; None: there is none
+        self.num_ranks = 1  # processes that share the model
+        self.new_carrier: Callable[[int], Any] | None = None  # seed of all hashes -> what starts replicas elsewhere
+        # From `model` on:
+        self.factory: Callable[..., Any] | None = None  # what makes the layers of a rank
+        self.kept_rows: Mapping[int, Seq[range]] = {}  # id of a weight of a rank -> rows of it in the checkpoint
+        self.matrices: Seq[Any] = ()  # weights of linear layers
+        # From `groups` and `before_pool` on:
+        self.num_state_layers = 0
+        self.draft: Startup | None = None  # of a draft model, whose K/V lies in the same blocks
+        # From `runner` and `policy` on:
+        self.runs_eagerly = False  # no step can be recorded
+        self.state_keeper: Any = None  # the runner's part for layers with states
+        self.snapshots: Any = None  # the policy's part for them
+        self.metric_sources: dict[str, Callable[[], Any]] = {}  # name of statistics -> their values now
 
     def build(self) -> LLMEngine:
         """All steps, in their order; the caller's thread may be in any mode of torch."""
@@ -81,7 +103,7 @@ class Startup:
             return self._new_engine()
 
     def describe(self) -> None:
-        """What the model's files say of it."""
+        """Read the model's description from its files."""
         self.model_config, self.tokenizer, self.eos_token_ids = self._first("describe", self._describe)
 
     def load(self) -> None:
@@ -90,30 +112,30 @@ class Startup:
         self.device = open_device(config.device)
         self.device.num_threads = config.num_threads or self.device.num_threads
         self.dtype: torch.dtype = self._first("dtype", self._choose_dtype)
-        self.kernels: Kernels = self._first("kernels", Kernels)
-        self.backend: AttentionBackend = self._first("backend", self._choose_backend)
+        self.kernels: CoreKernels = self._first("kernels", CoreKernels)
+        self.backend: CoreAttentionBackend = self._first("backend", self._choose_backend)
         self.block_size = self.backend.block_size  # as asked for, or as the backend likes it
         try:
-            self.model: Decoder = self._first("model", self._load_model)
+            self.model: DenseDecoder = self._first("model", self._load_model)
         except torch.OutOfMemoryError as error:
             raise InvalidConfig(f"{self.device.torch_device} has no room for the weights: {error}") from error
 
     def bytes_of_block(self, groups: list[list[int]]) -> int:
-        """K and V of the model in a block."""
+        """Bytes of K and V of the model in one block."""
         return 2 * max(map(len, groups)) * math.prod(self.block_shape) * (self.kv_dtype or self.dtype).itemsize
 
     @property
     def block_shape(self) -> tuple[int, ...]:
-        """Of K, or V, of one layer of a block."""
+        """The shape of K, or of V, of one layer in one block."""
         return self.backend.kv_shape(1, self.model_config.num_kv_heads, self.model_config.head_dim)[1:]
 
     def _first(self, step: str, default: Callable[[], Any], *args: Any) -> Any:
-        """What the first capability that decides it says, or the core's own choice."""
+        """The answer of the first capability that gives one, or the core's own."""
         answers = (getattr(capability, step)(self, *args) for capability in self.capabilities)
         found = next((answer for answer in answers if answer is not None), None)
         return default() if found is None else found
 
-    def _describe(self) -> tuple[ModelConfig, Tokenizer, Seq[int]]:
+    def _describe(self) -> tuple[DenseConfig, Tokenizer, Seq[int]]:
         folder = Path(self.config.model)
         config = read_config(folder)
         return config, read_tokenizer(folder), read_eos_token_ids(folder, config.vocab_size)
@@ -124,19 +146,19 @@ class Startup:
         found: torch.dtype = getattr(torch, own if self.config.dtype == "auto" else self.config.dtype)
         return found
 
-    def _choose_backend(self) -> AttentionBackend:
+    def _choose_backend(self) -> CoreAttentionBackend:
         """The attention backend that was asked for, or the fastest that can run."""
         name, asked = self.config.attention_backend, self.config.block_size
         where = self.device.torch_device, self.dtype, self.model_config.head_dim
-        reason = FlashAttention.unsupported_reason(*where, asked or FlashAttention.default_block_size)
+        reason = CausalFlashAttention.unsupported_reason(*where, asked or CausalFlashAttention.default_block_size)
         if name not in ("auto", "torch", "flash_attn") or (name == "flash_attn" and reason):
             raise InvalidConfig(f"attention_backend is {shown(name)}: it must be auto, torch or flash_attn ({reason})")
         if name == "auto" and reason and self.device.is_cuda:
             self.passed_over = f" (not flash_attn: {reason})"
-        backend = TorchAttention if reason or name == "torch" else FlashAttention
+        backend = CausalTorchAttention if reason or name == "torch" else CausalFlashAttention
         return backend(asked or backend.default_block_size)
 
-    def _load_model(self) -> Decoder:
+    def _load_model(self) -> DenseDecoder:
         assert isinstance(self.model_config, Qwen3Config)
         model = build_qwen3(self.model_config, self.kernels, self.backend, self.dtype, self.device.torch_device)
         load_weights(model.checkpoint_tensors(), Path(self.config.model))
@@ -155,7 +177,7 @@ class Startup:
         return torch.cuda.max_memory_allocated(self.device.torch_device) - before
 
     def run_largest_steps(self) -> None:
-        """Run them in a small pool, on a runner with all that capabilities add to one: prompts, decodes, decodes with drafts."""
+        """Run prompts, decodes, and decodes with drafts in a small pool, on a runner with the parts of all capabilities."""
         budget, size = self.config.max_num_batched_tokens, self.block_size
         length = min(budget, self.config.max_model_len or self.model_config.max_position_embeddings)
         self.num_blocks, self.max_model_len = -(-length // size), length
@@ -166,13 +188,13 @@ class Startup:
         sampling = RowSampling(self.costly_params, 0, length)
         started = [Started(row, [0] * length, table, sampling) for row in range(self.num_rows)]
         prompts = [Run(row, 0, length, True) for row in range(min(self.num_rows, max(1, budget // length)))]
-        self.runner.launch(StepPlan(started=started[: len(prompts)], runs=prompts)).result()
+        self.runner.launch(StepPlan(started=started[: len(prompts)], runs=prompts))()
         rows, ends = np.arange(self.num_rows, dtype=np.int32), np.full(self.num_rows, length - 1, np.int32)
-        self.runner.launch(StepPlan(started=started, decode_rows=rows, decode_starts=ends)).result()
+        self.runner.launch(StepPlan(started=started, decode_rows=rows, decode_starts=ends))()
         if num_drafts := min(self.most_drafts, length - 1):
             count, start = min(self.num_rows, budget // (1 + num_drafts)), length - 1 - num_drafts
             drafted = [Run(row, start, 1 + num_drafts, True, (0,) * num_drafts) for row in range(count)]
-            self.runner.launch(StepPlan(started=started[:count], runs=drafted)).result()
+            self.runner.launch(StepPlan(started=started[:count], runs=drafted))()
         self.runner.close()
         del self.runner
 
@@ -238,7 +260,7 @@ class Startup:
         return f"{what}, {self.kernels.name} kernels, {how}, context {self.max_model_len} tokens"
 
     def details(self) -> str:
-        """What else there is to know of it."""
+        """The second line of the start-up: model, kernels, pool, capabilities."""
         kernels = f"kernels: {self.kernels.name} ({self.kernels.description})"
         kernels += f"; attention: {self.backend.name}{self.passed_over}"
         pool = f"KV pool: {self.num_blocks} blocks x {self.block_size} tokens"

@@ -1,4 +1,4 @@
-"""Tokenizer: text to token ids and back, by the Rust library `tokenizers`; and which tokens end a text."""
+"""Tokenizer: text to token ids and back, by the Rust library `tokenizers`; and the tokens that end a text."""
 
 from __future__ import annotations
 

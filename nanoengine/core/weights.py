@@ -42,7 +42,7 @@ def load_weights(slots: Mapping[str, WeightSlot], folder: Path) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Those of the index, or model.safetensors, or all."""
+    """The files that the index names; without an index model.safetensors, or all *.safetensors."""
     index = folder / "model.safetensors.index.json"
     files = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
     if os.path.lexists(index):

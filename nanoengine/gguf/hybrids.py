@@ -2,7 +2,8 @@
 
 Some fields are not Hugging Face's: "qkvz_is_packed" and "ba_is_packed" say which projections stand as in Qwen3-Next,
 "linears_are_split" that those of Granite have a tensor each, and "value_heads_are_tiled" that the heads of Qwen3.5 stand in
-another order. The model computes in that order: inputs of `ssm_out` stand so, too, in blocks that may be wider than a head.
+another order. Weights stay in the order of the file, since `ssm_out` is quantized along heads, in blocks that may be wider than a
+head and cannot be cut there.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.errors import UnsupportedModel
-from nanoengine.gguf.header import FORMATS
+from nanoengine.gguf.formats import FORMATS
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Types that store numbers as they are."""
@@ -36,7 +36,7 @@ def dequantize(data: Tensor, type: str, shape: Sequence[int], dtype: torch.dtype
 
     Args:
         data: [bytes] uint8, as in the file.
-        type: the name of its format; one of `header.FORMATS`.
+        type: the name of its format; one of `formats.FORMATS`.
         shape: of the result; rows are multiples of the format's block.
         dtype: of the result; None is what the format is by itself: F16 and BF16 as stored, float32 of all others. Numbers are
             rounded once.

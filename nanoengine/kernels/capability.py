@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import fields
 from functools import partial
 
 import torch
 
-from nanoengine.attention.backend import AttentionBackend as PackageBackend
-from nanoengine.attention.backend import choose_backend
+from nanoengine.attention.backend import AttentionBackend
+from nanoengine.attention.flash_attn import FlashAttention
 from nanoengine.attention.kv_cache import BlockMajorKVCache, HugePageKVCache
-from nanoengine.core.attention import AttentionBackend
+from nanoengine.attention.native import NativeAttention
+from nanoengine.attention.torch_reference import TorchAttention
+from nanoengine.attention.triton import TritonAttention
+from nanoengine.core.attention import AttentionSpec, CoreAttentionBackend
 from nanoengine.core.capability import Capability
-from nanoengine.core.errors import InvalidConfig
-from nanoengine.core.kernels import Kernels
+from nanoengine.core.kernels import CoreKernels
 from nanoengine.core.kv_cache import KVCache
+from nanoengine.core.model_config import DenseConfig
 from nanoengine.core.startup import Startup
-from nanoengine.kernels.interface import Kernels as PackageKernels
-from nanoengine.kernels.interface import choose_kernels
+from nanoengine.errors import InvalidConfig, shown
+from nanoengine.kernels.interface import Kernels
+from nanoengine.kernels.native_kernels import NativeKernels
 from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.kernels.options import KernelOptions
-from nanoengine.models.decoder import attention_specs
-from nanoengine.models.placement import choose_dtype
+from nanoengine.kernels.torch_kernels import TorchKernels
+from nanoengine.kernels.triton import launch
 
 logger = logging.getLogger("nanoengine")
 
@@ -41,11 +47,11 @@ class NativeAndTriton(Capability):
     def _are_native(self, startup: Startup) -> bool:
         return unsupported_reason(startup.device.torch_device, torch.bfloat16, use_tqdm=startup.use_tqdm) is None
 
-    def kernels(self, startup: Startup) -> Kernels:
+    def kernels(self, startup: Startup) -> CoreKernels:
         own, device = startup.config.of(KernelOptions), startup.device.torch_device
         asked = own.activation_dtype
-        if asked == "auto":
-            asked = "float32" if startup.config.dtype == "float32" else "int8"
+        if asked == "auto" and startup.config.dtype == "float32":
+            asked = "float32"
         found = choose_kernels(
             own.kernels,
             device,
@@ -54,7 +60,7 @@ class NativeAndTriton(Capability):
             num_threads=startup.device.num_threads,
             use_tqdm=startup.use_tqdm,
         )
-        if found.name != "native" and own.activation_dtype in ("int8", "int16"):
+        if found.name != "native" and own.activation_dtype not in ("auto", "float32"):
             raise InvalidConfig(
                 f"activation_dtype is {asked!r}, but the {found.name} kernels round none ({found.description}): use "
                 "activation_dtype='auto', or a device and dtype that the native kernels compute on"
@@ -63,7 +69,7 @@ class NativeAndTriton(Capability):
             logger.warning("plain torch computes, which is slower: %s", found.description)
         return found
 
-    def backend(self, startup: Startup) -> AttentionBackend:
+    def backend(self, startup: Startup) -> CoreAttentionBackend:
         own, name = startup.config.of(KernelOptions), startup.config.attention_backend
         if own.kv_cache_dtype == "int8":
             startup.kv_dtype = torch.int8
@@ -71,9 +77,8 @@ class NativeAndTriton(Capability):
         if name == "auto" and is_plain:
             name = "torch"  # what others need, the kernels that were made for the device need too, but for flash-attn
         where = startup.device.torch_device, startup.dtype, startup.model_config, startup.config.block_size
-        specs = attention_specs(startup.model_config)
         is_int8 = startup.kv_dtype is torch.int8
-        found, passed_over = choose_backend(name, *where, specs, quantized=is_int8)
+        found, passed_over = choose_backend(name, *where, startup.attention_specs, quantized=is_int8)
         if passed_over:
             startup.passed_over = f" (not {passed_over})"
         if is_int8:
@@ -82,17 +87,126 @@ class NativeAndTriton(Capability):
 
     def kv_cache(self, startup: Startup, num_blocks: int) -> KVCache:
         backend = startup.backend
-        kind = BlockMajorKVCache if isinstance(backend, PackageBackend) and backend.block_major else HugePageKVCache
+        kind = BlockMajorKVCache if isinstance(backend, AttentionBackend) and backend.block_major else HugePageKVCache
         where = startup.kv_dtype or startup.dtype, startup.device.torch_device
         return kind(num_blocks, startup.groups, startup.block_shape, *where)
 
     def describe_itself(self, startup: Startup) -> str:
         formats: Counter[str] = Counter()
-        for matrix in startup.facts.get("matrices", ()):
+        for matrix in startup.matrices:
             formats.update(matrix.formats())
         listed = " + ".join(f"{size / 2**20:.1f} MiB in {name}" for name, size in formats.most_common())
         plain = str(startup.dtype).removeprefix("torch.")
         kernels, products = startup.kernels, ""
-        if isinstance(kernels, PackageKernels) and formats.keys() - {plain}:
+        if isinstance(kernels, Kernels) and formats.keys() - {plain}:
             products = f" ({kernels.quantized_products})"
         return f"weights: {listed or 'in other processes'}{products}"
+
+
+def choose_dtype(asked: str, checkpoint: str, device: torch.device) -> torch.dtype:
+    """The dtype to compute in; "auto" is the checkpoint's where the device is fast at it, float32 elsewhere."""
+    if asked != "auto":
+        return getattr(torch, asked)
+    if checkpoint == "float32" or _is_fast(checkpoint, device):
+        return getattr(torch, checkpoint)
+    return torch.float32
+
+
+def _is_fast(dtype: str, device: torch.device) -> bool:
+    """Whether the device computes a half-precision dtype itself, rather than by way of float32."""
+    if device.type == "cuda":
+        return dtype == "float16" or torch.cuda.is_bf16_supported(including_emulation=False)
+    if not torch.backends.mkldnn.is_available():  # as in the builds for macOS
+        return False
+    name = {"bfloat16": "_is_mkldnn_bf16_supported", "float16": "_is_mkldnn_fp16_supported"}[dtype]
+    return bool(getattr(torch.ops.mkldnn, name)())
+
+
+def choose_kernels(
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    activation_dtype: str = "auto",
+    num_threads: int | None = None,
+    use_tqdm: bool = False,
+) -> Kernels:
+    """The kernels of that name; for "auto" those made for the device if they can run here, and torch's otherwise.
+
+    Args:
+        activation_dtype: what native kernels round activations to where they meet quantized weights.
+        num_threads: of native kernels. None: as many as torch has.
+        use_tqdm: show when they have to be compiled first.
+
+    Raises:
+        InvalidConfig: kernels were asked for by name, and cannot run here; the message says why.
+    """
+    made_for_it = "triton" if device.type == "cuda" else "native"
+    wanted = made_for_it if name == "auto" else name
+    reason = None
+    if wanted == "native":
+        reason = unsupported_reason(device, dtype, use_tqdm=use_tqdm)
+    elif wanted == "triton":
+        reason = launch.unsupported_reason(device)
+    if reason is not None and name != "auto":
+        raise InvalidConfig(f"kernels is {name!r}, but they cannot run here: {reason}")
+    if wanted == "torch" or reason is not None:
+        return TorchKernels(reason and f"no {wanted} ones: {reason}")
+    if wanted == "native":
+        return NativeKernels(activation_dtype=activation_dtype, num_threads=num_threads)
+    from nanoengine.kernels.triton_kernels import TritonKernels  # only now: the package triton need not be there
+
+    return TritonKernels()
+
+
+def choose_backend(
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    model: DenseConfig,
+    block_size: int | None,
+    specs: Sequence[AttentionSpec] = (),
+    *,
+    quantized: bool = False,
+) -> tuple[AttentionBackend, str]:
+    """The backend of that name, or for "auto" the first that can run here; and why those before it cannot. On a GPU our own
+    kernels come first: they alone have been measured there (benchmarks/gpu.md), and record prompts and drafts, too.
+
+    Args:
+        block_size: None: as the backend likes it.
+        specs: what the layers of the model ask for; none of them asks for more than a scale if nothing is said.
+        quantized: whether K/V are to be kept as int8.
+
+    Raises:
+        InvalidConfig: no such backend, or it cannot run here, or not for these layers; the message says why.
+    """
+    on_cuda: tuple[type[AttentionBackend], ...] = (TritonAttention, FlashAttention, TorchAttention)
+    on_cpu: tuple[type[AttentionBackend], ...] = (NativeAttention, TorchAttention)
+    backends = {backend.name: backend for backend in (*on_cuda, *on_cpu)}
+    if name != "auto" and name not in backends:
+        raise InvalidConfig(f"attention_backend is {shown(name)}: it must be one of auto, {', '.join(backends)}")
+    reasons: dict[str, str] = {}
+    in_order = on_cuda if device.type == "cuda" else on_cpu
+    for backend in in_order if name == "auto" else (backends[name],):
+        size = block_size or backend.default_block_size
+        reason = backend.unsupported_reason(device, dtype, model.head_dim, size) or _missing_feature(backend, specs)
+        if reason is None and quantized and not backend.quantizes:
+            reason = "it has no int8 cache, and kv_cache_dtype is 'int8': choose 'auto'"
+        if reason is None:
+            return backend(size), _list(reasons)
+        reasons[backend.name] = reason
+    raise InvalidConfig(f"no attention backend can run: {_list(reasons)}")
+
+
+def _missing_feature(backend: type[AttentionBackend], specs: Sequence[AttentionSpec]) -> str | None:
+    """What a layer asks for and a backend does not compute."""
+    for spec in specs:
+        for field in fields(spec):
+            value = getattr(spec, field.name)
+            if field.name not in ("scale", *backend.features) and value != field.default:
+                return f"it has no {field.name}, and a layer of the model asks for {field.name}={value}"
+    return None
+
+
+def _list(reasons: dict[str, str]) -> str:
+    return "; ".join(f"{name}: {reason}" for name, reason in reasons.items())

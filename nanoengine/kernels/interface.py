@@ -1,4 +1,4 @@
-"""Kernels: the operations that layers are made of, beyond those of the core, and how an implementation is chosen."""
+"""Kernels: the operations that layers are made of, beyond those of the core."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from nanoengine.core import kernels as core
-from nanoengine.core.kernels import Weight, WeightSlot
-from nanoengine.errors import InvalidConfig
+from nanoengine.core.kernels import CoreKernels, Weight, WeightSlot
 from nanoengine.kernels import recurrences
 from nanoengine.quantization.tensor import QuantizedExperts, QuantizedTensor
+
+Changes = tuple[Tensor | None, Tensor | None, float, Tensor | None, Tensor | None]
+"""What happens to the heads of q and k: (q_weight, k_weight, eps, cos, sin). The weights of the norms are [head_dim] float32, cos
+and sin [num_tokens, 1, head_dim / 2] float32; None for both of a pair leaves the norm, or the rotation, out."""
 
 
 @runtime_checkable
@@ -100,7 +102,7 @@ class ExpertBiases(NamedTuple):
     down: Tensor  # [experts, hidden]
 
 
-class Kernels(core.Kernels, ABC):
+class Kernels(CoreKernels, ABC):
     """One implementation, with mixtures of experts, other activations, and quantized weights."""
 
     quantized_products: str
@@ -178,45 +180,3 @@ class Kernels(core.Kernels, ABC):
             [num_tokens, hidden].
         """
         ...
-
-
-def choose_kernels(
-    name: str,
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    activation_dtype: str = "int8",
-    num_threads: int | None = None,
-    use_tqdm: bool = False,
-) -> Kernels:
-    """The kernels of that name; for "auto" those made for the device if they can run here, and torch's otherwise.
-
-    Args:
-        activation_dtype: what native kernels round activations to where they meet quantized weights.
-        num_threads: of native kernels. None: as many as torch has.
-        use_tqdm: show when they have to be compiled first.
-
-    Raises:
-        InvalidConfig: kernels were asked for by name, and cannot run here; the message says why.
-    """
-    from nanoengine.kernels import native_operations
-    from nanoengine.kernels.native_kernels import NativeKernels
-    from nanoengine.kernels.torch_kernels import TorchKernels
-    from nanoengine.kernels.triton import launch
-
-    made_for_it = "triton" if device.type == "cuda" else "native"
-    wanted = made_for_it if name == "auto" else name
-    reason = None
-    if wanted == "native":
-        reason = native_operations.unsupported_reason(device, dtype, use_tqdm=use_tqdm)
-    elif wanted == "triton":
-        reason = launch.unsupported_reason(device)
-    if reason is not None and name != "auto":
-        raise InvalidConfig(f"kernels is {name!r}, but they cannot run here: {reason}")
-    if wanted == "torch" or reason is not None:
-        return TorchKernels(reason and f"no {wanted} ones: {reason}")
-    if wanted == "native":
-        return NativeKernels(activation_dtype=activation_dtype, num_threads=num_threads)
-    from nanoengine.kernels.triton_kernels import TritonKernels  # only now: the package triton need not be there
-
-    return TritonKernels()

@@ -19,7 +19,7 @@ from nanoengine.kernels.interface import ExpertBiases, ExpertWeights, Kernels
 from nanoengine.kernels.libraries import load_library
 from nanoengine.kernels.memory import keep_freed_memory
 from nanoengine.kernels.native_recurrences import NativeRecurrences
-from nanoengine.kernels.native_weights import NativeExperts, NativeWeight, Packer
+from nanoengine.kernels.native_weights import ROUNDED, NativeExperts, NativeWeight, Packer
 
 TABLE_DTYPES = torch.float32, torch.int32, torch.float32, torch.float32, torch.int64
 """Of the columns of a `SamplingTable`."""
@@ -41,9 +41,12 @@ class NativeKernels(NativeRecurrences, Kernels):
     capturable = True
 
     def __init__(
-        self, *, activation_dtype: str = "int8", num_threads: int | None = None, c: SimpleNamespace | None = None
+        self, *, activation_dtype: str = "auto", num_threads: int | None = None, c: SimpleNamespace | None = None
     ) -> None:
-        self.c, self.activation_dtype = c_functions() if c is None else c, activation_dtype
+        self.c = c_functions() if c is None else c
+        if activation_dtype == "auto":
+            activation_dtype = "bfloat16" if self.c.uses_tiles() else "int8"
+        self.activation_dtype = activation_dtype
         self.packer = Packer(self.c)
         self._table: SamplingTable | None = None  # whose columns were looked at last
         self._columns: list[int | None] = []
@@ -55,8 +58,8 @@ class NativeKernels(NativeRecurrences, Kernels):
             f"activations in {activation_dtype}, 16 to a scale, by {instruction}, few rows from packed numbers, "
             "more from unpacked panels"
         )
-        exact = activation_dtype == "float32"
-        self.quantized_products = "dequantized for float32 products" if exact else rounded
+        is_rounded = activation_dtype in ROUNDED
+        self.quantized_products = rounded if is_rounded else f"dequantized for {activation_dtype} products"
         keep_freed_memory()
 
     # ---- weights

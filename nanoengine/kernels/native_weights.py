@@ -60,8 +60,8 @@ BLOCKS = {
 }
 """Formats of ggml that panels keep, in the order in which pack.cpp numbers them; all others become numbers."""
 
-OF_NUMBERS = 1
-OF_QUANTIZED = {"int8": 2, "float32": 4, "int16": 8}
+AS_THEY_ARE, IN_OTHER_TYPE = 1, 4
+ROUNDED = {"int8": 2, "int16": 8}
 """How panels want rows of x, as panels.h numbers it."""
 
 
@@ -141,7 +141,8 @@ class NativeWeight:
         self.shape = torch.Size((outputs, inputs))
         self.dtype = dtype
         self.segments: dict[int, Segment] = {}
-        self._packer, self._kind = packer, OF_QUANTIZED[activation_dtype]
+        plain = AS_THEY_ARE if activation_dtype == str(dtype).removeprefix("torch.") else IN_OTHER_TYPE
+        self._packer, self._kind = packer, ROUNDED.get(activation_dtype, plain)
 
     def rows(self, first: int, count: int) -> WeightRows:
         assert first + count <= self.shape[0]
@@ -201,7 +202,7 @@ class NativeWeight:
         firsts = sorted(self.segments)
         panels = torch.cat([self._packer.panels(self.segments[first], first, self.shape[1]) for first in firsts])
         are_quantized = {segment.is_quantized for segment in self.segments.values()}
-        kinds = OF_NUMBERS * (False in are_quantized) | self._kind * (True in are_quantized)
+        kinds = AS_THEY_ARE * (False in are_quantized) | self._kind * (True in are_quantized)
         return torch.cat((torch.tensor([[*self.shape, len(panels), kinds]], dtype=torch.int64, device="cpu"), panels))
 
 

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanoengine.core import kernels as core
-from nanoengine.core.kernels import Weight
+from nanoengine.core.kernels import CoreKernels, DenseWeight, Weight
 from nanoengine.core.sampling import Kept
 from nanoengine.kernels.filters import keep_likeliest
 from nanoengine.kernels.gates import GATES, gated
@@ -34,7 +33,7 @@ def bytes_by_dtype(tensor: Tensor) -> dict[str, int]:
     return {str(tensor.dtype).removeprefix("torch."): tensor.nbytes}
 
 
-class RowMajor(core.RowMajor):
+class RowMajor(DenseWeight):
     """A weight as one tensor [outputs, inputs]."""
 
     def formats(self) -> Mapping[str, int]:
@@ -71,7 +70,7 @@ class TorchKernels(Kernels):
     quantized_products = "dequantized when they were loaded"
 
     def __init__(self, reason: str | None = None):
-        self.description = reason or core.Kernels.description
+        self.description = reason or CoreKernels.description
 
     def new_weight(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> RowMajor:
         return RowMajor(outputs, inputs, dtype, device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from nanoengine.core.capability import Capability
@@ -32,10 +33,11 @@ class KVGroups(Capability):
     options = KVGroupsOptions
     snapshots: Snapshots | None = None
     """Set by `policy`, if the model has states."""
+    _groups: Sequence[KVGroup] = ()
 
     def groups(self, startup: Startup) -> list[list[int]] | None:
-        windows = startup.facts.get("windows")
-        if startup.facts.get("states") is not None:
+        windows = startup.windows
+        if startup.state_shapes is not None:
             self._check_states(startup)
         if windows is None or not any(windows):
             return None if windows is None else [list(range(len(windows)))]
@@ -43,16 +45,17 @@ class KVGroups(Capability):
         most_new = min(
             config.long_prefill_token_threshold or config.max_num_batched_tokens, config.max_num_batched_tokens
         )
-        groups = group_layers(windows, chunked=startup.facts["chunked"])
+        groups = group_layers(windows, chunked=startup.has_chunks)
         startup.layouts[:] = [group.layout(most_new) for group in groups]
         startup.blocks_needed = Need(groups, startup.block_size, most_new, startup.depth).num_blocks
-        startup.facts["kv_groups"] = groups
+        self._groups = groups
         return [group.layers for group in groups]
 
     def _check_states(self, startup: Startup) -> None:
-        shapes, config = startup.facts["states"], startup.config
-        num_layers = startup.model_config.num_layers - len(startup.facts["windows"])
-        startup.facts["state_layers"] = num_layers
+        shapes, config = startup.state_shapes, startup.config
+        assert shapes is not None
+        assert startup.windows is not None
+        num_layers = startup.num_state_layers = startup.model_config.num_layers - len(startup.windows)
         self._slot_bytes = 4 * num_layers * sum(map(math.prod, shapes))
         memory = config.of(KVGroupsOptions).snapshot_memory
         if memory is None:
@@ -64,7 +67,7 @@ class KVGroups(Capability):
 
     def before_pool(self, startup: Startup) -> None:
         """On a GPU the state pool is there while the largest steps are measured. On a CPU its memory is taken as it is used."""
-        if "state_layers" not in startup.facts or startup.device.is_cuda:
+        if not startup.num_state_layers or startup.device.is_cuda:
             return
         startup.later_bytes += (startup.num_rows + 1 + self._most_snapshots) * self._slot_bytes
         if self._is_sized(startup) and startup.later_bytes >= startup.device.available():
@@ -86,33 +89,32 @@ class KVGroups(Capability):
         return self._most_snapshots if is_measured else min(self._most_snapshots, startup.num_blocks)
 
     def runner(self, startup: Startup) -> None:
-        if "state_layers" not in startup.facts:
+        if not startup.num_state_layers:
             return
-        from nanoengine.kv_groups.state_pool import EndedRows, StateKeeper, StatePool
+        from nanoengine.kv_groups.state_pool import StateKeeper, StatePool
 
         rows, snapshots, mixers = startup.num_rows, self._num_snapshots(startup), cast(Any, startup.model).mixers
         shapes = next(iter(mixers.values())).shapes  # of what is computed in this process
         try:
             where = startup.block_bytes, startup.device.torch_device
-            pool = StatePool(rows, snapshots, startup.facts["state_layers"], shapes, *where)
+            pool = StatePool(rows, snapshots, startup.num_state_layers, shapes, *where)
         except (RuntimeError, OSError) as error:  # torch's allocator raises a subclass of the first, mmap the second
             raise self._no_room(startup, snapshots) from error
         keeper = StateKeeper(startup.runner, pool, mixers)
-        startup.facts["state_keeper"] = keeper
-        startup.runner.parts += [EndedRows(keeper), keeper]
+        startup.state_keeper = keeper
+        startup.runner.parts.append(keeper)
 
     def policy(self, startup: Startup) -> None:
         startup.parts.append(CommonPrefix(startup.blocks))
-        if "state_layers" in startup.facts:
-            interval = startup.config.of(KVGroupsOptions).snapshot_interval
+        if startup.num_state_layers:
             first_slot = startup.num_rows + 1
-            self.snapshots = Snapshots(startup.blocks, self._num_snapshots(startup), interval, first_slot)
-            startup.facts["snapshots"] = self.snapshots
+            self.snapshots = Snapshots(startup.blocks, self._num_snapshots(startup), first_slot)
+            startup.snapshots = self.snapshots
             startup.parts.append(self.snapshots)
             startup.stores.append(self.snapshots)
 
     def describe_itself(self, startup: Startup) -> str | None:
-        groups: list[KVGroup] = startup.facts.get("kv_groups", [])
+        groups = self._groups
         kinds = ["chunks" if group.chunked else "a window" for group in groups]
         seen = [
             "all tokens" if group.window is None else f"{kind} of {group.window}"
@@ -120,7 +122,7 @@ class KVGroups(Capability):
         ]
         kinds = [f"{len(group.layers)} layers with {what}" for group, what in zip(groups, seen, strict=True)]
         words = [f"{len(groups)} KV groups: {', '.join(kinds)}"] if groups else []
-        if count := startup.facts.get("state_layers"):
+        if count := startup.num_state_layers:
             size = f"{told(self._slot_bytes)} a sequence"
             words.append(f"{count} layers with states: {size}, room for {self._num_snapshots(startup)} snapshots")
         return "; ".join(words) or None

@@ -28,8 +28,7 @@ class Restore(NamedTuple):
 
 @dataclass(slots=True)
 class StateOrders:
-    """What one plan orders, in this order. `endings`: of rows as sequences that have ended left them."""
+    """What one plan orders, in this order."""
 
-    endings: list[Snapshot] = field(default_factory=list)
     restores: list[Restore] = field(default_factory=list)
     snapshots: list[Snapshot] = field(default_factory=list)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from nanoengine.core.config import BYTES, MAX_INT32
-from nanoengine.core.errors import InvalidConfig, shown
+from nanoengine.core.options import check, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,19 +16,12 @@ class KVGroupsOptions:
             used up to one. What there is no room for goes to host memory and files, if there are any. 0: none are taken, and
             what earlier engines left in files can be used. None: an eighth of the available RAM, or of a GPU's free memory, at
             most 1 GiB.
-        snapshot_interval: a prompt leaves a snapshot every so many tokens, in whole blocks, beside those at its end and where
-            prompts part ways.
 
     Raises:
         InvalidConfig: a value that cannot work.
     """
 
-    snapshot_memory: int | None = field(default=None, metadata=BYTES)
-    snapshot_interval: int = 512
+    snapshot_memory: int | None = option(None, 0, 2**50, unit="bytes")
 
     def __post_init__(self) -> None:
-        memory, interval = self.snapshot_memory, self.snapshot_interval
-        if memory is not None and (type(memory) is not int or not 0 <= memory < 2**63):
-            raise InvalidConfig(f"snapshot_memory is {shown(memory)}: it must be a number of bytes from 0, or None")
-        if type(interval) is not int or not 1 <= interval < MAX_INT32:
-            raise InvalidConfig(f"snapshot_interval is {shown(interval)}: it must be a number of tokens from 1")
+        check(self)

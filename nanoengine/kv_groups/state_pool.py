@@ -25,8 +25,8 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 class StatePool:
-    """A slot holds the states of all layers side by side, so it is copied in one piece: a slot for each row of the runner, one
-    for padding, then those of snapshots. On a CPU, memory is taken when a slot is first written.
+    """Slots, each with the states of all layers side by side, so that a slot is copied at once: one for each row of the runner,
+    one for padding, then those of snapshots. On a CPU, memory is taken when a slot is first written.
 
     Args:
         block_bytes: of a block of the KV pool.
@@ -70,11 +70,11 @@ class Mixes(Protocol):
 
 
 class Drafted(NamedTuple):
-    """A run with drafts: the states of its row are still those before it."""
+    """A run with drafts whose accepted tokens are not in the states of its row yet."""
 
-    start: int
-    first: int  # its tokens in what the layers have kept
-    kept: dict[int, Tensor]
+    start: int  # tokens before the run
+    first: int  # index of the run's first token in `kept`
+    kept: dict[int, Tensor]  # layer -> what it projected of all tokens of that step
 
 
 class StateKeeper(RunnerPart):
@@ -126,7 +126,7 @@ class StateKeeper(RunnerPart):
                 self.pool.copy(row, order.slot)
 
     def _apply(self, rows: list[int], starts: Mapping[int, int], early: dict[int, list[Snapshot]]) -> None:
-        """The tokens of runs with drafts, all of one step, that stand before the next run of their rows."""
+        """Advance the states of rows by their accepted drafts, which one step computed: up to where their next runs start."""
         runs, places, inside = list[tuple[int, int, int, bool]](), list[int](), dict[int, list[Snapshot]]()
         for row in rows:
             start, first, kept = self._drafted.pop(row)
@@ -139,13 +139,6 @@ class StateKeeper(RunnerPart):
         state_runs = StateRuns(own[0], own[1], self._stores(runs, inside))
         for layer, states in zip(self.mixers, self.pool.layers, strict=True):
             self.mixers[layer].mix(kept[layer].index_select(0, own[2]), states, state_runs)
-
-    def end_rows(self, endings: list[Snapshot]) -> None:
-        """Snapshots of rows whose sequences have ended."""
-        for row, position, slot in endings:
-            if row in self._drafted:
-                self._apply([row], {row: position}, {})
-            self.pool.copy(row, slot)
 
     def before_forward(self, plan: StepPlan, batch: InputBatch) -> None:
         if not self._inside and not plan.num_drafted:
@@ -166,7 +159,7 @@ class StateKeeper(RunnerPart):
             batch.metadata[layer] = StateMetadata(**fields, stores=stores, kept=kept, keeps=keeps)
 
     def _stores(self, runs: list[tuple[int, int, int, bool]], inside: Mapping[int, list[Snapshot]]) -> Stores:
-        """Where the states of runs (row, start, tokens, whether it has drafts) are kept."""
+        """Behind which tokens of runs (row, start, tokens, whether it has drafts) states are written, and to which slots."""
         starts, tokens, slots, first = [0], list[int](), list[int](), 0
         for row, start, count, is_drafted in runs:
             for order in inside.get(row, []):
@@ -183,15 +176,3 @@ class StateKeeper(RunnerPart):
         """On the device, in one copy."""
         sent = self.device.send(np.array([*chain(*parts)], np.int32))
         return sent.split([len(part) for part in parts])
-
-
-class EndedRows(RunnerPart):
-    """Stands before whoever loads states into rows, or copies snapshots to elsewhere."""
-
-    def __init__(self, keeper: StateKeeper):
-        self.keeper = keeper
-
-    def begin(self, plan: StepPlan) -> None:
-        orders: StateOrders | None = plan.extras.get(ORDERS)
-        if orders is not None:
-            self.keeper.end_rows(orders.endings)

@@ -19,7 +19,6 @@ from nanoengine.kv_offload.host_tier import HostTier
 from nanoengine.kv_offload.kv_folder import KVFolder
 from nanoengine.kv_offload.offload import Offload
 from nanoengine.kv_offload.options import STAGING_BLOCKS, STAGING_BYTES, KVOffloadOptions
-from nanoengine.kv_offload.shared_files import SharedFiles
 
 if TYPE_CHECKING:
     from nanoengine.core.startup import Startup
@@ -27,13 +26,12 @@ if TYPE_CHECKING:
 
 class KVOffload(Capability):
     """One object that is a store of the block manager, adds orders to plans and listens; a part of the runner that carries them
-    out; with files, a gate of the scheduler. It reads `facts["draft_model"]`, `facts["weights"]`, and, of a model with states,
-    `facts["snapshots"]` and `facts["state_keeper"]`.
+    out; with files, a gate of the scheduler. It reads the startup's `draft`, `weights_key`, and, of a model with states,
+    `snapshots` and `state_keeper`.
     """
 
     options = KVOffloadOptions
     offload: Offload | None = None
-    shared: SharedFiles | None = None
 
     def policy(self, startup: Startup) -> None:
         options = startup.config.of(KVOffloadOptions)
@@ -47,7 +45,7 @@ class KVOffload(Capability):
         pool = [tensor for place in startup.runner.kv_cache.places for tensor in place]
         block_bytes = sum(tensor[0].nbytes for tensor in pool)
         num_slots = options.num_host_blocks(block_bytes, available_ram())
-        disk, files, keeper = None, None, startup.facts.get("state_keeper")
+        disk, files, keeper = None, None, startup.state_keeper
         num_pieces = 0 if keeper is None else keeper.pool.num_pieces
         if options.kv_disk_path is not None:
             folder, seed = _open_folder(options, fingerprint(startup), block_bytes)
@@ -61,13 +59,12 @@ class KVOffload(Capability):
             parts.append(BlockCopier(pool, num_slots, files))
         else:  # snapshots are copied before others take their place, and states before their rows go on
             parts.insert(parts.index(keeper), BlockCopier(pool, num_slots, files, keeper.pool.pieces))
-            startup.facts["snapshots"].keep_in(offload, num_pieces)
+            startup.snapshots.keep_in(offload, num_pieces)
         startup.stores.append(offload)
         startup.parts.append(offload)
-        observed = startup.facts.setdefault("metrics", {})
+        observed = startup.metric_sources
         observed["offload"] = lambda: offload.stats
         if disk is not None:
-            self.shared = SharedFiles(offload, disk)
             gate = FileGate(offload, disk, startup.blocks)
             observed["fetching"] = lambda: [seq for seq, fetch in gate.fetches.items() if fetch.left]
             startup.parts.append(gate)
@@ -95,7 +92,7 @@ def fingerprint(startup: Startup) -> str:
     """A hash of all that K/V depends on but tokens: the weights, their use, and the layout of a block. A draft model counts, too:
     its K/V lies in the same blocks.
     """
-    models = [startup, *filter(None, [startup.facts.get("draft_model")])]
+    models = [startup, *filter(None, [startup.draft])]
     used = [(own.model_config, own.backend.name, _weights(own, startup.max_model_len)) for own in models]
     kernels = startup.kernels.name, startup.kernels.fingerprint, getattr(startup.kernels, "quantized_products", "")
     stored = startup.dtype, startup.kv_dtype, startup.block_size, startup.groups
@@ -103,8 +100,8 @@ def fingerprint(startup: Startup) -> str:
 
 
 def _weights(startup: Startup, max_len: int) -> object:
-    """What tells the weights of a model, and their use, from others: `facts["weights"]` says, given the longest sequence."""
-    if (ask := startup.facts.get("weights")) is not None:
+    """What tells the weights of a model, and their use, from others: `weights_key` says, given the longest sequence."""
+    if (ask := startup.weights_key) is not None:
         return ask(max_len)
     digest = xxhash.xxh3_128()
     for path in weight_files(Path(startup.config.model)):

@@ -27,7 +27,6 @@ class DiskTier:
         self.fingerprint, self.max_staged = fingerprint, max_staged
         self.files = set(names)
         self.writing: set[str] = set()  # not answered yet
-        self.awaits_writes = False  # somebody waits for these answers
         self.reading: dict[str, tuple[FileRead, bytes]] = {}  # not answered yet; with the tokens of the block
         self.staged: dict[str, bytes] = {}  # in memory: name -> tokens of the block
         self.wanted: Counter[str] = Counter()  # being read or staged, and by how many sequences

@@ -13,7 +13,7 @@ Snapshots of states go the same way, in pieces: to whoever keeps blocks, each pi
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from nanoengine.core.messages import StepResult
@@ -34,6 +34,9 @@ class OffloadStats:
     num_loaded_files: int = 0  # from files that were read to the pool
     num_written_files: int = 0
     num_bad_files: int = 0  # reads that failed
+
+    def __add__(self, other: OffloadStats) -> OffloadStats:
+        return OffloadStats(*(getattr(self, own.name) + getattr(other, own.name) for own in fields(self)))
 
 
 class InPool(NamedTuple):
@@ -133,20 +136,6 @@ class Offload(KVStore, PolicyPart):
         for _, key, tokens, source in sorted(found, reverse=True):
             self.disk.save(self.orders, key, tokens, source)
 
-    def write(self, keys: list[Key], tokens: bytes) -> bool:
-        """Order the K/V of a block in some groups to be written now, as far as it is in memory. Returns whether it is, in the
-        first of them.
-        """
-        assert self.disk is not None
-        for key in keys:
-            if (own := self.in_pool.get(key)) is not None:
-                self.disk.save(self.orders, key, tokens, self._place(key[0], own.block))
-            elif (entry := self.host.entries.get(key)) is not None and entry.is_copied:
-                self.disk.save(self.orders, key, tokens, Place(Tier.HOST, entry.slot))
-            elif key is keys[0]:
-                return False
-        return True
-
     def _place(self, group: int, block: int) -> Place:
         return Place(Tier.STATES if group in self.state_groups else Tier.POOL, block)
 
@@ -168,8 +157,7 @@ class Offload(KVStore, PolicyPart):
 
     def wants_step(self) -> bool:
         """To carry out orders, or to hear of files that somebody waits for. Steps in flight do that, too."""
-        disk = self.disk
-        awaits = disk is not None and bool(disk.reading or (disk.awaits_writes and disk.writing))
+        awaits = self.disk is not None and bool(self.disk.reading)
         return not self._in_flight and (bool(self.orders) or awaits)
 
     def complete(self, step: Step) -> None:

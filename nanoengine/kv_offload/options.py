@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from nanoengine.core.config import BYTES, check_choice, check_count
-from nanoengine.core.errors import InvalidConfig, shown
+from nanoengine.core.errors import InvalidConfig
+from nanoengine.core.options import check, option
 from nanoengine.sizes import told
 
 HOST_SHARE, HOST_CAP = 0.25, 4 << 30
@@ -34,18 +34,15 @@ class KVOffloadOptions:
         InvalidConfig: a value that cannot work.
     """
 
-    preemption_mode: str = "recompute"
-    kv_host_memory: int | None = field(default=None, metadata=BYTES)
+    preemption_mode: str = option("recompute", choices=("recompute", "swap"))
+    kv_host_memory: int | None = option(None, high=2**50, unit="bytes")
     kv_disk_path: str | None = None
-    kv_disk_bytes: int = field(default=16 << 30, metadata=BYTES)
+    kv_disk_bytes: int = option(16 << 30, high=2**60, unit="bytes")
 
     def __post_init__(self) -> None:
-        check_choice("preemption_mode", self.preemption_mode, ("recompute", "swap"))
-        if self.kv_host_memory is not None:
-            check_count("kv_host_memory", self.kv_host_memory, 2**50)
-        if self.kv_disk_path is not None and (not isinstance(self.kv_disk_path, str) or not self.kv_disk_path):
-            raise InvalidConfig(f"kv_disk_path is {shown(self.kv_disk_path)}: it must be the path of a folder, or None")
-        check_count("kv_disk_bytes", self.kv_disk_bytes, 2**60)
+        check(self)
+        if self.kv_disk_path == "":
+            raise InvalidConfig("kv_disk_path is '': it must be the path of a folder, or None")
 
     @property
     def has_host_tier(self) -> bool:

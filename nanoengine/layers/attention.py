@@ -7,13 +7,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from nanoengine.attention.backend import AttentionBackend
-from nanoengine.core import layers as core
 from nanoengine.core.attention import AttentionSpec, KVLayer
-from nanoengine.core.layers import Angles, RMSNorm
-from nanoengine.core.model_config import ModelConfig
+from nanoengine.core.layers import Angles, PagedAttention, RMSNorm
+from nanoengine.core.model_config import DenseConfig
 
 
-class Attention(core.Attention):
+class Attention(PagedAttention):
     """The core's, over a backend that may offer `rotate_and_write`."""
 
     backend: AttentionBackend
@@ -31,7 +30,7 @@ class WideNormAttention(Attention):
     """With norms over all heads of q together, and all of k (OLMo 2), before all that a backend may do in one go."""
 
     def __init__(
-        self, layer: int, config: ModelConfig, spec: AttentionSpec, backend: AttentionBackend, *norms: RMSNorm
+        self, layer: int, config: DenseConfig, spec: AttentionSpec, backend: AttentionBackend, *norms: RMSNorm
     ):
         super().__init__(layer, config, spec, backend)
         self.wide_norms = norms

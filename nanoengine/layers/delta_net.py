@@ -12,8 +12,8 @@ from nanoengine.core.kernels import WeightSlot
 from nanoengine.kernels.recurrences import Decay, StateRuns
 from nanoengine.layers.factory import Factory
 from nanoengine.layers.mixer import Mixer
-from nanoengine.layers.reordered import Reordered
 from nanoengine.layers.share import Part
+from nanoengine.layers.slots import Reordered
 from nanoengine.models.model_config import StateConfig
 
 

@@ -14,10 +14,8 @@ from torch import Tensor
 from nanoengine.core.kernels import WeightSlot
 from nanoengine.core.layers import Linear, RMSNorm
 from nanoengine.kernels.interface import ExpertBiases
-from nanoengine.layers.dense_slot import DenseSlot
 from nanoengine.layers.factory import Factory
-from nanoengine.layers.interleaved import InterleavedColumns, InterleavedExperts
-from nanoengine.layers.stacked import StackedExperts
+from nanoengine.layers.slots import InterleavedColumns, InterleavedExperts, StackedExperts, dense
 from nanoengine.models.model_config import ExpertsConfig
 
 
@@ -85,9 +83,7 @@ class Experts:
         down. `gate_up`: names of those of an MLP beside the experts.
         """
         # A choice between experts is not worth the bytes of so small a matrix: it is never quantized.
-        slots: dict[str, WeightSlot] = {
-            name: DenseSlot(slot) for name, slot in self.router.slots(prefix, router).items()
-        }
+        slots: dict[str, WeightSlot] = {name: dense(slot) for name, slot in self.router.slots(prefix, router).items()}
         if self.facts.are_stacked:
             both, down = (f"{prefix}.experts.{name}" for name in names)
             turned = self.facts.are_transposed

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from nanoengine.core import layers as core
+from nanoengine.core.layers import WeightFactory
 from nanoengine.kernels.interface import ExpertWeights, Kernels, QuantizableWeight
 from nanoengine.layers.share import Share
 from nanoengine.models.model_config import StateConfig
 
 
 @dataclass(frozen=True)
-class Factory(core.Factory):
+class Factory(WeightFactory):
     """Makes the weights of experts too, and remembers all matrices, for those who ask in which formats they are."""
 
     kernels: Kernels
@@ -36,9 +36,9 @@ class Factory(core.Factory):
         return torch.empty(shape, dtype=torch.float32, device=self.device)
 
     def share(self, facts: StateConfig) -> Share:
-        """What of layers with states is computed here."""
+        """The heads, groups and channels of layers with states that this rank computes."""
         return Share(facts)
 
     def only(self, rows: Sequence[range]) -> Factory:
-        """Makes matrices of which these outputs, and no others, are computed here: all of them."""
+        """A factory for matrices of which this rank computes only these rows. Without ranks: all rows."""
         return self

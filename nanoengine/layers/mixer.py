@@ -17,6 +17,7 @@ from nanoengine.kernels.recurrences import StateRuns, Stores
 from nanoengine.layers.factory import Factory
 from nanoengine.layers.norm import OffsetNorm
 from nanoengine.layers.share import Part
+from nanoengine.layers.slots import taps_first
 from nanoengine.models.model_config import StateConfig
 
 
@@ -25,8 +26,8 @@ class StateMetadata(AttentionMetadata):
     """A step in which states are not simply kept behind the last token of each run."""
 
     stores: Stores
-    kept: dict[int, Tensor]  # of each layer, what it projected: drafts are applied to the states when it is known which
-    keeps: bool  # whether that is wanted
+    kept: dict[int, Tensor]  # layer -> projections of draft tokens, until it is known which drafts were accepted
+    keeps: bool  # whether projections are kept
 
 
 class Mixer(ABC):
@@ -99,20 +100,8 @@ class Mixer(ABC):
 
     def conv_slots(self, prefix: str) -> dict[str, WeightSlot]:
         bias = {} if self.bias is None else {f"{prefix}.bias": self.bias}
-        return {f"{prefix}.weight": Taps(self.weight), **bias}
+        return {f"{prefix}.weight": taps_first(self.weight), **bias}
 
 
 def _width(rows: Sequence[range]) -> int:
     return sum(map(len, rows))
-
-
-class Taps:
-    """A place in [taps, channels] for [channels, 1, taps]."""
-
-    def __init__(self, weight: Tensor):
-        self.weight = weight
-        taps, channels = weight.shape
-        self.shape = weight.new_empty(channels, 1, taps, device="meta").shape
-
-    def copy_(self, source: Tensor) -> None:
-        self.weight.copy_(source[:, 0].T)

@@ -8,7 +8,7 @@ from nanoengine.core.kernels import WeightSlot
 from nanoengine.core.layers import Linear, RMSNorm
 from nanoengine.kernels.interface import Kernels
 from nanoengine.layers.factory import Factory
-from nanoengine.layers.shifted import Shifted
+from nanoengine.layers.slots import shifted
 
 
 class OffsetNorm(RMSNorm):
@@ -21,7 +21,7 @@ class OffsetNorm(RMSNorm):
         self.offset = offset
 
     def slot(self) -> WeightSlot:
-        return self.weight if self.offset == 0.0 else Shifted(self.weight, self.offset)
+        return self.weight if self.offset == 0.0 else shifted(self.weight, self.offset)
 
     def then_linear(self, x: Tensor, residual: Tensor | None, linear: Linear) -> tuple[Tensor, Tensor]:
         """A linear layer of `add_and_norm`, and the sum."""

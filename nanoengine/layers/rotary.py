@@ -9,11 +9,11 @@ import math
 import torch
 from torch import Tensor
 
-from nanoengine.core import layers as core
+from nanoengine.core.layers import Angles, RotaryTable
 from nanoengine.models.model_config import RopeConfig
 
 
-class RotaryEmbedding(core.RotaryEmbedding):
+class RotaryEmbedding(RotaryTable):
     """The angles of one kind of rotation. A head's dimensions must stand in `rotary_order`."""
 
     def __init__(self, head_dim: int, rope: RopeConfig, device: torch.device):
@@ -55,7 +55,7 @@ class QueryScale(RotaryEmbedding):
         positions = torch.arange(1, max_len + 1, dtype=torch.int64, device=self.device)
         self.table = torch.tensor(steps, dtype=torch.float32, device=self.device)[positions // self.period, None]
 
-    def __call__(self, positions: Tensor) -> core.Angles:
+    def __call__(self, positions: Tensor) -> Angles:
         factors = self.table.index_select(0, positions)
         return factors, factors
 

@@ -1,5 +1,5 @@
-"""Share: which part of a layer with states is computed here. It knows outputs by what they belong to: a head, a group of heads
-that have queries and keys in common, or a channel.
+"""Share: which heads, groups and channels of a layer with states this rank computes, and their rows in a projection. A group is
+the heads that share queries and keys.
 """
 
 from __future__ import annotations

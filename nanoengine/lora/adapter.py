@@ -6,30 +6,34 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from safetensors import SafetensorError, deserialize
+
 from nanoengine.core.errors import InvalidWeights, ModelNotFound, UnsupportedModel, shown
 from nanoengine.core.model_config import read_file
-from nanoengine.lora.expressions import first_matches
 from nanoengine.sizes import told
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20
 HEADER_BYTES, HEADER_BYTES_OF_A_LAYER = 1 << 20, 1 << 10
-"""Most that a header of safetensors may have, in all and more for each linear layer: it is read by Python, while others wait."""
+"""Most that a header of safetensors may have, in all and more for each linear layer: others wait while it is read."""
 
 MAX_ALPHA = 1e6
 """What is larger leaves the range of float16 or of float32 in the model, or is a mistake."""
 
 
 TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>A|B)\.weight")
-DTYPES = {"F32": 4, "F16": 2, "BF16": 2}
-"""Of tensors, by safetensors' names, and the bytes of a number."""
+DTYPES = ("F32", "F16", "BF16")
+"""Of tensors, by safetensors' names."""
 
-READ = frozenset({"r", "lora_alpha", "target_modules", "use_rslora", "rank_pattern", "alpha_pattern"})
+MODULE = re.compile(r"[\w.]+")
+"""A key of `rank_pattern` or `alpha_pattern`: a name of modules. PEFT takes expressions, too; some of them never end."""
+
+READ = frozenset({"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"})
 WITHOUT_EFFECT = frozenset(
     {
         "alora_invocation_string",
@@ -48,6 +52,7 @@ WITHOUT_EFFECT = frozenset(
         "qalora_group_size",
         "revision",
         "runtime_config",
+        "target_modules",
         "task_type",
     }
 )
@@ -58,13 +63,13 @@ INITS = (True, False, "gaussian", "eva", "orthogonal")
 
 
 class Projection(NamedTuple):
-    """What an adapter adds to a linear layer: scale * B (A x). `a` and `b` are where in `Adapter.content` they begin."""
+    """What an adapter adds to a linear layer: scale * B (A x)."""
 
     rank: int
     scale: float
     dtypes: tuple[str, str]  # of A and B, as safetensors has them
-    a: int
-    b: int
+    a: bytes  # [rank, inputs]
+    b: bytes  # [outputs, rank]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,8 +79,12 @@ class Adapter:
     name: str
     path: str
     digest: str  # of both files
-    content: bytes  # adapter_model.safetensors
     projections: Mapping[str, Projection]  # by the name of the linear layer in the checkpoint of the model
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all A and B, as the file has them."""
+        return sum(len(own.a) + len(own.b) for own in self.projections.values())
 
 
 def read_adapter(
@@ -99,7 +108,7 @@ def read_adapter(
     config = _config(folder, said)
     projections = _projections(folder / WEIGHTS, config, content, shapes, max_rank)
     digest = hashlib.sha256(hashlib.sha256(said).digest() + hashlib.sha256(content).digest()).hexdigest()
-    return Adapter(name, path, digest, content, projections)
+    return Adapter(name, path, digest, projections)
 
 
 def _read_file(path: Path, limit: int, knob: str) -> bytes:
@@ -142,6 +151,11 @@ def _config(folder: Path, said: bytes) -> dict[str, Any]:
         table = config.get(own) or {}
         if not isinstance(table, dict):
             raise InvalidWeights(f"{where}: {own} is {shown(table)}: it must be a table")
+        for key in table:
+            if not MODULE.fullmatch(key):
+                raise UnsupportedModel(
+                    f"{where}: {own} has the key {shown(key)}, and only names of modules are read there"
+                )
         numbers = {name: config.get(name, 8)} | {f"{own}[{shown(key)}]": value for key, value in table.items()}
         for field, value in numbers.items():
             if not is_right(value):
@@ -149,13 +163,6 @@ def _config(folder: Path, said: bytes) -> dict[str, Any]:
                 raise InvalidWeights(f"{where}: {field} is {shown(value)}: it must be {must}")
     if config.get("use_rslora") not in (None, False, True):
         raise InvalidWeights(f"{where}: use_rslora is {shown(config['use_rslora'])}: it must be true or false")
-    targets = config.get("target_modules")
-    if not isinstance(targets, str) and not (
-        isinstance(targets, list) and all(isinstance(own, str) for own in targets)
-    ):
-        raise InvalidWeights(
-            f"{where}: target_modules is {shown(targets)}: it must be an expression or a list of names"
-        )
     return config
 
 
@@ -167,25 +174,9 @@ def _is_alpha(value: object) -> bool:
     return type(value) in (int, float) and -MAX_ALPHA <= value <= MAX_ALPHA  # type: ignore[operator]
 
 
-def _of_modules(
-    where: Path, config: Mapping[str, Any], modules: Sequence[str]
-) -> Iterator[tuple[str, bool, int, float]]:
-    """Modules, with whether each has an adapter, its rank and its alpha, as PEFT reads a config."""
-    targets, tables = config["target_modules"], [config.get(name) or {} for name in ("rank_pattern", "alpha_pattern")]
-    has_all = targets == "all-linear"
-    expressions = [[targets] if isinstance(targets, str) and not has_all else []]
-    # PEFT's expression, which need not match all of a name if its key is odd.
-    expressions += [[rf"(?:(.*\.)?({key})$)(?s:.*)" for key in table] for table in tables]
-    try:
-        matches = first_matches(expressions, modules)
-    except ValueError as error:
-        raise InvalidWeights(f"{where}: target_modules, rank_pattern or alpha_pattern has {error}") from error
-    names = frozenset(() if isinstance(targets, str) else targets)
-    ranks, alphas = [*tables[0].values(), config.get("r", 8)], [*tables[1].values(), config.get("lora_alpha", 8)]
-    for module, target, rank, alpha in zip(modules, *matches, strict=True):
-        ends = {module[match.end() :] for match in re.finditer(r"^|\.", module)}
-        is_target = has_all or target is not None or not ends.isdisjoint(names)
-        yield module, is_target, ranks[-1 if rank is None else rank], alphas[-1 if alpha is None else alpha]
+def _chosen(module: str, table: Mapping[str, Any], otherwise: Any) -> Any:
+    """The value of the first key that is the name of a module or, behind a dot, the end of it."""
+    return next((value for key, value in table.items() if module == key or module.endswith("." + key)), otherwise)
 
 
 # ---- adapter_model.safetensors
@@ -194,20 +185,19 @@ def _of_modules(
 def _projections(
     where: Path, config: Mapping[str, Any], content: bytes, shapes: Mapping[str, tuple[int, int]], max_rank: int
 ) -> dict[str, Projection]:
-    found: dict[str, dict[str, tuple[str, list[int], int]]] = {}
+    found: dict[str, dict[str, tuple[str, list[int], bytes]]] = {}
     most = HEADER_BYTES + HEADER_BYTES_OF_A_LAYER * len(shapes)
-    for name, (dtype, shape, start) in _tensors(where, content, most).items():
+    for name, tensor in _tensors(where, content, most).items():
         match = TENSOR.fullmatch(name)
         if match is None or match["module"] not in shapes:
             raise _no_place(where, name)
-        found.setdefault(match["module"], {})[match["part"]] = dtype, shape, start
+        found.setdefault(match["module"], {})[match["part"]] = tensor
     if not found:
         raise InvalidWeights(f"{where} holds no tensors")
     projections: dict[str, Projection] = {}
-    for module, is_target, rank, alpha in _of_modules(where.with_name(CONFIG), config, list(found)):
-        parts = found[module]
-        if not is_target:
-            raise _no_place(where, module)
+    for module, parts in found.items():
+        rank = _chosen(module, config.get("rank_pattern") or {}, config.get("r", 8))
+        alpha = _chosen(module, config.get("alpha_pattern") or {}, config.get("lora_alpha", 8))
         if len(parts) < 2:
             raise InvalidWeights(
                 f"{where}: of {module} there is lora_{next(iter(parts))}, and the other part is missing"
@@ -230,32 +220,23 @@ def _projections(
 
 def _no_place(where: Path, name: str) -> UnsupportedModel:
     return UnsupportedModel(
-        f"{where}: {shown(name)} is no adapter of a linear layer that the model has and target_modules names: those of "
+        f"{where}: {shown(name)} is no adapter of a linear layer that the model has: those of "
         "embeddings, heads and experts are not computed"
     )
 
 
-def _tensors(where: Path, content: bytes, most: int) -> dict[str, tuple[str, list[int], int]]:
-    """Name -> dtype, shape and where its numbers begin, of every tensor of a safetensors file."""
+def _tensors(where: Path, content: bytes, most: int) -> dict[str, tuple[str, list[int], bytes]]:
+    """Name -> dtype, shape and numbers of every tensor of a safetensors file."""
+    size = int.from_bytes(content[:8], "little")
+    if most < size < len(content):
+        raise InvalidWeights(
+            f"{where} has a header of {told(size)}, and the adapters of this model have at most {told(most)}"
+        )
     try:
-        size = int.from_bytes(content[:8], "little")
-        if len(content) < 8 or size > len(content) - 8:
-            raise ValueError("it ends in its header")
-        if size > most:
-            raise ValueError(f"its header has {told(size)}, and the adapters of this model have at most {told(most)}")
-        table = json.loads(content[8 : 8 + size])
-        table.pop("__metadata__", None)
-        tensors = {}
-        for name, header in table.items():
-            dtype, shape, (start, end) = header["dtype"], header["shape"], header["data_offsets"]
-            if dtype not in DTYPES:
-                raise ValueError(f"{shown(name)} is in {shown(dtype)}, not in one of {', '.join(DTYPES)}")
-            sizes = (start, end, *shape)
-            if not all(type(own) is int and own >= 0 for own in sizes) or len(shape) != 2:
-                raise ValueError(f"{shown(name)} is no matrix")
-            if end - start != math.prod(shape) * DTYPES[dtype] or end > len(content) - 8 - size:
-                raise ValueError(f"the bytes of {shown(name)} are not there")
-            tensors[name] = dtype, shape, 8 + size + start
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        tensors = dict(sorted(deserialize(content)))
+    except (SafetensorError, ValueError) as error:
         raise InvalidWeights(f"{where} is broken: {error}") from error
-    return tensors
+    for name, own in tensors.items():
+        if own["dtype"] not in DTYPES:
+            raise InvalidWeights(f"{where}: {shown(name)} is in {own['dtype']}, not in one of {', '.join(DTYPES)}")
+    return {name: (own["dtype"], own["shape"], bytes(own["data"])) for name, own in tensors.items()}

@@ -79,12 +79,12 @@ class Adapters(PolicyPart):
         return found
 
     def _in_use(self) -> dict[str, Adapter]:
-        """Those of requests that have not ended, by digest."""
+        """The adapters of requests that have not ended, by digest."""
         return _by_digest(adapter for request, adapter in self._of.items() if not request.finished)
 
     def _too_much(self, adapters: Mapping[str, Adapter]) -> str | None:
-        """Which limit so many adapters break."""
-        most, size = self.options.max_loras, sum(len(own.content) for own in adapters.values())
+        """The limit that these adapters would exceed, in words; None if they fit."""
+        most, size = self.options.max_loras, sum(own.num_bytes for own in adapters.values())
         if len(adapters) > most:
             return f"{most} are loaded or in use, the most that may be (max_loras): unload one"
         if size > self.options.max_lora_bytes:
@@ -160,12 +160,12 @@ class Adapters(PolicyPart):
         return None if adapter is None else adapter.digest
 
     def kept(self) -> dict[str, Adapter]:
-        """All that are loaded or in use, by digest."""
+        """The adapters that are loaded or in use, by digest."""
         with self._lock:
             return self._in_use() | _by_digest(self.loaded.values())
 
     def keep(self, adapters: Mapping[str, Adapter], drops: Collection[str]) -> None:
-        """Have these from now on, and not those: whoever has the requests has kept to the limits."""
+        """Add and remove adapters without looking at the limits: the process that takes the requests has checked them."""
         with self._lock:
             others = {digest: own for digest, own in self.loaded.items() if digest not in drops}
             self.loaded, self._may_drop = OrderedDict({**others, **adapters}), True
@@ -198,13 +198,13 @@ class Adapters(PolicyPart):
             step.plan.extras[LORA] = orders
 
     def _drop_unused(self, orders: Orders) -> None:
-        """Adapters that are neither loaded nor in use leave the runner."""
+        """Order the runner to drop adapters that are neither loaded nor in use."""
         self._may_drop = False
         kept = self._in_use().keys() | _by_digest(self.loaded.values()).keys()
         orders.drops = [self._slots.pop(digest) for digest in self._slots.keys() - kept]
 
     def _slot(self, adapter: Adapter, orders: Orders) -> int:
-        """Where the runner has an adapter, or gets it in this step."""
+        """The runner's slot of an adapter; if it has none, it is loaded in this step."""
         slot = self._slots.get(adapter.digest)
         if slot is None:
             slot = min(set(range(len(self._slots) + 1)) - set(self._slots.values()))
@@ -226,7 +226,7 @@ def _by_digest(adapters: Iterable[Adapter]) -> dict[str, Adapter]:
 
 
 def adapters_of(parts: Iterable[PolicyPart]) -> Adapters:
-    """Those of the engine that has these parts.
+    """The adapters of the engine that has these parts.
 
     Raises:
         InvalidRequest: it has none.

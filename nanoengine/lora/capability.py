@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from nanoengine.core.capability import Capability
 from nanoengine.core.startup import Startup
 from nanoengine.kernels.interface import Kernels
@@ -46,7 +44,7 @@ class LoRA(Capability):
         assert isinstance(model, Decoder)
         assert isinstance(kernels, Kernels)
         places, matrices = find_places(config), model.matrices
-        of_rank: Mapping[int, Sequence[range]] = startup.facts.get("kept_rows", {})
+        of_rank = startup.kept_rows
         kept = {number: of_rank[id(own)] for number, own in enumerate(matrices) if id(own) in of_rank}
         if isinstance(kernels, NativeKernels):
             limits = startup.config.of(LoRAOptions).max_loras, startup.config.max_num_batched_tokens

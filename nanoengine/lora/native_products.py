@@ -1,4 +1,4 @@
-"""NativeProducts: the same by kernels/cpp/lora.cpp, to the bit: see docs/determinism.md.
+"""NativeProducts: adapters computed by kernels/cpp/lora.cpp. Rows have the bits that they have alone: see docs/determinism.md.
 
 The product comes in float32; one call adds what the adapters add, and then the bias or the gate, and rounds. The adapters of a
 step, and its rows, are read from memory that stays where it is: a recorded step is right for any adapters.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from nanoengine.core.config import BYTES, check_bool, check_count
 from nanoengine.core.errors import InvalidConfig, shown
+from nanoengine.core.options import check, option
 
 MAX_RANK = 1024
 
@@ -26,16 +26,13 @@ class LoRAOptions:
     """
 
     enable_lora: bool = False
-    max_loras: int = 16
-    max_lora_rank: int = 64
-    max_lora_bytes: int = field(default=1 << 30, metadata=BYTES)
+    max_loras: int = option(16, high=1024)
+    max_lora_rank: int = option(64, high=MAX_RANK)
+    max_lora_bytes: int = option(1 << 30, high=1 << 40, unit="bytes")
     lora_modules: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        check_bool("enable_lora", self.enable_lora)
-        check_count("max_loras", self.max_loras, 1024)
-        check_count("max_lora_rank", self.max_lora_rank, MAX_RANK)
-        check_count("max_lora_bytes", self.max_lora_bytes, 1 << 40)
+        check(self)
         modules = () if self.lora_modules is None else self.lora_modules
         if not isinstance(modules, list | tuple) or not all(isinstance(own, str) and "=" in own for own in modules):
             raise InvalidConfig(f'lora_modules is {shown(modules)}: it must be a list of strings like "name=folder"')

@@ -85,7 +85,7 @@ def find_places(config: ModelConfig) -> dict[str, Place]:
 
 
 def _tiled(place: Place, part: str, facts: StateConfig) -> Place:
-    """For an adapter of a model at Hugging Face, where value heads stand group by group, and not as in this GGUF file."""
+    """The place with the orders that turn Hugging Face's value heads, group by group, into those of a GGUF file."""
     size = {
         "in_proj_qkv": facts.width,
         "in_proj_z": facts.width,

@@ -47,14 +47,11 @@ Kept = Mapping[int, Sequence[range]]
 def pieces_of(adapter: Adapter, places: Mapping[str, Place], kept: Kept) -> dict[int, list[Piece]]:
     """The tensors of an adapter, by the matrix that they change."""
     found: dict[int, list[Piece]] = {}
-    memory = torch.frombuffer(bytearray(adapter.content), dtype=torch.uint8)
     for name, own in adapter.projections.items():
         place = places[name]
         a, b = (
-            _numbers(memory, at, DTYPES[dtype], count).float()
-            for at, dtype, count in zip(
-                (own.a, own.b), own.dtypes, (own.rank * place.inputs, place.count * own.rank), strict=True
-            )
+            torch.frombuffer(bytearray(numbers), dtype=DTYPES[dtype]).float()
+            for numbers, dtype in zip((own.a, own.b), own.dtypes, strict=True)
         )
         dtype = torch.bfloat16 if own.dtypes == ("BF16", "BF16") else torch.float32
         a, b = a.view(own.rank, place.inputs).to(dtype), b.view(place.count, own.rank)[place.order].to(dtype)
@@ -68,16 +65,12 @@ def pieces_of(adapter: Adapter, places: Mapping[str, Place], kept: Kept) -> dict
 
 
 def _rows_of(first: int, b: Tensor, kept: Sequence[range]) -> tuple[int, Tensor]:
-    """What is computed here of outputs [first, first + len(b)): its first output here, and its rows of B.
+    """The part of outputs [first, first + len(b)) that this rank computes: its first output here, and its rows of B.
 
     They stay side by side: ranges ascend.
     """
     rows = torch.cat([torch.arange(own.start, own.stop, dtype=torch.int64, device="cpu") for own in kept]) - first
     return int((rows < 0).sum()), b[rows[(rows >= 0) & (rows < len(b))]]
-
-
-def _numbers(memory: Tensor, at: int, dtype: torch.dtype, count: int) -> Tensor:
-    return memory[at : at + count * dtype.itemsize].clone().view(dtype)  # where it is in the file need not be aligned
 
 
 class Products:
@@ -107,7 +100,7 @@ class Products:
         self._plain = kernels.linear, kernels.gated_linear, kernels.norm_linear, kernels.norm_gated_linear
 
     def install(self) -> None:
-        """From now on the kernels ask here."""
+        """Replace four functions of the kernels by those of this class."""
         own = {
             "linear": self.linear,
             "gated_linear": self.gated_linear,
@@ -117,7 +110,7 @@ class Products:
         vars(self.kernels).update(own)
 
     def put(self, slot: int, adapter: Adapter) -> None:
-        """Put an adapter where it is found by its slot."""
+        """Keep an adapter on the device under its slot."""
         found = pieces_of(adapter, self.places, self.kept)
         self.adapters[slot] = {
             matrix: [Piece(o.first, o.count, o.a.to(self.device), o.b.to(self.device), o.scale) for o in pieces]
@@ -128,7 +121,7 @@ class Products:
         self.adapters.pop(slot, None)
 
     def begin(self, groups: Sequence[Group]) -> None:
-        """The next step has these rows with adapters; all others have none."""
+        """Note which rows of the next step have adapters, by adapter."""
         self.is_used = bool(groups)
         self.groups = [(group.slot, torch.from_numpy(group.rows).to(self.device)) for group in groups]
 
@@ -164,7 +157,7 @@ class Products:
         return self.gated_linear(normed, weight, activation), residual
 
     def add(self, x: Tensor, weight: Weight, out: Tensor) -> Tensor:
-        """`out`, to which is added what the adapters of its rows add to a product."""
+        """Add the low-rank products of the adapters to their rows of `out`, and return it."""
         for slot, rows in self.groups:
             for piece in self.adapters[slot].get(self.numbers[id(weight)], ()):
                 inner = x[rows].float() @ piece.a.float().T * piece.scale

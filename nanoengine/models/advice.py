@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from nanoengine.core.errors import InvalidSamplingParams
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sampling_params import CoreSamplingParams
 
 logger = logging.getLogger("nanoengine")
 
@@ -16,7 +16,7 @@ WITHOUT_ADVICE = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 """llama.cpp's defaults. At temperature 1 over the whole vocabulary, a small model writes words without sense."""
 
 
-def default_sampling(advised: Mapping[str, Any], kind: type[SamplingParams]) -> dict[str, Any]:
+def default_sampling(advised: Mapping[str, Any], kind: type[CoreSamplingParams]) -> dict[str, Any]:
     """Values of sampling parameters, for what a request says nothing of.
 
     Args:

@@ -98,7 +98,7 @@ def read_model_config(
 
 
 def text_table(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the config.json of a model that sees pictures, too, says of its part for text."""
+    """The table for the text part, in the config.json of a model that sees pictures, too."""
     text = table.get("text_config")
     if not isinstance(text, Mapping) or not text:
         return table

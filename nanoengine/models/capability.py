@@ -16,7 +16,7 @@ from nanoengine.kernels.triton.launch import float8_unsupported_reason
 from nanoengine.layers.factory import Factory
 from nanoengine.models.advice import default_sampling
 from nanoengine.models.checkpoint import Checkpoint
-from nanoengine.models.decoder import Decoder
+from nanoengine.models.decoder import Decoder, attention_specs
 from nanoengine.models.description import describe
 from nanoengine.models.loader import Quantizer, as_stored, check_weights, load_weights, open_checkpoint, weight_bytes
 from nanoengine.models.model_config import ModelConfig
@@ -61,17 +61,18 @@ class Models(Capability):
         check_weights(said, self.checkpoint)
         self.model_config = said.within(config.max_model_len or said.max_position_embeddings)
         layers = map(self.model_config.layer, self.model_config.attention_layers)
-        startup.facts["path"] = path
-        self.metadata = startup.facts["metadata"] = {} if found.gguf is None else found.gguf.metadata
-        startup.facts["weights"] = self._weights
-        startup.facts["windows"] = [layer.window for layer in layers]
-        startup.facts["chunked"] = said.has_chunks
-        startup.facts["states"] = said.states and said.states.shapes
+        startup.path = path
+        self.metadata = startup.metadata = {} if found.gguf is None else found.gguf.metadata
+        startup.weights_key = self._weights
+        startup.attention_specs = attention_specs(self.model_config)
+        startup.windows = [layer.window for layer in layers]
+        startup.has_chunks = said.has_chunks
+        startup.state_shapes = None if said.states is None else said.states.shapes
         self.tokenizer, self._advised = found.tokenizer, found.advised_sampling
         return self.model_config, found.tokenizer, found.eos_token_ids
 
     def _weights(self, max_len: int) -> tuple[object, ...]:
-        """What K/V depends on beside the description of the model, if no sequence is longer than `max_len`."""
+        """A key of everything beside the description that K/V depends on, if no sequence is longer than `max_len`."""
         return self.checkpoint.fingerprint(), self.quantization, self.model_config.angles_of(max_len)
 
     def model(self, startup: Startup) -> Decoder:
@@ -86,19 +87,19 @@ class Models(Capability):
             num_bytes = weight_bytes(self.checkpoint, startup.dtype, quantization)
         else:  # on a CPU, other kernels compute with dense weights
             num_bytes = self.model_config.num_parameters() * startup.dtype.itemsize
-        check_room_for_weights(num_bytes // startup.facts.get("num_ranks", 1), device)
+        check_room_for_weights(num_bytes // startup.num_ranks, device)
         kernels, backend = startup.kernels, startup.backend
         if not isinstance(kernels, Kernels) or not isinstance(backend, AttentionBackend):
             raise InvalidConfig("families of models need the capability kernels, which is not installed")
-        factory = startup.facts.get("factory", Factory)(kernels, startup.dtype, device)
+        factory = (startup.factory or Factory)(kernels, startup.dtype, device)
         model = Decoder(self.model_config, factory, backend)
-        startup.facts["matrices"] = model.matrices
+        startup.matrices = model.matrices
         slots = model.checkpoint_tensors()
         load_weights(slots, self.checkpoint, startup.dtype, quantize=quantize, use_tqdm=startup.use_tqdm)
         return model
 
     def before_pool(self, startup: Startup) -> None:
-        if self.model_config.states is not None and "state_layers" not in startup.facts:
+        if self.model_config.states is not None and not startup.num_state_layers:
             raise InvalidConfig("models with states need the capability kv groups, which is not installed")
 
     def policy(self, startup: Startup) -> None:

@@ -57,7 +57,7 @@ def render(
         tools: JSON schemas of functions that the model may call.
         add_generation_prompt: end with the beginning of the model's answer.
         continue_final_message: end in the middle of the last message, whatever the template writes behind one.
-        template_kwargs: what else the template asks for; they replace none of the values above.
+        template_kwargs: further variables of the template; they override none of those above.
 
     What is None or empty in messages and values counts as missing: templates ask whether it is there, and would print it.
 
@@ -162,7 +162,7 @@ def _with_content(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """What the model thought, under the names that templates read."""
+    """The message with its reasoning under the names that templates read."""
     reasoning = next((message[name] for name in REASONING if name in message), None)
     return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 

@@ -16,7 +16,7 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """What is known of a tensor without reading it."""
+    """Facts of a tensor that are known without reading it."""
 
     name: str
     dtype: str  # one of FLOATS, if it can be loaded
@@ -33,7 +33,7 @@ class Checkpoint(Protocol):
     """The folder or file, for messages."""
 
     def headers(self) -> Iterator[TensorHeader]:
-        """What the files hold, from their headers alone.
+        """The tensors in the files, from their headers alone.
 
         Raises:
             ModelNotFound, InvalidWeights: files that are missing or broken.

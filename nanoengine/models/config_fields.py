@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from nanoengine.core.config import MAX_INT32
+from nanoengine.core.options import MAX_INT32
 from nanoengine.errors import UnsupportedModel, shown
 
 WITHOUT_EFFECT = re.compile(
@@ -98,6 +98,13 @@ class ConfigFields:
         if not isinstance(values, list) or len(values) != count:
             raise self.wrong(key, values, f"it must be a list of {count} numbers")
         return tuple(ConfigFields({key: value}, self.where).number(key, REQUIRED, least, most) for value in values)
+
+    def layers(self, key: str, default: Iterable[int] = ()) -> set[int]:
+        """A list of numbers of layers."""
+        value = self.get(key, list(default))
+        if not isinstance(value, list) or not all(isinstance(layer, int) for layer in value):
+            raise self.wrong(key, value, "it must be a list of layers")
+        return set(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
         value = self.get(key, default)

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from nanoengine.attention.backend import AttentionBackend
-from nanoengine.core import qwen3 as core
 from nanoengine.core.attention import AttentionMetadata, AttentionSpec
 from nanoengine.core.kernels import WeightSlot
 from nanoengine.core.layers import Angles, Linear, RMSNorm
+from nanoengine.core.qwen3 import DenseAttention, DenseDecoder, DenseLayer, DenseMLP
 from nanoengine.kernels.interface import Kernels
 from nanoengine.layers.attention import Attention, ScaledAttention, WideNormAttention
 from nanoengine.layers.delta_net import DeltaNet
@@ -25,9 +25,9 @@ from nanoengine.layers.factory import Factory
 from nanoengine.layers.mamba2 import Mamba2
 from nanoengine.layers.mixer import Mixer
 from nanoengine.layers.norm import NoNorm, OffsetNorm
-from nanoengine.layers.reordered import Reordered
 from nanoengine.layers.rotary import QueryScale, RotaryEmbedding, rotary_order
 from nanoengine.layers.short_conv import ShortConv
+from nanoengine.layers.slots import Reordered
 from nanoengine.models.model_config import ModelConfig, RopeConfig
 
 NAMES_OF_Q_AND_K = re.compile(r"\.(q_proj|k_proj|qkv_proj|q_norm|k_norm)\.")
@@ -42,14 +42,14 @@ def build_model(
 
 
 def attention_specs(config: ModelConfig) -> list[AttentionSpec]:
-    """What each layer of the model asks of attention; a backend is chosen by it before the model is built."""
+    """The attention spec of each layer; a backend is chosen by it before the model is built."""
     scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
     windows = [config.layer(number).window for number in range(config.num_layers)]
     cap, sinks = config.attention_soft_cap, config.has_sinks
     return [AttentionSpec(scale, own, config.has_chunks and own is not None, sinks, cap) for own in windows]
 
 
-class SelfAttention(core.SelfAttention):
+class SelfAttention(DenseAttention):
     """With sinks, norms over all heads together or without weights, fused tensors, heads that rotate in part or in other pairs,
     and gates of what it says.
     """
@@ -124,7 +124,7 @@ class SelfAttention(core.SelfAttention):
 
 
 def new_mixer(kind: str, config: ModelConfig, layer: int, factory: Factory) -> Mixer:
-    """What stands in place of attention in a layer with states."""
+    """The part of a layer with states that replaces attention."""
     facts = config.states
     assert facts is not None
     if kind == "short_conv":
@@ -132,7 +132,7 @@ def new_mixer(kind: str, config: ModelConfig, layer: int, factory: Factory) -> M
     return (DeltaNet if kind == "delta_net" else Mamba2)(layer, config.hidden_size, facts, factory, config.rms_norm_eps)
 
 
-class MLP(core.MLP):
+class MLP(DenseMLP):
     """With biases, other activations, and fused tensors."""
 
     def __init__(self, config: ModelConfig, factory: Factory):
@@ -155,7 +155,7 @@ class MLP(core.MLP):
         return self.down_proj(gated), residual
 
 
-class SparseMLP(core.MLP):
+class SparseMLP(DenseMLP):
     """A mixture of experts: it has the calls of an MLP, and other weights."""
 
     def __init__(self, config: ModelConfig, factory: Factory):
@@ -173,7 +173,7 @@ class SparseMLP(core.MLP):
         return self.experts.slots(f"{prefix}.{names.experts}", names.router, names.expert_gate_up_down, names.gate_up)
 
 
-class DecoderLayer(core.DecoderLayer):
+class DecoderLayer(DenseLayer):
     """With norms before each part, behind it, or both, and a factor of what a part adds to the residual."""
 
     def __init__(
@@ -229,7 +229,7 @@ class DecoderLayer(core.DecoderLayer):
         return {name: norm for name, norm in norms.items() if name is not None}
 
 
-class Decoder(core.Decoder):
+class Decoder(DenseDecoder):
     """With several kinds of rotation, and factors and caps of embeddings and logits."""
 
     config: ModelConfig

@@ -1,4 +1,4 @@
-"""What the files of a model say of it, before any of its weights is read: a folder's tables, or the metadata of a GGUF file."""
+"""The description of a model, read before any of its weights: from a folder's tables, or from the metadata of a GGUF file."""
 
 from __future__ import annotations
 

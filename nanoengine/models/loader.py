@@ -51,7 +51,7 @@ def open_checkpoint(path: Path, gguf: GGUFFile | None = None) -> Checkpoint:
 
 
 def as_stored(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
-    """The same model, with its experts one by one or in one tensor, as the files have them: of Qwen3.5 there are both."""
+    """The model with `are_stacked` set as the files have it: checkpoints of Qwen3.5 exist in both forms."""
     experts, names = config.experts, config.names
     if config.states is None or experts is None or experts.are_stacked:
         return config
@@ -117,7 +117,7 @@ def load_weights(
 
 
 def weight_bytes(checkpoint: Checkpoint, dtype: torch.dtype, quantization: str | None = None) -> int:
-    """What the weights of a checkpoint take in memory, about: quantized ones stay so, and numbers become what is asked for."""
+    """Bytes of memory that the weights of a checkpoint take, about: quantized tensors stay so, others get the dtype asked for."""
     total = 0.0
     for header in checkpoint.headers():
         count = math.prod(header.shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from nanoengine.core import model_config as core
+from nanoengine.core.model_config import DenseConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class StateConfig:
     conv_bias: bool = False
     proj_bias: bool = False
     packed: tuple[str, ...] = ()  # projections that are one tensor in a checkpoint, as in Qwen3-Next: "qkvz", "ba"
-    is_tiled: bool = False  # head i is of group i % num_groups: the heads of a group stand apart
+    is_tiled: bool = False  # head i belongs to group i % num_groups (GGUF), and not to i // heads_per_group
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -78,7 +78,7 @@ class ExpertsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorNames:
-    """What a checkpoint calls the parts of a layer; several names are rows of one weight, one name is all of them."""
+    """Names of the parts of a layer in a checkpoint; several names are rows of one weight, one name is all of them."""
 
     norm_before_attention: str | None = "input_layernorm"
     norm_after_attention: str | None = None
@@ -95,7 +95,7 @@ class TensorNames:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig(core.ModelConfig):
+class ModelConfig(DenseConfig):
     """The shape of a decoder. What is not said is as in Llama: no biases, no norms of q and k, norms before each part."""
 
     layers: tuple[LayerConfig, ...]  # of the first layers; they repeat
@@ -104,7 +104,7 @@ class ModelConfig(core.ModelConfig):
     has_output_gate: bool = False  # q_proj makes a gate of what attention says, too
     mlp_bias: bool = False
     activation: str = "silu"  # of MLPs and experts: one of `kernels/gates.py`
-    norm_offset: float = 0.0  # of all norms: their weights are this much more than a checkpoint says
+    norm_offset: float = 0.0  # added to every norm weight when it is loaded (Gemma stores w - 1)
     has_sinks: bool = False  # one more score for each head, which no token has
     # "head": over each head of q and k; "full": over all of them together; "plain": over each that is rotated, without weights
     qk_norm: str | None = None
@@ -131,14 +131,14 @@ class ModelConfig(core.ModelConfig):
         return int(self.max_position_embeddings * max(stretches, default=1.0))
 
     def angles_of(self, max_len: int) -> tuple[int, ...]:
-        """What angles depend on beside the model, if `max_len` is the longest sequence that there will be."""
+        """A key of everything beside the model that angles depend on, if `max_len` is the longest sequence."""
         ropes = [layer.rope for layer in self.layers if layer.rope is not None]
         lengths = {max(max_len, rope.trained_positions) for rope in ropes if rope.kind == "dynamic"}
         are_long = {int(max_len > rope.trained_positions) for rope in ropes if rope.kind == "longrope"}
         return *sorted(lengths), *sorted(are_long)
 
     def within(self, max_len: int) -> ModelConfig:
-        """The same model for sequences of at most so many tokens: windows that hold all of them are none."""
+        """The model for sequences of at most `max_len` tokens: windows of at least that size are dropped."""
         layers = (replace(layer, window=None) if (layer.window or 0) >= max_len else layer for layer in self.layers)
         return replace(self, layers=tuple(layers))
 

@@ -22,7 +22,7 @@ HUB_FILE = re.compile(r"([^/:]+/[^/:]+)[/:](.+\.gguf)")
 
 
 def find_model(name: str, files: Sequence[str] = DESCRIPTION_FILES) -> Path:
-    """What a name stands for: "demo" is the bundled model, then fetched ones, then local paths, then the hub.
+    """The path that a name stands for: "demo" is the bundled model, then fetched ones, then local paths, then the hub.
 
     Args:
         name: of a model.

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nanoengine.core.config import check_choice
 from nanoengine.core.errors import InvalidConfig, shown
+from nanoengine.core.options import check, option
 
 QUANTIZATIONS = ("int8", "int4", "int4-128", "fp8")
 
@@ -29,13 +29,12 @@ class ModelOptions:
     """
 
     tokenizer: str | Path | None = None
-    quantization: str | None = None
+    quantization: str | None = option(None, choices=QUANTIZATIONS)
     rope_scaling: str | Mapping[str, Any] | None = None
     chat_template: str | Path | None = None
 
     def __post_init__(self) -> None:
-        if self.quantization is not None:
-            check_choice("quantization", self.quantization, QUANTIZATIONS)
+        check(self)
         if self.rope_scaling is not None:  # kept as text, which can be compared and hashed
             object.__setattr__(self, "rope_scaling", json.dumps(_table(self.rope_scaling), sort_keys=True))
         if self.chat_template is not None:  # kept as text: processes on other machines have no such file

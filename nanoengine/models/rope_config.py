@@ -133,7 +133,7 @@ KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "factors"
 
 
 def _scaling(kind: str, fields: ConfigFields, outer: ConfigFields, pairs: int) -> dict[str, Any]:
-    """What a rotation of this kind, of so many pairs of dimensions, has besides a base."""
+    """The fields of a rotation of this kind beside its base, for this many pairs of dimensions."""
     if kind == "default":
         outer.ignore(TRAINED)  # it is there beside rotations that do not scale, too
         fields.ignore("factor", TRAINED)

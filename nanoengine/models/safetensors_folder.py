@@ -29,7 +29,7 @@ MAX_HEADER_BYTES = 16 << 20
 """Of a file; a model of 30 billion numbers in quantized experts, in one file, has 11 MB."""
 
 BASE = "model."
-"""What names of tensors begin with, but for the head's."""
+"""Prefix of the names of all tensors but the head."""
 
 TEXT, WHOLE = "model.language_model.", "language_model."
 """What they begin with where a model sees pictures, too; the second before all names, the head's among them (Llama 4)."""
@@ -67,7 +67,7 @@ class SafetensorsFolder:
         return BASE + name.removeprefix(TEXT) if name.startswith(TEXT) else name
 
     def _names(self, file: Any) -> dict[str, str]:
-        """What is computed with in a file: our names of its tensors -> its own."""
+        """Our name of each tensor of a file that is computed with -> its name there."""
         return {self._named(name): name for name in file.keys() if not DROPPED.match(name)}  # noqa: SIM118
 
     def headers(self) -> Iterator[TensorHeader]:
@@ -78,7 +78,7 @@ class SafetensorsFolder:
                     yield TensorHeader(name, header.get_dtype(), header.get_shape(), path.name)
 
     def tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """What was yielded is unmapped when the next is asked for, so that weights are in memory once, in their slots."""
+        """A yielded tensor is unmapped when the next is asked for, so that weights are in memory once, in their slots."""
         dropped: list[str] = []
         for path in weight_files(self.folder):
             with _open(path) as file:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Observability(Capability):
-    """`metrics` is set by `policy`. It must be the last capability: the others put facts for it into `startup.facts`."""
+    """`metrics` is set by `policy`. It must be the last capability: the others add to `startup.metric_sources`."""
 
     metrics: Observer
 
@@ -22,7 +22,7 @@ class Observability(Capability):
             startup.max_model_len,
             startup.blocks_needed(startup.max_model_len),
             enable_prefix_caching=startup.config.enable_prefix_caching,
-            sources=startup.facts.get("metrics"),
+            sources=startup.metric_sources,
         )
         startup.parts.append(self.metrics)
         startup.stores.append(self.metrics.events)

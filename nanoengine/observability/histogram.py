@@ -44,6 +44,13 @@ class Histogram:
         self.counts = [0] * (len(self.bounds) + 1)
         self.sum = 0.0
 
+    def __add__(self, other: Histogram) -> Histogram:
+        """The values of both, whose bounds are the same."""
+        total = Histogram(self.bounds)
+        total.counts = [one + two for one, two in zip(self.counts, other.counts, strict=True)]
+        total.sum = self.sum + other.sum
+        return total
+
     def observe(self, value: float, times: int = 1) -> None:
         """A value was met, so many times."""
         self.counts[bisect_left(self.bounds, value)] += times

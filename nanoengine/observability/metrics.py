@@ -7,8 +7,8 @@ says otherwise.
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field, fields
+from copy import copy
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from nanoengine.core.outputs import FinishReason
@@ -22,9 +22,6 @@ from nanoengine.observability.histogram import (
     Histogram,
     length_bounds,
 )
-
-WINDOW = 1000
-"""Requests over which `CacheStats.recent_hit_rate` looks back."""
 
 
 @dataclass(slots=True)
@@ -65,6 +62,9 @@ class EngineStats:
         else:
             self.num_prefill_steps += 1
 
+    def __add__(self, other: EngineStats) -> EngineStats:
+        return EngineStats(*(getattr(self, own.name) + getattr(other, own.name) for own in fields(self)))
+
     def since(self, before: EngineStats) -> EngineStats:
         """What was counted after the copy `before` was made."""
         return EngineStats(*(getattr(self, own.name) - getattr(before, own.name) for own in fields(self)))
@@ -92,7 +92,9 @@ class CacheStats:
     num_resumed_queried_tokens: int = 0
     num_resumed_hit_tokens: int = 0
     num_evicted_blocks: int = 0  # cached blocks of the pool that were taken for others; a lower tier may have kept them
-    _recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=WINDOW), repr=False)
+
+    def __add__(self, other: CacheStats) -> CacheStats:
+        return CacheStats(*(getattr(self, own.name) + getattr(other, own.name) for own in fields(self)))
 
     def record(self, num_queried: int, num_hit: int, *, resumed: bool) -> None:
         if resumed:
@@ -101,18 +103,11 @@ class CacheStats:
         else:
             self.num_queried_tokens += num_queried
             self.num_hit_tokens += num_hit
-            self._recent.append((num_queried, num_hit))
 
     @property
     def hit_rate(self) -> float | None:
         """Share of the prompt tokens of all requests that the cache had; None if nobody has asked."""
         return self.num_hit_tokens / self.num_queried_tokens if self.num_queried_tokens else None
-
-    @property
-    def recent_hit_rate(self) -> float | None:
-        """The same over the last `WINDOW` requests."""
-        queried = sum(pair[0] for pair in self._recent)
-        return sum(pair[1] for pair in self._recent) / queried if queried else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +158,13 @@ class RequestTimes:
         self.num_completions = Histogram(NUM_COMPLETIONS_BOUNDS)  # asked for
         self.longest_generated = Histogram(lengths)
 
+    def __add__(self, other: RequestTimes) -> RequestTimes:
+        """The counts of two engines of one `max_model_len`."""
+        total = copy(self)
+        for name, value in vars(other).items():
+            setattr(total, name, getattr(self, name) + value)
+        return total
+
 
 @dataclass(frozen=True, slots=True)
 class EngineMetrics:
@@ -186,3 +188,42 @@ class EngineMetrics:
     num_listener_errors: int  # of the listener of KV events
     speculation: Any = None  # the statistics of capabilities, where they are there
     offload: Any = None
+
+    def __add__(self, other: EngineMetrics) -> EngineMetrics:
+        """The counters of two engines with the same options."""
+        num_blocks = self.num_blocks + other.num_blocks
+        num_used = self.kv_usage * self.num_blocks + other.kv_usage * other.num_blocks
+        reasons = self.finished | other.finished
+        return EngineMetrics(
+            steps=self.steps + other.steps,
+            times=self.times + other.times,
+            cache=self.cache + other.cache,
+            num_waiting=self.num_waiting + other.num_waiting,
+            num_fetching=self.num_fetching + other.num_fetching,
+            num_running=self.num_running + other.num_running,
+            num_in_flight=self.num_in_flight + other.num_in_flight,
+            kv_usage=num_used / num_blocks if num_blocks else 0.0,
+            num_blocks=num_blocks,
+            block_size=self.block_size,
+            max_model_len=self.max_model_len,
+            max_concurrency=self.max_concurrency + other.max_concurrency,
+            num_preemptions=self.num_preemptions + other.num_preemptions,
+            num_requests=self.num_requests + other.num_requests,
+            finished={reason: self.finished.get(reason, 0) + other.finished.get(reason, 0) for reason in reasons},
+            num_listener_errors=self.num_listener_errors + other.num_listener_errors,
+            speculation=None if self.speculation is None else self.speculation + other.speculation,
+            offload=None if self.offload is None else self.offload + other.offload,
+        )
+
+    def of_the_past(self) -> EngineMetrics:
+        """What an engine that has ended has counted: totals stay, and nothing waits, runs, or has blocks any more."""
+        return replace(
+            self,
+            num_waiting=0,
+            num_fetching=0,
+            num_running=0,
+            num_in_flight=0,
+            kv_usage=0.0,
+            num_blocks=0,
+            max_concurrency=0.0,
+        )

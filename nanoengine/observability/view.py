@@ -7,10 +7,10 @@ time to make it grows with the pool only by a look at each free block.
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import islice, repeat
 from operator import is_not
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -83,6 +83,11 @@ class Totals:
     num_evicted_blocks: int
     num_drafts: int | None  # verified, and accepted; None without speculation
     num_accepted: int | None
+
+    def __add__(self, other: Totals) -> Totals:
+        pairs = [(getattr(self, own.name), getattr(other, own.name)) for own in fields(self)]
+        sums: list[Any] = [None if None in pair else sum(pair) for pair in pairs]
+        return Totals(*sums)
 
 
 @dataclass(frozen=True, slots=True)

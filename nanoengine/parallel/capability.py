@@ -1,5 +1,5 @@
-"""Tensor parallelism as a capability. In the process that has the requests it asks for a group of workers; in each of these it
-takes a part of every weight, of the heads and of their K/V.
+"""Tensor parallelism as a capability. In the process that has the requests it asks for a group of workers; in each worker it
+takes a part of every weight, and of the heads and their K/V.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nanoengine.core.capability import Capability
 from nanoengine.core.errors import InvalidConfig
 from nanoengine.core.messages import StepResult
 from nanoengine.core.model_runner import RunnerPart
-from nanoengine.core.qwen3 import DecoderLayer
+from nanoengine.core.qwen3 import DenseLayer
 from nanoengine.core.startup import Startup
 from nanoengine.kernels.interface import Kernels
 from nanoengine.kernels.triton.tuning import Tuning
@@ -36,7 +36,7 @@ from nanoengine.parallel.states import units_of_ranks
 from nanoengine.worker.member import Member
 
 SHARED = (SelfAttention, Mixer, MLP, SparseMLP)
-"""Parts of layers that `GroupFactory` knows the weights of."""
+"""Parts of layers whose weights `GroupFactory` can share out."""
 
 
 class Parallel(Capability):
@@ -47,14 +47,12 @@ class Parallel(Capability):
 
     def describe(self, startup: Startup) -> None:
         self.asked = startup.config.of(ParallelOptions)
-        size = self.asked.tensor_parallel_size
-        if size > 1:
-            startup.facts["num_ranks"] = size
+        startup.num_ranks = self.asked.tensor_parallel_size
 
     def model(self, startup: Startup) -> None:
-        """What loads the model finds here what it is made of."""
+        """In a worker, set the factory with which the model is made."""
         member = startup.config.options.get(Member)
-        if "num_ranks" not in startup.facts or member is None:
+        if startup.num_ranks == 1 or member is None:
             return
         config = cast(ModelConfig, startup.model_config)
         communicator = self._communicator(startup, member, config)
@@ -70,7 +68,7 @@ class Parallel(Capability):
         def factory(kernels: Kernels, dtype: torch.dtype, device: torch.device) -> GroupFactory:
             return GroupFactory(GroupKernels(kernels, group), dtype, device, group=group)
 
-        startup.facts["factory"], startup.facts["kept_rows"] = factory, group.kept_rows
+        startup.factory, startup.kept_rows = factory, group.kept_rows
 
     def _communicator(self, startup: Startup, member: Member, config: ModelConfig) -> Communicator:
         device = startup.device.torch_device
@@ -83,14 +81,14 @@ class Parallel(Capability):
         return SharedMemory.of_member(member, num_bytes)
 
     def before_pool(self, startup: Startup) -> None:
-        config, size = startup.model_config, startup.facts.get("num_ranks", 1)
+        config, size = startup.model_config, startup.num_ranks
         if size == 1:
             return
         if self.group is not None:
             check_layers(startup.model.layers, size)
         shares = Shares(size, config.num_heads, config.num_kv_heads, config.head_dim)
         if config.states is not None:
-            units_of_ranks(config.states, size)  # is there one for each?
+            units_of_ranks(config.states, size)  # raises InvalidConfig if a rank would have none
         if self.asked.shares_context:
             check_context(startup, size)
         elif self.group is None:
@@ -109,13 +107,12 @@ class Parallel(Capability):
             startup.runner.parts.append(EndOfStep(self.group.communicator))
 
     def describe_itself(self, startup: Startup) -> str | None:
-        size = startup.facts.get("num_ranks", 1)
-        return f"{size} ranks" if size > 1 else None
+        return f"{startup.num_ranks} ranks" if startup.num_ranks > 1 else None
 
 
 def _launch_in_order(*users: object) -> None:
-    """Between kernels of ours stand those that gather, and biases that are made when they are first asked for: none of ours may
-    start before the one before it has ended.
+    """Let no Triton kernel start before the kernel before it has ended: between them are gathers, and biases that are made at
+    their first use.
     """
     for user in users:
         if isinstance(tuning := getattr(user, "tuning", None), Tuning):
@@ -123,8 +120,8 @@ def _launch_in_order(*users: object) -> None:
 
 
 class HeadsOfRank:
-    """What a rank does otherwise than the backend that it computes with, if it has all tokens of some heads: it gathers what the
-    heads of all ranks see.
+    """Replaces methods of an attention backend in a rank that has all tokens of some heads: the outputs of the heads of all ranks
+    are gathered.
     """
 
     def __init__(self, own: AttentionBackend, group: Group):
@@ -151,7 +148,7 @@ class HeadsOfRank:
 
 
 class EndOfStep(RunnerPart):
-    """Sees that all ranks have taken part in it."""
+    """Checks at the end of a step that all ranks have taken part in it."""
 
     def __init__(self, communicator: Communicator):
         self._communicator = communicator
@@ -160,10 +157,11 @@ class EndOfStep(RunnerPart):
         self._communicator.check()
 
 
-def check_layers(layers: Iterable[DecoderLayer], ranks: int) -> None:
-    """
+def check_layers(layers: Iterable[DenseLayer], ranks: int) -> None:
+    """Check that ranks can share every part of every layer.
+
     Raises:
-        InvalidConfig: a part of a layer computes with its weights in a way that nobody has shared out.
+        InvalidConfig: a layer has a part whose weights cannot be shared.
     """
     for layer in layers:
         for part in (layer.self_attn, layer.mlp):
@@ -175,7 +173,7 @@ def check_layers(layers: Iterable[DecoderLayer], ranks: int) -> None:
 
 
 def row_bytes(config: ModelConfig) -> int:
-    """Of the widest row that is ever gathered, at most."""
+    """Upper bound of the bytes of a row that is gathered."""
     experts = 0 if config.experts is None else config.experts.intermediate_size
     heads, states = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim, config.states
     of_states = 0 if states is None else max(states.channels, states.num_heads * states.width)

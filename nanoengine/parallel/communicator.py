@@ -1,4 +1,4 @@
-"""Communicator: how the ranks of a group put together what each of them has computed."""
+"""Communicator: gathers the results of all ranks of a group."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from nanoengine.worker.member import Member, RankLost
 
 PAGE = 4096
 SEAT_BYTES = 128
-"""As gather.cpp counts them."""
+"""The same constant as in gather.cpp."""
 LEAST_SLOT_BYTES = 1 << 20
 
 
 class Communicator(Protocol):
-    """What a rank knows of the others. All ranks make the same calls in the same order."""
+    """The connection of a rank to the others. All ranks must make the same calls in the same order."""
 
     rank: int
     size: int
@@ -34,20 +34,20 @@ class Communicator(Protocol):
         ...
 
     def check(self) -> None:
-        """At the end of a step.
+        """Called at the end of a step.
 
         Raises:
-            RankLost: a rank did not come in time, and what was computed is nothing.
+            RankLost: a rank did not come in time, so the results of the step are of no use.
         """
         ...
 
 
 class SharedMemory:
-    """Processes of one machine, or threads of one process, through memory that all of them see: gather.cpp. Steps that call it
-    can be recorded.
+    """Ranks that are processes of one machine, or threads of one process, with shared memory between them (gather.cpp). Steps
+    with such calls can be recorded.
 
     Args:
-        memory: zeros at first, `bytes_of` so many.
+        memory: [bytes_of(size, row_bytes)] uint8, zeros at first.
         row_bytes: of the widest row of a part.
         seconds: how long a rank waits for another.
     """
@@ -64,7 +64,7 @@ class SharedMemory:
 
     @classmethod
     def of_member(cls, member: Member, row_bytes: int) -> SharedMemory:
-        """Over the group's file, which this process is the first to fill with zeros, or another."""
+        """In the memory of the group's file, which the first process of the group extends with zeros."""
         num_bytes = cls.bytes_of(member.size, row_bytes)
         os.ftruncate(member.memory, num_bytes)
         memory = torch.frombuffer(mmap.mmap(member.memory, num_bytes), dtype=torch.uint8)
@@ -86,7 +86,7 @@ class SharedMemory:
             )
 
     def _in_bytes(self, widths: Sequence[int], itemsize: int) -> int:
-        """Where they lie as the kernel wants them; recorded steps remember it."""
+        """Address of the widths in bytes, as the kernel takes them; it stays valid for recorded steps."""
         key = (*widths, itemsize)
         if key not in self._widths:
             self._widths[key] = torch.tensor(widths, dtype=torch.int64, device="cpu") * itemsize
@@ -94,10 +94,10 @@ class SharedMemory:
 
 
 class Distributed:
-    """By torch.distributed: NCCL between GPUs, whose calls a CUDA graph can record once one was made before.
+    """Ranks with torch.distributed between them: NCCL between GPUs. CUDA graphs can record its calls after the first one.
 
     Args:
-        member: who this is.
+        member: the place of this process in the group.
         backend: of torch.distributed.
         device: of the tensors.
     """

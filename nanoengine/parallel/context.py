@@ -1,8 +1,8 @@
-"""K/V of which each rank has some tokens ("decode context parallelism"), for models with fewer K/V heads than ranks.
+"""Decode context parallelism: each rank has the K/V of some tokens, for models with fewer K/V heads than ranks.
 
-The tokens of a sequence are cut into parts, and rank r has every part i with i % ranks == r. The parts are those in which
-attention adds up (docs/determinism.md), so a rank makes of its own what one device would, and merging all of them in order gives
-its bits. A block has as many tokens as the user says; each rank keeps its share of every block.
+The tokens of a sequence are cut into parts, and rank r has every part i with i % ranks == r. Attention of one device adds up the
+same parts (docs/determinism.md): a rank computes its parts as one device would, and the parts of all ranks are merged in the
+order of one device, so the bits are equal. A block has block_size tokens; each rank keeps its share of every block.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from nanoengine.attention.native import NativeAttention, num_shared
 from nanoengine.core.attention import AttentionSpec, KVLayer, Runs
 from nanoengine.core.errors import InvalidConfig
-from nanoengine.core.kernels import Kernels, PlacedTokens
+from nanoengine.core.kernels import CoreKernels, PlacedTokens
 from nanoengine.core.startup import Startup
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.parallel.communicator import SharedMemory
@@ -24,16 +24,17 @@ PART = 256
 """Tokens that stay together, as attention_parts.h has it."""
 
 TOKENS_AT_ONCE = 16
-"""Of the longest sequence, which the ranks have room for in what they exchange."""
+"""New tokens of the longest sequence for which the ranks exchange results at once."""
 
 
 def check_context(startup: Startup, ranks: int) -> None:
-    """
+    """Check that the model, the attention backend and the block size allow for it.
+
     Raises:
-        InvalidConfig: the model, the backend or the blocks do not allow for it.
+        InvalidConfig: one of them does not.
     """
     name, size = f"decode_context_parallel_size is {ranks}", startup.block_size
-    windows = [window for window in startup.facts["windows"] if window is not None]
+    windows = [window for window in startup.windows or () if window is not None]
     if windows:
         raise InvalidConfig(f"{name}, but layers of the model see windows or chunks of {windows[0]} tokens: use 1")
     if startup.backend.name != "native":
@@ -46,7 +47,7 @@ def check_context(startup: Startup, ranks: int) -> None:
 
 
 def local_slots(slots: Tensor, block_size: int, ranks: int, rank: int, interleave: int = PART) -> Tensor:
-    """Where this rank keeps tokens whose slots are those of one device; -1 for tokens of other ranks."""
+    """Slots of one device -> slots of this rank; -1 for tokens of other ranks."""
     blocks, offsets = slots // block_size, slots % block_size
     is_own = (slots >= 0) & (offsets // interleave % ranks == rank)
     own = blocks * (block_size // ranks) + offsets // (interleave * ranks) * interleave + offsets % interleave
@@ -54,19 +55,19 @@ def local_slots(slots: Tensor, block_size: int, ranks: int, rank: int, interleav
 
 
 def row_bytes(config: ModelConfig, max_len: int) -> int:
-    """What ranks exchange at once, at most."""
+    """Most bytes that a rank sends at once."""
     return TOKENS_AT_ONCE * _token_bytes(max_len, config.num_heads, config.head_dim)
 
 
 class SharedContext:
-    """What a rank does otherwise than the backend that it computes with, if it has some tokens of all heads."""
+    """Replaces methods of an attention backend and of kernels in a rank that has some tokens of all heads."""
 
-    def __init__(self, backend: NativeAttention, kernels: Kernels, communicator: SharedMemory):
+    def __init__(self, backend: NativeAttention, kernels: CoreKernels, communicator: SharedMemory):
         own = communicator
         self._backend, self._communicator, self._block_size = backend, own, backend.block_size
         self._where = own.memory.data_ptr(), own.rank, own.size, own.slot_bytes, own.seconds
         self._place: Callable[..., PlacedTokens] = kernels.compute_slot_mapping
-        backend.block_size //= own.size  # of what is kept here
+        backend.block_size //= own.size  # tokens of a block that this rank keeps
         backend.decode = backend.prefill = self.attend  # type: ignore[method-assign]
         kernels.compute_slot_mapping = self.compute_slot_mapping  # type: ignore[method-assign, assignment]
 
@@ -76,7 +77,7 @@ class SharedContext:
         return placed._replace(slot_mapping=slots)
 
     def attend(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
-        """Of new tokens in decodes and in chunks: the same products in the same order."""
+        """Attention of new tokens, in decodes and in chunks of prompts: the same products in the same order."""
         at_once = self._communicator.slot_bytes // _token_bytes(max(runs.seq_lens_list), *q.shape[1:])
         if len(q) <= at_once:
             return self._decode(q, kv, runs, spec, sinks, num_shared(runs, spec))
@@ -103,5 +104,5 @@ class SharedContext:
 
 
 def _token_bytes(num_tokens: int, num_heads: int, head_dim: int) -> int:
-    """Of what ranks make of the parts of a sequence for one of its tokens: sums, a largest score and a total for each head."""
+    """Bytes of the partial results for one new token of a sequence: sums, a largest score and a total for each head and part."""
     return 4 * (head_dim + 2) * num_heads * -(-num_tokens // PART)

@@ -1,4 +1,4 @@
-"""Group: what a rank knows of its group, and the weights that it takes."""
+"""Group: what a rank knows of its group, and the weights and the parts of layers with states that it takes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from nanoengine.layers.factory import Factory
+from nanoengine.layers.share import Part, Share
 from nanoengine.models.model_config import ModelConfig, StateConfig
 from nanoengine.parallel.communicator import Communicator
 from nanoengine.parallel.shares import Shares
-from nanoengine.parallel.states import ShareOfRank
+from nanoengine.parallel.states import units_of_ranks
 from nanoengine.parallel.weights import PartialExperts, PartialWeight
 
 
@@ -27,13 +28,11 @@ class Group:
     def __init__(self, config: ModelConfig, communicator: Communicator, *, shares_context: bool = False):
         self.config, self.communicator, self.rank = config, communicator, communicator.rank
         self.shares_context = shares_context  # then each rank has all heads
-        self.kept_rows: dict[
-            int, Sequence[range]
-        ] = {}  # by the id of a matrix of this rank: which of all outputs it has
+        self.kept_rows: dict[int, Sequence[range]] = {}  # id of a matrix of this rank -> its outputs, among all outputs
         self.shares = Shares(communicator.size, config.num_heads, config.num_kv_heads, config.head_dim)
 
     def gather(self, part: Tensor, columns: Sequence[range]) -> Tensor:
-        """[n, this rank's columns] -> [n, all columns]; several ranks may have the same."""
+        """[n, this rank's columns] -> [n, all columns]; several ranks may have the same columns."""
         if len(columns[self.rank]) == columns[-1].stop:
             return part
         widths = [len(own) for own in columns]
@@ -44,15 +43,31 @@ class Group:
         return torch.cat(list({own.start: part for own, part in parts}.values()), dim=1)
 
 
+class ShareOfRank(Share):
+    """The part of one rank, which gathers what the others have computed."""
+
+    def __init__(self, facts: StateConfig, group: Group):
+        super().__init__(facts)
+        size = group.communicator.size
+        self._group, self._of_ranks = group, units_of_ranks(facts, size)
+        self.has_whole_groups = size <= facts.num_groups
+        self.own = {**self.all, **{unit: ranges[group.rank] for unit, ranges in self._of_ranks.items()}}
+
+    def gather(self, own: Tensor, part: Part) -> Tensor:
+        ranges = self._of_ranks[part.unit]
+        return self._group.gather(own, [range(o.start * part.width, o.stop * part.width) for o in ranges])
+
+
 @dataclass(frozen=True, kw_only=True)
 class GroupFactory(Factory):
-    """Makes a rank's part of each weight. One projection is gathered; of two, gates and what they gate, the product is; three are
-    the heads of q, k and v, which stay where they are, unless each rank has all heads.
+    """Makes a rank's part of each weight. The outputs of one projection are gathered. Two projections are the gates and the gated
+    values, whose products are gathered. Three projections are the heads of q, k and v, which are not gathered, unless each rank
+    has all heads.
     """
 
     group: Group
     rows: tuple[range, ...] | None = None
-    """Of all projections together, what this rank computes, and nobody gathers; None: as above."""
+    """Outputs of this rank, among those of all projections together; they are not gathered. None: see above."""
 
     def weight(self, inputs: int, *outputs: int) -> PartialWeight:
         shares, rank, config = self.group.shares, self.group.rank, self.group.config
@@ -91,7 +106,7 @@ def ranges_of(rank: int, outputs: Sequence[int], columns: Sequence[list[range]])
 
     Args:
         outputs: of each projection.
-        columns: of each, those of every rank.
+        columns: of each projection, the outputs of every rank.
     """
     starts = accumulate(outputs, initial=0)
     return [range(at + own[rank].start, at + own[rank].stop) for at, own in zip(starts, columns, strict=False)]

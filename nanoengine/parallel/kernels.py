@@ -1,8 +1,8 @@
-"""Kernels of a rank: it computes some outputs of every product, and gathers those of the others.
+"""Kernels of a rank: it computes some outputs of every product, and gathers the outputs of the other ranks.
 
 Nothing is summed across ranks: a sum is computed by one rank, over all inputs, in the order of one device. So all bits are those
-of one device, whatever the dtype, the quantization and the number of ranks. In each layer there are four gathers: of heads behind
-attention, of the outputs of o_proj, of what is gated, and of the outputs of down_proj.
+of one device, whatever the dtype, the quantization and the number of ranks. In each layer there are four gathers: of the heads
+behind attention, of the outputs of o_proj, of the gated values, and of the outputs of down_proj.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from nanoengine.parallel.weights import PartialExperts, PartialWeight
 
 
 class GroupKernels(Kernels):
-    """What layers call, of `own` kernels. Results are whole, but for those of q, k and v, and of gates before `gate`."""
+    """The kernels that layers call, around `own` kernels. Results have all outputs, but for those of q, k and v, and the gates
+    before `gate`.
+    """
 
     def __init__(self, own: Kernels, group: Group):
         self.own, self.group = own, group
         self.name, self.description, self.quantized_products = own.name, own.description, own.quantized_products
-        # Layers with states know themselves which heads they have here.
+        # Layers with states have a share of their own: see `ShareOfRank`.
         self.short_conv, self.delta_rule, self.mamba2 = own.short_conv, own.delta_rule, own.mamba2
         self.gated_norm = own.gated_norm
 
@@ -72,7 +74,7 @@ class GroupKernels(Kernels):
         return self._gated(gated, weight), residual
 
     def gate(self, both: Tensor, activation: str) -> Tensor:
-        """Of the outputs of the one MLP that there is in layers without experts."""
+        """Gate the values of an MLP, in a layer without experts, and gather them."""
         columns = self.group.shares.outputs(self.group.config.intermediate_size)
         return self.group.gather(self.own.gate(both, activation), columns)
 
@@ -96,7 +98,7 @@ class GroupKernels(Kernels):
     # ---- everything else
 
     def embed(self, token_ids: Tensor, weight: Weight) -> Tensor:
-        """Each rank looks up what it has, and something else for the other tokens, which nobody takes."""
+        """Each rank looks up the tokens of its part of the vocabulary, and any row for other tokens, which is dropped."""
         assert isinstance(weight, PartialWeight)
         assert weight.columns is not None
         vocabulary, (own,) = weight.columns, weight.ranges
@@ -110,7 +112,7 @@ class GroupKernels(Kernels):
         return of_ranks.gather(1, owners[:, None, None].expand(-1, 1, width))[:, 0]
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Of some heads, if the weight is for all of them: those of the others are gathered for it."""
+        """If x has some heads, and the weight is for all of them, the heads of the other ranks are gathered first."""
         if x.shape[-1] == weight.shape[0]:
             return self.own.rms_norm(x, weight, eps)
         shares = self.group.shares
@@ -120,7 +122,7 @@ class GroupKernels(Kernels):
         return self.own.rms_norm(self.group.gather(x, columns), weight, eps)[:, own.start : own.stop]
 
     def sigmoid_gate(self, x: Tensor, gate: Tensor) -> Tensor:
-        """Of all heads, by gates of some: those of the others are gathered for it."""
+        """If x has all heads, and the gate is for some of them, the gates of the other ranks are gathered first."""
         if gate.shape[1] not in (1, x.shape[1]):
             shares = self.group.shares
             gate = self.group.gather(gate, shares.columns(shares.heads))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nanoengine.core.config import check_count
 from nanoengine.core.errors import InvalidConfig
+from nanoengine.core.options import check, option
 
 MOST_RANKS = 64
 
@@ -25,12 +25,11 @@ class ParallelOptions:
         InvalidConfig: a value that cannot work.
     """
 
-    tensor_parallel_size: int = 1
-    decode_context_parallel_size: int = 1
+    tensor_parallel_size: int = option(1, high=MOST_RANKS)
+    decode_context_parallel_size: int = option(1, high=MOST_RANKS)
 
     def __post_init__(self) -> None:
-        check_count("tensor_parallel_size", self.tensor_parallel_size, MOST_RANKS)
-        check_count("decode_context_parallel_size", self.decode_context_parallel_size, MOST_RANKS)
+        check(self)
         if self.decode_context_parallel_size not in (1, self.tensor_parallel_size):
             raise InvalidConfig(
                 f"decode_context_parallel_size is {self.decode_context_parallel_size}: it must be 1, or as much as "

@@ -13,14 +13,14 @@ UNIT = 16
 
 
 def share(count: int, size: int, unit: int = 1) -> list[range]:
-    """[0, count) as a range for each of `size` ranks, about alike, cut at multiples of the unit."""
+    """[0, count) as a range for each of `size` ranks, of about equal lengths, cut at multiples of the unit."""
     units = -(-count // unit)
     cuts = [min(count, units * rank // size * unit) for rank in range(size + 1)]
     return [range(first, last) for first, last in pairwise(cuts)]
 
 
 def outputs(count: int, size: int) -> list[range]:
-    """Outputs of each rank; all have all of them, if they are too few to share."""
+    """Outputs of each rank; every rank has all outputs, if there are fewer outputs than ranks."""
     if count < size:
         return [range(count)] * size
     return share(count, size, UNIT if count >= UNIT * size else 1)
@@ -31,7 +31,7 @@ class Shares:
     """The shares of `size` ranks in a model.
 
     Args:
-        heads_are: what they are called in an error.
+        heads_are: name of the heads in an error message.
 
     Raises:
         InvalidConfig: some rank would have no query head.
@@ -55,14 +55,14 @@ class Shares:
 
     @cached_property
     def kv_heads(self) -> list[range]:
-        """K/V heads of each rank. If there are more ranks than K/V heads, some have the same."""
+        """K/V heads of each rank. If there are more ranks than K/V heads, several ranks have the same head."""
         if self.size <= self.num_kv_heads:
             return share(self.num_kv_heads, self.size)
         return [range(own, own + 1) for own in self._kv_head_of_rank]
 
     @cached_property
     def heads(self) -> list[range]:
-        """Query heads of each rank: those of its K/V heads, or a share of them."""
+        """Query heads of each rank: all query heads of its K/V heads, or a share of them."""
         group = self.num_heads // self.num_kv_heads
         if self.size <= self.num_kv_heads:
             return [range(own.start * group, own.stop * group) for own in self.kv_heads]
@@ -73,7 +73,7 @@ class Shares:
         return found
 
     def columns(self, heads: list[range]) -> list[range]:
-        """What such heads are of the outputs that have all heads side by side."""
+        """Heads -> columns of a matrix that has all heads side by side."""
         return [range(own.start * self.head_dim, own.stop * self.head_dim) for own in heads]
 
     @cached_property

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from torch import Tensor
-
 from nanoengine.errors import InvalidConfig
-from nanoengine.layers.share import Part, Share, Unit
+from nanoengine.layers.share import Unit
 from nanoengine.models.model_config import StateConfig
 from nanoengine.parallel.shares import Shares, outputs
 
-if TYPE_CHECKING:
-    from nanoengine.parallel.group import Group
-
 
 def units_of_ranks(facts: StateConfig, size: int) -> dict[Unit, list[range]]:
-    """What each rank computes. Groups of heads are to them what K/V heads are to query heads.
+    """Heads and groups, or channels, of each rank. A group of heads is shared out like a K/V head with its query heads.
 
     Raises:
-        InvalidConfig: some rank would have no head, or heads of a group stand apart.
+        InvalidConfig: some rank would have no head, or the heads of a group stand apart.
     """
     if facts.is_tiled and facts.num_heads > facts.num_groups:
         raise InvalidConfig(
@@ -30,18 +23,3 @@ def units_of_ranks(facts: StateConfig, size: int) -> dict[Unit, list[range]]:
         return {"channels": outputs(facts.channels, size)}
     shares = Shares(size, facts.num_heads, facts.num_groups, facts.width, "heads in its layers with states")
     return {"heads": shares.heads, "groups": shares.kv_heads}
-
-
-class ShareOfRank(Share):
-    """The part of one rank, which gathers what the others have computed."""
-
-    def __init__(self, facts: StateConfig, group: Group):
-        super().__init__(facts)
-        size = group.communicator.size
-        self._group, self._of_ranks = group, units_of_ranks(facts, size)
-        self.has_whole_groups = size <= facts.num_groups
-        self.own = {**self.all, **{unit: ranges[group.rank] for unit, ranges in self._of_ranks.items()}}
-
-    def gather(self, own: Tensor, part: Part) -> Tensor:
-        ranges = self._of_ranks[part.unit]
-        return self._group.gather(own, [range(o.start * part.width, o.stop * part.width) for o in ranges])

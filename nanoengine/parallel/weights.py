@@ -1,4 +1,4 @@
-"""Weights of which a rank has some outputs."""
+"""Weights of a rank, which has some outputs of each matrix."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from nanoengine.quantization.tensor import QuantizedExperts, QuantizedTensor
 
 
 class PartOfRows:
-    """A place for a whole matrix, of which the rows in some ranges are kept; nobody looks at the others.
+    """A slot for a whole matrix, of which the rows in some ranges are kept; the other rows are dropped.
 
     Args:
-        pieces: ranges of rows of what is copied, and the place of each.
+        pieces: ranges of rows of the source, and the slot of each.
     """
 
     def __init__(self, shape: torch.Size, pieces: Sequence[tuple[range, QuantizedSlot]]):
@@ -39,12 +39,12 @@ class PartOfRows:
 
 
 class PartialWeight:
-    """A matrix of which this rank has some outputs, in `own`: of each projection those in a range.
+    """A matrix of which this rank has some outputs, in `own`: of each projection the outputs in a range.
 
     Args:
-        shape: of all of it.
+        shape: of the whole matrix, (outputs, inputs).
         ranges: this rank's outputs of each projection.
-        columns: what each rank has of a projection, if every rank needs all that comes of it; None: a rank goes on with its own.
+        columns: the outputs of every rank, if they are gathered; None: a rank goes on with its own outputs.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class PartialWeight:
         return PartOfRows(torch.Size((count, self.shape[1])), pieces)
 
     def bias(self, whole: Tensor | None) -> Tensor | None:
-        """What of a bias is added to this rank's outputs; it is set by now."""
+        """The part of a loaded bias that is added to this rank's outputs."""
         if whole is None:
             return None
         if self._bias is None:
@@ -89,7 +89,7 @@ class PartialExperts:
         return PartOfRows(self.shape[1:], [(self.range, self.own.expert(index))])
 
     def bias(self, whole: Tensor) -> Tensor:
-        """What of [experts, outputs] is added to this rank's outputs; it is set by now."""
+        """The part of a loaded bias [experts, outputs] that is added to this rank's outputs."""
         if self._bias is None:
             self._bias = whole[:, self.range.start : self.range.stop].contiguous()
         return self._bias

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nanoengine.core.capability import Capability
@@ -24,7 +23,7 @@ class Pooling(Capability):
         startup.runner.parts.append(PoolingPart())
 
     def policy(self, startup: Startup) -> None:
-        own, path = startup.config.of(PoolingOptions), startup.facts.get("path", Path(startup.config.model))
-        made = of_folder(path) if path.is_dir() else of_gguf(startup.facts["metadata"])
+        own, path = startup.config.of(PoolingOptions), startup.path
+        made = of_folder(path) if path.is_dir() else of_gguf(startup.metadata)
         made = made._replace(pooling=own.pooling or made.pooling)
         startup.parts.append(Pooler(made, startup.model_config.hidden_size))

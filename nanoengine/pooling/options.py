@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nanoengine.core.config import check_choice
+from nanoengine.core.options import check, option
 from nanoengine.pooling.params import POOLINGS
 
 
@@ -20,8 +20,7 @@ class PoolingOptions:
         InvalidConfig: a value that cannot work.
     """
 
-    pooling: str | None = None
+    pooling: str | None = option(None, choices=POOLINGS)
 
     def __post_init__(self) -> None:
-        if self.pooling is not None:
-            check_choice("pooling", self.pooling, POOLINGS)
+        check(self)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 
-from nanoengine.core.errors import InvalidSamplingParams, shown
-from nanoengine.core.sampling_params import MAX_INT32, SamplingParams
+from nanoengine.core.errors import InvalidSamplingParams
+from nanoengine.core.options import option
+from nanoengine.core.sampling_params import CoreSamplingParams
 
 POOLINGS = ("last", "mean")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolingParams(SamplingParams):
+class PoolingParams(CoreSamplingParams):
     """How the hidden states of a prompt become one vector. To the scheduler it is a request for one token, which is dropped.
 
     Args:
@@ -25,22 +26,14 @@ class PoolingParams(SamplingParams):
         InvalidSamplingParams: a value outside its range.
     """
 
-    pooling: str | None = None
+    pooling: str | None = option(None, choices=POOLINGS)
     normalize: bool | None = None
-    dimensions: int | None = None
+    dimensions: int | None = option(None)
     # What a caller may not change:
     n: int = field(default=1, init=False)
     temperature: float = field(default=0.0, init=False)
     max_tokens: int | None = field(default=1, init=False)
     ignore_eos: bool = field(default=True, init=False)
-
-    def __post_init__(self) -> None:
-        SamplingParams.__post_init__(self)
-        if self.pooling is not None and not (isinstance(self.pooling, str) and self.pooling in POOLINGS):
-            raise InvalidSamplingParams(f"pooling is {shown(self.pooling)}: it must be one of {', '.join(POOLINGS)}")
-        if self.normalize is not None:
-            self.check_bool("normalize")
-        self.check_integer("dimensions", 1, MAX_INT32, optional=True)
 
     def of_model(self, pooling: str | None, normalize: bool, hidden_size: int) -> PoolingParams:
         """These parameters with what a model was made for in place of None; `pooling` is None if it was made for another.

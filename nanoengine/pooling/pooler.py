@@ -33,6 +33,7 @@ class Pooler(PolicyPart):
 
     def __init__(self, made: Made, hidden_size: int):
         self.default, self.hidden_size = made, hidden_size
+        self.is_idle, self._num_running = True, 0
 
     def made(self, request: Request) -> None:
         if isinstance(request.params, PoolingParams):
@@ -40,7 +41,10 @@ class Pooler(PolicyPart):
 
     def submitted(self, request: Request) -> None:
         params = request.params
-        if isinstance(params, PoolingParams) and params.pooling == "mean":
+        if not isinstance(params, PoolingParams):
+            return
+        self.is_idle, self._num_running = False, self._num_running + 1
+        if params.pooling == "mean":
             request.sequences[0].reads_cache = False  # the mean is of all tokens: all are computed
 
     def complete(self, step: Step) -> None:
@@ -57,6 +61,10 @@ class Pooler(PolicyPart):
 
     def concerns(self, seq: Sequence) -> bool:
         return isinstance(seq.params, PoolingParams)
+
+    def finished(self, seq: Sequence) -> None:
+        self._num_running -= isinstance(seq.params, PoolingParams)
+        self.is_idle = not self._num_running
 
 
 def vector(pooled: np.ndarray[Any, Any], params: PoolingParams) -> np.ndarray[Any, Any]:

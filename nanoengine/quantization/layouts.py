@@ -38,7 +38,7 @@ class Layout(ABC):
     """
 
     body: str
-    """Suffix of the tensor with the numbers: what has one is a quantized layer, unless it is a weight of floats."""
+    """Suffix of the tensor with the numbers. A layer that has this tensor is quantized, unless it is a plain float weight."""
 
     suffixes: tuple[str, ...]
     """Of all the others."""

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 from nanoengine.core.capability import Capability
 from nanoengine.core.errors import InvalidConfig
 from nanoengine.ray.options import RayOptions
-from nanoengine.replicas.capability import CARRIER
 from nanoengine.replicas.options import ReplicaOptions
-from nanoengine.worker.capability import refuse
 
 if TYPE_CHECKING:
     from nanoengine.core.startup import Startup
@@ -28,7 +26,6 @@ class Ray(Capability):
             return
         if not config.of(ReplicaOptions).replicas:
             raise InvalidConfig("ray is given, but replicas is 0: say how many replicas Ray shall place, 1 or more")
-        refuse(config, ("prefill_replicas",), "is not 0: on a Ray cluster all replicas do both, leave it out")
         from nanoengine.ray.carrier import RayCarrier
         from nanoengine.ray.cluster import connect, nodes
         from nanoengine.ray.room import config_of_each, room_of_each
@@ -40,4 +37,4 @@ class Ray(Capability):
             told = dataclasses.replace(config, block_size=startup.block_size)  # as where their blocks are looked up
             return RayCarrier(config_of_each(told, room), room, hash_seed)
 
-        startup.facts[CARRIER] = new_carrier
+        startup.new_carrier = new_carrier

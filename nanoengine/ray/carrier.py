@@ -1,10 +1,9 @@
 """RayCarrier: replicas as actors of a Ray cluster.
 
-Ray finds a node with room for a replica, starts a process there, and tells where it listens. What follows passes a socket between
-this process and that one: no token passes Ray. Ray restarts nothing and tries nothing again (`max_restarts=0`,
-`max_task_retries=0`). It would run a lost stream anew and leave out as many items as were delivered, and items are not the same
-again: how many tokens one holds depends on time. The supervisor has another replica started, and requests go on from their
-tokens.
+Ray finds a node with room for a replica, starts a process there, and returns its address. Messages go over a socket between this
+process and that one: no token passes Ray. Ray restarts nothing and tries nothing again (`max_restarts=0`, `max_task_retries=0`):
+it would repeat a lost stream and leave out as many items as were delivered, and the number of tokens in an item depends on time.
+The supervisor starts another replica instead, and requests go on from their tokens.
 """
 
 from __future__ import annotations
@@ -26,24 +25,24 @@ from nanoengine.ray.room import Room
 logger = logging.getLogger("nanoengine")
 
 LOOK_SECONDS = 0.5
-"""How often one who waits for room looks whether it is still wanted."""
+"""How often a start that waits for room checks whether it is still wanted."""
 
 TELL_SECONDS = 30.0
-"""And says so."""
+"""How often a start that waits for room says so in the log."""
 
 
 class RayReplica:
-    """The actor: a process on a node, which listens for the one that had it started."""
+    """The actor: a process on a node, which listens for the front."""
 
     def listen(self, key: bytes) -> tuple[str, int]:
-        """Listen for one who has the key; returns the address."""
+        """Listen for the front, which has the key; returns the address."""
         import ray
 
         self._server, self._key = socket.create_server((ray.util.get_node_ip_address(), 0)), key
         return cast(tuple[str, int], self._server.getsockname())
 
     def run(self, config: EngineConfig, hash_seed: int) -> None:
-        """Serve an engine to who connects, as long as it wants; then the process ends."""
+        """Serve an engine to the front, until it sends `End`; then the process ends."""
         import ray
 
         from nanoengine.builder import build_engine
@@ -61,7 +60,7 @@ class StartedActor:
 
     def __init__(self, actor: Any, running: Any, own: socket.socket):
         self.actor, self.socket = actor, own
-        self._running = running  # while somebody has it, Ray keeps it
+        self._running = running  # Ray keeps the call while this reference exists
 
     def kill(self) -> None:
         package().kill(self.actor)
@@ -75,8 +74,8 @@ class RayCarrier:
 
     Args:
         config: of each replica's engine.
-        room: that each takes.
-        hash_seed: of the prefix caches of all.
+        room: CPUs and GPUs of each replica.
+        hash_seed: of the hashes in the prefix caches of all replicas.
     """
 
     def __init__(self, config: EngineConfig, room: Room, hash_seed: int):
@@ -110,7 +109,7 @@ class RayCarrier:
             return StartedActor(actor, running, socket.socket(fileno=os.dup(connection.fileno())))
 
     def _wait(self, number: int, told: Any) -> tuple[str, int]:
-        """Where a replica listens. It may take long: until a node has room, which perhaps has to be started first."""
+        """The address of a replica. It may take long: until a node has room, which perhaps has to be started first."""
         ray, tell_at = package(), time.monotonic() + TELL_SECONDS
         cpus, gpus = self.room
         what = f"a node of the Ray cluster with room for {cpus} CPUs (ray_cpus) and {gpus} GPUs (ray_gpus)"
@@ -128,11 +127,11 @@ class RayCarrier:
         return host, port
 
     def close(self) -> None:
-        """Nothing is waited for any more."""
+        """Let starts that wait for room raise."""
         self._is_closed = True
 
 
 def send_at_once(connection: Connection[Any, Any]) -> None:
-    """A short message does not wait for the next one."""
+    """Turn off Nagle's algorithm: a short message does not wait for the next one."""
     with socket.socket(fileno=os.dup(connection.fileno())) as own:
         own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

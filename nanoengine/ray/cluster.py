@@ -13,7 +13,7 @@ logger = logging.getLogger("nanoengine")
 
 
 def package(name: str = "ray") -> ModuleType:
-    """Ray, or a part of it such as "ray.data"; raises MissingPackage."""
+    """Ray, or a part of it such as "ray.serve"; raises MissingPackage."""
     from importlib import import_module
 
     try:
@@ -23,7 +23,7 @@ def package(name: str = "ray") -> ModuleType:
 
 
 def connect(address: str | None) -> None:
-    """Connect to a cluster; what is connected stays so.
+    """Connect to a cluster, unless this process is connected already.
 
     Args:
         address: see `RayOptions.ray_address`.
@@ -48,8 +48,8 @@ def connect(address: str | None) -> None:
 
 
 def _job_config() -> Any:
-    """Of actors that import nothing of the folder in which this process runs, which may be that of a model. Ray puts it first in
-    their paths, except where a job has a folder of its own.
+    """A job whose actors import nothing from the working folder of this process, which may be the folder of a model. Ray puts the
+    working folder first in their paths, unless the job has a folder of its own.
     """
 
     class JobConfig(package("ray.job_config").JobConfig):  # type: ignore[misc]
@@ -60,6 +60,6 @@ def _job_config() -> Any:
 
 
 def nodes() -> list[dict[str, float]]:
-    """What each node of the cluster has in all, by Ray's names."""
+    """Resources of each node of the cluster, by Ray's names."""
     found: list[dict[str, Any]] = package().nodes()
     return [node["Resources"] for node in found if node["Alive"]]

@@ -1,4 +1,4 @@
-"""How a front and a replica find each other on a network: both prove that they have the key of this run, in limited time."""
+"""The handshake of a front and a replica on a network: each proves within a limited time that it has the key of this run."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from typing import Any
 from nanoengine.errors import EngineDead
 
 CONNECT_SECONDS = 120.0
-"""How long both look for each other."""
+"""Limit of the handshake, on both sides."""
 
 STRANGER_SECONDS = 5.0
-"""How long one who has connected may take to prove that he has the key."""
+"""How long a process that has connected may take to prove that it has the key."""
 
 MOST_STRANGERS = 64
-"""Who may try to prove it at the same time; others wait."""
+"""Most connections that are checked at the same time; others wait."""
 
 LOOK_SECONDS = 0.02
-"""How often it is looked whether one has proved it."""
+"""How often `accept` checks whether a connection has passed."""
 
 
 def accept(
     server: socket.socket, key: bytes, seconds: float = CONNECT_SECONDS, stranger_seconds: float = STRANGER_SECONDS
 ) -> Connection[Any, Any]:
-    """The first who has the key; others are sent away.
+    """The first connection whose other side has the key; other connections are closed.
 
     Raises:
-        EngineDead: nobody has come in time.
+        EngineDead: there was none in time.
     """
     found: SimpleQueue[Connection[Any, Any]] = SimpleQueue()
     places = BoundedSemaphore(MOST_STRANGERS)
@@ -49,7 +49,7 @@ def accept(
             continue
         try:
             own, _ = server.accept()
-        except OSError:  # nobody has come
+        except OSError:  # no connection has come
             places.release()
             continue
         Thread(target=prove, args=(own,), daemon=True).start()
@@ -59,10 +59,10 @@ def accept(
 
 
 def connect(address: tuple[str, int], key: bytes, seconds: float = CONNECT_SECONDS) -> Connection[Any, Any]:
-    """The connection to who accepts there.
+    """A connection to the process that accepts at this address.
 
     Raises:
-        EngineDead: nobody has answered in time, or somebody without the key.
+        EngineDead: it has not answered in time, or it does not have the key.
     """
     try:
         return _prove(socket.create_connection(address, seconds), key, seconds, asks_first=False)
@@ -72,11 +72,16 @@ def connect(address: tuple[str, int], key: bytes, seconds: float = CONNECT_SECON
 
 
 def _prove(own: socket.socket, key: bytes, seconds: float, *, asks_first: bool) -> Connection[Any, Any]:
-    """The same socket, once both sides have proved it. If that takes longer, it is an EOFError or an OSError."""
+    """The connection of a socket, after both sides have proved that they have the key.
+
+    Raises:
+        EOFError, OSError, AuthenticationError: they have not, or not in time.
+    """
     own.setblocking(True)
     with own:
         connection = Connection(own.dup().detach())
-        limit = Timer(seconds, _hang_up, (own,))  # of all: who sends a byte now and then would be read forever
+        # A limit of the whole handshake: a limit of each read would not end a peer that sends a byte now and then.
+        limit = Timer(seconds, _hang_up, (own,))
         limit.start()
         try:
             for prove in (deliver_challenge, answer_challenge)[:: 1 if asks_first else -1]:
@@ -91,5 +96,5 @@ def _prove(own: socket.socket, key: bytes, seconds: float, *, asks_first: bool) 
 
 
 def _hang_up(own: socket.socket) -> None:
-    with suppress(OSError):  # the other side has
+    with suppress(OSError):  # the other side has closed it
         own.shutdown(socket.SHUT_RDWR)

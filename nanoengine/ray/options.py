@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nanoengine.core.config import check_bool
-from nanoengine.core.errors import InvalidConfig, shown
+from nanoengine.core.errors import InvalidConfig
+from nanoengine.core.options import check, option
 
 MOST_UNITS = 4096
 
@@ -29,14 +29,10 @@ class RayOptions:
 
     ray: bool = False
     ray_address: str | None = None
-    ray_cpus: int | None = None
-    ray_gpus: int | None = None
+    ray_cpus: int | None = option(None, 0, MOST_UNITS)
+    ray_gpus: int | None = option(None, 0, MOST_UNITS)
 
     def __post_init__(self) -> None:
-        check_bool("ray", self.ray)
-        if self.ray_address is not None and (not isinstance(self.ray_address, str) or not self.ray_address):
-            raise InvalidConfig(f'ray_address is {shown(self.ray_address)}: it must be "auto", "HOST:PORT" or None')
-        for name in ("ray_cpus", "ray_gpus"):
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or not 0 <= value <= MOST_UNITS):
-                raise InvalidConfig(f"{name} is {shown(value)}: it must be an integer from 0 to {MOST_UNITS}, or None")
+        check(self)
+        if self.ray_address == "":
+            raise InvalidConfig('ray_address is \'\': it must be "auto", "HOST:PORT" or None')

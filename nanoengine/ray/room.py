@@ -1,4 +1,4 @@
-"""Room: what a replica takes of a node. All of it is of one node, since the ranks of a replica share memory."""
+"""Room: CPUs and GPUs of a replica, all of one node, since the ranks of a replica share memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nanoengine.worker.member import NOT_THERE, replaced
 
 
 class Room(NamedTuple):
-    """Units of Ray's."""
+    """In the units of Ray."""
 
     num_cpus: int
     num_gpus: int
@@ -25,7 +25,7 @@ def room_of_each(config: EngineConfig, nodes: Iterable[Mapping[str, float]]) -> 
 
     Args:
         config: of the engine with all replicas.
-        nodes: what each node of the cluster has in all, by Ray's names.
+        nodes: resources of each node of the cluster, by Ray's names.
     """
     own, num_ranks, nodes = config.of(RayOptions), ranks_of(config), list(nodes)
     num_gpus = own.ray_gpus
@@ -36,18 +36,20 @@ def room_of_each(config: EngineConfig, nodes: Iterable[Mapping[str, float]]) -> 
     if num_cpus is None and num_gpus:
         num_cpus = num_gpus
     if num_cpus is None:
-        num_cpus = config.num_threads or _share(config.of(ReplicaOptions).most, [node.get("CPU", 0) for node in nodes])
+        num_cpus = config.num_threads or _share(
+            config.of(ReplicaOptions).replicas, [node.get("CPU", 0) for node in nodes]
+        )
     return Room(num_cpus, num_gpus)
 
 
 def _share(count: int, cpus: Iterable[float]) -> int:
-    """CPUs of each of so many replicas, spread over nodes."""
+    """CPUs of each of `count` replicas, which are spread over nodes with so many CPUs."""
     sizes = [int(size) for size in cpus if size >= 1]
     return max(1, min(sizes) // math.ceil(count / len(sizes))) if sizes else 1
 
 
 def config_of_each(config: EngineConfig, room: Room) -> EngineConfig:
-    """The options of each replica: it has the room for itself."""
+    """The config of each replica, which has its room for itself."""
     own = replaced(config, NOT_THERE).options
     options: dict[type, Any] = {**own, ReplicaOptions: ReplicaOptions(), RayOptions: RayOptions()}
     threads = config.num_threads if room.num_gpus else config.num_threads or max(1, room.num_cpus)

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from nanoengine.core.inputs import Packed, Rows
+from nanoengine.core.inputs import PackedStep, Rows
 from nanoengine.core.messages import StepPlan
 
 MOST_ON_CPU = 64
@@ -37,13 +37,13 @@ class Bucket:
         )
         return is_plain and self.num_runs >= size.num_runs and self.num_tokens >= size.num_tokens
 
-    def shape(self, max_len: int) -> Packed:
-        """Bounds for all steps of this bucket: sequences of any length. Behind runs of several tokens there is one of padding.
+    def shape(self, max_len: int) -> PackedStep:
+        """Bounds for all steps of this bucket: sequences of any length. If runs have several tokens, one padding run is added.
         The numbers are not there yet.
         """
         total, num_padding = self.num_runs * self.num_tokens, int(self.num_tokens > 1)
         num_runs = self.num_runs + num_padding
-        return Packed(
+        return PackedStep(
             query_lens=[self.num_tokens] * num_runs,
             seq_lens=[max_len] * num_runs,
             num_decodes=0 if self.is_prompt else num_runs,
@@ -84,7 +84,7 @@ def drafted_buckets(max_seqs: int, num_drafts: int) -> list[Bucket]:
     return [Bucket(False, *pair) for pair in sorted(pairs, key=lambda pair: (pair[0] * pair[1], pair))]
 
 
-def pad(packed: Packed, shape: Packed, rows: Rows) -> Packed:
+def pad(packed: PackedStep, shape: PackedStep, rows: Rows) -> PackedStep:
     """`shape` with the numbers of a step, filled up with runs of the padding row: their tokens are written nowhere."""
     count, sections = len(packed.query_lens), shape.take_memory(rows.device)
     shape.numbers.zero_()

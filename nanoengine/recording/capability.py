@@ -34,7 +34,7 @@ class Recording(Capability):
 
     def _can_record(self, startup: Startup) -> bool:
         """Whether everything in a step can be recorded; on a CPU that is calls of the native kernels' C functions."""
-        if startup.config.of(RecordingOptions).enforce_eager or startup.facts.get("runs_eagerly"):
+        if startup.config.of(RecordingOptions).enforce_eager or startup.runs_eagerly:
             return False
         if startup.device.torch_device.type == "cpu":
             return startup.kernels.name == startup.backend.name == "native"
@@ -62,7 +62,7 @@ class Recording(Capability):
         config, found = startup.config, decode_buckets(startup.num_rows)
         if getattr(startup.backend, "captures_prompts", False):
             # Steps with drafts leave states as they were: they are not replayed.
-            if (num_drafts := startup.most_drafts) and startup.facts.get("states") is None:
+            if (num_drafts := startup.most_drafts) and startup.state_shapes is None:
                 most = min(startup.num_rows, config.max_num_batched_tokens // DRAFTED_TOKENS[-1])
                 found += drafted_buckets(most, num_drafts)
             found += prompt_buckets(config.max_num_batched_tokens, startup.max_model_len)

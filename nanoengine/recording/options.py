@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nanoengine.core.config import check_bool
+from nanoengine.core.options import check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,4 +18,4 @@ class RecordingOptions:
     enforce_eager: bool = False
 
     def __post_init__(self) -> None:
-        check_bool("enforce_eager", self.enforce_eager)
+        check(self)

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from nanoengine.core.inputs import Packed, pack
+from nanoengine.core.inputs import PackedStep, pack
 from nanoengine.core.messages import StepPlan
 from nanoengine.core.model_runner import ModelRunner
 from nanoengine.progress import stage
@@ -48,7 +48,8 @@ class RecordedSteps:
     ):
         self.buckets, self._runner, self._recorder = buckets, runner, recorder
         self._max_len, self._reads_shared_once = max_len, reads_shared_once
-        self.variant: Callable[[], object] = lambda: None  # what else decides which calls a step makes
+        # The key of a recording beside its bucket, such as which adapters are in use.
+        self.variant: Callable[[], object] = lambda: None
         self._replays: dict[tuple[Bucket, object], Callable[[], Tensor]] = {}
 
     def __len__(self) -> int:
@@ -76,7 +77,7 @@ class RecordedSteps:
 
         self._replays[bucket, self.variant()] = self._recorder.record(work)
 
-    def logits(self, plan: StepPlan) -> tuple[Tensor, Packed] | None:
+    def logits(self, plan: StepPlan) -> tuple[Tensor, PackedStep] | None:
         """See `StepRecorder`."""
         if self._reads_shared_once and any(plan.num_common_blocks):
             return None

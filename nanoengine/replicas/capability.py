@@ -1,4 +1,4 @@
-"""Replicas as a capability: requests, text and checks stay here, and engines are elsewhere."""
+"""Replicas as a capability: requests, text and checks stay in this process, and the engines are in others."""
 
 from __future__ import annotations
 
@@ -16,34 +16,32 @@ from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.replicas.carrier import Carrier, LocalCarrier
 from nanoengine.replicas.engine import ReplicatedEngine
 from nanoengine.replicas.observer import ReplicaObserver
-from nanoengine.replicas.options import ReplicaOptions
+from nanoengine.replicas.options import ReplicaOptions, option_of
 from nanoengine.sizes import told
 from nanoengine.worker.capability import WithoutRunner
 from nanoengine.worker.member import NOT_THERE, replaced
 
 if TYPE_CHECKING:
     from nanoengine.core.model_runner import ModelRunner
-    from nanoengine.core.qwen3 import Decoder
+    from nanoengine.core.qwen3 import DenseDecoder
     from nanoengine.core.startup import Startup
 
-CARRIER = "carrier"
-"""In `Startup.facts`: makes another carrier than that of this machine, of the seed of all hashes."""
 
 OF_REPLICAS = ("ParallelOptions", "WorkerOptions", "KVOffloadOptions", "SpeculationOptions")
-"""Options that mean nothing here, where nothing is computed."""
+"""Options without a meaning in this process, which computes nothing."""
 
 SNAPSHOT_MEMORY = "snapshot_memory"
-"""An option of `kv_groups`, which says in `Startup.config` what it has chosen."""
+"""An option of `kv_groups`, which writes its choice into `Startup.config`."""
 
 MOST_LORA_BYTES = (1 << 31) - (1 << 20)
-"""All adapters go to a replica in one message, and so large may that be."""
+"""Limit of the adapters, which go to a replica in one message."""
 
 
 class Replicas(Capability):
     """It must be the first capability: it takes the model and the runner away from the others.
 
     Attributes:
-        computes: in the process of a replica: what its numbers come from.
+        computes: in the process of a replica, the kernels and the dtype, on which the bits of its numbers depend.
     """
 
     options = ReplicaOptions
@@ -54,8 +52,7 @@ class Replicas(Capability):
         if not config.of(ReplicaOptions).replicas:
             return
         check_lora_bytes(config)
-        check_prefill_replicas(config)
-        new_carrier = startup.facts.get(CARRIER)
+        new_carrier = startup.new_carrier
         is_on_gpus = new_carrier is None and config.device != "cpu"
         has_gpus = check_gpus(config, torch.cuda.device_count() if is_on_gpus else 0)
         options = {kind: kind() if kind.__name__ in OF_REPLICAS else own for kind, own in config.options.items()}
@@ -66,13 +63,14 @@ class Replicas(Capability):
         make_engine = startup._new_engine
 
         def new_engine() -> LLMEngine:
-            check_prefilled_states(config, has_states=bool(startup.facts.get("states")))
             told = dataclasses.replace(config, block_size=startup.block_size)  # as where their blocks are looked up
             hash_seed = secrets.randbits(64)
             if new_carrier is not None:
                 carrier: Carrier = new_carrier(hash_seed)
             else:
-                memory = option(startup.config, SNAPSHOT_MEMORY) if option(config, SNAPSHOT_MEMORY) is None else None
+                memory = (
+                    option_of(startup.config, SNAPSHOT_MEMORY) if option_of(config, SNAPSHOT_MEMORY) is None else None
+                )
                 each = config_of_each(told, startup.num_blocks, memory, has_gpus=has_gpus)
                 carrier = LocalCarrier(each, hash_seed, has_gpus=has_gpus, use_tqdm=startup.use_tqdm)
             adapters = next((found for own in others if (found := getattr(own, "adapters", None)) is not None), None)
@@ -84,63 +82,37 @@ class Replicas(Capability):
 
         startup._new_engine = new_engine  # type: ignore[method-assign]
 
-    def model(self, startup: Startup) -> Decoder | None:
+    def model(self, startup: Startup) -> DenseDecoder | None:
         is_used = startup.config.of(ReplicaOptions).replicas > 0
-        return cast("Decoder", self) if is_used else None  # nobody here looks at it
+        return cast("DenseDecoder", self) if is_used else None  # nobody here looks at it
 
     def policy(self, startup: Startup) -> None:
         self.computes = f"{startup.kernels.name} {startup.kernels.fingerprint}, {startup.dtype}"
 
 
 class NoRunner:
-    """Stands where a runner would: nothing is computed here."""
+    """In place of a runner: this process computes nothing."""
 
     recorder = None
 
 
 def check_lora_bytes(config: EngineConfig) -> None:
-    """InvalidConfig if adapters may be larger than what a replica can be sent."""
-    size = option(config, "max_lora_bytes")
-    if option(config, "enable_lora") and size > MOST_LORA_BYTES:
+    """Raise InvalidConfig if adapters may be larger than a message to a replica."""
+    size = option_of(config, "max_lora_bytes")
+    if option_of(config, "enable_lora") and size > MOST_LORA_BYTES:
         raise InvalidConfig(
             f"max_lora_bytes is {told(size)}, but replicas take at most {told(MOST_LORA_BYTES)} of adapters: lower it"
         )
 
 
-def check_prefill_replicas(config: EngineConfig) -> None:
-    """InvalidConfig if prompts are to be computed for others, and there is no folder for them."""
-    paths = [path for own in config.options.values() if (path := getattr(own, "kv_disk_path", None)) is not None]
-    if (count := config.of(ReplicaOptions).prefill_replicas) and not paths:
-        raise InvalidConfig(
-            f"prefill_replicas is {count}, and kv_disk_path is None: set it to a folder that all replicas have, in which "
-            "prompts go from one to another"
-        )
-
-
-def check_prefilled_states(config: EngineConfig, *, has_states: bool) -> None:
-    """InvalidConfig if prompts would be computed for others, who could not use them for want of states."""
-    count = config.of(ReplicaOptions).prefill_replicas
-    if count and has_states and option(config, SNAPSHOT_MEMORY) == 0:
-        raise InvalidConfig(
-            f"prefill_replicas is {count}, and {SNAPSHOT_MEMORY} is 0: without snapshots of its states nobody can go on from a "
-            "prompt of this model; leave it out, or give it some bytes"
-        )
-
-
 def check_gpus(config: EngineConfig, num_gpus: int) -> bool:
     """Whether replicas compute on GPUs; raises InvalidConfig if there are not enough of them."""
-    own = config.of(ReplicaOptions)
-    count, name = own.most, "replicas" if own.max_replicas is None else "max_replicas"
+    count = config.of(ReplicaOptions).replicas
     if 0 < num_gpus < count:
         raise InvalidConfig(
-            f"{name} is {count}, and torch sees {num_gpus} GPUs, of which each takes one: lower it, or set device to cpu"
+            f"replicas is {count}, and torch sees {num_gpus} GPUs, of which each takes one: lower it, or set device to cpu"
         )
     return num_gpus > 0
-
-
-def option(config: EngineConfig, name: str) -> Any:
-    """An option of any capability; None if nobody has it."""
-    return next((getattr(own, name) for own in config.options.values() if hasattr(own, name)), None)
 
 
 def config_of_each(
@@ -158,7 +130,7 @@ def config_of_each(
     own = dataclasses.replace(config, options=options)
     if has_gpus:
         return dataclasses.replace(own, device="cuda")
-    count = config.of(ReplicaOptions).most
+    count = config.of(ReplicaOptions).replicas
     if config.num_threads is None:
         own = dataclasses.replace(own, num_threads=max(1, len(os.sched_getaffinity(0)) // count))
     if config.num_kv_blocks is None and config.kv_cache_memory is None:

@@ -1,4 +1,4 @@
-"""Carriers: where replicas run. A carrier starts one and connects to it; all else is said in messages on that connection."""
+"""Carriers start replicas, on this machine or elsewhere, and connect to them. All that follows are messages on the connection."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from nanoengine.worker.child import end_children, ending_of, start_child
 from nanoengine.worker.link import framed
 
 SEND_SECONDS = 60.0
-"""How long a replica may take to read the config that is sent first."""
+"""How long a replica may take to read the config, which is the first message."""
 
 
 class Started(Protocol):
     """A replica that was started, perhaps not ready yet."""
 
     socket: socket.socket
-    """Connected to it, and the caller's from now on: `Ready` or `Failed` comes first. `process.serve` is at its other end."""
+    """The connection to the replica, which the caller closes. `process.serve` is at its other end."""
 
     def kill(self) -> None:
-        """End it at once, whatever it does; also called when it has ended by itself."""
+        """End the replica at once; also called when it has ended by itself."""
         ...
 
     def ending(self) -> str:
-        """How one has ended that closed its socket: "was killed by SIGKILL"."""
+        """How a replica ended whose socket is closed, such as "was killed by SIGKILL"."""
         ...
 
 
 class Carrier(Protocol):
     waits: dict[int, str]
-    """By the numbers of replicas whose `start` waits: for what."""
+    """By the number of a replica whose `start` waits, the thing that it waits for."""
 
     def start(self, number: int) -> Started:
         """Start a replica and connect to it; called in a thread of its own, and may take long.
 
         Args:
-            number: which one it is, from 0; one that was lost is started anew under its number.
+            number: of the slot, from 0; a replica in place of a lost one has the same number.
 
         Raises:
-            Exception: it cannot be started.
+            Exception: the replica cannot be started.
         """
         ...
 
     def close(self) -> None:
-        """No more are wanted: a `start` that waits for something else may raise. From any thread."""
+        """No more replicas are wanted: a `start` that waits may raise. From any thread."""
         ...
 
 
@@ -65,7 +65,7 @@ class LocalReplica:
 
 
 def gpu_of(number: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """What lets a replica see one GPU: of those that this process sees, the one with its number."""
+    """Environment in which a replica sees one GPU: among the GPUs of this process, the one with the number of the replica."""
     seen = environment.get("CUDA_VISIBLE_DEVICES")
     return {"CUDA_VISIBLE_DEVICES": seen.split(",")[number] if seen else f"{number}"}
 
@@ -75,9 +75,9 @@ class LocalCarrier:
 
     Args:
         config: of each replica's engine.
-        hash_seed: of the prefix caches of all.
-        has_gpus: each sees one GPU, that of its number.
-        use_tqdm: the first one shows what its start-up is doing.
+        hash_seed: of the hashes in the prefix caches of all replicas.
+        has_gpus: each replica sees one GPU, the one with its number.
+        use_tqdm: the first replica shows the progress of its start-up.
     """
 
     def __init__(self, config: EngineConfig, hash_seed: int, *, has_gpus: bool = False, use_tqdm: bool = False):

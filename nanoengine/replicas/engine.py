@@ -1,38 +1,41 @@
 """ReplicatedEngine: an LLMEngine whose requests are computed by replicas.
 
-Its requests and sequences are mirrors: what comes from the replicas is written there, so all who use an engine (`LLM`,
-`AsyncLLMEngine`, the server) use this one as they use any. A step of it is: take what has come.
+Its requests and sequences are mirrors: the results of the replicas are written there, so the users of an engine (`LLM`,
+`AsyncLLMEngine`, the server) use this engine like any other. A step of it handles the messages that have come.
 """
 
 from __future__ import annotations
 
 import copy
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nanoengine.core.detokenizer import Detokenizer
 from nanoengine.core.errors import InvalidRequest, shown
 from nanoengine.core.llm_engine import LLMEngine
-from nanoengine.core.messages import StepPlan, StepResult
+from nanoengine.core.messages import Launched, StepPlan, StepResult
 from nanoengine.core.outputs import FinishReason
 from nanoengine.core.sequence import Request, Sequence
 from nanoengine.replicas.carrier import Carrier
-from nanoengine.replicas.fleet import Adapters, Fleet
+from nanoengine.replicas.fleet import Fleet
 from nanoengine.replicas.messages import Finish, Forget
 from nanoengine.replicas.options import ReplicaOptions
 from nanoengine.replicas.router import Router
 from nanoengine.replicas.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from nanoengine.lora.adapters import Adapters
 
 
 class ReplicatedEngine(LLMEngine):
     """See `LLMEngine`.
 
     Args:
-        own: an engine without tensors, of which the checks of requests and the hashes of prompts are used.
+        own: an engine without tensors, whose checks of requests and hashes of prompts are used.
         carrier: starts replicas.
-        options: how many, and what counts as lost.
-        seed: where the seeds of requests without one come from.
-        adapters: those of the requests.
+        options: the number of replicas, and the limits after which one counts as lost.
+        seed: of the generator of seeds, for requests without a seed.
+        adapters: the LoRA adapters of the requests.
 
     Raises:
         NanoEngineError: what the start-up of a replica raised.
@@ -51,7 +54,7 @@ class ReplicatedEngine(LLMEngine):
         blocks = own.scheduler.blocks
         router, begin = Router(blocks.block_size), own.scheduler._unqueue
         hashes = lambda seq: [hash for hash, _ in blocks.hit_hashes(seq)]  # noqa: E731
-        fleet = Fleet(router, hashes, begin, options.min_prefill_tokens, adapters)
+        fleet = Fleet(router, hashes, begin, adapters)
         self.supervisor = Supervisor(fleet, carrier, options)
         super().__init__(
             own.scheduler,
@@ -91,7 +94,7 @@ class ReplicatedEngine(LLMEngine):
             raise InvalidRequest(
                 f"request_id {shown(request.request_id)} is in use, or was submitted before: make a new request"
             )
-        if request.params.seed is None:  # wherever it goes on, it has the same
+        if request.params.seed is None:  # the request keeps its seed when it moves
             request.params = copy.copy(request.params)
             request.params.keep("seed", self._seeds.getrandbits(63))
         params: Any = request.params
@@ -122,10 +125,10 @@ class ReplicatedEngine(LLMEngine):
         return True
 
     def step(self) -> list[Request]:
-        """Wait until something has come, or somebody wakes it; returns the requests that advanced or ended."""
+        """Wait until a message has come, or `Supervisor.wake` is called; returns the requests that advanced or ended."""
         self._check_open()
         if not self.supervisor.touched:
-            self.executor.launch(StepPlan()).result()
+            self.executor.launch(StepPlan())()
             self.supervisor.watch()
         touched, self.supervisor.touched = self.supervisor.touched, {}
         for request in touched:
@@ -153,17 +156,15 @@ class ReplicatedEngine(LLMEngine):
 
 
 class Watching:
-    """The executor: a plan is carried out when something has come. `LLM` lets Ctrl-C through while it waits for that, and no
-    longer.
-    """
+    """The executor: a plan is carried out when a message has come. `LLM` lets Ctrl-C through during this wait alone."""
 
     def __init__(self, supervisor: Supervisor):
         self.supervisor = supervisor
 
-    def launch(self, plan: StepPlan) -> Watching:
-        return self
+    def launch(self, plan: StepPlan) -> Launched:
+        return self._wait
 
-    def result(self) -> StepResult:
+    def _wait(self) -> StepResult:
         self.supervisor.wait()
         return StepResult([])
 
@@ -171,8 +172,8 @@ class Watching:
 
 
 class Inbox(SimpleQueue[Any]):
-    """Where the calls of other threads come in (`AsyncLLMEngine`). Who puts one in ends the wait for replicas; who waits for one
-    takes care of the replicas meanwhile.
+    """The queue of calls from other threads (`AsyncLLMEngine`). `put` ends the wait for messages of replicas; `get` handles these
+    messages while it waits for a call.
     """
 
     def __init__(self, supervisor: Supervisor):

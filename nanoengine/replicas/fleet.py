@@ -1,59 +1,49 @@
-"""Fleet: the requests that run on replicas, and how they move. It waits for nothing: messages come in, and messages go out.
+"""Fleet: the requests that run on replicas, and how they move from one replica to another. It never waits: each call takes a
+message, and sends messages.
 
-A request is a `Resumable` at any time: its prompt, its params with a seed, and the tokens that came so far. When its replica is
-lost or drained it is submitted to another one, under a new key. What still comes under the old key is dropped, and a delta counts
-only where it goes on exactly behind the tokens that are known: nothing is lost, and nothing comes twice.
+A request can be written as a `Resumable` at any time: its prompt, its params with a seed, and the tokens that came so far. When
+its replica is lost or drained, it is submitted to another replica under a new key. Messages with the old key are dropped, and a
+delta counts only if it begins exactly behind the known tokens: no token is lost, and no token comes twice.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
-from nanoengine.core.sampling_params import SamplingParams
 from nanoengine.core.sequence import Phase, Request, Sequence
 from nanoengine.errors import EngineDead
 from nanoengine.replicas.messages import Abort, Delta, Equip, Finish, News, Resumable, Submit, TellCached
 from nanoengine.replicas.replica import EMBEDDING
 from nanoengine.replicas.router import Route, Router
 
+if TYPE_CHECKING:
+    from nanoengine.lora.adapters import Adapters
+    from nanoengine.worker.link import Link
+
 logger = logging.getLogger("nanoengine")
 
 MOST_LOSSES = 3
-"""A request that has lost so many replicas, and got no token in between, is ended: it may be what kills them."""
+"""A request that has lost so many replicas, and got no token in between, is ended: it may be the cause."""
 
 TYPICAL_NEW = 128
-"""Tokens that a completion is expected to bring, if it may bring as many."""
-
-
-class Sends(Protocol):
-    """The way to a replica."""
-
-    def send(self, message: Any) -> None: ...
-
-
-class Adapters(Protocol):
-    """What requests need beside themselves: see `lora/adapters.py`."""
-
-    def digest_of(self, request: Request) -> str | None: ...
-    def kept(self) -> Mapping[str, Any]: ...
+"""Tokens that a completion is expected to have, if its limit allows for them."""
 
 
 @dataclass(eq=False, slots=True)
 class Member:
-    """A replica that takes requests, or runs the last of them."""
+    """A replica that takes requests."""
 
     number: int
-    link: Sends
-    router: Router  # among those that do the same
+    link: Link
     running: dict[int, Running] = field(default_factory=dict)  # by key
-    next_change: int = 0  # of its cache: the number of the next one that is to be told
-    is_known: bool = False  # all that it has cached was told
-    adapters: frozenset[str] = frozenset()  # digests of those that it has
+    next_change: int = 0  # the number of the next change of its cache that it will send
+    is_known: bool = False  # the router knows all blocks that it has cached
+    adapters: frozenset[str] = frozenset()  # digests of the adapters that it has
 
 
 @dataclass(eq=False, slots=True)
@@ -65,20 +55,16 @@ class Running:
     member: Member | None = None
     route: Route | None = None
     num_losses: int = 0  # since the last token
-    prefill: int = 0  # tokens of its prompt that a prefill replica computes, or has computed; never a second time
-    is_prefilling: bool = False
-    files: list[str] = field(default_factory=list)  # that it has written
 
 
 class Fleet:
     """Not thread-safe.
 
     Args:
-        router: chooses among the members that decode.
-        hashes: of the full blocks of a sequence, as the caches of the replicas have them.
-        begin: told when a completion waits no more: its first token has come, or its end.
-        min_prefill_tokens: see `ReplicaOptions`.
-        adapters: those of the requests; None: there are none.
+        router: chooses a member for a request.
+        hashes: returns the hashes of the full blocks of a sequence, as in the caches of the replicas.
+        begin: called when a completion stops waiting: its first token has come, or its end.
+        adapters: the LoRA adapters of the requests; None: there are none.
     """
 
     def __init__(
@@ -86,36 +72,28 @@ class Fleet:
         router: Router,
         hashes: Callable[[Sequence], list[bytes]],
         begin: Callable[[Sequence], object] = lambda _: None,
-        min_prefill_tokens: int = 1,
         adapters: Adapters | None = None,
     ):
         self.router, self.hashes, self.begin, self.adapters = router, hashes, begin, adapters
-        self.prefill_router, self.min_prefill_tokens = Router(router.block_size), min_prefill_tokens
         self.members: dict[int, Member] = {}
         self.running: dict[Request, Running] = {}
-        self.homeless: dict[Request, Running] = {}  # of them, those that wait for a replica
+        self.unplaced: dict[Request, Running] = {}  # the running requests that wait for a replica
         self.num_moves = 0  # of requests
-        self.num_prefilled = 0  # requests whose prompts came in files
         self._num_keys = 0
 
     # ---- members
 
-    def join(self, number: int, link: Sends, *, prefills: bool = False) -> None:
-        """A replica is ready: it takes requests.
-
-        Args:
-            prefills: it computes prompts for others, and decodes only while there is no other.
-        """
-        router = self.prefill_router if prefills else self.router
-        member = self.members[number] = Member(number, link, router)
+    def join(self, number: int, link: Link) -> None:
+        """A replica is ready: it takes requests."""
+        member = self.members[number] = Member(number, link)
         self._equip(member)
-        router.add(number)
-        waiting, self.homeless = self.homeless, {}
+        self.router.add(number)
+        waiting, self.unplaced = self.unplaced, {}
         for own in waiting.values():
             self._place(own)
 
     def equip(self) -> None:
-        """Bring all members the adapters that there are now, and have them forget the others."""
+        """Send all members the adapters that are loaded now, and have them drop the others."""
         for member in self.members.values():
             self._equip(member)
 
@@ -130,11 +108,11 @@ class Fleet:
             member.adapters = frozenset(kept)
 
     def lose(self, number: int) -> list[Request]:
-        """A replica is gone: what it had moves. Returns the requests that are ended."""
+        """A replica is gone: its requests move. Returns the requests that are ended."""
         member = self.members.pop(number, None)
         if member is None:
             return []
-        member.router.remove(number)
+        self.router.remove(number)
         ended: list[Request] = []
         for own in member.running.values():
             own.member = own.route = None
@@ -149,26 +127,19 @@ class Fleet:
 
     def fail(self, error: Exception) -> list[Request]:
         """End all requests that wait for a replica, and return them."""
-        ended = list(self.homeless)
-        for own in list(self.homeless.values()):
+        ended = list(self.unplaced)
+        for own in list(self.unplaced.values()):
             self._fail(own, error)
         return ended
-
-    def num_tokens(self) -> tuple[int, int]:
-        """Tokens that wait, and all that are to be computed: see `Scaling.change`."""
-        homeless = sum(sum(_num_expected(request)) for request in self.homeless)
-        routes = [own.route for own in self.running.values() if own.route is not None and own.route.num_prompt]
-        waiting = sum(route.num_prompt + route.num_new for route in routes)
-        return waiting + homeless, sum(own.router.load(own.number) for own in self.members.values()) + homeless
 
     def num_running(self, number: int) -> int:
         """Requests that a member has."""
         return len(self.members[number].running) if number in self.members else 0
 
     def drain(self, number: int) -> None:
-        """A replica takes no more requests, and what it has moves at once."""
+        """A replica takes no more requests, and its requests move at once."""
         member = self.members.pop(number)
-        member.router.remove(number)
+        self.router.remove(number)
         for own in list(member.running.values()):
             member.link.send(Abort(own.key))
             own.member = own.route = None
@@ -181,7 +152,7 @@ class Fleet:
         self._place(own)
 
     def abort(self, request: Request, finish: Finish) -> None:
-        """End a request wherever it is; what still comes of it is dropped. Nothing happens if it has ended."""
+        """End a request wherever it runs; later messages about it are dropped. Nothing happens if it has ended."""
         if (own := self.running.get(request)) is None:
             return
         for seq in request.sequences:
@@ -191,7 +162,7 @@ class Fleet:
         self._end(own)
 
     def receive(self, number: int, news: News) -> list[Request]:
-        """Take what a replica says; returns the requests that got something."""
+        """Take the news of a replica; returns the requests that have new tokens or an end."""
         member = self.members.get(number)
         if member is None:
             return []
@@ -199,16 +170,10 @@ class Fleet:
         for key, entries in news.prompt_logprobs.items():
             if key in member.running:
                 member.running[key].request.prompt_logprobs = entries
-        for key, files in news.written.items():
-            if key in member.running:
-                self._prefilled(member.running[key], files)
         touched: dict[Request, None] = {}
         for delta in news.deltas:
             own = member.running.get(delta.key)
             if own is None:  # it was moved or aborted
-                continue
-            if own.is_prefilling:  # it was refused there
-                self._prefilled(own, [])
                 continue
             self._take_delta(own, delta)
             touched[own.request] = None
@@ -236,16 +201,15 @@ class Fleet:
         if delta.logprobs is not None and seq.logprobs is not None:
             seq.logprobs += delta.logprobs
         if own.route is not None and own.route.num_prompt:
-            assert own.member is not None
-            own.route = own.member.router.begun(own.route)
+            own.route = self.router.begun(own.route)
         if delta.finish is not None:
             self._finish(seq, delta.finish)
             if request.finished:
                 self._end(own)
 
     def _take_changes(self, member: Member, news: News) -> None:
-        """What a replica has cached, as far as it was told without a gap."""
-        router, number = member.router, member.number
+        """Tell the router which blocks a replica has cached; after a gap in the changes, ask the replica for all of them."""
+        router, number = self.router, member.number
         if news.is_all:
             router.cleared(number)
             member.is_known, member.next_change = True, news.first_change
@@ -270,48 +234,23 @@ class Fleet:
         self._place(own)
 
     def _place(self, own: Running) -> None:
-        """Submit a request to the best replica; without any it waits for one."""
-        router = self.router if self.router.has_open else self.prefill_router
-        if not router.has_open:
-            self.homeless[own.request] = own
+        """Submit a request to the best replica; without a replica the request waits for one."""
+        if not self.members:
+            self.unplaced[own.request] = own
             return
         request = own.request
-        self.num_moves += own.key > 0 and not own.files
+        self.num_moves += own.key > 0
         self._num_keys += 1
         own.key = self._num_keys
         first = next(seq for seq in request.sequences if not seq.finished)
-        hashes = self.hashes(first)
-        own.is_prefilling = self._is_to_prefill(own, hashes)
-        if own.is_prefilling:
-            own.prefill = len(hashes) * router.block_size
-            router, expected = self.prefill_router, (own.prefill, 1)
-            submit = Submit(own.key, prefill_of(request, own.prefill), writes=True)
-        else:
-            num_prompt, num_new = _num_expected(request)
-            expected = num_prompt - (own.prefill if own.files else 0), num_new
-            submit = Submit(own.key, resumable(request), own.files)
-        own.route = router.route(hashes, *expected)
+        submit = Submit(own.key, resumable(request))
+        own.route = self.router.route(self.hashes(first), *_num_expected(request))
         own.member = self.members[own.route.replica]
         own.member.running[own.key] = own
         if self.adapters is not None and (digest := self.adapters.digest_of(request)) is not None:
             self._equip(own.member)
             submit = submit._replace(adapter=digest)
         own.member.link.send(submit)
-
-    def _is_to_prefill(self, own: Running, hashes: list[bytes]) -> bool:
-        """Whether a request goes to a prefill replica first: once, with a prompt of which much is cached nowhere else."""
-        if own.prefill or not (self.router.has_open and self.prefill_router.has_open):
-            return False
-        num_new = (len(hashes) - self.router.num_known(hashes)) * self.router.block_size
-        is_new = not any(seq.output_token_ids for seq in own.request.sequences)
-        return is_new and num_new >= max(self.min_prefill_tokens, 1)
-
-    def _prefilled(self, own: Running, files: list[str]) -> None:
-        """A prefill replica is done with a prompt."""
-        own.files = files
-        self.num_prefilled += bool(files)
-        self._leave(own)
-        self._place(own)
 
     def _finish(self, seq: Sequence, finish: Finish) -> None:
         """End a completion; nothing happens if it has ended."""
@@ -338,33 +277,25 @@ class Fleet:
         if own.member is not None:
             del own.member.running[own.key]
             if own.route is not None:
-                own.member.router.ended(own.route)
+                self.router.ended(own.route)
         own.member = own.route = None
 
     def _end(self, own: Running) -> None:
         self._leave(own)
-        self.homeless.pop(own.request, None)
+        self.unplaced.pop(own.request, None)
         del self.running[own.request]
 
 
 def _num_expected(request: Request) -> tuple[int, int]:
-    """Tokens that are to be computed of a request where nothing is cached: those that are there, and those that it may bring."""
+    """Tokens of a request that are to be computed without a cache, and tokens that it is expected to generate."""
     open_seqs = [seq for seq in request.sequences if not seq.finished]
     limit = request.params.max_tokens or TYPICAL_NEW
     num_new = sum(min(TYPICAL_NEW, max(limit - len(seq.output_token_ids), 1)) for seq in open_seqs)
     return open_seqs[0].num_tokens, num_new
 
 
-def prefill_of(request: Request, num_tokens: int) -> Resumable:
-    """What another engine needs to compute the beginning of a prompt."""
-    own, params = resumable(request), SamplingParams(temperature=0.0, seed=0, max_tokens=1, ignore_eos=True)
-    return replace(
-        own, prompt_token_ids=own.prompt_token_ids[:num_tokens], params=params, completions={0: []}, num_chars={0: 0}
-    )
-
-
 def resumable(request: Request) -> Resumable:
-    """What another engine needs to go on with a request."""
+    """The state of a request, with which another engine can go on."""
     open_seqs = [seq for seq in request.sequences if not seq.finished]
     age = None if request.arrival_time is None else time.perf_counter() - request.arrival_time
     return Resumable(

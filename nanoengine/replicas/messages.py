@@ -1,17 +1,17 @@
-"""What the front and its replicas say to each other. Plain data: it pickles.
+"""Messages between the front and its replicas. Plain data, which is pickled.
 
-The front says Submit, Abort, Equip, Ping, TellCached, Forget and End. A replica says Pong while it starts, then Ready or Failed
-once, and then News and Pong. What it says at another time ends it.
+The front sends Submit, Abort, Equip, Ping, TellCached, Forget and End. A replica sends Pong while it starts, then Ready or Failed
+once, and then News and Pong. A replica that sends a message at another time is lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from nanoengine.core.outputs import FinishReason
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sampling_params import CoreSamplingParams
 
 KVChange = tuple[bytes | None, bool]
 """(hash of a block, whether it can be hit from now on); (None, False): nothing is cached any more."""
@@ -19,15 +19,15 @@ KVChange = tuple[bytes | None, bool]
 
 @dataclass(frozen=True, slots=True)
 class Resumable:
-    """All that an engine needs to go on with a request, wherever it began: it gets the tokens, texts and log probabilities that
-    it would have got there.
+    """The state of a request, with which any engine can go on: tokens, texts and log probabilities are those of an engine that
+    computes all of it.
     """
 
     request_id: str
     prompt_token_ids: list[int]
-    params: SamplingParams  # checked, with a seed
-    completions: dict[int, list[int]]  # those that go on: the tokens that each has so far
-    num_chars: dict[int, int]  # of the text of these tokens
+    params: CoreSamplingParams  # checked, with a seed
+    completions: dict[int, list[int]]  # by index, the tokens so far of each completion that has not ended
+    num_chars: dict[int, int]  # by index, the length of the text of these tokens
     cache_salt: str = ""
     priority: int = 0
     client: str = ""
@@ -38,11 +38,9 @@ class Resumable:
 
 
 class Submit(NamedTuple):
-    key: int  # of this attempt: what comes of it has the same
+    key: int  # of this attempt; deltas of it have the same key
     resumable: Resumable
-    files: Sequence[str] = ()  # of K/V, that another replica has written
-    writes: bool = False  # wanted are files of its blocks, and no tokens: `News.written` tells of them
-    adapter: str | None = None  # digest of one that an `Equip` has brought
+    adapter: str | None = None  # digest of an adapter that an `Equip` has brought
 
 
 class Abort(NamedTuple):
@@ -50,22 +48,22 @@ class Abort(NamedTuple):
 
 
 class Equip(NamedTuple):
-    """What requests need beside themselves: said before the first that needs it."""
+    """LoRA adapters, sent before the first request that needs them."""
 
     adapters: Mapping[str, Any]  # by digest
-    drops: Collection[str]  # digests of those that nobody needs any more
+    drops: Collection[str]  # digests of adapters that no request needs any more
 
 
 class Ping(NamedTuple):
-    wants_metrics: bool  # behind the step that runs
+    wants_metrics: bool  # the counters are sent after the current step
 
 
 class TellCached(NamedTuple):
-    """Tell all that is cached: some news of it were lost."""
+    """Send all blocks that are cached: some changes were lost on the way."""
 
 
 class Forget(NamedTuple):
-    """Forget all that is cached."""
+    """Empty the prefix cache."""
 
 
 class End(NamedTuple):
@@ -101,11 +99,11 @@ class Finish(NamedTuple):
 
 
 class Delta(NamedTuple):
-    """What is new of one completion."""
+    """New tokens of one completion, or its end."""
 
     key: int
     completion: int  # its index
-    first_token: int  # how many tokens of the completion come before these
+    first_token: int  # index of the first of these tokens in the completion
     token_ids: list[int]
     text: str
     logprobs: list[Any] | None
@@ -115,14 +113,15 @@ class Delta(NamedTuple):
 
 @dataclass(slots=True)
 class News:
-    """What a step has brought.
+    """Results of a step.
 
     Attributes:
+        deltas: new tokens of completions.
+        changes: changes of the prefix cache.
         first_change: number of the first of `changes` in the life of the replica.
-        is_all: the changes begin with nothing cached.
-        prompt_logprobs: by key, once all are known.
-        written: by key, the files of requests that wanted these, now that nothing more is written.
-        metrics: what the engine counts, if that was asked for.
+        is_all: the changes begin with an empty cache.
+        prompt_logprobs: by key, once all log probabilities of a prompt are known.
+        metrics: counters of the engine and its view, if a `Ping` wanted them.
     """
 
     deltas: list[Delta] = field(default_factory=list)
@@ -130,11 +129,10 @@ class News:
     first_change: int = 0
     is_all: bool = False
     prompt_logprobs: dict[int, list[Any]] = field(default_factory=dict)
-    written: dict[int, list[str]] = field(default_factory=dict)
     metrics: Any = None
 
 
 class Pong(NamedTuple):
     """A sign of life."""
 
-    seconds_in_step: float  # that the step that runs has taken
+    seconds_in_step: float  # that the current step has taken so far

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import Any
 
-from nanoengine.core.config import check_count
-from nanoengine.core.errors import InvalidConfig, shown
+from nanoengine.core.config import EngineConfig
+from nanoengine.core.options import check, option
 
-MOST_REPLICAS = 4096
+MOST_REPLICAS = 256
+"""The router looks at all of them for each request."""
 
-LIMITS = ("replica_silence_seconds", "replica_step_seconds", "replica_start_seconds", "replica_wait_seconds")
-"""Options that are times."""
+MOST_SECONDS = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,65 +19,32 @@ class ReplicaOptions:
     """Options of replicas; all are keyword arguments of `LLM`.
 
     Args:
-        replicas: engines, each in a process of its own, that share the requests. A request goes where most of its prompt is
-            cached and least is to do; if its replica dies, it goes on in another, with the same tokens. 0: one engine, in this
-            process.
-        max_replicas: more are started, up to so many, while too many tokens wait, and ended when there is little to do. None: as
-            many as `replicas`.
-        waiting_tokens_per_replica: tokens that may wait for each, before one more is started: those of prompts that are not
-            computed, and up to 128 that are expected behind each. 1 or more.
-        prefill_replicas: so many of the replicas, from the first, compute long prompts into the folder `kv_disk_path`, and the
-            others go on from these files, so that a long prompt does not hold up what they are decoding. Fewer than `replicas`;
-            0: all do both.
-        min_prefill_tokens: tokens of a prompt that no other replica has cached, from which on it goes to a prefill replica first.
-        replica_silence_seconds: a replica that says nothing for so long hangs, and is killed; one that starts may say nothing for
-            60 seconds at least. Above 0.
-        replica_step_seconds: so does one whose step takes longer. Above 0.
-        replica_start_seconds: so does one whose start takes longer, the loading of the model included. Above 0.
-        replica_wait_seconds: when no replica has run or been starting for so long, requests end, and new ones are refused until
-            one is ready. Above 0.
-        replica_start_attempts: a replica that could not be started so often, one time after the other, is given up. 1 or more.
+        replicas: engines, each in a process of its own, that share the requests. A request goes to the replica that has most of
+            its prompt cached and least to do; if this replica dies, another one goes on with the request, with the same tokens.
+            0: one engine, in this process.
+        replica_silence_seconds: a replica that sends nothing for so long is killed; the limit is 60 seconds at least while a
+            replica starts. Above 0.
+        replica_step_seconds: a replica whose step takes longer is killed. Above 0.
+        replica_start_seconds: a replica whose start takes longer, the loading of the model included, is killed. Above 0.
+        replica_wait_seconds: when no replica has run or been starting for so long, requests end, and new requests are refused
+            until a replica is ready. Above 0.
+        replica_start_attempts: a replica is given up after so many failed starts in a row. 1 or more.
 
     Raises:
         InvalidConfig: a value that cannot work.
     """
 
-    replicas: int = 0
-    max_replicas: int | None = None
-    waiting_tokens_per_replica: int = 16384
-    prefill_replicas: int = 0
-    min_prefill_tokens: int = 512
-    replica_silence_seconds: float = 20.0
-    replica_step_seconds: float = 300.0
-    replica_start_seconds: float = 1800.0
-    replica_wait_seconds: float = 120.0
-    replica_start_attempts: int = 10
+    replicas: int = option(0, 0, MOST_REPLICAS)
+    replica_silence_seconds: float = option(20.0, 0, MOST_SECONDS, above=True)
+    replica_step_seconds: float = option(300.0, 0, MOST_SECONDS, above=True)
+    replica_start_seconds: float = option(1800.0, 0, MOST_SECONDS, above=True)
+    replica_wait_seconds: float = option(120.0, 0, MOST_SECONDS, above=True)
+    replica_start_attempts: int = option(10, high=2**20)
 
     def __post_init__(self) -> None:
-        count = self.replicas
-        if type(count) is not int or not 0 <= count <= MOST_REPLICAS:
-            raise InvalidConfig(f"replicas is {shown(count)}: it must be an integer from 0 to {MOST_REPLICAS}")
-        if self.max_replicas is not None and not (
-            count and type(self.max_replicas) is int and count <= self.max_replicas <= MOST_REPLICAS
-        ):
-            raise InvalidConfig(
-                f"max_replicas is {shown(self.max_replicas)}: it must be an integer from replicas, which is {count} and must be "
-                f"above 0, to {MOST_REPLICAS}"
-            )
-        check_count("waiting_tokens_per_replica", self.waiting_tokens_per_replica, 2**40)
-        if type(self.prefill_replicas) is not int or not 0 <= self.prefill_replicas < max(count, 1):
-            raise InvalidConfig(
-                f"prefill_replicas is {shown(self.prefill_replicas)}: it must be an integer from 0 to less than replicas, which "
-                f"is {count}: the others decode"
-            )
-        check_count("min_prefill_tokens", self.min_prefill_tokens, 2**40)
-        check_count("replica_start_attempts", self.replica_start_attempts, 2**20)
-        for name in LIMITS:
-            seconds = getattr(self, name)
-            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
-                raise InvalidConfig(f"{name} is {shown(seconds)}: it must be above 0, in seconds")
+        check(self)
 
-    @property
-    def most(self) -> int:
-        """Replicas that there may be."""
-        return self.max_replicas or self.replicas
+
+def option_of(config: EngineConfig, name: str) -> Any:
+    """An option of any capability; None if nobody has it."""
+    return next((getattr(own, name) for own in config.options.values() if hasattr(own, name)), None)

@@ -1,7 +1,7 @@
-"""The process of a replica: builds an engine, and serves it to whoever is at the other end of a connection.
+"""The process of a replica: builds an engine, and serves it to the front at the other end of a connection.
 
 `python -m nanoengine.replicas.process FD`: on the socket FD come the config and the seed of the hashes of its cache, and then
-messages (`messages.py`). The process ends when `End` comes, or when nobody is at the other end any more.
+messages (`messages.py`). The process ends when `End` comes, or when the front has closed the socket.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from nanoengine.builder import Built, build_engine
 from nanoengine.log import show_log
 from nanoengine.observability.view import take_view
 from nanoengine.replicas.messages import End, Failed, Ping, Pong, Ready, Submit
+from nanoengine.replicas.options import option_of
 from nanoengine.replicas.replica import Replica
 from nanoengine.worker.child import portable, receive, signs_of_life
 
@@ -30,12 +31,12 @@ logger = logging.getLogger("nanoengine")
 
 
 def serve(connection: Connection, build: Callable[[], Built], hash_seed: int) -> None:
-    """Serve an engine on a connection; returns when the other side wants it to end, and ends the process if that is gone.
+    """Serve an engine on a connection. Returns when `End` comes; ends the process if the other side is gone.
 
     Args:
-        connection: nobody else uses it.
+        connection: to the front; used by this function alone.
         build: makes the engine, in this thread.
-        hash_seed: of its prefix cache, unless it has one of its own, as with files.
+        hash_seed: of its prefix cache, unless it keeps K/V in files.
     """
     process = _Process(connection)
     try:
@@ -45,24 +46,23 @@ def serve(connection: Connection, build: Callable[[], Built], hash_seed: int) ->
         process.finish(Failed(portable(error)))
         return
     engine = built.engine
-    if "offload" not in built.metrics.sources:
+    if option_of(built.config, "kv_disk_path") is None:  # files are named after hashes: their folder has a seed
         engine.scheduler.blocks.seed = hash_seed
     count = lambda: (built.metrics.snapshot(engine), take_view(engine, built.metrics))  # noqa: E731
-    files = getattr(built.capabilities.get("kv_offload"), "shared", None)
     adapters = getattr(built.capabilities.get("lora"), "adapters", None)
-    process.replica = Replica(engine, built.metrics.events, count, files, adapters)
+    process.replica = Replica(engine, built.metrics.events, count, adapters)
     computes = built.capabilities["replicas"].computes
     identity = f"nanoengine {nanoengine.__version__}, {computes}"
     process.say(Ready(engine.max_model_len, engine.scheduler.blocks.seed, identity))
     try:
         process.run()
-    except BaseException:  # the threads that read and write would answer for it
+    except BaseException:  # the threads that read and write would keep the process alive
         logger.critical("process %d of a replica ends", os.getpid(), exc_info=True)
         os._exit(1)
 
 
 class _Process:
-    """Three threads: this one steps, one reads, and one writes, so that neither a message nor a full socket holds up a step."""
+    """Three threads: one takes steps, one reads and one writes, so that neither a message nor a full socket holds up a step."""
 
     def __init__(self, connection: Connection):
         self.connection = connection
@@ -76,7 +76,7 @@ class _Process:
         self.say = self._outbox.put
 
     def finish(self, message: Any = None) -> None:
-        """Say a last thing, or nothing, and see that all was sent."""
+        """Send a last message, if there is one, and wait until all messages are sent."""
         for last in (message, None):
             self._outbox.put(last)
         self._writer.join()
@@ -84,14 +84,14 @@ class _Process:
     def run(self) -> None:
         replica, engine = self.replica, self.replica.engine
         while True:
-            while not replica.has_unfinished or not self._inbox.empty():
+            while not engine.has_unfinished or not self._inbox.empty():
                 message, request = self._inbox.get()
                 if isinstance(message, End):
                     engine.close()
                     self.finish()
                     return
                 replica.receive(message, request)
-                if self._inbox.empty() and not replica.has_unfinished:
+                if self._inbox.empty() and not engine.has_unfinished:
                     self._tell()
             self._step_began = time.monotonic()
             self._tell()
@@ -125,7 +125,7 @@ class _Process:
 
 
 def main(handle: int) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # they are for the process that has the clients
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the front handles them, and ends this process
         signal.signal(number, signal.SIG_IGN)
     connection = Connection(handle)
     config, use_tqdm, hash_seed = receive(connection)

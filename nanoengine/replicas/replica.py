@@ -1,13 +1,12 @@
-"""Replica: a whole engine, and what it takes and says as messages. Where these come from and go to is its caller's business."""
+"""Replica: a whole engine behind messages. `process.py` receives the messages and sends the answers."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from nanoengine.core.errors import InvalidRequest
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.sequence import Request, Sequence
 from nanoengine.observability.kv_events import AllCleared, BlockStored, KVEvent, KVEventPublisher
@@ -26,49 +25,32 @@ from nanoengine.replicas.messages import (
 )
 from nanoengine.worker.child import portable
 
+if TYPE_CHECKING:
+    from nanoengine.lora.adapters import Adapters
+
 EMBEDDING = "embedding"
-"""In `Sequence.state`: what an embedding request asks for."""
+"""Key of the vector of an embedding request in `Sequence.state`."""
 
 
 @dataclass(slots=True)
 class Held:
-    """A request, and how much of each completion was told."""
+    """A request, and how much of each completion was sent."""
 
     key: int
     request: Request
     num_tokens: dict[int, int]
     num_chars: dict[int, int]
     wants_prompt_logprobs: bool
-    writes: bool = False  # files are told when they are written, and no tokens
-
-
-class Files(Protocol):
-    """What this engine writes for others, or they for this one: see `SharedFiles`."""
-
-    @property
-    def is_writing(self) -> bool: ...
-    def learn(self, names: Iterable[str]) -> None: ...
-    def write(self, key: int, request: Request) -> None: ...
-    def leave(self, key: int) -> None: ...
-    def written(self) -> dict[int, list[str]]: ...
-
-
-class Adapters(Protocol):
-    """What the front says that requests need: see `lora/adapters.py`."""
-
-    def keep(self, adapters: Mapping[str, Any], drops: Collection[str]) -> None: ...
-    def give(self, request: Request, digest: str) -> None: ...
 
 
 class Replica:
-    """Requests come as `Resumable`; after each step, `News` say what it has brought.
+    """Takes requests as `Resumable`, and returns the results of each step as `News`.
 
     Args:
-        engine: nobody else uses it.
-        events: of its prefix cache; None: nothing is told of it.
-        count: what the engine counts, when somebody asks.
-        files: None: it has none.
-        adapters: None: it takes none.
+        engine: the replica is its only user.
+        events: the changes of its prefix cache; None: they are not sent.
+        count: returns the counters of the engine.
+        adapters: the LoRA adapters of the engine; None: it has none.
     """
 
     def __init__(
@@ -76,26 +58,19 @@ class Replica:
         engine: LLMEngine,
         events: KVEventPublisher | None = None,
         count: Callable[[], Any] = lambda: None,
-        files: Files | None = None,
         adapters: Adapters | None = None,
     ):
-        self.engine, self.events, self.count = engine, events, count
-        self.files, self.adapters = files, adapters
+        self.engine, self.events, self.count, self.adapters = engine, events, count, adapters
         self.held: dict[int, Held] = {}
         self._keys: dict[str, int] = {}  # by the ids of requests
         self._refused: list[Delta] = []
         self._changes: list[KVChange] = []
-        self._num_changes = 0  # that were told
+        self._num_changes = 0  # changes of the cache that were sent
         self._is_all = self._wants_metrics = False
         self._tell_cached()
 
-    @property
-    def has_unfinished(self) -> bool:
-        """Whether steps are to be taken although no message comes."""
-        return self.engine.has_unfinished or (self.files is not None and self.files.is_writing)
-
     def make_request(self, resumable: Resumable) -> Request:
-        """The request of a submission; in a thread that may wait, since a grammar may have to be compiled for it."""
+        """Make the request of a submission. Its grammar may have to be compiled, so the caller's thread must be free to wait."""
         own = resumable
         request = Request(
             own.request_id, None, own.prompt_token_ids, own.params, own.cache_salt, own.priority, own.client
@@ -108,22 +83,20 @@ class Replica:
         return request
 
     def receive(self, message: Any, request: Request | None = None) -> None:
-        """Do what a message asks for, between two steps.
+        """Carry out a message, between two steps.
 
         Args:
-            request: made of a `Submit`; None: it is made now.
+            request: the request of a `Submit`, if it is made already.
         """
         if isinstance(message, Submit):
             try:
                 self._submit(message, request or self.make_request(message.resumable))
-            except Exception as error:  # whatever a part of the engine raised: it is the request's
+            except Exception as error:  # whatever a part of the engine raised: it concerns this request alone
                 self.refuse(message, error)
         elif isinstance(message, Abort):
             if (held := self.held.pop(message.key, None)) is not None:
                 del self._keys[held.request.request_id]
                 self.engine.abort(held.request.request_id)
-                if self.files is not None:
-                    self.files.leave(message.key)
         elif isinstance(message, Equip):
             assert self.adapters is not None
             self.adapters.keep(message.adapters, message.drops)
@@ -137,35 +110,29 @@ class Replica:
             self.engine.reset_prefix_cache()
 
     def refuse(self, message: Submit, error: Exception) -> None:
-        """A request cannot be submitted: its completions end with this error."""
+        """End the completions of a request that cannot be submitted, with this error."""
         finish = Finish("error", None, portable(error), None, None)
         completions = message.resumable.completions.items()
         self._refused += [Delta(message.key, index, len(own), [], "", None, 0, finish) for index, own in completions]
 
     def _submit(self, message: Submit, request: Request) -> None:
         own = message.resumable
-        if message.writes and self.files is None:
-            raise InvalidRequest("there is no folder for files of K/V here: set kv_disk_path")
-        if self.files is not None:
-            self.files.learn(message.files)
         if message.adapter is not None:
             assert self.adapters is not None
             self.adapters.give(request, message.adapter)
         self.engine.submit(request)
-        if message.writes and self.files is not None:
-            self.files.write(message.key, request)
         num_tokens = {seq.index: len(seq.output_token_ids) for seq in request.sequences}
         wants = request.prompt_logprobs is not None
-        self.held[message.key] = Held(message.key, request, num_tokens, dict(own.num_chars), wants, message.writes)
+        self.held[message.key] = Held(message.key, request, num_tokens, dict(own.num_chars), wants)
         self._keys[request.request_id] = message.key
 
     def step(self) -> News | None:
-        """Take a step, if there is something to do; returns what there is to say."""
+        """Take a step, if a request runs; returns the news, if there are any."""
         news = News(self._refused)
         self._refused = []
-        for request in self.engine.step() if self.has_unfinished else ():
+        for request in self.engine.step() if self.engine.has_unfinished else ():
             held = self.held.get(self._keys.get(request.request_id, -1))
-            if held is None or held.request is not request or held.writes:
+            if held is None or held.request is not request:
                 continue
             for seq in request.sequences:
                 if seq.index in held.num_tokens and (delta := self._delta(held, seq)) is not None:
@@ -176,13 +143,9 @@ class Replica:
                 news.prompt_logprobs[held.key] = known
             if request.finished:
                 del self.held[held.key], self._keys[request.request_id]
-        if self.files is not None:
-            news.written = self.files.written()
-            for key in news.written:
-                del self._keys[self.held.pop(key).request.request_id]
         if self.events is not None:
             self.events.publish()
-        has_news = news.deltas or self._changes or self._is_all or news.prompt_logprobs or news.written
+        has_news = news.deltas or self._changes or self._is_all or news.prompt_logprobs
         if not (has_news or self._wants_metrics):
             return None
         news.changes, self._changes = self._changes, []
@@ -193,7 +156,7 @@ class Replica:
         return news
 
     def _delta(self, held: Held, seq: Sequence) -> Delta | None:
-        """What is new of a completion; None if nothing is."""
+        """The part of a completion that was not sent yet; None if there is none."""
         told = held.num_tokens[seq.index]
         tokens = seq.token_ids[seq.num_prompt_tokens + told :]
         if not tokens and not seq.finished:
@@ -213,7 +176,7 @@ class Replica:
         return Delta(held.key, seq.index, told, tokens, text, logprobs, seq.num_cached_tokens or 0, finish)
 
     def _tell_cached(self) -> None:
-        """Begin anew to tell what is cached."""
+        """Send all blocks that are cached, and from then on the changes."""
         if self.events is not None:
             self._changes, self._is_all = [], True
             self.events.attach(None, self.engine)

@@ -1,6 +1,6 @@
-"""Supervisor: starts replicas, listens to them, and starts those anew that die, hang or are to be replaced.
+"""Supervisor: starts replicas, receives their messages, and starts another replica in place of one that dies, hangs or is old.
 
-One thread uses it: `watch` waits until something happens, and does what follows from it. Carriers work in threads of their own.
+One thread calls it: `watch` waits for an event and handles it. Carriers start replicas in threads of their own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -24,79 +23,46 @@ from nanoengine.replicas.counts import Counts
 from nanoengine.replicas.fleet import Fleet
 from nanoengine.replicas.messages import End, Failed, News, Ping, Pong, Ready
 from nanoengine.replicas.options import ReplicaOptions
-from nanoengine.replicas.scaling import Scaling
-from nanoengine.worker.child import RETRY_SECONDS
+from nanoengine.replicas.slots import Process, Slot, unavailable
 from nanoengine.worker.link import Link, Unreadable
 
 logger = logging.getLogger("nanoengine")
 
 PING_SECONDS = 1.0
-"""How often a replica is asked whether it lives, and what it counts."""
+"""How often a replica is asked for a sign of life, and for its counters."""
 
 END_SECONDS = 60.0
-"""How long a replica may take to end by itself: it may write files."""
+"""How long a replica that was told to end may take: it may have files to write."""
 
 START_SILENCE_SECONDS = 60.0
-"""How long a replica may be silent while it starts, at least: loading a library may hold up its threads."""
-
-HOPELESS = 3
-"""Replicas that were ready and did nothing useful in each slot: then requests end, and do not wait for the next."""
-
-
-@dataclass(eq=False)
-class Process:
-    """A replica that was started. Times in seconds of `time.monotonic`."""
-
-    key: int  # no other has had it
-    slot: Slot
-    started: Started
-    link: Link
-    began: float
-    heard: float  # when it said something last
-    asked: float | None = None  # when it was asked whether it lives, and has said nothing since
-    ready: Ready | None = None
-    num_counts: int = 0  # how often it told what it counts
-
-
-@dataclass(eq=False)
-class Slot:
-    """The place of a replica, and who is there."""
-
-    number: int
-    start_at: float | None = 0.0  # when the next one is to be started
-    is_starting: bool = False
-    current: Process | None = None  # takes requests
-    next: Process | None = None  # is not ready yet
-    num_useless: int = 0  # that were lost, one after the other, before they brought anything
-    num_failed: int = 0  # of them, the last ones that were never ready
+"""The least limit of silence while a replica starts: loading a library may hold up its threads."""
 
 
 class Supervisor:
     """Keeps the members of a fleet alive.
 
     Args:
-        fleet: what runs on the replicas.
-        carrier: starts them.
-        options: how many, and what counts as lost.
+        fleet: the requests, which it sends to the replicas.
+        carrier: starts replicas.
+        options: the number of replicas, and the limits after which one counts as lost.
     """
 
     def __init__(self, fleet: Fleet, carrier: Carrier, options: ReplicaOptions):
         self.fleet, self.carrier, self.options = fleet, carrier, options
         self.slots = [Slot(number) for number in range(options.replicas)]
-        self.facts: Ready | None = None  # of the first that was ready
-        self.failure: Exception | None = None  # why the last one was lost, or could not be started
-        self.unavailable: str | None = None  # why no request can be computed, until a replica is ready
-        self.touched: dict[Request, None] = {}  # requests that got something since they were taken out
+        self.facts: Ready | None = None  # of the first replica that was ready
+        self.failure: Exception | None = None  # why the last replica was lost, or could not be started
+        self.unavailable: str | None = None  # why requests are refused, until a replica is ready
+        self.touched: dict[Request, None] = {}  # requests with new tokens or an end, until somebody takes them out
         self.num_lost = 0  # replicas
         self.counts = Counts()
-        self._leaving: dict[Process, float] = {}  # that were told to end, and until when they may take
+        self._leaving: dict[Process, float] = {}  # processes that were told to end, and when they are killed
         self._to_restart: list[Slot] = []
-        self._calls: SimpleQueue[Callable[[], object]] = SimpleQueue()  # of threads that start replicas
+        self._calls: SimpleQueue[Callable[[], object]] = SimpleQueue()  # results of the threads that start replicas
         self._num_processes = 0
         self._next_ping = 0.0
-        self._last_there = time.monotonic()  # when some replica ran, or was starting
+        self._last_there = time.monotonic()  # when a replica last ran, or was starting
         self._is_closed = False
-        self._scaling = Scaling(options.replicas, options.most, options.waiting_tokens_per_replica)
         self.selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
         for end in (self._wake, self._woken):
@@ -116,7 +82,7 @@ class Supervisor:
             return
 
     def wait(self) -> None:
-        """Wait until there is something to do: a message has come, or it is time for something, or somebody wakes it."""
+        """Wait for an event: a message of a replica, a time at which something is due, or `wake`."""
         self.selector.select(self._seconds_to_wait())
 
     def _seconds_to_wait(self) -> float:
@@ -124,7 +90,7 @@ class Supervisor:
         return max(0.0, min(times) - time.monotonic())
 
     def watch(self) -> None:
-        """Wait as `wait` does, and do what is to be done."""
+        """Wait for an event as `wait` does, and handle it."""
         for key, events in self.selector.select(self._seconds_to_wait()):
             if key.data is None:
                 self._empty_wakes()
@@ -135,7 +101,7 @@ class Supervisor:
         self._look_at_clock(time.monotonic())
 
     def restart(self) -> None:
-        """Start every replica anew, one after the other. The new one is ready before the old one ends, and what runs moves."""
+        """Replace every replica, one after the other. The new replica is ready before requests move there from the old one."""
         self._to_restart = self.slots.copy()
         for slot in self.slots:
             slot.num_failed = 0
@@ -147,7 +113,7 @@ class Supervisor:
                 slot.current.link.send(message)
 
     def ask_for_metrics(self, seconds: float = 5.0) -> None:
-        """Have all replicas tell what they count, and wait for that; those that take longer are not waited for."""
+        """Ask all replicas for their counters, and wait for these, at most so long."""
         asked = [(slot.current, slot.current.num_counts) for slot in self.slots if slot.current is not None]
         self._next_ping, end = 0.0, time.monotonic() + seconds
         while time.monotonic() < end:
@@ -156,7 +122,7 @@ class Supervisor:
                 return
 
     def close(self, seconds: float = END_SECONDS) -> None:
-        """End all replicas, and wait for them; those that take longer are killed."""
+        """End all replicas, and wait until they have ended; replicas that take longer than that are killed."""
         self._is_closed, self._to_restart = True, []
         self.carrier.close()
         for slot in self.slots:
@@ -170,7 +136,7 @@ class Supervisor:
         self._wake.close()
         self._woken.close()
 
-    # ---- what happens
+    # ---- events
 
     def _serve(self, process: Process, events: int) -> None:
         if events & selectors.EVENT_WRITE:
@@ -184,7 +150,7 @@ class Supervisor:
             why = "" if process in self._leaving else process.started.ending()
         except Unreadable as error:
             why = str(error)
-        except Exception as error:  # it means nothing here: perhaps it is of another version
+        except Exception as error:  # a message without a meaning here: perhaps the replica is of another version
             logger.exception("what replica %d has said cannot be used", process.slot.number)
             why = f"has said what cannot be used ({type(error).__name__}: {str(error)[:80]})"
         else:
@@ -197,7 +163,7 @@ class Supervisor:
     def _receive(self, process: Process, message: Any) -> None:
         slot, process.asked, process.heard = process.slot, None, time.monotonic()
         if process not in (slot.current, slot.next):
-            return  # it ends, and what it had has moved
+            return  # it ends, and its requests have moved
         if isinstance(message, Pong):
             if message.seconds_in_step > (limit := self.options.replica_step_seconds):
                 self._lose(process, f"has taken more than replica_step_seconds={limit:g} for a step")
@@ -239,61 +205,19 @@ class Supervisor:
                 self._lose(process, f"has given no sign of life for {most:g} seconds (replica_silence_seconds)")
         for process in [process for process, end in self._leaving.items() if end < now]:
             self._reap(process)
-        if not self._is_closed:
-            self._scale(now)
         self._end_if_hopeless(now)
 
     def _end_if_hopeless(self, now: float) -> None:
-        """Where no replica is to come soon, end the requests that wait for one."""
-        own = self.options
+        """If no replica is to come soon, end the requests that wait for one."""
         if any(slot.current or slot.next for slot in self.slots):
             self._last_there = now
-        if self.num_ready or self._is_closed:
-            return
-        if all(map(self._is_given_up, self.slots)):
-            limit = f"replica_start_attempts={own.replica_start_attempts}"
-            reason = f"all replicas are given up, which could not be started {limit} times"
-        elif all(slot.num_useless - slot.num_failed > HOPELESS for slot in self.slots):
-            reason = "no replica lives long enough to compute anything"
-        elif now - self._last_there > own.replica_wait_seconds:
-            waits = "".join(
-                f"; replica {number} waits for {what}" for number, what in sorted(self.carrier.waits.items())
-            )
-            reason = f"no replica has come within replica_wait_seconds={own.replica_wait_seconds:g}{waits}"
-        else:
+        reason = unavailable(self.slots, self.options, now - self._last_there, self.carrier.waits)
+        if reason is None or self._is_closed:
             return
         if self.unavailable is None:
             logger.error("requests are refused until a replica is ready: %s", reason)
         self.unavailable = f"{reason}; the last error was: {self.failure}"
         self.touched.update(dict.fromkeys(self.fleet.fail(EngineDead(self.unavailable))))
-
-    def _scale(self, now: float) -> None:
-        """Add a slot, or take one away, if that is due; never while one is empty that may help."""
-        change = self._scaling.change(now, len(self.slots), *self.fleet.num_tokens())
-        if change > 0 and self.num_ready == len(self.slots):
-            used = {slot.number for slot in (*self.slots, *(process.slot for process in self._leaving))}
-            number = min(set(range(len(used) + 1)) - used)
-            logger.info("replica %d is added: too many tokens wait", number)
-            self.slots.append(Slot(number, now))
-        elif change < 0:
-            decoding = [slot for slot in self.slots if slot.number >= self.options.prefill_replicas]
-            self._remove(min(decoding, key=self._num_running))
-
-    def _num_running(self, slot: Slot) -> int:
-        return -1 if slot.current is None else self.fleet.num_running(slot.current.key)
-
-    def _remove(self, slot: Slot) -> None:
-        """Take a slot away; what runs there moves."""
-        logger.info("replica %d is taken away: there is little to do", slot.number)
-        self.slots.remove(slot)
-        self._to_restart = [own for own in self._to_restart if own is not slot]
-        if slot.current is not None:
-            self.fleet.drain(slot.current.key)
-            self._dismiss(slot.current, END_SECONDS)
-            self.counts.leave(slot.number)
-        if slot.next is not None:
-            self._reap(slot.next)
-        slot.current = slot.next = None
 
     def _empty_wakes(self) -> None:
         try:
@@ -302,7 +226,7 @@ class Supervisor:
         except BlockingIOError:
             return
 
-    # ---- replicas come
+    # ---- starts
 
     def _start(self, slot: Slot) -> None:
         """In a thread of its own."""
@@ -319,7 +243,7 @@ class Supervisor:
         now = time.monotonic()
         process = slot.next = Process(self._num_processes, slot, started, link, now, now)
         link.register(process)
-        if self._is_closed or slot not in self.slots:
+        if self._is_closed:
             slot.next = None
             self._reap(process)
 
@@ -336,7 +260,7 @@ class Supervisor:
         if ready != facts:
             logger.warning("replica %d is %s, the first was %s: tokens may differ", slot.number, ready, facts)
         slot.current, slot.next = process, None
-        self.fleet.join(process.key, process.link, prefills=slot.number < self.options.prefill_replicas)
+        self.fleet.join(process.key, process.link)
         process.link.send(Ping(wants_metrics=True))
         if old is not None:
             self.counts.leave(slot.number)
@@ -344,16 +268,14 @@ class Supervisor:
             self._dismiss(old, END_SECONDS)
 
     def _restart_next(self) -> None:
-        """One after the other: the next when no other is on its way."""
-        if self._to_restart and not any(
-            slot.next or slot.is_starting or slot.start_at is not None for slot in self.slots
-        ):
+        """Replace the next replica of a restart, when no process is on its way in any slot."""
+        if self._to_restart and not any(slot.has_successor for slot in self.slots):
             self._to_restart.pop(0).start_at = 0.0
 
-    # ---- and go
+    # ---- ends
 
     def _dismiss(self, process: Process, seconds: float) -> None:
-        """Tell a replica to end, in so many seconds."""
+        """Tell a replica to end; it is killed after so many seconds."""
         process.link.send(End())
         self._leaving[process] = time.monotonic() + seconds
 
@@ -363,7 +285,7 @@ class Supervisor:
         process.started.kill()
 
     def _lose(self, process: Process, why: str, error: Exception | None = None) -> None:
-        """A replica is gone, or hangs: what it had moves, and another one is started."""
+        """A replica is gone, or hangs: its requests move, and another replica is started."""
         slot = process.slot
         why = why if process.ready or error else f"{why} while it started"
         if process not in (slot.current, slot.next):
@@ -374,7 +296,8 @@ class Supervisor:
         self.failure = error or EngineDead(f"replica {slot.number} {why}")
         self._reap(process)
         if slot.current is process:
-            slot.current, slot.num_failed = None, 0  # those of a restart before that: it has run since
+            slot.current, slot.num_failed = None, 0  # failed starts of a restart before: this replica has run since
+            slot.num_useless += 1
             self.counts.leave(slot.number)
         else:
             slot.next = None
@@ -383,24 +306,21 @@ class Supervisor:
         self._retry(slot)
 
     def _retry(self, slot: Slot) -> None:
-        """Start another one, at once or later."""
-        if slot not in self.slots:
-            return
-        is_alone = not (slot.next or slot.is_starting or slot.start_at is not None or self._is_closed)
-        if is_alone and self._is_given_up(slot):
-            logger.error(
-                "replica %d is given up: it could not be started, replica_start_attempts=%d times; the last error was: %s",
-                slot.number,
-                slot.num_failed,
-                self.failure,
-            )
-            if left := [own.number for own in self._to_restart]:
-                logger.error("the restart of replicas ends here: %s were not started anew", left)
-                self._to_restart = []
-        elif is_alone:
-            slot.start_at = time.monotonic() + RETRY_SECONDS[min(slot.num_useless, len(RETRY_SECONDS) - 1)]
-        slot.num_useless += 1
+        """Start another process in a slot whose process was lost or could not be started, unless one is on its way."""
+        if not (slot.has_successor or self._is_closed):
+            if slot.is_given_up(self.options):
+                self._give_up(slot)
+            else:
+                slot.retry()
         self._end_if_hopeless(time.monotonic())
 
-    def _is_given_up(self, slot: Slot) -> bool:
-        return slot.num_failed >= self.options.replica_start_attempts
+    def _give_up(self, slot: Slot) -> None:
+        logger.error(
+            "replica %d is given up: it could not be started, replica_start_attempts=%d times; the last error was: %s",
+            slot.number,
+            slot.num_failed,
+            self.failure,
+        )
+        if left := [own.number for own in self._to_restart]:
+            logger.error("the restart of replicas ends here: %s were not started anew", left)
+            self._to_restart = []

@@ -1,1 +1,1 @@
-"""More ways to choose tokens than the core's: penalties, bias, allowed tokens, bad words, masks; and log probabilities."""
+"""More ways to choose tokens than the core's: penalties, bias, allowed tokens, masks; and log probabilities."""

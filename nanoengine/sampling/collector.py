@@ -24,6 +24,9 @@ class Collector(PolicyPart):
     where it is not known (yet); nothing predicts the first token. The first completion of a request computes the prompt's.
     """
 
+    def __init__(self) -> None:
+        self.is_idle, self._num_running = True, 0  # sequences with log probabilities
+
     def submitted(self, request: Request) -> None:
         params = request.params
         if not isinstance(params, SamplingParams):
@@ -34,6 +37,8 @@ class Collector(PolicyPart):
         if params.prompt_logprobs is not None:
             request.prompt_logprobs = [None] * len(request.prompt_token_ids)
             request.sequences[0].reads_cache = False  # it is computed from its first token on
+        self._num_running += sum(map(self.concerns, request.sequences))
+        self.is_idle = not self._num_running
 
     def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
         if step.is_dropped or isinstance(result, BaseException):
@@ -58,6 +63,10 @@ class Collector(PolicyPart):
 
     def concerns(self, seq: Sequence) -> bool:
         return seq.logprobs is not None or seq.request.prompt_logprobs is not None
+
+    def finished(self, seq: Sequence) -> None:
+        self._num_running -= self.concerns(seq)
+        self.is_idle = not self._num_running
 
     def complete(self, step: Step) -> None:
         asked = []

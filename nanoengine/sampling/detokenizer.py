@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from os.path import commonprefix
 
 from nanoengine.core.detokenizer import INCOMPLETE, Detokenizer
@@ -49,7 +48,6 @@ class StopDetokenizer(Detokenizer):
         self._min_tokens, self._num_tokens = min_tokens, 0
         self._stop = tuple(stop)
         self._include_stop, self._until = include_stop, until
-        self._matched = [0] * len(self._stop)  # leading characters of each stop that the text ends with
         self._text = ""  # all complete characters so far
         self._num_released = 0
         self._prompt: Sequence[int] | None = prompt  # until the first token comes
@@ -103,7 +101,7 @@ class StopDetokenizer(Detokenizer):
         self._end_at(len(self._text))
 
     def _begin_behind(self, prompt: Sequence[int]) -> None:
-        """Take as many of the last tokens as have text: special ones have none, and a space behind them may be the first."""
+        """Fill the window with the last tokens of the prompt, enough of them to have some text: special tokens have none."""
         for count in CONTEXTS:
             self._window = list(prompt[-count:])
             self._window_text = self._decode(self._window)
@@ -117,19 +115,11 @@ class StopDetokenizer(Detokenizer):
         self._num_released = end
 
     def _append(self, new: str, match_stop: bool) -> str | None:
-        """Follow each stop by Knuth, Morris and Pratt, through the new text alone: one that ended before `min_tokens` is text."""
-        found: list[tuple[int, str]] = []
-        for i, stop in enumerate(self._stop):
-            fallbacks, matched = _fallbacks(stop), self._matched[i]
-            for end, character in enumerate(new, len(self._text) + 1):
-                while matched and stop[matched] != character:
-                    matched = fallbacks[matched - 1]
-                matched += stop[matched] == character
-                if matched == len(stop):
-                    found.append((end - len(stop), stop))
-                    matched = fallbacks[matched - 1]
-            self._matched[i] = matched
+        """Add text that is final but for stop strings. A stop string that ended before `min_tokens` is text."""
+        start = len(self._text)
         self._text += new
+        places = [(self._text.find(stop, max(start - len(stop) + 1, 0)), stop) for stop in self._stop]
+        found = [(position, stop) for position, stop in places if position >= 0]
         reason = None if self._until is None else self._until(new)
         if match_stop and found:
             position, stop = min(found)
@@ -138,18 +128,12 @@ class StopDetokenizer(Detokenizer):
         if match_stop and reason is not None:
             self._end_at(len(self._text))
             return reason
-        num_held = 0 if self._include_stop else max(self._matched, default=0)
+        num_held = 0 if self._include_stop else max((_num_begun(self._text, stop) for stop in self._stop), default=0)
         self._num_released = len(self._text) - num_held
         return None
 
 
-@lru_cache(maxsize=1024)
-def _fallbacks(stop: str) -> tuple[int, ...]:
-    """For each beginning of a string, the length of the longest shorter beginning that it ends with."""
-    lengths = [0]
-    for character in stop[1:]:
-        length = lengths[-1]
-        while length and stop[length] != character:
-            length = lengths[length - 1]
-        lengths.append(length + (stop[length] == character))
-    return tuple(lengths)
+def _num_begun(text: str, stop: str) -> int:
+    """The length of the longest beginning of a stop string, short of all of it, that a text ends with."""
+    end = text[max(len(text) - len(stop) + 1, 0) :]
+    return next((len(end) - i for i in range(len(end)) if stop.startswith(end[i:])), 0)

@@ -14,7 +14,7 @@ from nanoengine.sampling.row_processor import RowProcessor, asking
 
 
 class Offsets(NamedTuple):
-    """What is added to the logits of a row."""
+    """The numbers that are added to logits of a row."""
 
     tokens: np.ndarray  # [n] int64
     values: np.ndarray  # [n] float32

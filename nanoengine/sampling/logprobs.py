@@ -19,7 +19,7 @@ from nanoengine.sampling.token_logprobs import TokenLogprobs
 
 @dataclass
 class LogprobColumns:
-    """Of n positions, on their way to the host."""
+    """Log probabilities at n positions, on their way to the host."""
 
     own: Tensor  # [n] float32, of the tokens that stand there
     ranks: Tensor  # [n] int64: how many tokens are likelier, and one

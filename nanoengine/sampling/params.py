@@ -4,40 +4,47 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from numbers import Real
 from typing import Any
 
-from nanoengine.core import sampling_params as core
 from nanoengine.core.errors import InvalidSamplingParams, shown
+from nanoengine.core.options import option
 from nanoengine.core.outputs import CompletionOutput
-from nanoengine.core.sampling_params import MAX_COMPLETIONS, MAX_INT32, ModelFacts, integer, items, number
-from nanoengine.sampling.bad_word_tokens import MAX_BAD_WORDS, bad_word_tokens
+from nanoengine.core.sampling_params import (
+    MAX_COMPLETIONS,
+    MAX_INT32,
+    CoreSamplingParams,
+    ModelFacts,
+    integer,
+    items,
+    token_ids,
+)
 from nanoengine.sampling.detokenizer import StopDetokenizer
 
 MAX_LOGPROBS = 20
 """Likeliest tokens that a request can ask for, at each position."""
 
-MAX_LOGIT_BIAS = 1024
+MAX_LOGIT_BIAS, MAX_BIAS = 1024, 100
 MAX_STOP_CHARS = 4096
-"""Of each string that ends the text."""
+"""Of all strings of a request that end the text: each new token is compared with as many beginnings of them."""
 
 LEAST_REPETITION_PENALTY = 1e-5
 """Below it a logit divided by the penalty might leave float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams(core.SamplingParams):
+class SamplingParams(CoreSamplingParams):
     """How to sample one request. Names and meanings follow vLLM, or transformers where vLLM has no such field.
 
-    The order is fixed: what may not be sampled (`allowed_token_ids`, `bad_words`, the `min_tokens` ban), logit_bias,
+    The order is fixed: what may not be sampled (`allowed_token_ids`, the `min_tokens` ban), logit_bias,
     repetition_penalty, frequency_penalty, presence_penalty; then temperature, top_k, top_p, min_p, of which the last three mean
     nothing where the temperature is 0.
 
     Args, beside those of the core:
-        max_tokens: most new tokens; None: up to the model's length.
         stop: a string or strings that end the text; they are cut off from it, unless `include_stop_str_in_output`.
         include_stop_str_in_output: the text ends behind the stop string, or the text of the token, that ended it.
         skip_special_tokens: special tokens, such as an end of text, have no text. False: they are in the text as the tokenizer
@@ -48,8 +55,6 @@ class SamplingParams(core.SamplingParams):
             negative; above 0 and at most 2.
         logit_bias: {token id: what is added to its logit}; -100 to 100. Kept as pairs, by token id.
         allowed_token_ids: no other tokens are sampled. None: all may be.
-        bad_words: strings that are not generated. Of each, as the tokenizer writes it at the start of a text and behind a space,
-            the last token is not sampled where the others stand before it in the output.
         min_tokens: no end-of-text, stop token or stop string before this many new tokens.
         speculate: where the engine speculates, guess ahead for this request too. Its tokens are the same either way.
         best_of: make this many completions, and return the n of the highest cumulative log probability, best first. None: n.
@@ -62,52 +67,37 @@ class SamplingParams(core.SamplingParams):
         InvalidSamplingParams: a value outside its range.
     """
 
-    max_tokens: int | None = 64
     stop: str | tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    presence_penalty: float = option(0.0, -2, 2)
+    frequency_penalty: float = option(0.0, -2, 2)
+    repetition_penalty: float = option(1.0, LEAST_REPETITION_PENALTY, 2)
     logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
-    bad_words: tuple[str, ...] = ()
-    min_tokens: int = 0
+    min_tokens: int = option(0, 0)
     speculate: bool = True
-    best_of: int | None = None
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    best_of: int | None = option(None, high=MAX_COMPLETIONS)
+    logprobs: int | None = option(None, 0, MAX_LOGPROBS)
+    prompt_logprobs: int | None = option(None, 0, MAX_LOGPROBS)
     structured_outputs: Any = None
-    bad_word_tokens: tuple[tuple[int, ...], ...] = field(default=(), init=False, repr=False, compare=False)
-    """Tokens of `bad_words`, set by `for_model`."""
 
     def __post_init__(self) -> None:
-        core.SamplingParams.__post_init__(self)
+        CoreSamplingParams.__post_init__(self)
         self.keep("stop", strings("stop", (self.stop,) if isinstance(self.stop, str) else self.stop))
-        longest = max(map(len, self.stop), default=0)
-        if longest > MAX_STOP_CHARS:
-            raise InvalidSamplingParams(f"stop holds a string of {longest} characters: at most {MAX_STOP_CHARS} can be")
-        self.check_number("presence_penalty", -2.0, 2.0)
-        self.check_number("frequency_penalty", -2.0, 2.0)
-        self.check_number("repetition_penalty", LEAST_REPETITION_PENALTY, 2.0)
+        if (num_chars := sum(map(len, self.stop))) > MAX_STOP_CHARS:
+            raise InvalidSamplingParams(f"stop holds {num_chars} characters: at most {MAX_STOP_CHARS} can be")
         self.keep("logit_bias", biases(self.logit_bias))
         if self.allowed_token_ids is not None:
-            self.keep("allowed_token_ids", core.token_ids("allowed_token_ids", self.allowed_token_ids))
+            self.keep("allowed_token_ids", token_ids("allowed_token_ids", self.allowed_token_ids))
             if not self.allowed_token_ids:
                 raise InvalidSamplingParams("allowed_token_ids is empty: None allows all tokens")
-        self.keep("bad_words", tuple(dict.fromkeys(strings("bad_words", self.bad_words))))
-        if len(self.bad_words) > MAX_BAD_WORDS:
-            raise InvalidSamplingParams(f"bad_words holds {len(self.bad_words)} words: at most {MAX_BAD_WORDS} can be")
-        self.check_integer("min_tokens", 0, MAX_INT32)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidSamplingParams(
                 f"min_tokens is {self.min_tokens}, but max_tokens is {self.max_tokens}: lower the one or raise the other"
             )
-        for name in ("include_stop_str_in_output", "skip_special_tokens", "speculate"):
-            self.check_bool(name)
-        self.check_integer("best_of", self.n, MAX_COMPLETIONS, optional=True)
-        self.check_integer("logprobs", 0, MAX_LOGPROBS, optional=True)
-        self.check_integer("prompt_logprobs", 0, MAX_LOGPROBS, optional=True)
+        if self.best_of is not None and self.best_of < self.n:
+            raise InvalidSamplingParams(f"best_of is {self.best_of}: it must be at least n, which is {self.n}")
         if self.structured_outputs is not None:
             self.keep("structured_outputs", structured(self.structured_outputs))
 
@@ -127,12 +117,11 @@ class SamplingParams(core.SamplingParams):
         return self.n if self.best_of is None else self.best_of
 
     def for_model(self, model: ModelFacts) -> SamplingParams:
-        """These parameters, checked against a model, with the tokens of `bad_words`.
+        """These parameters, checked against a model.
 
         Raises:
-            InvalidSamplingParams: token ids outside the vocabulary; bad words without tokens, or with too many; a min_tokens that
-                no sequence can reach; or nothing to sample at the start, as every allowed token is a bad word by itself, or ends
-                the sequence before min_tokens.
+            InvalidSamplingParams: token ids outside the vocabulary; a min_tokens that no sequence can reach; or nothing to sample
+                at the start, as every allowed token ends the sequence before min_tokens.
         """
         for name in ("stop_token_ids", "allowed_token_ids"):
             self.check_vocabulary(name, getattr(self, name) or (), model)
@@ -142,20 +131,15 @@ class SamplingParams(core.SamplingParams):
                 f"min_tokens is {self.min_tokens}, but max_model_len, in which the prompt counts too, is {model.max_model_len}: "
                 "lower the one or raise the other"
             )
-        found = self
-        if self.bad_words:
-            found = dataclasses.replace(self)
-            found.keep("bad_word_tokens", bad_word_tokens(self.bad_words, model.encode, model.vocab_size))
-        banned = {word[0] for word in found.bad_word_tokens if len(word) == 1}
         if self.min_tokens:
-            banned.update(self.stop_token_ids, () if self.ignore_eos else model.eos_token_ids)
-        allowed = range(model.vocab_size) if self.allowed_token_ids is None else self.allowed_token_ids
-        if len(banned) >= len(allowed) and banned.issuperset(allowed):
-            raise InvalidSamplingParams(
-                f"bad_words and min_tokens forbid each of the {len(allowed)} tokens that may be sampled at all: allow more by "
-                "allowed_token_ids, or forbid less"
-            )
-        return found
+            banned = {*self.stop_token_ids, *(() if self.ignore_eos else model.eos_token_ids)}
+            allowed = range(model.vocab_size) if self.allowed_token_ids is None else self.allowed_token_ids
+            if len(banned) >= len(allowed) and banned.issuperset(allowed):
+                raise InvalidSamplingParams(
+                    f"min_tokens forbids each of the {len(allowed)} tokens that may be sampled at all: allow more by "
+                    "allowed_token_ids, or let fewer end the text"
+                )
+        return self
 
     def new_detokenizer(self, decode: Callable[..., str], prompt: Sequence[int]) -> StopDetokenizer:
         until = getattr(self.structured_outputs, "until", None)
@@ -186,17 +170,17 @@ def _rank(output: CompletionOutput) -> tuple[bool, float]:
     return output.finish_reason == "error" or not output.token_ids, -(output.cumulative_logprob or 0.0)
 
 
-def check_structured() -> None:
-    """See that structured outputs are installed; raises InvalidSamplingParams."""
-    if find_spec("nanoengine.structured") is None or find_spec("llguidance") is None:
+def structured(value: object) -> Any:
+    """The `StructuredOutputs` of a field, which names fields of one or is one."""
+    try:
+        kind = import_module("nanoengine.structured.params").StructuredOutputs
+        is_there = find_spec("llguidance") is not None
+    except ModuleNotFoundError:  # the folder, or one that it needs, was deleted
+        is_there = False
+    if not is_there:
         raise InvalidSamplingParams(
             "structured_outputs is given, but structured outputs are not installed: pip install llguidance"
         )
-
-
-def structured(value: object) -> Any:
-    check_structured()
-    kind = import_module("nanoengine.structured.params").StructuredOutputs
     if isinstance(value, kind):
         return value
     names = [own.name for own in dataclasses.fields(kind) if own.init]
@@ -227,7 +211,12 @@ def biases(value: object) -> tuple[tuple[int, float], ...]:
         token = integer("logit_bias: token id", pair[0], 0, MAX_INT32)
         if token in found:
             raise InvalidSamplingParams(f"logit_bias holds token id {token} twice: every token has one bias")
-        found[token] = number(f"logit_bias: bias of token {token}", pair[1], -100.0, 100.0)
+        bias = pair[1]
+        is_number = isinstance(bias, Real) and not isinstance(bias, bool)
+        if not is_number or not -MAX_BIAS <= bias <= MAX_BIAS:
+            must = f"it must be a number from {-MAX_BIAS} to {MAX_BIAS}"
+            raise InvalidSamplingParams(f"logit_bias: bias of token {token} is {shown(bias)}: {must}")
+        found[token] = float(bias)
     if len(found) > MAX_LOGIT_BIAS:
         raise InvalidSamplingParams(f"logit_bias holds {len(found)} tokens: at most {MAX_LOGIT_BIAS} can have a bias")
     return tuple(sorted(found.items()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,10 +11,8 @@ from torch import Tensor
 
 from nanoengine.core.device import Device
 from nanoengine.core.messages import Started
+from nanoengine.sampling.drafted import Drafts, Verified
 from nanoengine.sampling.row_processor import RowProcessor, asking, row_slices
-
-if TYPE_CHECKING:
-    from nanoengine.speculation.verification import Drafts, Verified
 
 IN_PROMPT, IN_OUTPUT = 1, 2
 """A count is 2 for every time that a token is in the output, and 1 more if it is in the prompt."""
@@ -69,7 +67,7 @@ class Penalties(RowProcessor[Penalized]):
         self.counts.view(-1).index_add_(0, cells, times if are_tokens is None else times * are_tokens)
 
     def pack(self, numbers: np.ndarray, pieces: list[Penalized]) -> Sequence[np.ndarray]:
-        """Sample, row and penalties of each row."""
+        """For each row: its sample, its number and its penalties."""
         rows = np.array([piece.row for piece in pieces], dtype=np.int64)
         return numbers, rows, np.array([piece[1:] for piece in pieces], dtype=np.float32)
 

@@ -42,7 +42,7 @@ class RowProcessor(LogitsProcessor, Generic[Piece]):
         self._packed: list[Tensor] = []
 
     def pack(self, numbers: np.ndarray, pieces: list[Piece]) -> Sequence[np.ndarray]:
-        """Arrays that hold the pieces of some samples, whose numbers it is given."""
+        """Arrays with the pieces of some samples; `numbers` are those of the samples, in the same order."""
         raise NotImplementedError
 
     def put(self, row: int, piece: Piece, until: int = FOREVER) -> None:
@@ -69,7 +69,7 @@ class RowProcessor(LogitsProcessor, Generic[Piece]):
             self._ends[row] = 0
 
     def find(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Numbers of the samples whose rows have a piece."""
+        """Numbers of the samples whose rows have a piece that counts at their positions."""
         return np.flatnonzero(self._ends[rows] > positions)
 
 
@@ -81,6 +81,6 @@ def asking(started: Sequence[Started]) -> Iterator[tuple[Started, SamplingParams
 
 
 def row_slices(count: int) -> Iterator[slice]:
-    """All of some rows, a bounded number at a time."""
+    """Slices that cover `count` rows, at most ROWS_AT_ONCE rows each."""
     for first in range(0, count, ROWS_AT_ONCE):
         yield slice(first, min(first + ROWS_AT_ONCE, count))

@@ -10,7 +10,6 @@ from torch import Tensor
 from nanoengine.core.inputs import InputBatch
 from nanoengine.core.messages import StepPlan, StepResult
 from nanoengine.core.model_runner import ModelRunner, RunnerPart
-from nanoengine.sampling.bad_words import BadWords
 from nanoengine.sampling.collector import PROMPT_LOGPROBS
 from nanoengine.sampling.logit_offsets import LogitBias, MinTokensBan
 from nanoengine.sampling.logprobs import LogprobColumns, SampleLogprobs, compute_logprobs
@@ -27,7 +26,6 @@ class SamplingPart(RunnerPart):
         sampler.processors.insert(0, SampleLogprobs(num_rows, sampler))
         sampler.processors += [
             TokenMasks(num_rows, vocab_size, device),
-            BadWords(num_rows, device),
             MinTokensBan(num_rows, vocab_size, device),
             LogitBias(num_rows, device),
             Penalties(num_rows, vocab_size, device),

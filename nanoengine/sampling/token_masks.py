@@ -18,11 +18,11 @@ from nanoengine.core.messages import Started
 from nanoengine.sampling.row_processor import RowProcessor, asking, row_slices
 
 OFFSETS = np.where((np.arange(256)[:, None] >> np.arange(8)) & 1, np.float32(0), np.float32(-np.inf))
-"""[256, 8] float32, for each bit of a byte: 0 or -inf. It is added, so that NaN stays what it is."""
+"""[256, 8] float32: for each value of a byte, 0 where a bit is set and -inf elsewhere. It is added, so that NaN stays NaN."""
 
 
 def apply_masks(logits: Tensor, samples: Tensor, masks: Tensor) -> None:
-    """Leave -inf of the logits that masks do not hold.
+    """Set the logits of tokens whose bits are not set in a mask to -inf.
 
     Args:
         logits: [n, vocab_size] float32, changed.

@@ -16,13 +16,12 @@ from nanoengine.server.protocol import LoadAdapterRequest, UnloadAdapterRequest
 from nanoengine.server.serving import Serving
 
 
-async def load_adapter(http: HTTPRequest) -> Response:
+async def load_adapter(http: HTTPRequest, serving: Serving) -> Response:
     """Load an adapter from a folder. A name that is in use is refused, unless the adapter is to take its place."""
-    serving: Serving = http.app.state.serving
     adapters = _adapters(serving)
     request = await serving.read(http, LoadAdapterRequest)
     name = request.lora_name
-    if serving.is_model(name):
+    if serving.names.is_own(name):
         raise Problem(400, f"{shown(name)} is a name of the model itself: choose another", "lora_name")
     load = partial(adapters.load, name, request.lora_path, replaces=bool(request.load_inplace))
     try:
@@ -36,9 +35,8 @@ async def load_adapter(http: HTTPRequest) -> Response:
     return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
 
-async def unload_adapter(http: HTTPRequest) -> Response:
+async def unload_adapter(http: HTTPRequest, serving: Serving) -> Response:
     """Unload an adapter; requests that have it keep it."""
-    serving: Serving = http.app.state.serving
     adapters = _adapters(serving)
     name = (await serving.read(http, UnloadAdapterRequest)).lora_name
     try:

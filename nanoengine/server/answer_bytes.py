@@ -1,4 +1,4 @@
-"""How many bytes an answer may take, from what a request asks for: known before anything of it is made."""
+"""The most bytes that an answer takes while it is made, computed from the request before anything runs."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from collections.abc import Sequence
 from nanoengine.core.sequence import Request
 
 TOKEN = 16
-"""Of a new token: its id and its text."""
+"""Bytes of a new token: its id and its text."""
 
 PROMPT_TOKEN = 8
-"""Of a token of the prompt, which each completion keeps."""
+"""Bytes of a token of the prompt, in each completion."""
 
 TOP = 400
-"""Of one log probability beside a token, as an object and as JSON."""
+"""Bytes of one log probability of a new token, as an object and as JSON."""
 
 PROMPT_TOP = 700
-"""Of one beside a token of the prompt, which has its rank and text."""
+"""Bytes of one log probability of a token of the prompt, with its rank and text."""
 
 
 def answer_bytes(requests: Sequence[Request], max_model_len: int, *, repeated: int = 0, num_copies: int = 1) -> int:
-    """The most that the answer to some requests takes while it is made.
+    """The most bytes of the answer to some requests.
 
     Args:
         requests: one for each prompt.
-        max_model_len: where completions end that have no limit of their own.
-        repeated: characters that the answer repeats of what it was asked.
-        num_copies: how often it has what belongs to a prompt.
+        max_model_len: tokens of the longest sequence: completions without a limit end there.
+        repeated: the number of characters of the request that the answer repeats.
+        num_copies: how often the answer has the log probabilities of a prompt.
     """
-    size = 4 * repeated  # as text, escaped in JSON, and on its way
+    size = 4 * repeated  # as text, escaped in JSON, and in buffers
     for request in requests:
         params, num_prompt = request.params, len(request.prompt_token_ids)
         num_new = min(params.max_tokens or max_model_len, max_model_len - num_prompt)

@@ -1,4 +1,4 @@
-"""Answers to those who want text: made of what the engine makes, in one piece or as a stream of server-sent events."""
+"""Answers with text: whole JSON, or a stream of server-sent events, made from the deltas of a job."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from nanoengine.server.http import CONNECTION
 from nanoengine.server.jobs import Job
 from nanoengine.server.logprobs import LogprobShapes, Progress
 from nanoengine.server.params import MANY
-from nanoengine.server.pieces import Pieces, small
+from nanoengine.server.pieces import Pieces, in_pieces
 from nanoengine.server.protocol import Generation
-from nanoengine.server.serving import FEW, SENT, Encoding, Serving
+from nanoengine.server.scope import SENT
+from nanoengine.server.serving import FEW, Encoding, Serving
 
 logger = logging.getLogger("nanoengine.server")
 
@@ -35,11 +36,12 @@ G = TypeVar("G", bound=Generation)
 encode = msgspec.json.encode
 
 MANY_CHARS = 1 << 16
-"""To repeat in an answer: beside the event loop."""
+"""An answer that repeats more characters of its request is made in a thread for text."""
 
 DONE = b"data: [DONE]\n\n"
 
 PING_SECONDS = 10
+"""Seconds of silence after which a stream sends a ping."""
 
 HEADERS = [
     (b"cache-control", b"no-cache"),
@@ -51,30 +53,30 @@ def json_response(value: Any, status: int = 200) -> Response:
     return Response(encode(value), status, media_type="application/json")
 
 
-class Answer(Generic[G]):
-    """Makes one answer. Who inherits says what a choice is.
+class ChoicesAnswer(Generic[G]):
+    """Makes one answer with a list of choices, as /v1/completions and /v1/chat/completions have it. Subclasses make the choices.
 
     Args:
-        serving: where.
-        request: what the client wants.
-        job_id: what the client knows the answer by.
-        params: how each prompt is sampled.
+        serving: the served model.
+        request: the body of the request.
+        job_id: the id of the answer.
+        params: sampling parameters of each prompt.
     """
 
     kind: ClassVar[str]
     kind_of_chunks: ClassVar[str]
-    plain: ClassVar[tuple[bytes, bytes]]  # what is around the text of a chunk that has nothing else
-    is_parsed = False  # text says more than what it is
+    plain: ClassVar[tuple[bytes, bytes]]  # before and behind the text, in a chunk with text alone
+    is_parsed = False  # the text may hold thoughts and calls
 
     def __init__(self, serving: Serving, request: G, job_id: str, params: SamplingParams):
         self.serving, self.request, self.job_id, self.params = serving, request, job_id, params
         self.created = int(time.time())
         self.num_prompt_tokens: list[int] = []
-        self.echoes: list[str] = []  # what is repeated of each prompt in front of its choices; none if nothing is
+        self.echoes: list[str] = []  # text before the choices of each prompt; empty: none
         self.shapes = LogprobShapes(serving.token_texts, bool(request.return_tokens_as_token_ids))
 
     async def send(self, http: HTTPRequest, num_prompts: int, tokens: Callable[[], Encoding]) -> Response | EventStream:
-        """Have the engine work on prompts, and answer. Arguments as for `Serving.start`."""
+        """Start a job for the prompts, and make its answer. Arguments and errors as for `Serving.start`."""
         serving, params = self.serving, self.params
         job = await serving.start(http, self.job_id, self.request, params, num_prompts, tokens, self.size)
         self.num_prompt_tokens = [len(own.prompt_token_ids) for own in job.requests]
@@ -95,18 +97,18 @@ class Answer(Generic[G]):
 
     @property
     def num_copies(self) -> int:
-        """How often the answer has what belongs to a prompt."""
+        """How often the answer repeats data of a prompt, such as its log probabilities."""
         return self.request.n or 1
 
     @property
     def num_repeated(self) -> int:
-        """Characters that it repeats of what it was asked."""
+        """The number of characters of the request that the answer repeats."""
         return sum(map(len, self.echoes)) * (self.request.n or 1)
 
     # ---- whole
 
     def body(self, requests: list[Request]) -> list[bytes]:
-        """In pieces, each made without a pause of other threads that is worth speaking of."""
+        """The whole answer as JSON in pieces: each is encoded in a short time, and other threads run between them."""
         outputs = [request.output() for request in requests]
         num_new = sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
         num_cached = sum(output.num_cached_tokens for output in outputs)
@@ -114,7 +116,7 @@ class Answer(Generic[G]):
             "id": self.job_id,
             "object": self.kind,
             "created": self.created,
-            "model": self.serving.called(self.request.model),
+            "model": self.serving.names.answered(self.request.model),
         }
         pieces = [encode(common)[:-1] + b',"choices":[']
         for number, output in enumerate(outputs):
@@ -130,11 +132,17 @@ class Answer(Generic[G]):
         return pieces
 
     def choice(self, number: int, output: RequestOutput, index: int) -> dict[str, Any]:
-        """One completion of the prompt of a number."""
+        """The JSON of one completion.
+
+        Args:
+            number: of the prompt.
+            output: of the prompt.
+            index: of the completion.
+        """
         raise NotImplementedError
 
     def rest(self, output: RequestOutput) -> dict[str, Any]:
-        """What else an answer has."""
+        """More fields of the answer, beside its choices."""
         return {}
 
     def prompt_logprobs(self, output: RequestOutput) -> list[dict[str, Any] | None] | None:
@@ -145,13 +153,13 @@ class Answer(Generic[G]):
     # ---- in chunks
 
     async def events(self, job: Job) -> AsyncIterator[bytes]:
-        """The chunks, all that are there at a time in one piece."""
+        """The chunks of a stream; those that are ready at the same time come together."""
         serving, request, n = self.serving, self.request, self.request.n or 1
         common = {
             "id": self.job_id,
             "object": self.kind_of_chunks,
             "created": self.created,
-            "model": serving.called(request.model),
+            "model": serving.names.answered(request.model),
         }
         chunks = Chunks(common, serving.fingerprint)
         options = request.stream_options
@@ -162,7 +170,7 @@ class Answer(Generic[G]):
         has_begun = False
 
         def plain(number: int, delta: Delta) -> bytes:
-            """The chunk of a delta that brings text and no more."""
+            """The chunk of a delta with text alone."""
             index = number * n + delta.index
             num_tokens = choices[index].num_tokens + len(delta.token_ids)
             usage = usage_json(self.num_prompt_tokens[number], num_tokens) if each else b""
@@ -203,7 +211,7 @@ class Answer(Generic[G]):
                 parts += [chunks.chunk(choice, usage) for choice in own[:-1]]
                 is_last = delta.finish_reason is not None and not with_usage
                 parts.append(chunks.last(own[-1], usage) if is_last else chunks.chunk(own[-1], usage))
-            for part in small(parts):
+            for part in in_pieces(parts):
                 yield part
         if with_usage:
             num_new = sum(progress.num_tokens for progress in choices)
@@ -216,20 +224,20 @@ class Answer(Generic[G]):
         return [encode(piece) for piece in self.pieces(own, index, delta, progress)]
 
     def beginning(self, job: Job) -> list[tuple[dict[str, Any], bytes]]:
-        """Chunks before the first delta: the choice, and what else is in each."""
+        """Chunks before the first delta: the choice of each, and the JSON of its other fields, from a comma on."""
         return []
 
     def pieces(self, own: Request, index: int, delta: Delta, progress: Progress) -> list[dict[str, Any]]:
-        """The choices of chunks with more than text; none if there is nothing to say yet."""
+        """The choices of the chunks of a delta; none if the parser still holds its text."""
         raise NotImplementedError
 
 
 class Chunks:
-    """The events of one stream, made of what all of them have in common and a few pieces of their own.
+    """Makes the events of one stream; the fields that all chunks share are encoded once.
 
     Args:
-        common: what every chunk says: id, object, created, model.
-        fingerprint: of the server; said at the end.
+        common: fields of every chunk: id, object, created, model.
+        fingerprint: of the server, for the last chunk.
     """
 
     def __init__(self, common: dict[str, Any], fingerprint: str):
@@ -237,20 +245,20 @@ class Chunks:
         self._fingerprint = b',"system_fingerprint":' + encode(fingerprint)
 
     def chunk(self, choice: bytes, rest: bytes = b"") -> bytes:
-        """One event: a choice, and what else belongs to the chunk, from a comma on."""
+        """One event: a choice, and the other fields of the chunk, from a comma on."""
         return b"".join((self._head, choice, b"]", rest, b"}\n\n"))
 
     def usage(self, usage: dict[str, Any]) -> bytes:
-        """The last chunk of a stream that reports usage, which has no choice."""
+        """The last chunk of a stream with `include_usage`, which has no choice."""
         return self.last(b"", b',"usage":' + encode(usage))
 
     def last(self, choice: bytes, rest: bytes) -> bytes:
-        """The last chunk of one that does not."""
+        """The last chunk of any other stream."""
         return self.chunk(choice, rest + self._fingerprint)
 
 
 def usage_json(num_prompt: int, num_completion: int) -> bytes:
-    """Tokens in and out, as a piece of a chunk."""
+    """The field `usage` of a chunk, from a comma on."""
     return b',"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d}' % (
         num_prompt,
         num_prompt + num_completion,
@@ -262,13 +270,13 @@ class EventStream:
     """Sends the events of a job as they come, and ends the job with the client.
 
     Args:
-        serving: watches over the job.
-        job: whose answer it is.
-        events: makes the answer, from the job's deltas.
-        failed: how the stream says that there will be no more of it.
-        done: its last bytes.
-        ping: what is sent whenever nothing was for a while: some clients give up on a stream that is silent.
-        media_type: of it.
+        serving: the served model, whose jobs are ended at shutdown.
+        job: its deltas become the events.
+        events: the bytes of the events.
+        failed: makes the last event of a stream that an error ends.
+        done: the last bytes.
+        ping: sent after `PING_SECONDS` of silence: some clients give up on a silent stream. Empty: never.
+        media_type: of the stream.
     """
 
     def __init__(

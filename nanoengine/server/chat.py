@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: a conversation, in the model's chat template, and what the model says next."""
+"""POST /v1/chat/completions: the next turn of a conversation, which is rendered by the model's chat template."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from starlette.responses import Response
 from nanoengine.aio.request_stream import Delta
 from nanoengine.core.outputs import CompletionOutput, RequestOutput
 from nanoengine.core.sequence import Request
-from nanoengine.server.answers import Answer, EventStream, encode
+from nanoengine.server.answers import ChoicesAnswer, EventStream, encode
 from nanoengine.server.jobs import Job
 from nanoengine.server.logprobs import Progress
 from nanoengine.server.protocol import ChatRequest
 from nanoengine.server.replies import Conversation, Reader, ended_by
-from nanoengine.server.serving import Encoding, Serving, new_id
+from nanoengine.server.scope import new_id
+from nanoengine.server.serving import Encoding, Serving
 from nanoengine.server.text import joined
-from nanoengine.tools.chats import said as said_by
+from nanoengine.tools.chats import answer_of
 from nanoengine.tools.parser import Call
 
 ASSISTANT = "assistant"
 
 
-async def chat_completions(http: HTTPRequest) -> Response | EventStream:
+async def chat_completions(http: HTTPRequest, serving: Serving) -> Response | EventStream:
     """Answer a conversation, n times."""
-    serving: Serving = http.app.state.serving
     request = await serving.read(http, ChatRequest)
     conversation = await Conversation.of(serving, request)
     answer = _Chat(serving, request, new_id("chatcmpl-", http, request.request_id), conversation.params)
@@ -40,25 +40,52 @@ async def chat_completions(http: HTTPRequest) -> Response | EventStream:
     return await answer.send(http, 1, tokens)
 
 
-class _Chat(Answer[ChatRequest]):
+class _Choice:
+    """Reads one choice. The message of a whole answer is made of the same fields as the deltas of a stream.
+
+    Args:
+        conversation: whose next turn the choice is.
+    """
+
+    def __init__(self, conversation: Conversation):
+        self._prompt, self._reader = conversation.prompt, Reader(conversation.parser())
+        self._with_reasoning = conversation.request.include_reasoning is not False
+        self.has_called = False
+
+    def read(self, text: str, ended: str | None) -> dict[str, Any]:
+        """The fields of a delta; each call comes in one piece. Arguments as for `Reader.read`."""
+        said = answer_of(self._reader.read(text, ended))
+        found: dict[str, Any] = {"content": said.text} if said.text else {}
+        if said.reasoning and self._with_reasoning:
+            found |= {"reasoning": said.reasoning, "reasoning_content": said.reasoning}
+        if said.calls:
+            self.has_called = True
+            found["tool_calls"] = [{"index": own.index, **self._call(own)} for own in said.calls]
+        return found
+
+    def _call(self, call: Call) -> dict[str, Any]:
+        function = {"name": call.name, "arguments": call.arguments}
+        return {"id": self._prompt.new_id(), "type": "function", "function": function}
+
+
+class _Chat(ChoicesAnswer[ChatRequest]):
     kind, kind_of_chunks = "chat.completion", "chat.completion.chunk"
     plain = b'{"index":%d,"delta":{"content":', b'},"logprobs":null,"finish_reason":null,"token_ids":null}'
     conversation: Conversation
 
     def __init__(self, *args: Any):
         super().__init__(*args)
-        self._readers: dict[int, Reader] = {}  # by choice, of streams
-        self._has_called: set[int] = set()
+        self._choices: dict[int, _Choice] = {}  # of a stream, by their indices
 
     @property
     def role(self) -> str:
-        """Of the answer; one that goes on with the last message has that message's."""
+        """The role of the answer: the assistant's, or that of the last message if the answer continues it."""
         last = self.request.messages[-1].get("role")
         return ASSISTANT if self.request.add_generation_prompt or not isinstance(last, str) else last
 
     @cached_property
     def echo(self) -> str:
-        """What is repeated before the answer: the message that it goes on with."""
+        """The text in front of the answer: with `echo`, the message that the answer continues."""
         last = self.request.messages[-1]
         if not self.request.echo or last.get("role") != self.role:
             return ""
@@ -79,24 +106,17 @@ class _Chat(Answer[ChatRequest]):
         logprobs = None
         if completion.logprobs is not None:
             logprobs = self._logprobs(output.prompt_token_ids, Progress(), completion)
-        said = said_by(Reader(self.conversation.parser()).read(completion.text, completion.finish_reason or "stop"))
-        content = self.echo + said.text
-        reasoning = said.reasoning if said.reasoning and request.include_reasoning is not False else None
-        message: dict[str, Any] = {
-            "role": self.role,
-            "content": content if content or not said.calls else None,
-            "refusal": None,
-            "reasoning": reasoning,
-        }
-        if reasoning:
-            message["reasoning_content"] = reasoning
-        if said.calls:
-            message["tool_calls"] = [self._call(call) for call in said.calls]
+        read = _Choice(self.conversation)
+        message: dict[str, Any] = {"role": self.role, "content": "", "refusal": None, "reasoning": None}
+        message |= read.read(completion.text, completion.finish_reason or "stop")
+        message["content"] = self.echo + message["content"] or (None if read.has_called else "")
+        for call in message.get("tool_calls", ()):
+            del call["index"]  # which only streams have
         return {
             "index": index,
             "message": message,
             "logprobs": logprobs,
-            "finish_reason": ended_by(completion.finish_reason, bool(said.calls)),
+            "finish_reason": ended_by(completion.finish_reason, read.has_called),
             "stop_reason": completion.stop_reason,
             "token_ids": completion.token_ids if request.return_token_ids else None,
         }
@@ -105,10 +125,6 @@ class _Chat(Answer[ChatRequest]):
         names = progress.names(self.serving.tokenizer, self.params, prompt, told.token_ids, told)
         num_top = self.request.top_logprobs or 0
         return self.shapes.chat(told.token_ids, names, told.logprobs or [], num_top, progress.last)
-
-    def _call(self, call: Call) -> dict[str, Any]:
-        function = {"name": call.name, "arguments": call.arguments}
-        return {"id": self.conversation.prompt.new_id(), "type": "function", "function": function}
 
     def rest(self, output: RequestOutput) -> dict[str, Any]:
         request = self.request
@@ -119,7 +135,7 @@ class _Chat(Answer[ChatRequest]):
         }
 
     def beginning(self, job: Job) -> list[tuple[dict[str, Any], bytes]]:
-        """Who speaks, and what is repeated, of every choice."""
+        """Of every choice: the role, and with `echo` the text in front of the answer."""
         request = self.request
         token_ids = job.requests[0].prompt_token_ids if request.return_token_ids else None
         prompt = self.conversation.prompt.text if request.return_prompt_text else None
@@ -135,13 +151,14 @@ class _Chat(Answer[ChatRequest]):
 
     def pieces(self, own: Request, index: int, delta: Delta, progress: Progress) -> list[dict[str, Any]]:
         request = self.request
-        said = {"content": delta.text} if not self.is_parsed else self._said(index, delta)
+        choice = self._choices.get(index) or self._choices.setdefault(index, _Choice(self.conversation))
+        said = choice.read(delta.text, delta.finish_reason) if self.is_parsed else {"content": delta.text}
         if not said and delta.finish_reason is None and delta.logprobs is None and not request.return_token_ids:
             return []
         logprobs = None
         if delta.logprobs is not None:
             logprobs = self._logprobs(own.prompt_token_ids, progress, delta)
-        choice = {
+        piece = {
             "index": delta.index,
             "delta": said,
             "logprobs": logprobs,
@@ -149,23 +166,10 @@ class _Chat(Answer[ChatRequest]):
             "token_ids": delta.token_ids if request.return_token_ids else None,
         }
         if delta.finish_reason is None:
-            return [choice]
-        reason = ended_by(delta.finish_reason, index in self._has_called)
+            return [piece]
+        reason = ended_by(delta.finish_reason, choice.has_called)
         end = {"finish_reason": reason, "stop_reason": delta.stop_reason}
         if "tool_calls" not in said:
-            return [choice | end]
+            return [piece | end]
         # OpenAI's client looks for the end of a call before it takes the calls of the same chunk.
-        return [choice, choice | end | {"delta": {}, "logprobs": None, "token_ids": None}]
-
-    def _said(self, index: int, delta: Delta) -> dict[str, Any]:
-        """What a delta has told of a choice: each call comes in one piece."""
-        if (reader := self._readers.get(index)) is None:
-            reader = self._readers[index] = Reader(self.conversation.parser())
-        said = said_by(reader.read(delta.text, delta.finish_reason))
-        found: dict[str, Any] = {"content": said.text} if said.text else {}
-        if said.reasoning and self.request.include_reasoning is not False:
-            found |= {"reasoning": said.reasoning, "reasoning_content": said.reasoning}
-        if said.calls:
-            self._has_called.add(index)
-            found["tool_calls"] = [{"index": call.index, **self._call(call)} for call in said.calls]
-        return found
+        return [piece, piece | end | {"delta": {}, "logprobs": None, "token_ids": None}]

@@ -17,7 +17,6 @@ from typing import Any
 
 from nanoengine.arguments import Parser, byte_count, docstring
 from nanoengine.builder import not_installed, option_types
-from nanoengine.core.config import BYTES
 from nanoengine.errors import InvalidConfig, MissingPackage, NanoEngineError, UnknownOption, did_you_mean, shown
 from nanoengine.log import show_log
 from nanoengine.plugins import PluginOptions
@@ -66,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser, plugins: PluginOptions | None
         hints, helps = typing.get_type_hints(kind), _help(kind)
         for field in fields(kind):
             if field.name not in NO_OPTIONS:
-                kind_of = byte_count if field.metadata == BYTES else hints[field.name]
+                kind_of = byte_count if field.metadata.get("unit") == "bytes" else hints[field.name]
                 try:
                     _add(group, field.name, kind_of, helps.get(field.name, ""), field.default)
                 except argparse.ArgumentError as error:  # of a plugin: the server has an option of this name
@@ -104,7 +103,7 @@ def run(args: argparse.Namespace) -> None:
     except ModuleNotFoundError as error:
         package, *folders = (error.name or "").split(".")
         if package == "nanoengine" and folders:
-            raise not_installed(folders[0]) from error
+            raise not_installed(folders[-1]) from error
         raise MissingPackage(f"the server needs {error.name}: pip install {error.name}") from error
     try:
         serve(args.model, options, config)

@@ -1,4 +1,4 @@
-"""POST /v1/completions: one or more prompts, as text or as tokens, and what comes behind them."""
+"""POST /v1/completions: completions of one or more prompts, given as text or as token ids."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from nanoengine.core.outputs import CompletionOutput, RequestOutput
 from nanoengine.core.sequence import Request
 from nanoengine.sampling.detokenizer import StopDetokenizer
 from nanoengine.sampling.token_logprobs import TokenLogprobs
-from nanoengine.server.answers import Answer, EventStream
+from nanoengine.server.answers import ChoicesAnswer, EventStream
 from nanoengine.server.errors import Problem
 from nanoengine.server.logprobs import Progress, names_of
 from nanoengine.server.params import prompt_list
 from nanoengine.server.protocol import CompletionRequest
-from nanoengine.server.serving import Encoding, Serving, new_id
+from nanoengine.server.scope import new_id
+from nanoengine.server.serving import Encoding, Serving
 
 
-async def completions(http: HTTPRequest) -> Response | EventStream:
+async def completions(http: HTTPRequest, serving: Serving) -> Response | EventStream:
     """Complete prompts; index i of the answer belongs to prompt i // n."""
-    serving: Serving = http.app.state.serving
     request, prompts = await serving.read_as(http, CompletionRequest, partial(_prompts, serving))
     params = await serving.params(
         request,
@@ -35,7 +35,7 @@ async def completions(http: HTTPRequest) -> Response | EventStream:
     answer.prompts = prompts
 
     def tokens() -> Encoding:
-        encoded = yield from serving.encode(prompts, request)
+        encoded = yield from serving.prompts.encode(prompts, request)
         if request.echo and not request.return_token_ids:
             answer.echoes = [
                 prompt if isinstance(prompt, str) else serving.tokenizer.decode(ids, skip_special_tokens=False)
@@ -47,11 +47,11 @@ async def completions(http: HTTPRequest) -> Response | EventStream:
 
 
 def _prompts(serving: Serving, request: CompletionRequest) -> list[str | list[int]]:
-    """Those of a request. With a suffix they ask for what stands before it, and end where the model says that it does."""
+    """The prompts of a request. With a suffix each is a prompt for the text in front of it, which the model's own marks end."""
     prompts = prompt_list(request.prompt, "prompt", serving.config.max_prompts)
     if not request.suffix:
         return prompts
-    marks, suffix = serving.fill_marks, request.suffix
+    marks, suffix = serving.prompts.fill_marks, request.suffix
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if len(texts) < len(prompts):
         raise Problem(400, "prompt has token ids, and suffix is text: give the prompt as text, too", "suffix")
@@ -59,7 +59,7 @@ def _prompts(serving: Serving, request: CompletionRequest) -> list[str | list[in
     return [marks.prompt(text, suffix) for text in texts]
 
 
-class _Completions(Answer[CompletionRequest]):
+class _Completions(ChoicesAnswer[CompletionRequest]):
     kind = kind_of_chunks = "text_completion"
     plain = (
         b'{"index":%d,"text":',
@@ -69,7 +69,7 @@ class _Completions(Answer[CompletionRequest]):
 
     def __init__(self, *args: Any):
         super().__init__(*args)
-        self._names: dict[int, list[str]] = {}  # of the tokens of each prompt that is repeated
+        self._names: dict[int, list[str]] = {}  # texts of the tokens of each repeated prompt
 
     def choice(self, number: int, output: RequestOutput, index: int) -> dict[str, Any]:
         request, completion = self.request, output.outputs[index]
@@ -90,7 +90,7 @@ class _Completions(Answer[CompletionRequest]):
     def _logprobs(
         self, number: int, own: Request | RequestOutput, progress: Progress, told: CompletionOutput | Delta
     ) -> dict[str, Any]:
-        """Of the next tokens of a completion, behind those of its prompt if that is repeated."""
+        """Log probabilities of the next tokens; with `echo`, those of the prompt in front of the first ones."""
         prompt, token_ids = own.prompt_token_ids, [] if self.request.is_echo_only else told.token_ids
         names = progress.names(self.serving.tokenizer, self.params, prompt, token_ids, told)
         before, entries = progress.last, list[TokenLogprobs | None]((told.logprobs or [])[: len(token_ids)])
@@ -101,7 +101,7 @@ class _Completions(Answer[CompletionRequest]):
         return self.shapes.completion(token_ids, names, entries, self.request.logprobs or 0, offset, before)
 
     def _names_of_prompt(self, number: int, token_ids: list[int]) -> list[str]:
-        """What each token of a prompt adds to what is repeated of it, which is all of them together from now on."""
+        """The text of each token of a prompt; from now on, the repeated prompt is these texts joined."""
         if not self.echoes:
             return [""] * len(token_ids)
         if number in self._names:

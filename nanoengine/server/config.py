@@ -1,12 +1,12 @@
-"""ServerConfig: what whoever runs the server chooses, beside the options of the engine."""
+"""ServerConfig: the options of the server, beside those of the engine."""
 
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from nanoengine.core.config import BYTES
+from nanoengine.core.options import option
 from nanoengine.errors import InvalidConfig, shown
 from nanoengine.log import FORMATS, LEVELS
 from nanoengine.sizes import told
@@ -97,9 +97,9 @@ class ServerConfig:
     forwarded_allow_ips: tuple[str, ...] | None = None
     max_connections: int = 512
     max_text_chars: int = 1 << 20
-    max_body_bytes: int = field(default=8 << 20, metadata=BYTES)
-    max_held_body_bytes: int = field(default=256 << 20, metadata=BYTES)
-    max_answer_bytes: int = field(default=1 << 30, metadata=BYTES)
+    max_body_bytes: int = option(8 << 20, unit="bytes")
+    max_held_body_bytes: int = option(256 << 20, unit="bytes")
+    max_answer_bytes: int = option(1 << 30, unit="bytes")
     max_prompts: int = 1024
     max_n: int = 128
     max_stop_strings: int = 16

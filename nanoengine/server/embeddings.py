@@ -20,47 +20,45 @@ from nanoengine.server.errors import Problem
 from nanoengine.server.params import prompt_list
 from nanoengine.server.pieces import Pieces
 from nanoengine.server.protocol import EmbeddingRequest, Queued
-from nanoengine.server.serving import Encoding, Serving, new_id
+from nanoengine.server.scope import new_id
+from nanoengine.server.serving import Encoding, Serving
 
 NUMBER_BYTES = 32
-"""Of a number of an embedding, as it is computed and as JSON."""
+"""Bytes of a number of an embedding, as it is computed and as JSON."""
 
 FEW_NUMBERS = 1 << 14
-"""Of an answer that takes no time to write."""
+"""Answers with more numbers are encoded in a thread."""
 
 
-async def embeddings(http: HTTPRequest) -> Response:
+async def embeddings(http: HTTPRequest, serving: Serving) -> Response:
     """Embed texts, or lists of token ids."""
-    serving: Serving = http.app.state.serving
     request, inputs = await serving.read_as(
         http, EmbeddingRequest, lambda own: prompt_list(own.input, "input", serving.config.max_prompts)
     )
     params = PoolingParams(dimensions=request.dimensions, normalize=request.use_activation)
     job_id = new_id("embd-", http, request.request_id)
-    requests = await embedded(http, request, job_id, inputs, params)
+    requests = await embedded(http, serving, request, job_id, inputs, params)
     body = partial(_body, serving, job_id, request.encoding_format == "base64")
     return Pieces(await serving.make(body, requests, slow=_num_numbers(requests) > FEW_NUMBERS))
 
 
 async def embedded(
     http: HTTPRequest,
+    serving: Serving,
     request: Queued,
     job_id: str,
     inputs: Sequence[str | list[int]],
     params: PoolingParams,
-    *,
-    repeated: int = 0,
 ) -> list[Request]:
-    """A request for each input, which has its embedding. Arguments and errors as for `Serving.start`, `answer_bytes` and
-    `Job.end`.
+    """Compute the embedding of each input; return the requests, which hold them. Arguments and errors as for `Serving.start`
+    and `Job.end`.
     """
-    serving: Serving = http.app.state.serving
 
     def tokens() -> Encoding:
-        return (yield from serving.encode(inputs, request)), params
+        return (yield from serving.prompts.encode(inputs, request)), params
 
     def size(requests: Sequence[Request]) -> int:
-        own = answer_bytes(requests, serving.max_model_len, repeated=repeated)
+        own = answer_bytes(requests, serving.max_model_len)
         return own + _num_numbers(requests) * NUMBER_BYTES
 
     job = await serving.start(http, job_id, request, params, len(inputs), tokens, size)
@@ -77,7 +75,7 @@ def vector_of(request: Request) -> Any:
 
 
 def usage(serving: Serving, requests: Sequence[Request]) -> dict[str, Any]:
-    """What requests were made of; no token of theirs is told."""
+    """The usage of some requests: the tokens of their inputs."""
     outputs = [request.output() for request in requests]
     num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
     return serving.usage(num_prompt, 0, sum(output.num_cached_tokens for output in outputs))

@@ -1,4 +1,4 @@
-"""Problem: what a client is told instead of an answer, in the shape of the interface that it has called."""
+"""Problem: an error for a client, in the shape of the interface that the client has called."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ ANTHROPIC_TYPES = {
 }
 
 REASON = "nanoengine.reason"
-"""Where the scope of a request says why it was not answered."""
+"""The key of the ASGI scope with the message of the error, for the log."""
 
 TOO_LONG = "context_length_exceeded"
-"""The code of a prompt that the model's context does not hold; clients and agents look for it."""
+"""The code of a prompt that is longer than the model's context; clients and agents look for it."""
 
 LONG_WORD = re.compile(r"(\S{38})\S{5,}(\S{37})")
-"""Of a client's own: no message repeats more of it."""
+"""A long word of the client's: a message has its beginning and its end."""
 
 USER_ERRORS = (InvalidPrompt, InvalidRequest, InvalidSamplingParams, NoTokenLeft)
 
@@ -68,7 +68,7 @@ class Problem(NanoEngineError):
         message: for people.
         param: the field at fault, if one is.
         headers: of the response.
-        code: what programs know the problem by, in OpenAI's or Anthropic's words; None: the status.
+        code: for programs, one of OpenAI's or Anthropic's; None: the status.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Problem(NanoEngineError):
         self.code = code
 
     def table(self, path: str = "") -> dict[str, Any]:
-        """What the client of a path is told."""
+        """The JSON of the error, for a client of a path."""
         if path.startswith("/v1/messages"):
             kind = ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
             details = {"details": {"error_code": self.code}} if self.code else {}
@@ -99,14 +99,14 @@ class Problem(NanoEngineError):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code or self.status}}
 
     def response(self, scope: MutableMapping[str, Any]) -> Response:
-        """The whole answer to the request of a scope, which is told of the reason."""
+        """The response to the request of a scope; the message is noted there for the log."""
         scope[REASON] = self.message
         body = msgspec.json.encode(self.table(scope["path"]))
         return Response(body, self.status, self.headers, "application/json")
 
 
 def context(max_model_len: int) -> str:
-    """In the words that clients look for where a prompt is too long."""
+    """The words that clients look for when a prompt is too long."""
     return f"this model's maximum context length is {max_model_len} tokens"
 
 
@@ -115,7 +115,7 @@ def body_too_long(limit: int, headers: Mapping[str, str] | None = None) -> Probl
 
 
 def problem_of(error: BaseException) -> Problem:
-    """What a client is told of an exception: all of a mistake of its own, and no more than that of anybody else's."""
+    """The error for a client. The message of an unexpected exception is for the log alone."""
     if isinstance(error, Problem):
         return error
     if isinstance(error, StepFailed) and isinstance(error.__cause__, USER_ERRORS):
@@ -132,7 +132,7 @@ def problem_of(error: BaseException) -> Problem:
 
 
 def _field(message: str) -> str | None:
-    """The field that a message begins with: the engine's errors name it first, prompts aside."""
+    """The field at fault: messages of the engine begin with its name, except those about the prompt."""
     word = re.match(r"[a-z]+(_[a-z]+)*", message)
     if word is None or word[0] in ("the", "a", "bad"):
         return "prompt" if message.startswith("the prompt") else None

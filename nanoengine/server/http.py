@@ -1,4 +1,4 @@
-"""BoundedHTTP: uvicorn's HTTP, with an end to how long the head of a request may be, and take."""
+"""BoundedHTTP: uvicorn's HTTP, with limits for the length of the head of a request, and for the time in which it arrives."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from starlette.types import Message, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES = 64 << 10
-"""Of the request line and all headers: the parser itself would keep as many as come (as in CVE-2025-48956)."""
+"""The longest request line with all headers: the parser itself has no limit (as in CVE-2025-48956)."""
 
 PART_OF_A_NEWCOMER = 8
 
 CONNECTION = "nanoengine.connection"
-"""Where the scope of a request has its `BoundedHTTP`."""
+"""The key of the ASGI scope with the `BoundedHTTP` of the request."""
 
 MAX_HEAD_SECONDS = 60
-"""A connection that sends nothing whole is closed."""
+"""Seconds in which a whole head must arrive; then the answer is 408, and the connection is closed."""
 
 
 def client_of(address: str) -> str:
@@ -69,11 +69,11 @@ class BoundedHTTP(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._connections = connections
         self._address = ""
-        self._head_bytes = 0  # received of a head that is not whole
+        self._head_bytes = 0  # of a head that is not whole yet
         self._parsed_bytes = 0  # of the target and the headers of this request
         self._is_in_head = True
         self._is_in_body = False
-        self._has_ended = False  # a message, in what was received last
+        self._has_ended = False  # a message ended in the bytes that came last
         self._clock: asyncio.TimerHandle | None = None
         self._has_chunks = True
 
@@ -138,7 +138,7 @@ class BoundedHTTP(HttpToolsProtocol):
         super().on_message_complete()
 
     def write_now(self, body: bytes) -> bool:
-        """Write a piece of the stream that is being sent; False if the client has not taken what was written before."""
+        """Write a piece of a stream at once; False: earlier bytes are still in the buffer, and nothing was written."""
         if self.flow.write_paused or self.transport.is_closing():
             return False
         self.transport.write(b"%x\r\n%b\r\n" % (len(body), body) if self._has_chunks else body)

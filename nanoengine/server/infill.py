@@ -1,4 +1,4 @@
-"""POST /infill: what stands between two texts, as editors ask llama.cpp's server for it
+"""POST /infill: the text between a prefix and a suffix, as editors ask llama.cpp's server for it
 (https://github.com/ggml-org/llama.cpp/tree/master/tools/server, "POST /infill").
 """
 
@@ -19,7 +19,8 @@ from nanoengine.server.errors import Problem
 from nanoengine.server.fields import with_fields
 from nanoengine.server.protocol import ChatRequest, LocalSampling, Table
 from nanoengine.server.replies import Usage, Writer, reply
-from nanoengine.server.serving import Serving, new_id
+from nanoengine.server.scope import new_id
+from nanoengine.server.serving import Serving
 from nanoengine.tools.parser import Event
 
 IGNORED = (
@@ -32,14 +33,14 @@ STOP_TYPES = {"length": "limit", "stop": "eos"}
 
 
 class File(msgspec.Struct):
-    """Another file that helps."""
+    """Another file, as context."""
 
     text: str
     filename: str = ""
 
 
 class InfillRequest(with_fields(LocalSampling, IGNORED), kw_only=True):  # type: ignore[misc, call-arg]
-    """POST /infill. `prompt` is what the middle begins with."""
+    """POST /infill. `prompt` is the beginning of the middle."""
 
     model: str | None = None
     input_prefix: str
@@ -50,11 +51,10 @@ class InfillRequest(with_fields(LocalSampling, IGNORED), kw_only=True):  # type:
     stream: bool | None = False
 
 
-async def infill(http: HTTPRequest) -> Response | EventStream:
-    """Fill a hole. With n_predict 0 the prompt is computed, for the prefix cache, and one token that is not told."""
-    serving: Serving = http.app.state.serving
+async def infill(http: HTTPRequest, serving: Serving) -> Response | EventStream:
+    """Fill in the middle. With n_predict 0 the prompt is computed for the prefix cache, and the answer is empty."""
     request = await serving.read(http, InfillRequest)
-    marks, limit = serving.fill_marks, request.n_predict
+    marks, limit = serving.prompts.fill_marks, request.n_predict
     files = [(own.filename, own.text) for own in request.input_extra or ()]
     text = marks.prompt(request.input_prefix, request.input_suffix, files) + (request.prompt or "")
     asked = ChatRequest(
@@ -66,12 +66,12 @@ async def infill(http: HTTPRequest) -> Response | EventStream:
         add_special_tokens=True,
         **request.of_chat(),
     )
-    writer = InfillWriter(serving.called(request.model), is_silent=limit == 0)
-    return await reply(http, asked, new_id("infill-", http, None), writer, text)
+    writer = InfillWriter(serving.names.answered(request.model), is_silent=limit == 0)
+    return await reply(http, serving, asked, new_id("infill-", http, None), writer, text)
 
 
 class InfillWriter(Writer):
-    """One answer. Arguments: the model as the client calls it, and whether what it says is not told."""
+    """One answer. Arguments: the client's name of the model, and whether the answer stays empty."""
 
     names = MappingProxyType({"max_tokens": "n_predict", "repetition_penalty": "repeat_penalty"})
 
@@ -81,7 +81,7 @@ class InfillWriter(Writer):
         self._content: list[str] = []
         self._last: Table = {}
         self._start = time.monotonic()
-        self._first = 0.0  # when the first of the answer was there
+        self._first = 0.0  # the time of the first token
 
     def write(self, event: Table) -> bytes:
         return b"data: " + encode(event) + b"\n\n"

@@ -1,4 +1,4 @@
-"""Job: what one call of a client has the engine do, until its answer, the client, the clock or the server ends it."""
+"""Job: the engine's work for one HTTP request. It ends with its answer, its client, its time limit or the server."""
 
 from __future__ import annotations
 
@@ -16,26 +16,28 @@ from nanoengine.core.sequence import Phase, Request
 from nanoengine.server.errors import Problem
 
 MOST_AT_ONCE = 64
-"""Deltas that are written in one go, then it is others' turn: a slow reader's may be many thousands."""
+"""Deltas that are handled before other tasks of the event loop run: a slow reader may have thousands."""
 
 SECONDS_TO_SAY_SO = 5
-"""After a job was aborted: for a client that does not read to hear of it. Then its answer is cut off."""
+"""Seconds after a job was aborted, in which a slow client may read the last event. Then the connection is closed."""
 
 
 class Job:
     """Requests that were submitted together.
 
     Args:
-        job_id: what the client knows the answer by.
-        engine: works on them.
+        job_id: the id of the answer.
+        engine: computes them.
         requests: one for each prompt.
         interval: see `RequestStream`.
     """
 
     def __init__(self, job_id: str, engine: AsyncLLMEngine, requests: Sequence[Request], interval: int | None):
         self.job_id = job_id
-        self.problem: Problem | None = None  # what the client is told in place of the rest
-        self.write_now: Callable[[bytes], bool] = lambda _: False  # to the client, unless it does not read
+        self.problem: Problem | None = None  # the error that ends the answer
+        self.write_now: Callable[[bytes], bool] = lambda _: (
+            False
+        )  # writes bytes to the client at once; False: its socket is full
         self._engine = engine
         self.requests = list(requests)
         self._streams = [engine.submit(request, interval) for request in requests]
@@ -47,11 +49,11 @@ class Job:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Of all prompts, those that were in the prefix cache, once they have begun."""
+        """The number of prompt tokens that were in the prefix cache, of the sequences that have begun."""
         return sum(request.sequences[0].num_cached_tokens or 0 for request in self.requests)
 
     def num_sequences_of(self, client: str) -> int:
-        """Those that have not ended, if they are a client's."""
+        """The number of sequences of a client that have not ended."""
         own = (request for request in self.requests if request.client == client and not request.finished)
         return sum(request.params.num_sequences for request in own)
 
@@ -62,7 +64,7 @@ class Job:
             self._engine.cancel(stream)
 
     async def end(self) -> None:
-        """Wait until all results are there, as `requests` have them.
+        """Wait until all requests have ended; `requests` then hold the results.
 
         Raises:
             StepFailed, EngineDead: see `RequestStream.end`.
@@ -74,7 +76,7 @@ class Job:
             raise self.problem
 
     async def deltas(self) -> AsyncIterator[list[tuple[int, Delta]]]:
-        """All that has come since the last time, with the numbers of the prompts that it belongs to. Raises as `end`."""
+        """Lists of deltas since the last list, each delta with the number of its prompt. Raises as `end`."""
         if len(self._streams) == 1:
             async for deltas in self._streams[0]:
                 for start in range(0, len(deltas), MOST_AT_ONCE):
@@ -104,7 +106,7 @@ class Job:
 
 
 def most_tokens(request: Request, max_model_len: int) -> int:
-    """The tokens that a request has and may get."""
+    """The most tokens of a request: of its prompt and of its completions."""
     num_prompt, params = len(request.prompt_token_ids), request.params
     return params.num_sequences * min(max_model_len, num_prompt + (params.max_tokens or max_model_len))
 
@@ -113,7 +115,7 @@ class Jobs:
     """All jobs that run."""
 
     def __init__(self) -> None:
-        self._jobs: dict[Job, asyncio.Task[None] | None] = {}  # and who makes the answer
+        self._jobs: dict[Job, asyncio.Task[None] | None] = {}  # the task that makes the answer
         self._none = asyncio.Event()
         self._none.set()
 
@@ -121,11 +123,11 @@ class Jobs:
         return len(self._jobs)
 
     def num_sequences_of(self, client: str) -> int:
-        """Sequences of a client that have not ended, whether the engine has heard of them or not."""
+        """The number of sequences of a client that have not ended; those that are not submitted yet count."""
         return sum(job.num_sequences_of(client) for job in self._jobs)
 
     def waiting_tokens(self, max_model_len: int) -> Counter[str]:
-        """Of each client: the tokens that its waiting sequences have and may get."""
+        """By client: the most tokens of its waiting sequences."""
         count: Counter[str] = Counter()
         for request in (request for job in self._jobs for request in job.requests):
             if not request.sequences:  # the engine has not heard of it
@@ -139,7 +141,10 @@ class Jobs:
 
     @asynccontextmanager
     async def running(self, job: Job, receive: Receive, timeout: float | None) -> AsyncIterator[None]:
-        """Watch over a job while its answer is made: it ends with its client, in time, or with an error of ours."""
+        """The context in which the answer of a job is made.
+
+        The job is aborted when its client hangs up, when its time is over, and when the context is left.
+        """
         self._jobs[job] = asyncio.current_task()
         self._none.clear()
         loop = asyncio.get_running_loop()
@@ -165,10 +170,11 @@ class Jobs:
     def abort(
         self, job_ids: Sequence[str] | None = None, client: str | None = None, problem: Problem | None = None
     ) -> int:
-        """Abort jobs by the ids of their answers, or of the requests that the engine knows; None: all. Returns how many.
+        """Abort jobs, and return their number.
 
         Args:
-            client: whose they must be; None: anybody's.
+            job_ids: ids of answers or of the engine's requests; None: all jobs.
+            client: jobs of this client alone; None: of all clients.
             problem: see `Job.abort`.
         """
         wanted = None if job_ids is None else set(job_ids)
@@ -183,7 +189,7 @@ class Jobs:
         return len(found)
 
     def cut_off(self, *jobs: Job) -> None:
-        """End answers where they stand, all if none is named: those too whose clients do not read."""
+        """Cancel the tasks that make answers, although their clients do not read; without arguments those of all jobs."""
         for job in jobs or list(self._jobs):
             if (task := self._jobs.get(job)) is not None:
                 job.abort()

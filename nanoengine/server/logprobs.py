@@ -25,12 +25,12 @@ LEAST = -9999.0
 
 @dataclass(slots=True)
 class Progress:
-    """How far the stream of one choice has come."""
+    """The part of one choice that was streamed."""
 
     num_tokens: int = 0
-    num_chars: int = 0  # of the names of its tokens
-    last: list[int] = field(default_factory=list)  # tokens that may be parts of the next character
-    text: Detokenizer | None = None  # whose pieces are the names of its tokens
+    num_chars: int = 0  # of the texts of its tokens
+    last: list[int] = field(default_factory=list)  # its last tokens: they may be the beginning of the next character
+    text: Detokenizer | None = None  # its pieces are the texts of the tokens
 
     def names(
         self,
@@ -40,7 +40,7 @@ class Progress:
         token_ids: Sequence[int],
         told: Delta | CompletionOutput,
     ) -> list[str]:
-        """What each of the next tokens adds to the text of this choice."""
+        """The text that each of the next tokens adds to this choice."""
         if self.text is None:
             decode = partial(tokenizer.decode, skip_special_tokens=params.skip_special_tokens)
             self.text = StopDetokenizer(decode, prompt=prompt, include_stop=params.include_stop_str_in_output)
@@ -54,8 +54,14 @@ class Progress:
 
 
 def names_of(text: Detokenizer, token_ids: Sequence[int], is_last: bool, is_stopped: bool = False) -> list[str]:
-    """What each of the next tokens adds to the text of those so far: nothing, while a character is incomplete, then all of it.
-    All names together are the text. `is_last`: no more tokens will come; `is_stopped`: the last of them ends the text.
+    """The text that each of the next tokens adds: nothing while a character is incomplete, then the whole character. The texts
+    of all tokens, joined, are the whole text.
+
+    Args:
+        text: of the tokens before; it is continued.
+        token_ids: the next tokens.
+        is_last: no more tokens will come.
+        is_stopped: the last of them is the one that ended the completion.
     """
     names: list[str] = []
     start = len(text.text)
@@ -73,17 +79,17 @@ class Place(NamedTuple, Generic[E]):
     """A token in a text."""
 
     token: int
-    name: str  # what it adds to the text
+    name: str  # the text that it adds
     entry: E
     before: Sequence[int]  # the tokens right before it
 
 
 class LogprobShapes:
-    """Makes them, with the names that a request wants for tokens.
+    """Makes the JSON of log probabilities.
 
     Args:
         texts: of tokens.
-        as_ids: name tokens "token_id:N".
+        as_ids: tokens are named "token_id:N", and not by their texts.
     """
 
     def __init__(self, texts: TokenTexts, as_ids: bool = False):
@@ -103,9 +109,9 @@ class LogprobShapes:
 
         Args:
             token_ids: the tokens.
-            names: what each adds to the text that is sent.
-            entries: one for each; None for one that nothing predicts.
-            num_top: likeliest tokens at each position; the one that stands there is always among them.
+            names: the text that each adds.
+            entries: log probabilities at each position; None: there are none, as of the first token of a prompt.
+            num_top: the number of likeliest tokens at each position, beside the token itself.
             offset: characters before the first.
             before: tokens before the first, those that may be parts of its first character.
         """
@@ -127,7 +133,7 @@ class LogprobShapes:
         num_top: int,
         before: Sequence[int] = (),
     ) -> dict[str, Any]:
-        """Of /v1/chat/completions. Arguments as for `completion`, but that num_top counts the token that stands there."""
+        """Of /v1/chat/completions. Arguments as for `completion`, but `num_top` counts the token itself."""
         return {
             "content": [
                 self._chat_entry(own.token, own.name, own.entry[own.token].logprob)
@@ -137,9 +143,8 @@ class LogprobShapes:
         }
 
     def _top(self, own: Place[Any], entry: TokenLogprobs, count: int) -> Iterator[tuple[int, str, float]]:
-        """The token of a place and the likeliest others, each with its name and log probability.
-
-        One that adds nothing, such as the end of a text, is named all the same.
+        """The token of a place and the likeliest others, each with its text and its log probability. Here a token that adds no
+        text, such as the end of a text, has its own text.
         """
         for token, logprob in _ranked(own.token, entry, count):
             yield token, (own.name if token == own.token else "") or self._texts.after(own.before, token), logprob
@@ -147,7 +152,7 @@ class LogprobShapes:
     def _table(self, top: Iterable[tuple[int, str, float]]) -> dict[str, float]:
         table: dict[str, float] = {}
         for token, name, logprob in top:
-            table.setdefault(self._shown(token, name), _finite(logprob))  # of those that look alike, the likeliest
+            table.setdefault(self._shown(token, name), _finite(logprob))  # of tokens with equal texts, the likeliest
         return table
 
     def _shown(self, token: int, name: str) -> str:
@@ -161,7 +166,7 @@ class LogprobShapes:
         }
 
     def prompt(self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
-        """Of a prompt: a table by token id for each of its tokens, None for the first."""
+        """Of `prompt_logprobs`: for each token of the prompt a table by token id; None for the first token."""
         return [
             None
             if own.entry is None
@@ -186,7 +191,7 @@ def _places(
 
 
 def _ranked(token: int, entry: TokenLogprobs, count: int) -> Iterator[tuple[int, float]]:
-    """The token that stands there, then the others, the likeliest first; at most so many."""
+    """The token itself, then the others, the likeliest first; `count` of them at most."""
     order = sorted(entry.items(), key=lambda pair: (pair[0] != token, pair[1].rank))
     return islice(((t, own.logprob) for t, own in order), count)
 

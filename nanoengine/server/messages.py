@@ -16,18 +16,28 @@ from nanoengine.server.answers import EventStream, json_response
 from nanoengine.server.errors import Problem
 from nanoengine.server.fields import IGNORED_MESSAGES, Body, with_fields
 from nanoengine.server.protocol import Messages, Named, Stop, Table, TranslatedRequest
-from nanoengine.server.replies import Usage, Writer, call, function, named, reply, said, settled
-from nanoengine.server.serving import CLIENT, Serving, new_id
+from nanoengine.server.replies import (
+    Usage,
+    Writer,
+    assistant_message,
+    choice_of,
+    merge_system_messages,
+    reply,
+    tool_call,
+    tool_table,
+)
+from nanoengine.server.scope import CLIENT, new_id
+from nanoengine.server.serving import Serving
 from nanoengine.tools.parser import Call, Event, Reasoning, Text
 
 CHOICES = {None: None, "auto": "auto", "any": "required", "none": "none"}
 
 STOPS = {"length": "max_tokens", "tool_calls": "tool_use"}
-"""Anthropic's names for why an answer ended, but for the end that the model or a stop string makes."""
+"""Anthropic's stop reasons by finish reasons; "stop" is "end_turn" or "stop_sequence"."""
 
 
 class ToolChoice(Body, kw_only=True):
-    """Which tool is called."""
+    """The choice of a tool."""
 
     type: Literal["auto", "any", "tool", "none"] | None = None
     name: str | None = None
@@ -41,21 +51,21 @@ class Thinking(with_fields(Body, ("budget_tokens", "display", "block_binding")),
 
 
 class Format(with_fields(Body, ("name", "description", "strict")), kw_only=True):  # type: ignore[misc, call-arg]
-    """What the text must look like."""
+    """The schema of the text."""
 
     type: str | None = None
     schema: Table | None = None
 
 
 class OutputConfig(Body, kw_only=True):
-    """How the model answers."""
+    """The format of the answer, and the effort of thinking."""
 
     format: Format | None = None
     effort: str | None = None
 
 
 class Thread(Body, kw_only=True):
-    """A conversation that Anthropic's server would keep. All of it is in the request that begins one."""
+    """A conversation that Anthropic's server keeps. A request that begins one has all its messages."""
 
     type: Literal["create", "continue"] | None = None
     previous_message_id: str | None = None
@@ -74,7 +84,7 @@ class _Fields(with_fields(Named, IGNORED_MESSAGES), kw_only=True):  # type: igno
     thread: Thread | None = None
 
     def check(self) -> None:
-        """Refuse what another server would have kept; its clients then send all of it."""
+        """Refuse to continue a conversation that another server would have kept; clients then send all messages."""
         if self.thread is not None and self.thread.type == "continue":
             message = "thread.type is continue, and this server keeps no conversations: send all messages"
             raise Problem(404, message, "thread", code="thread_not_found")
@@ -84,7 +94,7 @@ class _Fields(with_fields(Named, IGNORED_MESSAGES), kw_only=True):  # type: igno
         messages = _system(self.system)
         for index, message in enumerate(self.messages):
             messages += _turns(message, f"messages[{index}]")
-        messages = settled(messages)
+        messages = merge_system_messages(messages)
         is_begun = messages[-1]["role"] == "assistant"  # the model goes on with it
         choice, output = self.tool_choice or ToolChoice(), self.output_config or OutputConfig()
         kwargs: Table = {"reasoning_effort": output.effort}
@@ -128,19 +138,17 @@ class CountTokensRequest(_Fields, kw_only=True):  # type: ignore[call-arg]
     """POST /v1/messages/count_tokens."""
 
 
-async def messages(http: HTTPRequest) -> Response | EventStream:
+async def messages(http: HTTPRequest, serving: Serving) -> Response | EventStream:
     """Answer a conversation."""
-    serving: Serving = http.app.state.serving
     request, chat = await serving.read_as(http, MessagesRequest, MessagesRequest.chat)
     job_id = new_id("msg_", http, None)
-    return await reply(http, chat, job_id, MessagesWriter(job_id, request.model or serving.name))
+    return await reply(http, serving, chat, job_id, MessagesWriter(job_id, request.model or serving.name))
 
 
-async def count_tokens(http: HTTPRequest) -> Response:
-    """How long a conversation is to the model."""
-    serving: Serving = http.app.state.serving
+async def count_tokens(http: HTTPRequest, serving: Serving) -> Response:
+    """The number of tokens of a conversation."""
     _, chat = await serving.read_as(http, CountTokensRequest, CountTokensRequest.chat)
-    counting = serving.text.run(serving.count, chat, http.scope[CLIENT])
+    counting = serving.text.run(serving.prompts.count, chat, http.scope[CLIENT])
     return json_response({"input_tokens": await serving.while_there(http, counting)})
 
 
@@ -148,14 +156,14 @@ async def count_tokens(http: HTTPRequest) -> Response:
 
 
 def _system(system: str | list[Table] | None) -> list[Table]:
-    """Claude Code's first block is for who sends the bill, and may differ in every request: no prefix would be found again."""
+    """The system message, without Claude Code's block about billing: it differs in every request, and would break the cache."""
     if isinstance(system, list):
         system = [block for block in system if not str(block.get("text")).startswith("x-anthropic-billing-header:")]
     return [{"role": "system", "content": system}] if system else []
 
 
 def _turns(message: Table, where: str) -> list[Table]:
-    """A message of theirs as messages of a chat: results of tools are messages of their own."""
+    """A message of Anthropic's as messages of a chat, in which results of tools are messages of their own."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
         raise Problem(400, f"{where}: role is {shown(role)}: it must be user, assistant or system", "messages")
@@ -178,10 +186,10 @@ def _said(blocks: list[Table], where: str) -> Table:
         elif kind == "thinking":
             thoughts.append(_text(block, "thinking", place))
         elif kind == "tool_use":
-            calls.append(call(_text(block, "id", place), _text(block, "name", place), block.get("input") or {}))
+            calls.append(tool_call(_text(block, "id", place), _text(block, "name", place), block.get("input") or {}))
         elif kind != "redacted_thinking":  # of another model, which alone can read it
             raise _unknown(kind, place)
-    return said("".join(texts) or (None if calls else ""), calls, "\n".join(thoughts))
+    return assistant_message("".join(texts) or (None if calls else ""), calls, "\n".join(thoughts))
 
 
 def _asked(role: str, blocks: list[Table], where: str) -> list[Table]:
@@ -223,11 +231,11 @@ def _tool(tool: Table) -> Table:
             f"tools: {str(kind)[:80]!r} is a tool that another server runs by itself: give tools with an input_schema"
         )
         raise Problem(400, message, "tools")
-    return function(tool.get("name", ""), tool.get("description"), tool.get("input_schema"), tool.get("strict"))
+    return tool_table(tool.get("name", ""), tool.get("description"), tool.get("input_schema"), tool.get("strict"))
 
 
 def _choice(choice: ToolChoice) -> str | Table | None:
-    return named(choice.name or "") if choice.type == "tool" else CHOICES.get(choice.type)
+    return choice_of(choice.name or "") if choice.type == "tool" else CHOICES.get(choice.type)
 
 
 def _format(own: Format | None) -> Table | None:
@@ -301,7 +309,7 @@ class MessagesWriter(Writer):
 
 
 def _usage(usage: Usage) -> Table:
-    """What was read from the cache is not counted among the tokens of the prompt."""
+    """Anthropic's usage: tokens from the cache do not count as input tokens."""
     return {
         "input_tokens": usage.prompt - usage.cached,
         "cache_creation_input_tokens": 0,

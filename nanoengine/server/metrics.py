@@ -1,4 +1,4 @@
-"""What `GET /metrics` answers: one snapshot of the engine in Prometheus' text format, under the names of vLLM.
+"""GET /metrics: a snapshot of the engine in Prometheus' text format, under the names of vLLM.
 
 Names, labels, types, bounds of buckets and meanings are those of vLLM 0.33 (vllm/v1/metrics/loggers.py), so that dashboards and
 autoscalers made for it work here. What vLLM has no name for begins with "nanoengine:".
@@ -21,10 +21,10 @@ CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 REJECTED = "vllm:admission_rejections"
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
-"""Those of vLLM. Every series is there from the start, since rates cannot be seen in one that begins with its first event."""
+"""Finish reasons of vLLM. Every series is there from the start: a series that begins with its first event shows no rate."""
 
 REJECTIONS = ("max_num_queued_reqs", "max_num_queued_tokens")
-"""Why vLLM turns requests away at the door."""
+"""vLLM's reasons for refusing requests before they are queued."""
 
 
 def render_metrics(
@@ -40,7 +40,7 @@ def render_metrics(
         engines: the snapshot of each, by its label.
         model_name: the first name that the model is served under.
         cache_config: options of the KV cache, as labels of vllm:cache_config_info beside those that the snapshot knows.
-        num_rejected: by reason, how many requests were turned away before they came to the engine.
+        num_rejected: the number of requests that were refused before they came to the engine, by reason.
     """
     registry = CollectorRegistry()
     registry.register(_Snapshots([_Snapshot(*own, model_name, cache_config, num_rejected) for own in engines.items()]))
@@ -49,7 +49,7 @@ def render_metrics(
 
 
 class _Snapshots(Collector):
-    """Those of all engines, family by family."""
+    """The metrics of all engines, family by family."""
 
     def __init__(self, snapshots: list[_Snapshot]):
         self._snapshots = snapshots

@@ -1,4 +1,4 @@
-"""What happens to every request around its endpoint: who sent it, may they, what became of it."""
+"""Identify: the middleware around all endpoints. It identifies the client, checks its access, and logs the request."""
 
 from __future__ import annotations
 
@@ -15,26 +15,18 @@ from contextlib import ExitStack
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nanoengine.server.config import ServerConfig
+from nanoengine.server.endpoint import Access, Endpoint
 from nanoengine.server.errors import REASON, Problem, body_too_long, problem_of
 from nanoengine.server.http import client_of
+from nanoengine.server.page import FILES
 from nanoengine.server.protocol import MAX_ID_CHARS
-from nanoengine.server.serving import ADMIN, CLIENT, HELD, REQUEST_ID, SENT
+from nanoengine.server.scope import ADMIN, CLIENT, HELD, REQUEST_ID, SENT
 from nanoengine.server.text import CURRENT_CLIENT
 from nanoengine.server.work_share import WorkShare
 
 logger = logging.getLogger("nanoengine.server")
 access_logger = logging.getLogger("nanoengine.access")
 
-
-QUIET_PATHS = ("/view", "/health", "/ping", "/metrics")
-"""Asked for every second, or more often: a line for each would hide all others, as long as they are answered."""
-
-
-ADMIN_PATHS = ("/view", "/reset_prefix_cache", "/restart_replicas")
-"""For the admin alone, if there is one: they show, or take from, all clients."""
-
-ONLY_ADMIN_PATHS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
-"""For nobody, if there is no admin: they have the server read files of its machine, and change what models there are."""
 
 ONCE = (b"host", b"authorization", b"x-api-key", b"origin", b"content-length")
 """Headers that decide who may do what."""
@@ -43,24 +35,24 @@ ACCESS = 'request_id=%(request_id)s client=%(client)s method=%(method)s path="%(
 ACCESS += "status=%(status)d bytes=%(bytes)d seconds=%(seconds).3f"
 
 MAX_REASON_CHARS = 300
-"""Of why a request was refused, as the log has it: messages hold what clients sent."""
+"""The longest error message in the log: messages quote values of clients."""
 
 
 class Identify:
-    """Gives each request an id, and a client: its key, or the address that it came from. The log has both, the answer the id.
+    """Gives each request an id and a client, which is its key or its address. The log has both, the answer has the id.
 
     Args:
-        app: what comes next.
-        config: who is let in, and whether a line is written for each.
-        open_paths: for which nobody needs a key.
-        work_share: when a client's next request is read.
+        app: the next application.
+        config: keys, hosts, origins, and whether each request is logged.
+        endpoints: of the server, with their rules of access. Any other path, but a file of the page, is for clients with a key.
+        work_share: when the next request of a client is read.
     """
 
     def __init__(
         self,
         app: ASGIApp,
         config: ServerConfig,
-        open_paths: Collection[str],
+        endpoints: Collection[Endpoint],
         work_share: WorkShare,
     ):
         self._app, self._work_share = app, work_share
@@ -69,7 +61,8 @@ class Identify:
         self._admin = None if config.admin_key is None else _digest(config.admin_key.encode())
         self._origins = frozenset(origins)
         self._digests = None if keys is None else [_digest(key.encode()) for key in keys]
-        self._open_paths = frozenset(open_paths)
+        self._access = {own.path: own.access for own in endpoints} | dict.fromkeys(FILES.values(), Access.OPEN)
+        self._polled = {own.path for own in endpoints if own.is_polled}
         self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,7 +100,7 @@ class Identify:
             if not status:
                 await problem_of(error).response(scope)(scope, receive, send_with_id)
         finally:
-            if self._log and not (status == 200 and scope["path"] in QUIET_PATHS):
+            if self._log and not (status == 200 and scope["path"] in self._polled):
                 fields = {"request_id": request_id, "client": scope[CLIENT], "method": scope["method"]}
                 fields |= {"path": _quoted(scope["path"]), "status": status, "bytes": scope[SENT]}
                 fields["seconds"], reason = round(time.perf_counter() - start, 6), ""
@@ -128,7 +121,7 @@ class Identify:
             await self._work_share.measured(client, work())
 
     def _problem(self, scope: Scope, headers: dict[bytes, bytes]) -> Problem | None:
-        """Why a request is not let in, if it is not. One with a key belongs to the client of that key."""
+        """The error of a request that is refused; None: it is let in. A request with a key belongs to the client of the key."""
         if not scope["path"].isprintable():  # to a route, one with the end of a line behind it is the same path
             return Problem(400, "the path holds characters that cannot be printed")
         counts = Counter(name for name, _ in scope["headers"] if name in ONCE)
@@ -153,15 +146,16 @@ class Identify:
         if kind.lower() != b"bearer":
             key = headers.get(b"x-api-key", b"")  # as Anthropic's clients send it
         digest = _digest(key.strip())
+        access = Access.OPEN if scope["method"] == "OPTIONS" else self._access.get(scope["path"], Access.CLIENT)
         if self._admin is not None:
             if secrets.compare_digest(digest, self._admin):
                 scope[CLIENT] = ADMIN
                 return None
-            if scope["path"] in (*ADMIN_PATHS, *ONLY_ADMIN_PATHS) and scope["method"] != "OPTIONS":
+            if access in (Access.ADMIN, Access.ONLY_ADMIN):
                 return _unknown("this needs the admin key (admin_key)")
-        elif scope["path"] in ONLY_ADMIN_PATHS and scope["method"] != "OPTIONS":
+        elif access is Access.ONLY_ADMIN:
             return Problem(403, "only an admin may do this, and this server has none: start it with --admin-key")
-        if self._digests is None or scope["path"] in self._open_paths or scope["method"] == "OPTIONS":
+        if self._digests is None or access is Access.OPEN:
             return None
         matches = [secrets.compare_digest(digest, own) for own in self._digests]  # all of them: time tells nothing
         if not any(matches):
@@ -176,7 +170,7 @@ def _unknown(message: str) -> Problem:
 
 
 def _quoted(text: str) -> str:
-    """A text as one line of a log may hold it between quotes."""
+    """A text on one line of a log, between quotes."""
     return text.encode("unicode_escape").decode().replace('"', '\\"')
 
 
@@ -185,6 +179,6 @@ def _digest(key: bytes) -> bytes:
 
 
 def _printable(value: bytes) -> str | None:
-    """A client's own id for its request, if it can be written into a header and a log, and forges nothing there."""
+    """The client's id of its request; None if it has characters that could forge a header or a line of the log."""
     text = value.decode("latin-1")
     return text if len(text) <= MAX_ID_CHARS and re.fullmatch(r"[\w.:@/+-]+", text, re.ASCII) else None

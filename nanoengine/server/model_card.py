@@ -1,4 +1,4 @@
-"""ModelCard: what the files of a model say of it, in the words of Ollama's interface."""
+"""ModelCard: facts from the files of a model, under the names of Ollama's interface."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class ModelCard:
 
     Attributes:
         size: bytes of the files of its weights.
-        digest: sha256 of their names, sizes and times, in hexadecimal: whoever has replaced a file finds another one.
-        modified: when the newest was written, as ISO 8601 has it.
+        digest: sha256 of their names, sizes and times, in hexadecimal: it changes with each replaced file.
+        modified: the time of the newest file, in ISO 8601.
         details, info: the tables of these names in Ollama's answers; `info` without the length of the context.
-        writes: it has a head, so it can say what comes next.
+        writes: it has a head, so it can generate text.
     """
 
     size: int
@@ -45,7 +45,7 @@ class ModelCard:
 
     @classmethod
     def of(cls, models: Models) -> ModelCard:
-        """Read it from a model that is loaded; no weight is read."""
+        """The card of a loaded model; no weights are read."""
         place, config, metadata = Path(models.checkpoint.place), models.model_config, models.metadata
         if place.is_dir():
             files, scheme = weight_files(place), read_scheme(config_table(place))

@@ -23,12 +23,13 @@ from nanoengine.server.answers import EventStream, encode, json_response
 from nanoengine.server.errors import Problem
 from nanoengine.server.fields import IGNORED_OLLAMA, IGNORED_OPTIONS, Body, with_fields
 from nanoengine.server.protocol import SAME, LocalSampling, Positive, Table, Texts, TranslatedRequest
-from nanoengine.server.replies import Usage, Writer, call, reply
-from nanoengine.server.serving import Serving, new_id
+from nanoengine.server.replies import Usage, Writer, reply, tool_call
+from nanoengine.server.scope import new_id
+from nanoengine.server.serving import Serving
 from nanoengine.tools.parser import Call, Event, Reasoning
 
 NEVER = "9999-12-31T23:59:59Z"
-"""When a model is unloaded."""
+"""The time at which a model is unloaded."""
 
 
 class Options(with_fields(LocalSampling, IGNORED_OPTIONS), kw_only=True):  # type: ignore[misc, call-arg]
@@ -112,19 +113,17 @@ class OllamaEmbeddingsRequest(with_fields(Body, ("keep_alive",)), kw_only=True):
     options: Options | None = None
 
 
-async def chat(http: HTTPRequest) -> Response | EventStream:
-    """Say what comes next in a conversation."""
-    serving: Serving = http.app.state.serving
+async def chat(http: HTTPRequest, serving: Serving) -> Response | EventStream:
+    """Answer a conversation."""
     request, messages = await serving.read_as(http, OllamaChatRequest, _messages)
     if not messages:
         return _loaded(request, message={"role": "assistant", "content": ""})
     writer = OllamaWriter(request.model, is_chat=True)
-    return await reply(http, request.chat(messages, request.tools), new_id("ollama-", http, None), writer)
+    return await reply(http, serving, request.chat(messages, request.tools), new_id("ollama-", http, None), writer)
 
 
-async def generate(http: HTTPRequest) -> Response | EventStream:
+async def generate(http: HTTPRequest, serving: Serving) -> Response | EventStream:
     """Answer one prompt."""
-    serving: Serving = http.app.state.serving
     request = await serving.read(http, OllamaGenerateRequest)
     if not request.prompt and not request.suffix:
         return _loaded(request, response="")
@@ -134,23 +133,21 @@ async def generate(http: HTTPRequest) -> Response | EventStream:
     if not serving.tokenizer.chat_templates:  # it goes on with texts
         text = "\n".join(filter(None, (request.system, request.prompt)))
     if request.suffix:
-        marks = serving.fill_marks
+        marks = serving.prompts.fill_marks
         text, asked.stop_token_ids = marks.prompt(request.prompt or "", request.suffix), list(marks.ends)
     asked.add_special_tokens = text is not None
     writer = OllamaWriter(request.model, is_chat=False)
-    return await reply(http, asked, new_id("ollama-", http, None), writer, text)
+    return await reply(http, serving, asked, new_id("ollama-", http, None), writer, text)
 
 
-async def tags(http: HTTPRequest) -> Response:
+async def tags(_: HTTPRequest, serving: Serving) -> Response:
     """The model under each of its names, and its adapters."""
-    serving: Serving = http.app.state.serving
-    return json_response({"models": [_listed(serving, name) for name in (*serving.names, *serving.adapter_names())]})
+    return json_response({"models": [_listed(serving, name) for name in serving.names.all]})
 
 
-async def ps(http: HTTPRequest) -> Response:
-    """The same, as what is loaded: all of it is, for ever."""
-    serving: Serving = http.app.state.serving
-    card, names = serving.card, (*serving.names, *serving.adapter_names())
+async def ps(_: HTTPRequest, serving: Serving) -> Response:
+    """The models in memory: all of them, for ever."""
+    card, names = serving.card, serving.names.all
     rest = {
         "size_vram": card.size if serving.on_gpu else 0,
         "context_length": serving.max_model_len,
@@ -160,25 +157,24 @@ async def ps(http: HTTPRequest) -> Response:
 
 
 def _listed(serving: Serving, name: str) -> Table:
-    card, is_own = serving.card, serving.is_model(name)
+    card, is_own = serving.card, serving.names.is_own(name)
     details = card.details if is_own else {**card.details, "parent_model": serving.name}
     own = {"modified_at": card.modified, "size": card.size, "digest": card.digest, "details": details}
     return {"name": name, "model": name, **own}
 
 
-async def show(http: HTTPRequest) -> Response:
-    """What the model can do."""
-    serving: Serving = http.app.state.serving
+async def show(http: HTTPRequest, serving: Serving) -> Response:
+    """The abilities, the template and the sizes of the model."""
     request = await serving.read(http, OllamaShowRequest)
     name = request.model or request.name
     if name is None:
         raise Problem(400, "model is missing", "model")
-    serving.check_name(name)
+    serving.names.check(name)
     info = await serving.text.run(serving.tokenizer.info)
     card = serving.card
     can = [*(["completion"] if card.writes else []), *(["embedding"] if is_installed("pooling") else [])]
     with suppress(InvalidPrompt):
-        can += ["insert"] if serving.fill_marks else []
+        can += ["insert"] if serving.prompts.fill_marks else []
     if template := info.get("chat_template"):
         can += ["tools", *(["thinking"] if "</think>" in str(template) or "<|channel|>" in str(template) else [])]
     return json_response(
@@ -195,12 +191,12 @@ async def show(http: HTTPRequest) -> Response:
 
 
 def _advised(defaults: Mapping[str, Any]) -> str:
-    """How requests that say nothing are sampled, a value a line."""
+    """The default sampling parameters, one on each line."""
     names = {name: name for name in SAME} | {"repetition_penalty": "repeat_penalty"}
     return "\n".join(f"{theirs} {defaults[name]}" for name, theirs in names.items() if name in defaults)
 
 
-async def version(http: HTTPRequest) -> Response:  # noqa: ARG001 - the signature of endpoints
+async def version(_: HTTPRequest, __: Serving) -> Response:
     return json_response({"version": nanoengine.__version__})
 
 
@@ -232,7 +228,7 @@ def _call(own: Any, index: int, where: str) -> Table:
     made = own.get("function") if isinstance(own, dict) else None
     if not isinstance(made, dict) or not isinstance(made.get("name"), str):
         raise Problem(400, f"{where}: tool_calls[{index}] must have a function with a name", "messages")
-    return call(own.get("id") or f"call_{index}", made["name"], made.get("arguments") or {})
+    return tool_call(own.get("id") or f"call_{index}", made["name"], made.get("arguments") or {})
 
 
 def _format(format: str | Table | None) -> Table | None:
@@ -253,7 +249,7 @@ def _now() -> str:
 
 
 def _loaded(request: _Asked, **said: Any) -> Response:
-    """To who says nothing, so that a model is loaded, or no longer: it stays."""
+    """The answer to a request without a prompt, which loads or unloads a model in Ollama; here the model stays."""
     reason = "unload" if str(request.keep_alive).rstrip("smh") in ("0", "0.0") else "load"
     return json_response({"model": request.model, "created_at": _now(), **said, "done": True, "done_reason": reason})
 
@@ -270,9 +266,9 @@ class OllamaWriter(Writer):
         self._model, self._is_chat = model, is_chat
         self._said: Table = {}
         self._whole: Table = {}
-        self._name = ""  # of the open call
+        self._name = ""  # of the tool of the open call
         self._start = time.monotonic_ns()
-        self._first = 0  # when the first of the answer was there
+        self._first = 0  # the time of the first token
 
     def write(self, event: Table) -> bytes:
         return encode(event) + b"\n"

@@ -17,12 +17,12 @@ from nanoengine.server.ollama import OllamaEmbeddingsRequest, OllamaEmbedRequest
 from nanoengine.server.params import prompt_list
 from nanoengine.server.pieces import Pieces
 from nanoengine.server.protocol import Queued
-from nanoengine.server.serving import Serving, new_id
+from nanoengine.server.scope import new_id
+from nanoengine.server.serving import Serving
 
 
-async def embed(http: HTTPRequest) -> Response:
+async def embed(http: HTTPRequest, serving: Serving) -> Response:
     """Embed texts. What is too long is cut at its end, unless that is refused."""
-    serving: Serving = http.app.state.serving
     start = time.monotonic_ns()
     request, inputs = await serving.read_as(
         http,
@@ -33,18 +33,17 @@ async def embed(http: HTTPRequest) -> Response:
         return json_response({"model": request.model, "embeddings": []})
     queued = Queued(truncation_side="right", truncate_prompt_tokens=None if request.truncate is False else -1)
     params = PoolingParams(dimensions=request.dimensions)
-    requests = await embedded(http, queued, new_id("ollama-", http, None), inputs, params)
+    requests = await embedded(http, serving, queued, new_id("ollama-", http, None), inputs, params)
     return Pieces(await serving.text.run(partial(_body, request.model, start, requests)))
 
 
-async def embeddings(http: HTTPRequest) -> Response:
+async def embeddings(http: HTTPRequest, serving: Serving) -> Response:
     """Embed one text."""
-    serving: Serving = http.app.state.serving
     request = await serving.read(http, OllamaEmbeddingsRequest)
     if not request.prompt:
         return json_response({"embedding": []})
     queued = Queued(truncation_side="right", truncate_prompt_tokens=-1)
-    requests = await embedded(http, queued, new_id("ollama-", http, None), [request.prompt], PoolingParams())
+    requests = await embedded(http, serving, queued, new_id("ollama-", http, None), [request.prompt], PoolingParams())
     return json_response({"embedding": vector_of(requests[0]).tolist()})
 
 

@@ -1,4 +1,4 @@
-"""What those who run a server, and their tools, ask for: health, version, models, metrics, aborting, forgetting the cache."""
+"""Endpoints for the operation of a server: health, version, models, metrics, aborting requests, resetting the prefix cache."""
 
 from __future__ import annotations
 
@@ -11,43 +11,40 @@ from nanoengine.server.answers import json_response
 from nanoengine.server.errors import Problem
 from nanoengine.server.metrics import CONTENT_TYPE
 from nanoengine.server.protocol import AbortRequest
-from nanoengine.server.serving import ADMIN, CLIENT, Serving
+from nanoengine.server.scope import ADMIN, CLIENT
+from nanoengine.server.serving import Serving
 
 
-async def health(http: HTTPRequest) -> Response:
+async def health(_: HTTPRequest, serving: Serving) -> Response:
     """200 while requests are served: 503 with the reason when the engine has died, or the server is ending."""
-    serving: Serving = http.app.state.serving
     if serving.closed_because is not None:
         return json_response({"status": serving.closed_because}, 503)
     return Response(status_code=200)
 
 
-async def version(http: HTTPRequest) -> Response:  # noqa: ARG001 - the signature of endpoints
+async def version(_: HTTPRequest, __: Serving) -> Response:
     return json_response({"version": nanoengine.__version__})
 
 
-async def load(http: HTTPRequest) -> Response:
-    """How many calls are being answered."""
-    serving: Serving = http.app.state.serving
+async def load(_: HTTPRequest, serving: Serving) -> Response:
+    """The number of requests that are being answered."""
     return json_response({"server_load": len(serving.jobs)})
 
 
-async def models(http: HTTPRequest) -> Response:
+async def models(_: HTTPRequest, serving: Serving) -> Response:
     """The model, under each of its names, and its adapters."""
-    serving: Serving = http.app.state.serving
-    names = (*serving.names, *serving.adapter_names())
+    names = serving.names.all
     return json_response({"object": "list", "data": [_model(serving, name) for name in names]})
 
 
-async def model(http: HTTPRequest) -> Response:
+async def model(http: HTTPRequest, serving: Serving) -> Response:
     """The model, or an adapter, if this is its name."""
-    serving: Serving = http.app.state.serving
     name = http.path_params["name"]
     return json_response(_model(serving, name))
 
 
 def _model(serving: Serving, name: str) -> dict[str, object]:
-    adapter = serving.check_name(name)
+    adapter = serving.names.check(name)
     permission = {
         "id": f"modelperm-{name}",
         "object": "model_permission",
@@ -74,21 +71,19 @@ def _model(serving: Serving, name: str) -> dict[str, object]:
     }
 
 
-async def metrics(http: HTTPRequest) -> Response:
-    """All counters between two steps, for Prometheus; everybody who asks within a second is told the same. Replicas have a label
-    each; with `?engine=all` they are added up.
+async def metrics(http: HTTPRequest, serving: Serving) -> Response:
+    """All counters between two steps, for Prometheus; one result is kept for a second. Each replica has a label; with
+    `?engine=all` they are added up.
     """
-    serving: Serving = http.app.state.serving
     text = serving.summed_metrics_text if http.query_params.get("engine") == "all" else serving.metrics_text
     return Response(await text.get(), media_type=CONTENT_TYPE)
 
 
-async def abort_requests(http: HTTPRequest) -> Response:
+async def abort_requests(http: HTTPRequest, serving: Serving) -> Response:
     """End requests of this client, by the ids of their answers; all of them, if the field is missing. An admin ends anybody's.
 
     Without keys, many clients may come from one address, such as that of a proxy: there only an admin ends all.
     """
-    serving: Serving = http.app.state.serving
     request = await serving.read(http, AbortRequest)
     if request.request_ids is None and http.scope[CLIENT] != ADMIN and serving.config.api_key is None:
         raise Problem(
@@ -98,16 +93,14 @@ async def abort_requests(http: HTTPRequest) -> Response:
     return json_response({"status": "aborted", "aborted": count})
 
 
-async def reset_prefix_cache(http: HTTPRequest) -> Response:
+async def reset_prefix_cache(_: HTTPRequest, serving: Serving) -> Response:
     """Forget all cached prefixes; refused while requests run."""
-    serving: Serving = http.app.state.serving
     done = await serving.engine.call(LLMEngine.reset_prefix_cache)
     return json_response({"success": done})
 
 
-async def restart_replicas(http: HTTPRequest) -> Response:
+async def restart_replicas(_: HTTPRequest, serving: Serving) -> Response:
     """Start all replicas anew, one after the other; requests go on."""
-    serving: Serving = http.app.state.serving
 
     def restart(engine: LLMEngine) -> bool:
         own = getattr(engine, "restart", None)  # of an engine that has replicas

@@ -1,9 +1,8 @@
-"""The page at `/`, which shows the engine while it works, and the views that it asks for. Its files are in the folder `page`."""
+"""The page at `/`, which shows the engine while it works, and GET /view, its data. The files are in the folder `page`."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable
 from importlib.resources import files
 from pathlib import PurePath
 
@@ -12,14 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from nanoengine.observability.view import EngineView
+from nanoengine.server.serving import Serving
 
 MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
 }
-"""Of the page's files, by how their names end."""
+"""Media types of the page's files, by the ends of their names."""
 
 _FOLDER = files("nanoengine.server") / "page"
 
@@ -31,7 +30,7 @@ FILES = {
     )
     if PurePath(name).suffix in MEDIA_TYPES
 }
-"""Where each file of the page is. There is nothing of anybody in them; licences are not served."""
+"""The path of each file of the page. The files have no data of clients; licences are not served."""
 
 HEADERS = {
     # Nothing from another host, nothing inline, no frame around it, and no script may make HTML of a text: what a model writes
@@ -43,23 +42,15 @@ HEADERS = {
 }
 
 
-def page_routes(view: Callable[[], Awaitable[EngineView]]) -> list[Route]:
-    """The page's files, which hold nothing secret, and `GET /view`, which may be put behind the server's API key.
-
-    Args:
-        view: takes a view of the engine (`take_view`, in the engine's thread).
-    """
-
-    async def show_view(_: Request) -> Response:
-        body = msgspec.json.encode(await view())
-        headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-        return Response(body, media_type="application/json", headers=headers)
-
-    return [*map(_file_route, sorted(FILES)), Route("/view", show_view)]
+async def show_view(_: Request, serving: Serving) -> Response:
+    """The state of the engine between two steps (`EngineView`) as JSON."""
+    body = msgspec.json.encode(await serving.view.get())
+    headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+    return Response(body, media_type="application/json", headers=headers)
 
 
-def _file_route(name: str) -> Route:
-    """A file of the page, read now. A browser may keep it, but asks each time whether it is still the same."""
+def file_route(name: str) -> Route:
+    """The route of a file of the page, which is read now. A browser may keep the file, and asks each time for changes."""
     body = (_FOLDER / name).read_bytes()
     media_type = MEDIA_TYPES[PurePath(name).suffix]
     etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'

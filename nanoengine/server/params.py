@@ -1,4 +1,4 @@
-"""A request's fields to the engine's: how to sample, and which part of a prompt to keep."""
+"""Fields of requests as `SamplingParams`, and prompts that are cut to a length."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from nanoengine.server.protocol import Generation, Prompts, Queued
 from nanoengine.server.structured import structured_outputs
 
 MANY = 1000
-"""Token ids that take a millisecond, or longer, to check; and tokens whose text takes as long to write."""
+"""Lists with more token ids are checked, and answers with more tokens are encoded, in a thread: it takes a millisecond."""
 
 SHARED = [
     field.name
     for field in fields(SamplingParams)
     if field.name in Generation.__struct_fields__ and field.name not in ("seed", "logit_bias", "structured_outputs")
 ]
-"""Fields that mean in a request what they mean in `SamplingParams`."""
+"""Fields that have the same meaning in `SamplingParams`."""
 
 
 def sampling_params(
@@ -36,20 +36,20 @@ def sampling_params(
     logprobs: int | None,
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
-    """How to sample one prompt.
+    """The sampling parameters of a request.
 
     Args:
-        request: what the client wants.
-        defaults: of the model, for what the client says nothing of.
-        max_model_len: tokens of the longest sequence. A completion ends there, whatever it was allowed.
-        max_n: completions of one prompt.
-        max_tokens: new tokens, as the client has it; None: the model's default, or as many as fit.
-        names: what the client calls `max_tokens` and `logprobs`, where it has other names for them.
-        logprobs, prompt_logprobs: see `SamplingParams`; the latter if the request's own is None.
+        request: the body of the request.
+        defaults: the model's values of fields that the request does not have.
+        max_model_len: tokens of the longest sequence, where every completion ends.
+        max_n: the most completions of one prompt.
+        max_tokens: the most new tokens; None: the model's default, or as many as fit.
+        names: the client's names of `max_tokens` and `logprobs`, for errors.
+        logprobs, prompt_logprobs: see `SamplingParams`; `prompt_logprobs` of the request come first.
 
     Raises:
         InvalidSamplingParams: a value outside its range.
-        Problem: the same, of a field that `SamplingParams` does not have.
+        Problem: a value outside its range, of a field that has another name in `SamplingParams` or none.
     """
     values: dict[str, Any] = {name: value for name in SHARED if (value := getattr(request, name)) is not None}
     if request.seed is not None and request.seed != -1:  # as vLLM has it, -1 is none
@@ -75,14 +75,14 @@ def sampling_params(
         raise Problem(400, f"{names[field]} {rest}", names[field]) from error
 
 
-def check_range(field: str, value: int | None, least: int, most: int, knob: str) -> None:
-    """See that a number, if there is one, is what this server allows; the option that says so is `knob`. Raises a Problem."""
+def check_range(field: str, value: int | None, least: int, most: int, option: str) -> None:
+    """Raise a Problem if a number is given and outside of its range. `option`: the option that sets the limit."""
     if value is not None and not least <= value <= most:
-        raise Problem(400, f"{field} is {shown(value)}: this server allows {least} to {most} ({knob})", field)
+        raise Problem(400, f"{field} is {shown(value)}: this server allows {least} to {most} ({option})", field)
 
 
 def _biases(biases: Mapping[str, float]) -> dict[int, float]:
-    """By token id, between -100 and 100: JSON's keys are text."""
+    """Biases by token id, between -100 and 100; the keys of JSON are text."""
     wrong = [key for key in biases if not re.fullmatch(r"[0-9]{1,10}", key)]
     if wrong:
         raise Problem(400, f"logit_bias holds the keys {shown(wrong)}: keys must be token ids", "logit_bias")
@@ -90,7 +90,7 @@ def _biases(biases: Mapping[str, float]) -> dict[int, float]:
 
 
 def prompt_list(prompt: Prompts | None, field: str, most: int) -> list[str | list[int]]:
-    """The prompts that a field has, at most so many, none of them empty; raises a Problem."""
+    """The prompts of a field. Raises a Problem if there are more than `most`, or one is empty."""
     if isinstance(prompt, list) and len(prompt) > most and not isinstance(prompt[0], int):
         raise Problem(400, f"{field} has {len(prompt)} prompts: this server allows {most} (max_prompts)", field)
     if prompt is None or prompt == "":
@@ -106,8 +106,8 @@ def prompt_list(prompt: Prompts | None, field: str, most: int) -> list[str | lis
     return cast(list[str | list[int]], prompt)
 
 
-def cut(token_ids: list[int], request: Queued, max_model_len: int) -> list[int]:
-    """The prompt, shortened as the request wants it: its last tokens, or with truncation_side="right" its first."""
+def truncate(token_ids: list[int], request: Queued, max_model_len: int) -> list[int]:
+    """The last `truncate_prompt_tokens` of a prompt, or the first ones with truncation_side="right"; -1: as many as fit."""
     limit = request.truncate_prompt_tokens
     if limit is None:
         return token_ids

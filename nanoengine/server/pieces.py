@@ -1,4 +1,4 @@
-"""Pieces: long answers go out piece by piece, each when the client has taken the one before."""
+"""Pieces: a long answer is sent in pieces, each when the client has read the one before."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PIECE_BYTES = 1 << 18
 
 
 class Pieces(Response):
-    """JSON that was made in pieces, and is never one.
+    """A response of JSON in pieces, which are never joined.
 
     Args:
         pieces: of the body.
@@ -25,13 +25,13 @@ class Pieces(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        for piece in small(self._pieces):
+        for piece in in_pieces(self._pieces):
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def small(pieces: Iterable[bytes]) -> Iterable[bytes]:
-    """The same bytes in pieces of about PIECE_BYTES."""
+def in_pieces(pieces: Iterable[bytes]) -> Iterable[bytes]:
+    """The bytes of all pieces, in pieces of about PIECE_BYTES."""
     parts: list[bytes] = []
     size = 0
     for piece in pieces:

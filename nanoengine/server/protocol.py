@@ -1,4 +1,4 @@
-"""What clients send: the requests of OpenAI's interface, with the fields that vLLM has added to them.
+"""The requests of OpenAI's interface as types, with the fields that vLLM has added to them.
 
 `fields.py` says what becomes of a field that none of them has.
 """
@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from nanoengine.errors import shown
-from nanoengine.sampling.bad_word_tokens import MAX_BAD_WORDS
 from nanoengine.sampling.params import MAX_LOGIT_BIAS, MAX_STOP_CHARS
 from nanoengine.server.errors import Problem
 from nanoengine.server.fields import IGNORED, OF_CHATS, OF_EMBEDDINGS, Body, with_fields
@@ -21,7 +20,7 @@ Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 MAX_STOP_TOKEN_IDS = 1024
 
 MAX_TOKEN_IDS = 1 << 20
-"""In a list of them: no sequence and no vocabulary has more."""
+"""The most token ids in a list: no sequence and no vocabulary has more."""
 
 Stop = Annotated[str, Meta(max_length=MAX_STOP_CHARS)]
 Prompts = str | Annotated[list[str | TokenId | list[TokenId]], Meta(max_length=MAX_TOKEN_IDS)]
@@ -30,18 +29,18 @@ Messages = Annotated[list[dict[str, Any]], Meta(min_length=1)]
 Table = dict[str, Any]
 
 MAX_ID_CHARS = 128
-"""Of the name that a client gives its request: every chunk of a stream repeats it."""
+"""The longest id that a client gives its request: every chunk of a stream repeats it."""
 
 
 MAX_SALT_CHARS = 1024
-"""Of what keeps a request's cached prefixes apart: they are kept with it."""
+"""The longest `cache_salt`: it is kept with the cached prefixes of the request."""
 
 MAX_REQUEST_IDS = 4096
-"""To abort at once."""
+"""The most ids in one request to abort."""
 
 
 class StreamOptions(Body, kw_only=True):
-    """What a stream has beside the answer: usage in a chunk of its own at the end, or in every chunk."""
+    """Usage in a stream: in a chunk of its own at the end, or in every chunk."""
 
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
@@ -62,8 +61,8 @@ SAME = ("frequency_penalty", "min_p", "presence_penalty", "seed", "stop", "tempe
 
 
 class LocalSampling(Body, kw_only=True):
-    """How to sample, as clients of llama.cpp and Ollama say it. None: what the model's makers advise. `SAME` fields have OpenAI's
-    names.
+    """Sampling parameters by the names of llama.cpp and Ollama. None: the value of the model's makers. `SAME` fields have
+    OpenAI's names.
     """
 
     frequency_penalty: float | None = None
@@ -77,12 +76,12 @@ class LocalSampling(Body, kw_only=True):
     top_p: float | None = None
 
     def of_chat(self) -> Table:
-        """The same, as fields of a `ChatRequest`."""
+        """The sampling parameters as fields of a `ChatRequest`."""
         return {"repetition_penalty": self.repeat_penalty, **{name: getattr(self, name) for name in SAME}}
 
 
 class Queued(Named, kw_only=True):
-    """What every request may say that the engine works on."""
+    """Fields of every request that is queued in the engine."""
 
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     truncation_side: Literal["left", "right"] | None = None
@@ -119,7 +118,6 @@ class Generation(with_fields(Queued, IGNORED), kw_only=True):  # type: ignore[mi
     skip_special_tokens: bool | None = True
     allowed_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_TOKEN_IDS)] | None = None
     prompt_logprobs: int | None = None
-    bad_words: Annotated[list[Stop], Meta(max_length=MAX_BAD_WORDS)] | None = None
     return_tokens_as_token_ids: bool | None = False
     return_token_ids: bool | None = False
     echo: bool | None = False
@@ -130,7 +128,7 @@ class Generation(with_fields(Queued, IGNORED), kw_only=True):  # type: ignore[mi
     grammar: str | None = None
 
     def check(self) -> None:
-        """Refuse what would be dropped otherwise."""
+        """Refuse combinations of fields of which one would have no effect."""
         if self.stream_options not in (None, StreamOptions()) and not self.stream:
             raise Problem(400, "stream_options can only be given with stream=true", "stream_options")
         if self.stream and self.prompt_logprobs:
@@ -154,7 +152,7 @@ class CompletionRequest(Generation, kw_only=True):  # type: ignore[call-arg]
 
     @property
     def is_echo_only(self) -> bool:
-        """The prompt is all that is wanted; one token is computed, and thrown away."""
+        """Whether the answer is the prompt alone; one token is computed, and left out."""
         return bool(self.echo) and self.max_tokens == 0
 
 
@@ -185,8 +183,11 @@ class ChatRequest(with_fields(Generation, OF_CHATS), kw_only=True):  # type: ign
 
 
 class TranslatedRequest(ChatRequest, kw_only=True):  # type: ignore[call-arg]
-    """A conversation of another interface. `names`: what that calls a field, by how an error about it begins; `turns`: and its
-    messages.
+    """A conversation of another interface.
+
+    Attributes:
+        names: its names of fields, by the beginnings of errors about them.
+        turns: its field of messages.
     """
 
     names: dict[str, str]
@@ -200,52 +201,6 @@ class EmbeddingRequest(with_fields(Queued, OF_EMBEDDINGS), kw_only=True):  # typ
     dimensions: Positive | None = None
     encoding_format: Literal["float", "base64"] | None = "float"
     use_activation: bool | None = None  # vLLM's: whether it is normalized
-
-
-class ScoreRequest(with_fields(Queued, OF_EMBEDDINGS), kw_only=True):  # type: ignore[misc, call-arg]
-    """POST /score: one text and others, or pairs of texts. Each pair of names means the same."""
-
-    queries: Texts | None = None
-    documents: Texts | None = None
-    items: Texts | None = None
-    text_1: Texts | None = None
-    text_2: Texts | None = None
-    data_1: Texts | None = None
-    data_2: Texts | None = None
-
-    def check(self) -> None:
-        first, second = self.sides
-        if len(first) not in (1, len(second)) or not second:
-            message = f"there are {len(first)} texts and {len(second)} others: give one or as many, and at least one"
-            raise Problem(400, message, "queries")
-
-    @property
-    def sides(self) -> tuple[list[str], list[str]]:
-        """What is compared with what.
-
-        Raises:
-            Problem: neither of the pairs of names, or more than one.
-        """
-        names = ("queries", "documents"), ("queries", "items"), ("text_1", "text_2"), ("data_1", "data_2")
-        given = {name for pair in names for name in pair if getattr(self, name) is not None}
-        pair = next((pair for pair in names if given == set(pair)), None)
-        if pair is None:
-            raise Problem(400, "give queries and documents, and none of the other names for them", "queries")
-        first, second = (getattr(self, name) for name in pair)
-        return [first] if isinstance(first, str) else first, [second] if isinstance(second, str) else second
-
-
-class RerankRequest(with_fields(Queued, OF_EMBEDDINGS), kw_only=True):  # type: ignore[misc, call-arg]
-    """POST /rerank."""
-
-    query: str
-    documents: Texts
-    top_n: Annotated[int, Meta(ge=0)] | None = None
-    return_documents: bool | None = True
-
-    def check(self) -> None:
-        if not self.documents:
-            raise Problem(400, "documents is empty: give at least one", "documents")
 
 
 class TokenizeRequest(Named, kw_only=True):

@@ -1,4 +1,4 @@
-"""Reading what clients send: bounded, typed, and beside the event loop where it is long."""
+"""Reading the bodies of requests: with limits, as typed objects, and in a thread if the body is long."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from nanoengine.server.fields import without_unknown
 from nanoengine.server.text import IS_LONG, TextThreads
 
 SLOW_BYTES = 1 << 13
-"""A longer body is parsed, and looked through, in a thread."""
+"""A longer body is parsed and checked in a thread."""
 
 MOST = {"brackets": (b"[{", 1 << 17), "commas": (b",", 1 << 19)}
-"""In a body: each may begin a value, and making millions of those would hold up everybody else."""
+"""Characters of a body, and the most of each: a value may begin there, and millions of values would hold up all clients."""
 
 TURNS = ("messages", "input")
-"""Fields that are conversations, where they are lists of tables."""
+"""Fields that are conversations if they are lists of tables."""
 
 CHARS_OF_AN_ITEM = 64
-"""That a message, a tool or a document counts for beside its own characters: each is rendered, which takes as long as that."""
+"""Added to the characters of each message, tool and document: rendering one takes the time of so many characters."""
 
 OF_PROGRAMS = ("", "application/x-www-form-urlencoded", "application/octet-stream")
-"""What programs that say nothing else send JSON as: curl, and clients of Ollama by Python's requests, httpx and aiohttp."""
+"""Content types of programs that set none: curl, and clients of Ollama by Python's requests, httpx and aiohttp."""
 
 BY_BROWSERS = frozenset(("origin", "sec-fetch-site"))
-"""Headers of whatever a page sends."""
+"""Headers of requests from web pages."""
 
 MAX_BODY_SECONDS = 120
-"""A request that is not there by then is given up."""
+"""The time in which a whole body must arrive."""
 
 S = TypeVar("S", bound=msgspec.Struct)
 R = TypeVar("R")
@@ -51,15 +51,15 @@ async def read(
     holding: Holding,
     then: Callable[[S], R],
 ) -> R:
-    """What is made of the body of a request.
+    """Read the body of a request, and return the result of a function of it.
 
     Args:
         http: the request.
-        kind: what it should be.
-        threads: for long ones.
+        kind: the type of the body.
+        threads: for long bodies.
         max_bytes: of the body.
-        holding: counts its bytes.
-        then: makes it; called in a thread if the body is long.
+        holding: counts the bytes of the body.
+        then: the function; it is called in a thread if the body is long.
 
     Raises:
         Problem: no JSON, too long, or not what this endpoint takes.
@@ -123,7 +123,7 @@ def _parse(body: bytes, kind: type[S]) -> S:
 
 
 def check_size(request: msgspec.Struct, max_model_len: int, max_chars: int) -> None:
-    """Refuse a conversation, tools or schemas that are too much, before anything is made of them.
+    """Refuse conversations, tools and schemas that are too large, before they are rendered.
 
     Raises:
         Problem: more messages than the model's context has tokens, or more characters in all tables.
@@ -152,7 +152,7 @@ def check_size(request: msgspec.Struct, max_model_len: int, max_chars: int) -> N
 
 
 def _with_chars(value: Any, size: int, most: int) -> int:
-    """A size, and the characters and values of a table or list more; it ends beyond the most."""
+    """A size plus the characters and values of a table or list; counting stops beyond `most`."""
     waiting = [value]
     while waiting and size <= most:
         own = waiting.pop()

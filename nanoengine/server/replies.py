@@ -1,6 +1,7 @@
-"""Replies: a conversation and its next turn, which every interface that has turns is translated to and from.
+"""Replies: the next turn of a conversation, for interfaces that are translated to and from /v1/chat/completions.
 
-An interface makes a `ChatRequest` of what its clients send, and has a `Writer` that gives its own shapes to what the model says.
+An interface makes a `ChatRequest` from the request of its client, and a `Writer` makes the shapes of its answer. Chat completions
+have no `Writer`: with `n` choices, log probabilities and token ids they share the code of completions (`ChoicesAnswer`).
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from nanoengine.server.answers import EventStream, encode, json_response
 from nanoengine.server.errors import Problem
 from nanoengine.server.jobs import Job
 from nanoengine.server.params import MANY
+from nanoengine.server.prompts import CHARS_OF_A_STEP
 from nanoengine.server.protocol import ChatRequest, Table
-from nanoengine.server.serving import CHARS_OF_A_STEP, Encoding, Serving
+from nanoengine.server.serving import Encoding, Serving
 from nanoengine.server.text import CURRENT_CLIENT
 from nanoengine.tools.chats import Prompt, plain_prompt
 from nanoengine.tools.parser import AnswerParser, Call, Event, Text
@@ -32,13 +34,13 @@ class Conversation:
     """A conversation, and how its next turn is sampled and read.
 
     Args:
-        serving: where.
-        request: what the client wants.
-        params: how to sample, as far as the conversation does not matter.
-        text: the prompt, as it is; None: it is rendered from the messages.
+        serving: the served model.
+        request: the conversation, and how it is sampled.
+        params: sampling parameters before the prompt is known.
+        text: the prompt; None: it is rendered from the messages.
     """
 
-    prompt: Prompt  # known once there are tokens
+    prompt: Prompt  # set by `tokens`
 
     def __init__(self, serving: Serving, request: ChatRequest, params: SamplingParams, text: str | None = None):
         self.serving, self.request, self.params, self.text = serving, request, params, text
@@ -52,7 +54,7 @@ class Conversation:
         names: Mapping[str, str] = MappingProxyType({}),
         text: str | None = None,
     ) -> Conversation:
-        """Check what a client wants. Arguments and errors as for `sampling_params`."""
+        """Check the sampling parameters of a request. Arguments and errors as for `sampling_params`."""
         by_new_name = request.max_completion_tokens is not None
         params = await serving.params(
             request,
@@ -67,15 +69,15 @@ class Conversation:
         return cls(serving, request, params, text)
 
     def tokens(self) -> Encoding:
-        """What the model reads, and how it is sampled; see `Serving.start`."""
+        """The token ids of the prompt, and the final sampling parameters; see `Serving.start`."""
         serving, request = self.serving, self.request
-        self.prompt = prompt = serving.prompt(request) if self.text is None else plain_prompt(self.text)
-        serving.check_length(prompt.text, request)
+        self.prompt = prompt = serving.prompts.of_chat(request) if self.text is None else plain_prompt(self.text)
+        serving.prompts.check_length(prompt.text, request)
         if len(prompt.text) > CHARS_OF_A_STEP:
             yield
         own = {"client": self._client, "salt": request.cache_salt or ""}
         special = bool(request.add_special_tokens)
-        token_ids = serving.chat_encoder.encode(prompt.text, **own, add_special_tokens=special)
+        token_ids = serving.prompts.chat_encoder.encode(prompt.text, **own, add_special_tokens=special)
         return [token_ids], prompt.params(self.params)
 
     def parser(self) -> AnswerParser | None:
@@ -90,20 +92,20 @@ class Reader:
         self._parser = parser
 
     def read(self, text: str, ended: str | None) -> list[Event]:
-        """What a piece says. It is as long as all that the parser held back. `ended`: why the answer ends with it, if it does."""
+        """The events of the next piece of text. `ended`: the finish reason if the text ends here; nothing is held back then."""
         if self._parser is None:
             return [Text(text)] if text else []
         return [*self._parser.push(text), *(self._parser.finish(ended == "length") if ended else ())]
 
 
 def ended_by(reason: str | None, has_called: bool) -> str | None:
-    """Why an answer ended: that of one with calls is that they are called."""
+    """The finish reason for clients: "tool_calls" for an answer with calls that ended by itself."""
     return "tool_calls" if has_called and reason == "stop" else reason
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one answer: of its prompt, of those the ones that were in the prefix cache, and its own."""
+    """Numbers of tokens: of the prompt, of its part that was in the prefix cache, and of the answer."""
 
     prompt: int
     cached: int = 0
@@ -111,30 +113,30 @@ class Usage:
 
 
 class Writer:
-    """The shape of one answer: what is told when the model begins, says something, and ends.
+    """Makes the events of a stream, in the shape of one interface. The same calls make the whole answer (`body`), so both agree.
 
-    What is told makes the whole answer as well (`body`), so that both say the same. Who inherits tells of blocks: a text, a
-    thought or a call, which are opened, added to and closed. Every method returns the events that a stream has of it.
+    An answer is a list of blocks: texts, thoughts and calls. Subclasses say what it means to open a block, to add text to it and
+    to close it. Every method returns the events of the stream.
     """
 
     media_type: ClassVar[bytes] = b"text/event-stream; charset=utf-8"
     ping: ClassVar[bytes] = b": ping\n\n"
     names: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """What the interface calls fields of `SamplingParams`."""
+    """Names of the interface for fields of `SamplingParams`, for errors."""
 
     def __init__(self) -> None:
-        self.ttft: float | None = None  # seconds to the first token, where the answer is made when it is whole
+        self.ttft: float | None = None  # seconds to the first token; None: `open` measures it
         self._kind: type[Event] | None = None  # of the open block
         self._num_blocks = 0
         self.has_called = False
         self.prompt: Prompt
 
     def write(self, event: Table) -> bytes:
-        """An event, as a stream has it."""
+        """The bytes of an event in a stream."""
         return b"event: " + event["type"].encode() + b"\ndata: " + encode(event) + b"\n\n"
 
     def say(self, events: Iterable[Event]) -> Iterator[Table]:
-        """What the model says."""
+        """The next part of the answer: blocks are opened and closed where its kind changes."""
         for event in events:
             text = event.arguments if isinstance(event, Call) else event.text
             if self._kind is not None and (isinstance(event, Call) or self._kind is not type(event)):
@@ -155,7 +157,7 @@ class Writer:
         self._kind = None
 
     def begin(self, usage: Usage) -> Iterable[Table]:
-        """The engine has the prompt."""
+        """The prompt is in the engine."""
         raise NotImplementedError
 
     def open(self, event: Event) -> Iterable[Table]:
@@ -175,7 +177,7 @@ class Writer:
         raise NotImplementedError
 
     def failed(self, problem: Problem) -> bytes:
-        """There will be no more of a stream."""
+        """The last bytes of a stream that an error ends."""
         raise NotImplementedError
 
     def body(self) -> Table:
@@ -184,10 +186,14 @@ class Writer:
 
 
 async def reply(
-    http: HTTPRequest, request: ChatRequest, job_id: str, writer: Writer, text: str | None = None
+    http: HTTPRequest,
+    serving: Serving,
+    request: ChatRequest,
+    job_id: str,
+    writer: Writer,
+    text: str | None = None,
 ) -> Response | EventStream:
-    """Have the engine answer a conversation, or go on with a text, in the shape of a writer."""
-    serving: Serving = http.app.state.serving
+    """Answer a conversation, or go on with a text, in the shape of a writer. Raises as `Serving.start` and `Job.end`."""
     request.check()
     if request.max_tokens is not None:  # their clients send the most that some other model can say
         request.max_tokens = min(request.max_tokens, serving.max_model_len)
@@ -252,10 +258,10 @@ def _ended(
 # ---- messages of a `ChatRequest`
 
 
-def settled(messages: list[Table]) -> list[Table]:
-    """Messages with one system message at most, at the beginning: templates take no other.
+def merge_system_messages(messages: list[Table]) -> list[Table]:
+    """Messages with at most one system message, at the beginning: many chat templates take no other.
 
-    Those that come first are one. What agents say as the system in the middle belongs to what the user has said before.
+    System messages at the beginning become one. A later one, as agents send it, is added to the user's message before it.
     """
     found: list[Table] = []
     parts: list[Table] | None = None  # the content of the last one, where it is a list of our own
@@ -277,8 +283,8 @@ def _parts(content: str | list[Table]) -> list[Table]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def said(text: str | None, calls: list[Table], reasoning: str = "") -> Table:
-    """What the model has said before."""
+def assistant_message(text: str | None, calls: list[Table], reasoning: str = "") -> Table:
+    """A message of the model."""
     message: Table = {"role": "assistant", "content": text}
     if calls:
         message["tool_calls"] = calls
@@ -287,13 +293,13 @@ def said(text: str | None, calls: list[Table], reasoning: str = "") -> Table:
     return message
 
 
-def call(call_id: str, name: str, arguments: Any) -> Table:
-    """A call that it has made; arguments are JSON text, or what that says."""
+def tool_call(call_id: str, name: str, arguments: Any) -> Table:
+    """A call in a message of the model; arguments are JSON text, or a table."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def function(name: str, description: str | None, parameters: Table | None, strict: bool | None = None) -> Table:
-    """A tool."""
+def tool_table(name: str, description: str | None, parameters: Table | None, strict: bool | None = None) -> Table:
+    """A tool, as /v1/chat/completions has it."""
     own: Table = {"name": name}
     for key, value in (("description", description), ("parameters", parameters), ("strict", strict)):
         if value is not None:
@@ -301,6 +307,6 @@ def function(name: str, description: str | None, parameters: Table | None, stric
     return {"type": "function", "function": own}
 
 
-def named(name: str) -> Table:
-    """A choice of one tool."""
+def choice_of(name: str) -> Table:
+    """The `tool_choice` of one function."""
     return {"type": "function", "function": {"name": name}}

@@ -1,4 +1,4 @@
-"""Items: what a conversation of /v1/responses is made of, and its tools, as /v1/chat/completions has them."""
+"""Items of /v1/responses, which are messages and calls, and tools, as /v1/chat/completions has them."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any
 from nanoengine.errors import shown
 from nanoengine.server.errors import Problem
 from nanoengine.server.protocol import Table
-from nanoengine.server.replies import call, function, said
+from nanoengine.server.replies import assistant_message, tool_call, tool_table
 
 TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
-"""Kinds of parts that are text, and where it stands."""
+"""Types of parts that are text, and the field of the text."""
 
 ROLES = ("user", "assistant", "system", "developer")
 
 LEFT_OUT = ("web_search", "web_search_preview")
-"""Tools that OpenAI's server runs by itself. The model is not told of them, so it asks for none; Codex always sends one."""
+"""Tools that OpenAI's server runs by itself. They are left out of the prompt: Codex always sends one."""
 
 
 class Tools:
-    """The tools of a request. Those of a namespace are the model's under both names."""
+    """The tools of a request. The model knows a tool of a namespace by both names, joined."""
 
     def __init__(self, tables: list[Table]):
         self.tables: list[Table] = []
-        self.fields: dict[str, str] = {}  # where the parameters of each are, as the model has it and as the client
+        self.fields: dict[str, str] = {}  # the place of each tool's parameters in our request, and in the client's
         self._names: dict[str, Table] = {}
         for index, table in enumerate(tables):
             self._add(table, f"tools[{index}]")
@@ -47,12 +47,12 @@ class Tools:
             self._names[flat] = {"name": name, **({"namespace": namespace} if namespace else {})}
             strict = table.get("strict")
             self.fields[f"tools[{len(self.tables)}].function.parameters"] = f"{place}.parameters"
-            self.tables.append(function(flat, table.get("description"), table.get("parameters"), strict))
+            self.tables.append(tool_table(flat, table.get("description"), table.get("parameters"), strict))
         elif not str(kind).startswith(LEFT_OUT):
             raise Problem(400, f"tools of type {str(kind)[:80]!r} are not supported: give functions", "tools")
 
     def names(self, flat: str) -> Table:
-        """How the client calls a tool that the model has called."""
+        """The client's names of a tool that the model has called."""
         return self._names.get(flat, {"name": flat})
 
 
@@ -70,11 +70,11 @@ def page(items: list[Table], prefix: str, query: Mapping[str, str]) -> Table:
 
     Args:
         items: all of them, the oldest first.
-        prefix: of the ids of those that have none.
+        prefix: of the ids of items without an id.
         query: `limit`, `order` and `after`, as OpenAI's clients send them.
 
     Raises:
-        Problem: one of these cannot be.
+        Problem: a value that they cannot have.
     """
     limit, order, after = query.get("limit", "20"), query.get("order", "desc"), query.get("after")
     if not re.fullmatch("[1-9][0-9]?|100", limit):
@@ -103,7 +103,7 @@ def _listed(item: Table, item_id: str) -> Table:
 
 
 def turns(items: list[Table]) -> list[Table]:
-    """Messages of a chat. What the model has said and called without a word from outside is one message."""
+    """Items as messages of a chat. Texts and calls of the model, one behind the other, are one message."""
     found: list[Table] = []
     thought = ""
     for index, item in enumerate(items):
@@ -116,18 +116,18 @@ def turns(items: list[Table]) -> list[Table]:
                     400, f"{where}: role is {str(role)[:80]!r}: it must be one of {', '.join(ROLES)}", "input"
                 )
             if role == "assistant":
-                found.append(said(content, [], thought))
+                found.append(assistant_message(content, [], thought))
                 thought = ""
             else:
                 found.append({"role": role, "content": content})
         elif kind == "function_call":
             name = flat_name(_text(item, "name", where), item.get("namespace"))
-            own = call(_text(item, "call_id", where), name, _text(item, "arguments", where))
+            own = tool_call(_text(item, "call_id", where), name, _text(item, "arguments", where))
             last = found[-1] if found else {}
             if last.get("role") == "assistant" and not thought:
                 last.setdefault("tool_calls", []).append(own)
             else:
-                found.append(said(None, [own], thought))
+                found.append(assistant_message(None, [own], thought))
                 thought = ""
         elif kind == "function_call_output":
             content = _content(item.get("output"), where)
@@ -162,8 +162,8 @@ def _text(table: Table, name: str, where: str) -> str:
 # ---- thoughts
 
 
-def carried(thought: str) -> str:
-    """A thought as clients carry it to their next request: they send back what they cannot read, and no plain thoughts."""
+def encode_thought(thought: str) -> str:
+    """A thought as `encrypted_content`, which clients send back with their next request; they do not send back plain thoughts."""
     return base64.b64encode(thought.encode()).decode()
 
 

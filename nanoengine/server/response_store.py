@@ -1,4 +1,4 @@
-"""ResponseStore: answers of /v1/responses that clients may come back to, as many as there is room for."""
+"""ResponseStore: keeps responses of /v1/responses, within limits of bytes and numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from nanoengine.fair_cache import FairCache
 
 MAX_RESPONSES = 256
-"""Of one client."""
+"""The most responses of one client."""
 
 MAX_CLIENT_BYTES = 16 << 20
 MAX_BYTES = 64 << 20
@@ -15,7 +15,7 @@ MAX_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An answer, and the conversation up to it: lists of items as JSON, one behind the other."""
+    """A response as JSON, and its conversation with the response at the end: lists of items as JSON."""
 
     body: bytes
     items: tuple[bytes, ...]
@@ -26,7 +26,7 @@ class Stored:
 
 
 class ResponseStore(FairCache[str, Stored]):
-    """What was answered, by client and id. Nobody sees another's."""
+    """Responses by client and id; a client finds its own alone."""
 
     def __init__(self) -> None:
         super().__init__(MAX_BYTES, MAX_CLIENT_BYTES, MAX_RESPONSES)

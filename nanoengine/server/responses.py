@@ -16,10 +16,11 @@ from nanoengine.server.errors import Problem
 from nanoengine.server.fields import IGNORED_RESPONSES, check_unknown, with_fields
 from nanoengine.server.protocol import Int64, Named, Table, TranslatedRequest
 from nanoengine.server.reading import SLOW_BYTES, check_size
-from nanoengine.server.replies import Usage, Writer, named, reply, settled
-from nanoengine.server.response_items import Tools, carried, input_items, page, turns
-from nanoengine.server.response_store import ResponseStore, Stored
-from nanoengine.server.serving import CLIENT, Serving, new_id
+from nanoengine.server.replies import Usage, Writer, choice_of, merge_system_messages, reply
+from nanoengine.server.response_items import Tools, encode_thought, input_items, page, turns
+from nanoengine.server.response_store import Stored
+from nanoengine.server.scope import CLIENT, new_id
+from nanoengine.server.serving import Serving
 from nanoengine.server.text import IS_LONG
 from nanoengine.tools.parser import Call, Event, Reasoning, Text
 
@@ -30,13 +31,13 @@ KNOWN = {
     "reasoning": ("effort", "summary", "generate_summary", "context", "mode"),
     "text": ("format", "verbosity"),
 }
-"""Fields of tables, which are repeated in the answer as they are."""
+"""Known fields of tables; the tables are repeated in the answer."""
 
 SAME = (
     *("temperature", "top_p", "top_k", "min_p", "seed"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
 )
-"""Fields, some of them vLLM's, that are called as in /v1/chat/completions."""
+"""Fields that have the same names in /v1/chat/completions; some are vLLM's."""
 
 
 class ResponsesRequest(
@@ -84,7 +85,7 @@ class ResponsesRequest(
         if effort is not None:
             kwargs |= {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
         return TranslatedRequest(
-            messages=settled([*first, *turns(items)]),
+            messages=merge_system_messages([*first, *turns(items)]),
             tools=tools.tables or None,
             tool_choice=_choice(self.tool_choice) if tools.tables or self.tool_choice != "auto" else None,
             parallel_tool_calls=self.parallel_tool_calls,
@@ -98,14 +99,12 @@ class ResponsesRequest(
         )
 
 
-async def responses(http: HTTPRequest) -> Response | EventStream:
+async def responses(http: HTTPRequest, serving: Serving) -> Response | EventStream:
     """Answer a conversation, or go on with one."""
-    serving: Serving = http.app.state.serving
-    store: ResponseStore = http.app.state.responses
     request = await serving.read(http, ResponsesRequest)
     client, response_id = http.scope[CLIENT], new_id("resp_", http, None)
     id_before = request.previous_response_id
-    known = () if id_before is None else _stored(http, id_before).items
+    known = () if id_before is None else _stored(http, serving, id_before).items
     IS_LONG.set(IS_LONG.get() or sum(map(len, known)) > SLOW_BYTES)
 
     def begun(request: ResponsesRequest) -> tuple[TranslatedRequest, ResponsesWriter]:
@@ -117,26 +116,25 @@ async def responses(http: HTTPRequest) -> Response | EventStream:
 
         def keep(response: Table) -> None:
             stored = Stored(encode(response), (*parts, encode(response["output"])))
-            store.put(client, response_id, stored, stored.size)
+            serving.responses.put(client, response_id, stored, stored.size)
 
         keeper = keep if request.store is not False else None
         return chat, ResponsesWriter(response_id, request, tools, keeper)
 
     chat, writer = await serving.make(begun, request, slow=IS_LONG.get())
     writer.response["model"] = request.model or serving.name
-    return await reply(http, chat, response_id, writer)
+    return await reply(http, serving, chat, response_id, writer)
 
 
-async def response(http: HTTPRequest) -> Response:
+async def response(http: HTTPRequest, serving: Serving) -> Response:
     """GET: an answer that was stored."""
-    return Response(_stored(http, http.path_params["response_id"]).body, media_type="application/json")
+    return Response(_stored(http, serving, http.path_params["response_id"]).body, media_type="application/json")
 
 
-async def response_input_items(http: HTTPRequest) -> Response:
-    """GET: the conversation that an answer was made of, in pages."""
-    serving: Serving = http.app.state.serving
+async def response_input_items(http: HTTPRequest, serving: Serving) -> Response:
+    """GET: the conversation before a stored answer, in pages."""
     response_id = http.path_params["response_id"]
-    stored = _stored(http, response_id)
+    stored = _stored(http, serving, response_id)
     IS_LONG.set(stored.size > SLOW_BYTES)
 
     def told(parts: Sequence[bytes]) -> Response:
@@ -146,16 +144,16 @@ async def response_input_items(http: HTTPRequest) -> Response:
     return await serving.make(told, stored.items[:-1], slow=IS_LONG.get())
 
 
-async def delete_response(http: HTTPRequest) -> Response:
-    """DELETE: one that nobody will ask for again."""
+async def delete_response(http: HTTPRequest, serving: Serving) -> Response:
+    """DELETE: a stored answer."""
     response_id = http.path_params["response_id"]
-    _stored(http, response_id)
-    http.app.state.responses.delete(http.scope[CLIENT], response_id)
+    _stored(http, serving, response_id)
+    serving.responses.delete(http.scope[CLIENT], response_id)
     return json_response({"id": response_id, "object": "response.deleted", "deleted": True})
 
 
-def _stored(http: HTTPRequest, response_id: str) -> Stored:
-    stored: Stored | None = http.app.state.responses.get(http.scope[CLIENT], response_id)
+def _stored(http: HTTPRequest, serving: Serving, response_id: str) -> Stored:
+    stored = serving.responses.get(http.scope[CLIENT], response_id)
     if stored is None:
         message = (
             f"Response with id {response_id[:80]!r} not found: it was not stored (store), or has made room for others"
@@ -168,11 +166,13 @@ def _choice(choice: str | Table | None) -> str | Table | None:
     if not isinstance(choice, dict):
         return choice
     if choice.get("type") == "function":
-        return named(choice.get("name", ""))
+        return choice_of(choice.get("name", ""))
     if choice.get("type") == "allowed_tools":
         given = choice.get("tools")
         tools = [
-            named(own.get("name", "")) for own in (given if isinstance(given, list) else ()) if isinstance(own, dict)
+            choice_of(own.get("name", ""))
+            for own in (given if isinstance(given, list) else ())
+            if isinstance(own, dict)
         ]
         return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
     message = f"tool_choice.type is {str(choice.get('type'))[:80]!r}: it must be function or allowed_tools"
@@ -190,7 +190,7 @@ def _format(table: Any) -> Table | None:
 
 
 def _encoded(value: Any) -> msgspec.Raw:
-    """JSON of what may be long, and is said again and again."""
+    """The JSON of a value that may be long and is in several events."""
     return msgspec.Raw(encode(value))
 
 
@@ -198,10 +198,10 @@ class ResponsesWriter(Writer):
     """One response.
 
     Args:
-        response_id: of it.
-        request: what the client wants.
+        response_id: of the response.
+        request: its body.
         tools: of the request.
-        keep: is told of the response when it is whole, if it is to be stored.
+        keep: stores the whole response; None: it is not stored.
     """
 
     names = MappingProxyType({"max_tokens": "max_output_tokens"})
@@ -209,7 +209,7 @@ class ResponsesWriter(Writer):
     def __init__(self, response_id: str, request: ResponsesRequest, tools: Tools, keep: Callable[[Table], None] | None):
         super().__init__()
         self._tools, self._keep = tools, keep
-        self._id = response_id.partition("-")[2]
+        self._id = response_id.removeprefix("resp_")
         self._is_carried = ENCRYPTED in (request.include or ())
         self._text = ""  # of the open block
         self._number = 0
@@ -292,7 +292,7 @@ class ResponsesWriter(Writer):
             item["content"] = [part := self._part()]
             if self._kind is Reasoning:
                 if self._is_carried:
-                    item["encrypted_content"] = carried(text)
+                    item["encrypted_content"] = encode_thought(text)
                 yield self._of_item("reasoning_text.done", content_index=0, text=text)
             else:
                 yield self._of_item("output_text.done", content_index=0, text=text, logprobs=[])

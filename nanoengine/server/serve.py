@@ -1,4 +1,4 @@
-"""Runs the server: loads the model, listens, and on SIGTERM, SIGHUP or Ctrl-C lets running requests end before it does."""
+"""Runs the server: loads the model, listens, and on SIGTERM, SIGHUP or Ctrl-C waits for running requests, and ends."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from nanoengine.server.serving import Serving
 logger = logging.getLogger("nanoengine.server")
 
 OTHER_DESCRIPTORS = 256
-"""Files besides connections."""
+"""Open files that are no connections."""
 
 HARD_END_SECONDS = 15.0
-"""After the time that answers have to end: by then all else has, unless it hangs."""
+"""Seconds after the time for running requests, in which the rest of the server ends; what has not ended then hangs."""
 
 SWITCH_SECONDS = 1e-3
-"""How long Python lets one thread run while another wants to: the engine's thread must not wait for text longer than that."""
+"""Seconds for which Python lets one thread run while others wait: the engine's thread waits for other threads so long."""
 
 
 def serve(model: str, options: Mapping[str, Any], config: ServerConfig) -> None:
@@ -77,7 +77,7 @@ def serve(model: str, options: Mapping[str, Any], config: ServerConfig) -> None:
 
 
 def open_serving(model: str, options: Mapping[str, Any], config: ServerConfig) -> Serving:
-    """The model, loaded, and what endpoints share; see `serve`."""
+    """Load the model, and make the state that endpoints share; see `serve`."""
     engine_config = read_config(model, {**_defaults(options), **options})
     try_tokenizer(find_model(str(engine_config.of(ModelOptions).tokenizer or model)))
     serving = Serving(lambda: build_engine(engine_config), config, model)
@@ -102,7 +102,7 @@ def _check_tls(config: ServerConfig) -> None:
 
 
 def _allow_descriptors(count: int) -> None:
-    """See that this process may open so many files, if the system lets it."""
+    """Raise the limit of open files of this process, if the system allows it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < count:
         most = count if hard == resource.RLIM_INFINITY else min(count, hard)
@@ -110,7 +110,7 @@ def _allow_descriptors(count: int) -> None:
 
 
 def _log_once(last: list[float], loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """asyncio tells thousands of times a second that no descriptor is left: a line a minute says it."""
+    """Without free file descriptors asyncio logs thousands of errors a second: log one line a minute."""
     error = context.get("exception")
     if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
         loop.default_exception_handler(context)
@@ -120,7 +120,7 @@ def _log_once(last: list[float], loop: asyncio.AbstractEventLoop, context: dict[
 
 
 def _defaults(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What suits a server better than the defaults of `LLM`, which are made for batches."""
+    """Defaults of the engine for a server; those of `LLM` are for batches."""
     import torch  # the engine needs it in a moment
 
     on_gpu = options.get("device", "auto") != "cpu" and torch.cuda.is_available()
@@ -162,7 +162,7 @@ def _another_listens(path: str) -> InvalidConfig:
 
 
 def _socket(config: ServerConfig) -> socket.socket:
-    """Where the server will listen; bound, and closed to all until then."""
+    """The socket of the server: bound, and not listening yet."""
     try:
         if config.uds is not None:
             if Path(config.uds).is_socket():  # of a server that was killed: ours hold the lock, and others listen
@@ -190,7 +190,7 @@ def _cannot_listen(config: ServerConfig, error: OSError) -> InvalidConfig:
 
 
 def _end_hard(engine: AsyncLLMEngine, over: threading.Event) -> None:
-    """End the process although a step hangs, or a text. Files that are being written have limits of their own."""
+    """End the process although a step or a thread for text hangs. Files that are being written have time limits of their own."""
     over.wait(HARD_END_SECONDS)
     while engine.is_ending and not over.wait(0.1):
         pass
@@ -247,7 +247,7 @@ class _Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     def _end(self) -> None:
-        """The first time: take no more, and let what runs end in its time. The second: at once."""
+        """The first call: refuse new requests, and give running ones time to end. The second call: end at once."""
         serving = self._serving
         if self._ending is None:
             logger.info("shutting down: %d calls are being answered", len(serving.jobs))

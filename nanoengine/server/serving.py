@@ -1,4 +1,4 @@
-"""Serving: what the endpoints share: the engine, its tokenizer, the jobs that run, and who is let in."""
+"""Serving: the state that all endpoints share: the engine, its tokenizer, the jobs that run, and the admission of requests."""
 
 from __future__ import annotations
 
@@ -18,68 +18,52 @@ from starlette.requests import Request as HTTPRequest
 import nanoengine
 from nanoengine.aio.build import build_async_engine
 from nanoengine.builder import Built
-from nanoengine.core import sampling_params as core
+from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.sequence import Request
-from nanoengine.models.fill_in_middle import FillMarks, fill_marks
+from nanoengine.observability.view import take_view
 from nanoengine.sampling.params import SamplingParams
 from nanoengine.server.budget import Budget
+from nanoengine.server.cached import Cached
 from nanoengine.server.config import PART_OF_A_CLIENT, ServerConfig
-from nanoengine.server.errors import TOO_LONG, Problem, context
-from nanoengine.server.fresh import Fresh
+from nanoengine.server.errors import Problem
 from nanoengine.server.jobs import Job, Jobs, most_tokens, until_gone
 from nanoengine.server.metrics import render_metrics
 from nanoengine.server.model_card import ModelCard
-from nanoengine.server.params import MANY, cut, sampling_params
-from nanoengine.server.protocol import ChatRequest, Generation, Queued, TokenizeRequest
+from nanoengine.server.model_names import ModelNames
+from nanoengine.server.params import MANY, sampling_params, truncate
+from nanoengine.server.prompts import Prompts
+from nanoengine.server.protocol import Generation, Queued
 from nanoengine.server.reading import S, check_size, read
+from nanoengine.server.response_store import ResponseStore
+from nanoengine.server.scope import ADAPTER, CLIENT, HELD
 from nanoengine.server.structured import is_structured, named_as_sent
-from nanoengine.server.text import ChatEncoder, TextThreads, TokenTexts, check_turns, joined
+from nanoengine.server.text import TextThreads, TokenTexts
 from nanoengine.server.turns import Turns
 from nanoengine.server.work_share import WorkShare
-from nanoengine.tools.chats import Chats, Prompt
 
 if TYPE_CHECKING:
-    from nanoengine.lora.adapter import Adapter
     from nanoengine.lora.adapters import Adapters
 
-CLIENT = "nanoengine.client"
-"""Where the scope of a request says who has sent it."""
-
-ADMIN = "admin"
-"""The client that has the admin key."""
-
-HELD = "nanoengine.held"
-"""And what it holds until its answer is sent."""
-
-SENT = "nanoengine.sent"
-"""And how many bytes of that were."""
-
-ADAPTER = "nanoengine.adapter"
-"""And which adapter its model is, if it is one."""
-
-Encoding = Generator[None, None, tuple[Sequence[list[int]], core.SamplingParams]]
-"""Makes tokens step by step: no step has more than one long text."""
+Encoding = Generator[None, None, tuple[Sequence[list[int]], CoreSamplingParams]]
+"""A generator that returns the token ids of prompts, and how to sample them. One of its steps encodes one long text at most."""
 
 A = TypeVar("A")
 R = TypeVar("R")
 
-REQUEST_ID = "nanoengine.request_id"
-"""And by which id it is known."""
-
 FEW = 8
-"""Completions whose answer takes no time to write."""
+"""Answers with more completions than this are encoded in a thread for text."""
 
 PART_OF_A_NEWCOMER = 8
-"""Of a full queue, what a client may have in it all the same is this part: nobody is shut out by the requests of another."""
+"""In a full queue a client may still have 1 / PART_OF_A_NEWCOMER of it: nobody is shut out by the requests of another."""
 
 MAX_GRAMMARS = 64
-"""Grammars that one client may have waiting to be compiled."""
-
-CHARS_OF_A_STEP = 1 << 16
-"""That are encoded before it is another client's turn, unless one text has more."""
+"""Grammars of one client that may wait to be compiled."""
 
 METRICS_SECONDS = 1.0
-"""How old the metrics may be that are told."""
+"""The age of the metrics in an answer, at most."""
+
+VIEW_SECONDS = 0.1
+"""The age of the view that the page shows, at most."""
 
 RETRY_AFTER = "1"
 """Seconds after which a refused client may try again."""
@@ -91,7 +75,7 @@ class Serving:
     Args:
         build: makes an engine that nobody else uses.
         config: of the server.
-        name: what the model is called if the config does not say.
+        name: the model's name or path; its last part is the name for clients where the config has none.
     """
 
     def __init__(self, build: Callable[[], Built], config: ServerConfig, name: str):
@@ -104,29 +88,30 @@ class Serving:
         self.on_gpu = built.config.device != "cpu" and torch.cuda.is_available()
         self.max_model_len = built.engine.max_model_len
         self.root = name
-        self.names = config.served_model_name or (_short_name(name),)
         own = built.capabilities.get("lora")
         self.adapters: Adapters | None = None if own is None else own.adapters
+        self.names = ModelNames(config.served_model_name or (_short_name(name),), self.adapters)
         self.created = int(time.time())
         self.fingerprint = f"nanoengine-{nanoengine.__version__}"
         self.work_share = WorkShare()
         self.text = TextThreads(config.text_threads, self.work_share)
         self.turns = Turns(2, 1, MAX_GRAMMARS, "the grammars of their structured outputs", self.work_share)
-        self.chats = Chats(built.tokenizer)
-        self.chat_encoder = ChatEncoder(built.tokenizer, config.token_cache_chars)
+        self.prompts = Prompts(built.tokenizer, config, self.max_model_len)
         self.token_texts = TokenTexts(built.tokenizer)
         self.jobs = Jobs()
         self.bodies = Budget("this body", config.max_held_body_bytes, "max_held_body_bytes", "shorten it")
         hint = "ask for fewer tokens, log probabilities or completions"
         self.answers = Budget("this answer", config.max_answer_bytes, "max_answer_bytes", hint)
-        self.metrics_text = Fresh(self._render_metrics, METRICS_SECONDS)
-        self.summed_metrics_text = Fresh(partial(self._render_metrics, summed=True), METRICS_SECONDS)
+        self.metrics_text = Cached(self._render_metrics, METRICS_SECONDS)
+        self.summed_metrics_text = Cached(partial(self._render_metrics, summed=True), METRICS_SECONDS)
+        view = getattr(self.metrics, "view", partial(take_view, observer=self.metrics))  # replicas tell their views
+        self.view = Cached(lambda: self.engine.call(view), VIEW_SECONDS)
+        self.responses = ResponseStore()
         self.num_rejected: Counter[str] = Counter()  # by reason
         num_keys = len(set(config.api_key or ())) + (config.admin_key is not None)
         self.has_tenants = num_keys > 1 or config.separate_addresses  # they share no cached prefixes
         self.is_draining = False  # the server will end when the jobs have
-        self.cache_config: dict[str, str] = {}  # for who reads metrics
-        self._longest_token = max(map(len, built.tokenizer.token_ids()), default=1)
+        self.cache_config: dict[str, str] = {}  # options of the K/V cache, as labels of a metric
         self._preparing: Counter[str] = Counter()  # sequences whose text is being encoded, by client
 
     async def _render_metrics(self, *, summed: bool = False) -> bytes:
@@ -142,15 +127,15 @@ class Serving:
 
     @property
     def name(self) -> str:
-        """What answers call the model."""
-        return self.names[0]
+        """The name of the model in answers."""
+        return self.names.own[0]
 
     async def read(self, http: HTTPRequest, kind: type[S]) -> S:
         """The body of a request, for a model that is served here. Raises as `reading.read` and `check_size`."""
         return (await self.read_as(http, kind, lambda _: None))[0]
 
     async def read_as(self, http: HTTPRequest, kind: type[S], make: Callable[[S], R]) -> tuple[S, R]:
-        """The same, and what a function makes of it: in a thread if it is long."""
+        """As `read`, and the result of a function of the request, which is called in a thread if the body is long."""
         config = self.config
 
         def checked(request: S) -> tuple[S, R]:
@@ -160,38 +145,12 @@ class Serving:
         holding = http.scope[HELD].enter_context(self.bodies.hold(http.scope[CLIENT]))
         request, made = await read(http, kind, self.text, config.max_body_bytes, holding, checked)
         if model := getattr(request, "model", None):
-            http.scope[ADAPTER] = self.check_name(model)
+            http.scope[ADAPTER] = self.names.check(model)
         return request, made
-
-    def adapter_names(self) -> list[str]:
-        """Of those that are loaded; requests name them as their model."""
-        return [] if self.adapters is None else list(self.adapters.loaded)
-
-    def is_model(self, name: str) -> bool:
-        """Whether it is a name of the model itself."""
-        return name in self.names or name.removesuffix(":latest") in self.names  # as Ollama's clients say it
-
-    def check_name(self, model: str) -> Adapter | None:
-        """See that a model is served here: the model itself, or one of its adapters, which is the result.
-
-        Raises:
-            Problem: it is not.
-        """
-        if self.is_model(model):
-            return None
-        adapter = None if self.adapters is None else self.adapters.loaded.get(model)
-        if adapter is None:
-            names = ", ".join((*self.names, *self.adapter_names()))
-            raise Problem(404, f"The model `{model[:80]}` does not exist. Valid names: {names}.", "model")
-        return adapter
-
-    def called(self, model: str | None) -> str:
-        """What the answer to a request calls the model that the request names, once its name was checked."""
-        return self.name if not model or self.is_model(model) else model
 
     @property
     def closed_because(self) -> str | None:
-        """Why no requests are served, if none are."""
+        """The reason why no requests are served; None: they are."""
         if self.engine.error is not None:
             return f"the engine is dead: {self.engine.error}"
         if (seconds := self.engine.seconds_in_step) > (limit := self.config.max_step_seconds):
@@ -201,7 +160,7 @@ class Serving:
         return "the server is shutting down" if self.is_draining else None
 
     def check_open(self) -> None:
-        """See that requests are served at all; raises a Problem."""
+        """Raise a Problem if no requests are served."""
         if (reason := self.closed_because) is not None:
             headers = {"retry-after": RETRY_AFTER} if self.engine.error is None else None
             raise Problem(503, reason, headers=headers)
@@ -211,7 +170,7 @@ class Serving:
         http: HTTPRequest,
         job_id: str,
         request: Queued,
-        params: core.SamplingParams,
+        params: CoreSamplingParams,
         num_prompts: int,
         encode: Callable[[], Encoding],
         size: Callable[[Sequence[Request]], int],
@@ -219,33 +178,34 @@ class Serving:
         """Encode prompts, check all, and submit them; nothing runs if anything is wrong.
 
         Args:
-            http: whose request it is.
+            http: the request as it came.
             job_id: see `Job`.
-            request: what it says.
-            params: how to sample each prompt, as far as its text does not matter.
-            num_prompts: how many there will be.
-            encode: makes their tokens, and says how to sample them; its steps are made in threads, others' work between them.
-            size: how many bytes the answer may take.
+            request: its body.
+            params: sampling parameters before the prompt is known: their limits are checked first.
+            num_prompts: the number of prompts.
+            encode: makes the token ids of the prompts and the final sampling parameters; its steps run in the threads for text,
+                between the work of other clients.
+            size: the most bytes that the answer takes.
 
         Raises:
             Problem: too many, or no room.
             InvalidPrompt, InvalidSamplingParams, InvalidRequest: see `LLMEngine.make_request`.
         """
         config = self.config
-        for field, value, knob in (
+        for field, value, option in (
             ("stop", len(getattr(params, "stop", ())), "max_stop_strings"),
             ("prompt", num_prompts, "max_prompts"),
         ):
-            if value > (limit := getattr(config, knob)):
-                raise Problem(400, f"{field} asks for {value}: this server allows {limit} ({knob})", field)
+            if value > (limit := getattr(config, option)):
+                raise Problem(400, f"{field} asks for {value}: this server allows {limit} ({option})", field)
         num_sequences = num_prompts * params.num_sequences
         client = http.scope.get(CLIENT, "")
         self._admit(num_sequences, client)
 
-        def make(prompts: Sequence[list[int]], own_params: core.SamplingParams) -> list[Request]:
+        def make(prompts: Sequence[list[int]], own_params: CoreSamplingParams) -> list[Request]:
             requests = [
                 self.engine.make_request(
-                    cut(prompt, request, self.max_model_len),
+                    truncate(prompt, request, self.max_model_len),
                     own_params,
                     f"{job_id}-{number}-{uuid.uuid4().hex[:8]}",  # clients may repeat an id
                     cache_salt=f"{client} {request.cache_salt or ''}" if self.has_tenants else request.cache_salt or "",
@@ -261,7 +221,7 @@ class Serving:
             return requests
 
         def begin() -> Generator[None, None, list[Request] | Callable[[], list[Request]]]:
-            """The requests; or what makes them, where a grammar may have to be compiled for it."""
+            """The requests; or a function that makes them, because it may have to compile a grammar."""
             prompts, own_params = yield from encode()
             making = partial(make, prompts, own_params)
             return making() if getattr(own_params, "structured_outputs", None) is None else making
@@ -286,7 +246,7 @@ class Serving:
                 del self._preparing[client]
 
     def _admit(self, num_sequences: int, client: str) -> None:
-        """Let a request in if the queue has room, or if its client has so little in it that others must have filled it."""
+        """Raise a Problem if the queue has no room, unless the client has so little in it that others have filled it."""
         self.check_open()
         limit = self.config.max_waiting
         if num_sequences > max(1, limit):
@@ -301,7 +261,7 @@ class Serving:
                 raise Problem(503, message, headers={"retry-after": RETRY_AFTER})
 
     def _admit_tokens(self, requests: Sequence[Request], client: str) -> None:
-        """As `_admit`, by the tokens that a request has and may get: they tell how long others wait for it."""
+        """As `_admit`, by the tokens that requests have and may get, which take the time of others."""
         limit, size = (
             self.config.max_waiting_tokens,
             sum(most_tokens(request, self.max_model_len) for request in requests),
@@ -320,7 +280,7 @@ class Serving:
             raise Problem(status, message, headers={"retry-after": RETRY_AFTER})
 
     async def while_there(self, http: HTTPRequest, work: Coroutine[Any, Any, R]) -> R:
-        """What some work brings; it gives up its turn when the client hangs up.
+        """The result of some work, which is cancelled when the client hangs up.
 
         Raises:
             Problem: the client is gone.
@@ -336,7 +296,7 @@ class Serving:
             making.cancel()
 
     async def make(self, function: Callable[[A], R], value: A, *, slow: bool) -> R:
-        """A part of an answer, made of what the engine has made; in a thread if that takes long."""
+        """Call a function that makes a part of an answer; in a thread for text if it is slow."""
         return await self.text.run(function, value) if slow else function(value)
 
     def usage(self, num_prompt: int, num_completion: int, num_cached: int) -> dict[str, Any]:
@@ -356,74 +316,9 @@ class Serving:
         with named_as_sent(request):
             return await self.make(make, request, slow=slow)
 
-    def prompt(self, request: ChatRequest | TokenizeRequest) -> Prompt:
-        """What a conversation is to the model. Raises as `Chats.prompt` and `check_turns`."""
-        template = self.tokenizer.chat_template(bool(request.tools))
-        check_turns(request.messages or (), template, getattr(request, "turns", "messages"))
-        values = dict(request.chat_template_kwargs or {})
-        for name in ("reasoning_effort", "documents"):
-            if (value := getattr(request, name, None)) is not None:
-                values.setdefault(name, value)
-        return self.chats.prompt(
-            [joined(message) for message in request.messages or ()],
-            request.tools,
-            getattr(request, "tool_choice", None),
-            parallel=getattr(request, "parallel_tool_calls", None) is not False,
-            template_kwargs=values,
-            add_generation_prompt=bool(request.add_generation_prompt),
-            continue_final_message=bool(request.continue_final_message),
-        )
-
     @cached_property
     def card(self) -> ModelCard:
         return ModelCard.of(self._models)
-
-    @cached_property
-    def fill_marks(self) -> FillMarks:
-        """Raises as the function of that name."""
-        return fill_marks(self.tokenizer)
-
-    def count(self, request: ChatRequest, client: str) -> int:
-        """Tokens of a conversation. Raises as `prompt` and `check_length`."""
-        text = self.prompt(request).text
-        self.check_length(text, request)
-        return len(self.chat_encoder.encode(text, client=client))
-
-    def encode(self, prompts: Sequence[str | list[int]], request: Queued) -> Generator[None, None, list[list[int]]]:
-        """Token ids of prompts, texts among them, step by step. Raises as `check_length` and `ModelTokenizer.encode`."""
-        encoded, size = [], 0
-        for own in prompts:
-            if isinstance(own, str):
-                self.check_length(own, request)
-                if size and size + len(own) > CHARS_OF_A_STEP:
-                    yield
-                    size = 0
-                size += len(own)
-                own = self.tokenizer.encode(own, add_special_tokens=request.add_special_tokens is not False)
-            encoded.append(own)
-        return encoded
-
-    def check_length(self, text: str, request: Queued) -> None:
-        """Refuse a text that is too long for the model however it is split, before it is.
-
-        Raises:
-            Problem: it is.
-        """
-        self.check_chars(text, "prompt")
-        most = self.max_model_len * self._longest_token
-        if len(text) > most and request.truncate_prompt_tokens is None:
-            message = (
-                f"the prompt is too long: {context(self.max_model_len)}, and it has "
-                f"{len(text)} characters, more than {most}, which are the most that so many tokens can have: shorten it"
-            )
-            raise Problem(400, message, "prompt", code=TOO_LONG)
-
-    def check_chars(self, text: str, field: str) -> None:
-        """Refuse a text that would keep a thread for long; raises a Problem."""
-        if len(text) > (limit := self.config.max_text_chars):
-            most = f"this server splits {limit} (max_text_chars), and {context(self.max_model_len)}"
-            message = f"{field} has {len(text)} characters, so the prompt is too long: {most}"
-            raise Problem(400, message, field, code=TOO_LONG)
 
     def close(self) -> None:
         """End the engine and its threads; waits for the step that runs."""
@@ -435,9 +330,3 @@ class Serving:
 def _short_name(model: str) -> str:
     """What a model is called: a path's last part, or the name itself."""
     return Path(model).resolve().name if os.path.exists(model) else model
-
-
-def new_id(prefix: str, http: HTTPRequest, request_id: str | None) -> str:
-    """What the client will know an answer by: the id in its headers, in its body, or that in our log."""
-    own = http.scope[REQUEST_ID]
-    return f"{prefix}{own if 'x-request-id' in http.headers else request_id or own}"

@@ -1,4 +1,4 @@
-"""What clients ask the text of an answer to be: OpenAI's, vLLM's and llama.cpp's ways to say it."""
+"""Structured outputs of requests: the fields of OpenAI, vLLM and llama.cpp as those of `StructuredOutputs`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from nanoengine.server.protocol import Generation, Queued, TranslatedRequest
 
 
 def is_structured(request: Generation) -> bool:
-    """Whether any of the fields is there: a schema may be long, and takes a while to read."""
+    """Whether a request has structured outputs: their schema may be long, and is then read in a thread."""
     return any((request.response_format, request.structured_outputs, request.json_schema, request.grammar))
 
 
 @contextmanager
 def named_as_sent(request: Queued) -> Iterator[None]:
-    """What is wrong with a text that must be is said of the field that the client has sent.
+    """A context in which errors about `structured_outputs` are given the name of the field that the client has sent.
 
     Raises:
-        InvalidSamplingParams: as it was, with the name of that field.
+        InvalidSamplingParams: the error, with the name of that field.
     """
     try:
         yield
@@ -38,7 +38,7 @@ def named_as_sent(request: Queued) -> Iterator[None]:
 
 
 def structured_outputs(request: Generation) -> dict[str, Any] | None:
-    """The fields of `StructuredOutputs`; None if the text may be anything.
+    """The fields of `StructuredOutputs`; None: the text is free.
 
     Raises:
         Problem: a `response_format` of no known type or without its schema, or several fields that each say what the text is.

@@ -22,16 +22,16 @@ from nanoengine.server.work_share import WorkShare
 T = TypeVar("T")
 
 CURRENT_CLIENT = ContextVar("CURRENT_CLIENT", default="")
-"""Whose request a task of the event loop answers."""
+"""The client whose request a task of the event loop answers."""
 
 IS_LONG = ContextVar("IS_LONG", default=False)
 """Whether the body of that request is long."""
 
 CHARS_OF_A_PIECE = 64
-"""That a remembered piece counts for beside its own characters and tokens: a short one takes memory, too."""
+"""Added to the characters and tokens of each remembered piece: a short one takes memory, too."""
 
 MAX_MARK_CHARS = 128
-"""Of a special token in front of which chats are cut."""
+"""The longest special token in front of which chats are cut."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
@@ -95,7 +95,7 @@ class ChatEncoder:
         # A single word is found only beside what is no letter: nothing is cut then.
         if any(token.single_word or len(token.content) > MAX_MARK_CHARS for token in tokens):
             tokens = []
-        # Where one begins another, the tokenizer takes the longest. One that takes the blanks before it is left with them.
+        # The longest first, as the tokenizer matches. No cut before a token with lstrip: it takes the blanks before it.
         found = sorted({token.content for token in tokens if token.content})
         self._tokens = re.compile(longest_of(found)) if found and max_chars else None
         self._kept = {token.content for token in tokens if token.lstrip}
@@ -184,14 +184,14 @@ def check_turns(messages: Sequence[Message], template: str, field: str) -> None:
 
 
 class TokenTexts:
-    """The texts of single tokens, as log probabilities name them."""
+    """The texts of single tokens, for log probabilities."""
 
     def __init__(self, tokenizer: ModelTokenizer):
         self._tokenizer = tokenizer
         self._texts: dict[int, tuple[str, str]] = {}  # alone, where a decoder may drop a space; in a text
 
     def after(self, before: Sequence[int], token: int) -> str:
-        """What a token adds to the text of those before it: nothing, while a character is incomplete, then all of it."""
+        """The text that a token adds to those before it: nothing while a character is incomplete, then the whole character."""
         if token not in self._texts:
             alone = self._decode([token])
             self._texts[token] = alone, self._decode([token, token])[len(alone) :]

@@ -10,26 +10,26 @@ from starlette.responses import Response
 from nanoengine.server.answers import json_response
 from nanoengine.server.errors import Problem
 from nanoengine.server.protocol import DetokenizeRequest, TokenizeRequest
-from nanoengine.server.serving import CLIENT, Serving
+from nanoengine.server.scope import CLIENT
+from nanoengine.server.serving import Serving
 
 
-async def tokenize(http: HTTPRequest) -> Response:
+async def tokenize(http: HTTPRequest, serving: Serving) -> Response:
     """Token ids of a prompt, or of messages in the chat template."""
-    serving: Serving = http.app.state.serving
     request = await serving.read(http, TokenizeRequest)
     return await serving.while_there(http, serving.text.run(_tokenized, serving, request, http.scope[CLIENT]))
 
 
 def _tokenized(serving: Serving, request: TokenizeRequest, client: str) -> Response:
     if request.prompt is not None:
-        serving.check_chars(request.prompt, "prompt")
+        serving.prompts.check_chars(request.prompt, "prompt")
         special = request.add_special_tokens is not False
         token_ids = serving.tokenizer.encode(request.prompt, add_special_tokens=special)
     else:
         special = bool(request.add_special_tokens)
-        text = serving.prompt(request).text
-        serving.check_chars(text, "messages")
-        token_ids = serving.chat_encoder.encode(text, client=client, add_special_tokens=special)
+        text = serving.prompts.of_chat(request).text
+        serving.prompts.check_chars(text, "messages")
+        token_ids = serving.prompts.chat_encoder.encode(text, client=client, add_special_tokens=special)
     return json_response(
         {
             "count": len(token_ids),
@@ -40,9 +40,8 @@ def _tokenized(serving: Serving, request: TokenizeRequest, client: str) -> Respo
     )
 
 
-async def detokenize(http: HTTPRequest) -> Response:
+async def detokenize(http: HTTPRequest, serving: Serving) -> Response:
     """The text of tokens, special ones included."""
-    serving: Serving = http.app.state.serving
     request = await serving.read(http, DetokenizeRequest)
     return await serving.while_there(http, serving.text.run(_detokenized, serving, request.tokens))
 
@@ -55,8 +54,7 @@ def _detokenized(serving: Serving, tokens: list[int]) -> Response:
     return json_response({"prompt": serving.tokenizer.decode(tokens, skip_special_tokens=False)})
 
 
-async def tokenizer_info(http: HTTPRequest) -> Response:
-    """What a client needs to render and count as this server does: special tokens, the chat template, the longest sequence."""
-    serving: Serving = http.app.state.serving
+async def tokenizer_info(_: HTTPRequest, serving: Serving) -> Response:
+    """Special tokens, the chat template and the longest sequence, for clients that render and count by themselves."""
     info: dict[str, Any] = await serving.text.run(serving.tokenizer.info)
     return json_response(info | {"model_max_length": serving.max_model_len})

@@ -6,22 +6,16 @@ from typing import TYPE_CHECKING
 
 from nanoengine.core.block_manager import FullLayout
 from nanoengine.core.capability import Capability
-from nanoengine.progress import stage
 from nanoengine.speculation.ngram import NgramProposer
-from nanoengine.speculation.options import NGRAM, SpeculationOptions
-from nanoengine.speculation.speculation import Speculation
-from nanoengine.speculation.step_costs import StepCosts
-from nanoengine.speculation.step_timing import time_steps
-from nanoengine.speculation.suffix import SuffixProposer
+from nanoengine.speculation.options import SpeculationOptions
+from nanoengine.speculation.speculation import STEP_TOKENS, Speculation
 
 if TYPE_CHECKING:
     from nanoengine.core.startup import Startup
 
 
 class SpeculativeDecoding(Capability):
-    """Facts that it tells others: "draft_model", the `Startup` of the model whose K/V is in every block beside that of the large
-    one; "runs_eagerly", if no step can be recorded; its statistics under "metrics".
-    """
+    """It sets the startup's `draft`, whose K/V is in every block beside that of the large model, and `runs_eagerly` with it."""
 
     options = SpeculationOptions
     speculation: Speculation | None = None
@@ -34,7 +28,7 @@ class SpeculativeDecoding(Capability):
         if name is not None:
             from nanoengine.speculation.draft_loading import load_draft_model
 
-            draft = startup.facts["draft_model"] = load_draft_model(name, startup)
+            draft = startup.draft = load_draft_model(name, startup)
             startup.block_bytes += draft.bytes_of_block(draft.groups)
 
     def runner(self, startup: Startup) -> None:
@@ -45,9 +39,9 @@ class SpeculativeDecoding(Capability):
         from nanoengine.speculation.draft_model import DraftModel
         from nanoengine.speculation.verification import DraftVerifier
 
-        model, draft = None, startup.facts.get("draft_model")
+        model, draft = None, startup.draft
         if draft is not None:
-            startup.facts["runs_eagerly"] = True  # what the draft model does in a step is not recorded
+            startup.runs_eagerly = True  # what the draft model does in a step is not recorded
             draft.model.prepare(startup.max_model_len)
             group = next(i for i, layout in enumerate(startup.layouts) if isinstance(layout, FullLayout))
             model = DraftModel(draft.model, draft.new_kv_cache(startup.num_blocks), group, runner)
@@ -59,17 +53,13 @@ class SpeculativeDecoding(Capability):
         options = startup.config.of(SpeculationOptions)
         if options.speculation is None:
             return
-        with stage("Measuring steps", shown=startup.use_tqdm):
-            timing = time_steps(startup)
-        proposer = NgramProposer() if options.speculation == NGRAM else SuffixProposer()
         self.speculation = Speculation(
-            None if options.draft_model is not None else proposer,
+            None if options.draft_model is not None else NgramProposer(),
             num_drafts=options.num_drafts,
             vocab_size=startup.model_config.vocab_size,
-            costs=StepCosts(timing.seconds),
-            guess_share=timing.guess_share,
+            step_tokens=STEP_TOKENS[startup.device.torch_device.type],
         )
-        startup.facts.setdefault("metrics", {})["speculation"] = self.speculation.snapshot
+        startup.metric_sources["speculation"] = self.speculation.snapshot
         startup.parts.append(self.speculation)
 
     def describe_itself(self, startup: Startup) -> str | None:

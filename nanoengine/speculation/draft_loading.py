@@ -32,7 +32,7 @@ def load_draft_model(name: str, startup: Startup) -> Startup:
         raise InvalidConfig(
             f"speculation is 'model:{name}', whose tokenizer has other tokens than the model's: choose a model of the same family"
         )
-    if draft.facts.get("states") is not None:
+    if draft.state_shapes is not None:
         raise InvalidConfig(
             f"speculation is 'model:{name}', whose layers have states: a draft model's must all attend; choose another"
         )

@@ -20,7 +20,7 @@ from nanoengine.core.inputs import ALIGNED, InputBatch
 from nanoengine.core.kv_cache import KVCache
 from nanoengine.core.messages import UNKNOWN, Run, StepPlan
 from nanoengine.core.model_runner import ModelRunner, RunnerPart
-from nanoengine.core.qwen3 import Decoder
+from nanoengine.core.qwen3 import DenseDecoder
 
 NO_DRAFT = -3
 """Behind the last draft of a run: no sample is equal to it."""
@@ -36,7 +36,7 @@ class DraftModel(RunnerPart):
         runner: of the large one.
     """
 
-    def __init__(self, model: Decoder, kv_cache: KVCache, group: int, runner: ModelRunner):
+    def __init__(self, model: DenseDecoder, kv_cache: KVCache, group: int, runner: ModelRunner):
         self.model, self.kv_cache, self.group, self.runner = model, kv_cache, group, runner
         self.guesses: Tensor | None = None  # of the step that is being computed
 

@@ -21,7 +21,7 @@ class NgramProposer:
     def __init__(self, min_tokens: int = 2, max_tokens: int = 5):
         self._sizes = range(min_tokens, max_tokens + 1)
 
-    def begin(self, prompt: Seq[int], cache_salt: str) -> NgramSequenceProposer:
+    def begin(self, prompt: Seq[int]) -> NgramSequenceProposer:
         proposer = NgramSequenceProposer(self._sizes)
         proposer.read(prompt)
         return proposer
@@ -63,9 +63,6 @@ class NgramSequenceProposer:
         if len(guess) < most:  # a loop: what follows is once more what has just been guessed
             guess = (guess * (most // len(guess) + 1))[:most]
         return guess
-
-    def end(self, token_ids: Seq[int]) -> None:
-        """Nothing is left to other requests."""
 
     def read(self, token_ids: Seq[int]) -> None:
         """Take note of the tokens that came since the last call."""

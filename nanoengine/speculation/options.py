@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nanoengine.core.config import check_count
 from nanoengine.core.errors import InvalidConfig, shown
+from nanoengine.core.options import check, option
 
-NGRAM, SUFFIX, MODEL = "ngram", "suffix", "model:"
+NGRAM, MODEL = "ngram", "model:"
 MAX_DRAFTS = 15
 """Attention verifies 16 tokens of a sequence at once: its last token, and these."""
 
@@ -18,24 +18,22 @@ class SpeculationOptions:
 
     Args:
         speculation: guess tokens and verify several in one step, which changes no token: "ngram" (what followed the same tokens
-            earlier in the request), "suffix" (the same, and in recent outputs of this engine, as far as it is likely), or
-            "model:" and a model with the same tokenizer, of any kind that `model` may be. None: one token a step.
-        num_drafts: most tokens that are guessed ahead of a sequence; the engine finds out how many are worth verifying.
+            earlier in the request), or "model:" and a model with the same tokenizer, of any kind that `model` may be. None: one
+            token a step.
+        num_drafts: most tokens that are guessed ahead of a sequence; fewer, where guesses were wrong or many sequences run.
 
     Raises:
         InvalidConfig: a value that cannot work.
     """
 
     speculation: str | None = None
-    num_drafts: int = MAX_DRAFTS
+    num_drafts: int = option(MAX_DRAFTS, high=MAX_DRAFTS)
 
     def __post_init__(self) -> None:
+        check(self)
         name = self.speculation
-        if name is not None and not (isinstance(name, str) and (name in (NGRAM, SUFFIX) or _is_model(name))):
-            raise InvalidConfig(
-                f"speculation is {shown(name)}: it must be 'ngram', 'suffix', 'model:' and a model, or None"
-            )
-        check_count("num_drafts", self.num_drafts, MAX_DRAFTS)
+        if name is not None and not (isinstance(name, str) and (name == NGRAM or _is_model(name))):
+            raise InvalidConfig(f"speculation is {shown(name)}: it must be 'ngram', 'model:' and a model, or None")
 
     @property
     def draft_model(self) -> str | None:
@@ -43,5 +41,5 @@ class SpeculationOptions:
         return self.speculation[len(MODEL) :] if _is_model(self.speculation) and self.speculation else None
 
 
-def _is_model(name: object) -> bool:
-    return isinstance(name, str) and name.startswith(MODEL) and len(name) > len(MODEL)
+def _is_model(name: str | None) -> bool:
+    return name is not None and name.startswith(MODEL) and len(name) > len(MODEL)

@@ -1,4 +1,4 @@
-"""What speculation asks of those who guess the next tokens of sequences: n-grams, suffixes, or others.
+"""What speculation asks of those who guess the next tokens of sequences: n-grams, or others.
 
 A guess changes no token: it is verified by sampling, and what was not sampled is dropped. Bad guesses cost time, nothing else.
 """
@@ -27,19 +27,12 @@ class SequenceProposer(Protocol):
         """
         ...
 
-    def end(self, token_ids: Seq[int]) -> None:
-        """The sequence has ended with these tokens. It is not asked again."""
-        ...
-
 
 class Proposer(Protocol):
-    """Makes a `SequenceProposer` for each request; what requests share is kept here."""
+    """Makes a `SequenceProposer` for each request. Requests share nothing: otherwise the time that an answer takes would tell its
+    reader what others were told.
+    """
 
-    def begin(self, prompt: Seq[int], cache_salt: str) -> SequenceProposer:
-        """Read the prompt of a request that begins; each of its completions gets a fork of the result.
-
-        Args:
-            cache_salt: the output of one request may help another only if both have the same. Otherwise the time that an answer
-                takes would tell its reader what others were told.
-        """
+    def begin(self, prompt: Seq[int]) -> SequenceProposer:
+        """Read the prompt of a request that begins; each of its completions gets a fork of the result."""
         ...

@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 
 @dataclass(slots=True)
 class SpeculationStats:
-    """How guesses fared, over the engine's life. A sequence of a step counts once in one of the first four."""
+    """How guesses fared, over the engine's life. A sequence of a step counts once in one of the first three."""
 
     num_runs: int = 0  # its drafts were verified
     num_unknown: int = 0  # no guess was made
-    num_not_worth: int = 0  # there was a guess, but its drafts were expected to cost more than they bring
-    num_full: int = 0  # nobody was asked: with so many tokens in a step, or such slow guesses, no draft could pay
+    num_full: int = 0  # the step had no room for its drafts
     num_postponed: int = 0  # times that a sequence was left out of a step, so that the next could verify a guess
     num_drafts: int = 0  # that were verified
     num_accepted: int = 0  # of them: steps that their sequences were saved
     num_errors: int = 0  # proposers that raised; their sequences go on without
     tried_at: list[int] = field(default_factory=list)  # of each place in a run: drafts there, with all before accepted
     accepted_at: list[int] = field(default_factory=list)
-    step_seconds: tuple[tuple[int, float], ...] = ()  # (tokens, seconds of such a step), as known by now
+
+    def __add__(self, other: SpeculationStats) -> SpeculationStats:
+        """The guesses of two engines."""
+        return SpeculationStats(
+            num_runs=self.num_runs + other.num_runs,
+            num_unknown=self.num_unknown + other.num_unknown,
+            num_full=self.num_full + other.num_full,
+            num_postponed=self.num_postponed + other.num_postponed,
+            num_drafts=self.num_drafts + other.num_drafts,
+            num_accepted=self.num_accepted + other.num_accepted,
+            num_errors=self.num_errors + other.num_errors,
+            tried_at=[sum(pair) for pair in zip_longest(self.tried_at, other.tried_at, fillvalue=0)],
+            accepted_at=[sum(pair) for pair in zip_longest(self.accepted_at, other.accepted_at, fillvalue=0)],
+        )
 
     @property
     def acceptance_rate(self) -> float:

@@ -22,10 +22,8 @@ from nanoengine.speculation.draft_model import NO_DRAFT, DraftModel
 class Verified(NamedTuple):
     """Which drafts of a step were accepted."""
 
-    drafts: Drafts
     num_accepted: Tensor  # [num_runs] int64
     is_token: Tensor  # [num_samples] bool: whether the sample is a token of its row
-    last: Tensor  # [num_samples] int64: the number of the last sample of its run that is one
 
 
 @dataclass
@@ -72,24 +70,13 @@ class Drafts:
         places = torch.arange(drafts.shape[1], dtype=torch.int64, device=drafts.device)
         return drafts, places < self.depth.index_select(0, numbers)[:, None]
 
-    def extend(self, ends: Tensor, numbers: Tensor) -> Tensor:
-        """The ends of some rows' outputs, [m, width], with the drafts before some samples behind them. They are right-aligned,
-        the newest last, and stay as wide as they were: what does not fit is dropped in front.
-        """
-        longer = torch.cat((ends, self.before(numbers)[0]), dim=1)
-        places = torch.arange(ends.shape[1], dtype=torch.int64, device=ends.device)
-        places = places + self.depth.index_select(0, numbers)[:, None]
-        return longer.gather(1, places)
-
     def verify(self, tokens: Tensor) -> Verified:
         """Compare drafts with what was sampled, [num_samples] int64."""
         places = torch.arange(self.tokens.shape[1], dtype=torch.int64, device=tokens.device)
         numbers = (self.starts[:, None] + places).clamp(max=len(tokens) - 1)
         counts = (tokens[numbers] == self.tokens).long().cumprod(1).sum(1)
         is_token = self.depth <= counts.index_select(0, self.run_of)
-        own = torch.arange(len(tokens), dtype=torch.int64, device=tokens.device)
-        last = (self.starts + counts).index_select(0, self.run_of)
-        return Verified(self, counts, is_token | ~self.is_drafted, torch.where(self.is_drafted, last, own))
+        return Verified(counts, is_token | ~self.is_drafted)
 
 
 class DraftVerifier:
@@ -108,6 +95,6 @@ class DraftVerifier:
 
     def verify(self, drafts: Drafts, tokens: Tensor, last_tokens: Tensor) -> Verified:
         verified = drafts.verify(tokens)
-        last = verified.last.index_select(0, drafts.starts)
+        last = drafts.starts + verified.num_accepted
         last_tokens.index_copy_(0, drafts.rows, tokens.index_select(0, last))
         return verified

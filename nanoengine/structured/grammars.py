@@ -18,9 +18,9 @@ from nanoengine.core.errors import EngineClosed, InvalidSamplingParams, shown
 from nanoengine.core.tokenizer import Tokenizer
 from nanoengine.errors import GrammarsUnavailable
 from nanoengine.fair_cache import FairCache
-from nanoengine.structured.params import JSON_OPTIONS, OF_FIELD, ONE_SPACE, StructuredOutputs
-from nanoengine.structured.schemas import MAX_ORDERS, promised
+from nanoengine.structured.params import StructuredOutputs
 from nanoengine.structured.trial import Trial, TrialFailed
+from nanoengine.tools.schemas import JSON_OPTIONS, MAX_ORDERS, OF_FIELD, ONE_SPACE, promised
 
 MAX_CACHED_BYTES = 256 << 20
 """Of the grammars that are kept for the next request of the same client that asks for the same; a large one has 60 MiB."""

@@ -9,19 +9,9 @@ from typing import Any
 
 from nanoengine.core.errors import InvalidSamplingParams, shown
 from nanoengine.depth import MAX_DEPTH, is_too_deep
-
-JSON_OPTIONS = {"lenient": False, "coerce_one_of": False}
-"""Of llguidance: a schema cannot have its own keywords ignored."""
-
-ONE_SPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""The same: where white space is, if nobody asks for any."""
+from nanoengine.tools.schemas import MAX_CHARS
 
 KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
-OF_FIELD = " // of the field "
-"""In a grammar, at the end of a line: the field of a request whose schema the line holds."""
-
-MAX_CHARS = 1 << 19
-"""Of a schema, an expression, a grammar, or all choices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,6 +71,7 @@ class Structured(PolicyPart):
         self, grammars: Grammars, parts: list[PolicyPart], drafter: PolicyPart | None, num_threads: int | None = None
     ):
         self.grammars, self.parts, self.drafter = grammars, parts, drafter
+        self.is_idle = True
         self.constraints: dict[Sequence, Constraint] = {}
         self._made: WeakKeyDictionary[Request, LLMatcher] = WeakKeyDictionary()  # until it is submitted
         self._filler = ThreadPoolExecutor(1, "masks")  # llguidance has threads of its own, outside of Python's lock
@@ -86,6 +87,7 @@ class Structured(PolicyPart):
     def submitted(self, request: Request) -> None:
         if (outputs := outputs_of(request)) is None:
             return
+        self.is_idle = False
         if self.drafter is not None and self.drafter not in self.parts:
             self.parts.append(self.drafter)
         matcher = self._made.pop(request)  # who asks the grammars again may have to wait: others were asked for since
@@ -150,6 +152,7 @@ class Structured(PolicyPart):
     def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
         if (masks := self._in_flight.pop(step.number, None)) is not None:
             masks.settle()  # a step that failed may be over before its masks
+        self._rest()
         # Behind a step that failed there are no new tokens, and the masks of the next one may use what would be read.
         if not self.constraints or isinstance(result, BaseException):
             return
@@ -167,6 +170,11 @@ class Structured(PolicyPart):
     def finished(self, seq: Sequence) -> None:
         if self.constraints.pop(seq, None) is not None and not self.constraints and self.drafter in self.parts:
             self.parts.remove(self.drafter)
+        self._rest()
+
+    def _rest(self) -> None:
+        """Until another constrained request comes: no masks are filled, and no text is followed."""
+        self.is_idle = not self.constraints and not self._in_flight
 
     def close(self) -> None:
         self._filler.shutdown(cancel_futures=True)

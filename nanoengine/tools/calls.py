@@ -1,4 +1,4 @@
-"""Calls in JSON: where they end, piece by piece, and what they say."""
+"""Readers of calls in JSON: they find the end of a call in text that comes in pieces, and parse the whole call."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from nanoengine.tools.marks import past_space
 
 ENDS_A_STRING = re.compile(r'["\\]')
 OUTSIDE = re.compile(r'["{}\[\]]|[^\s\d:,.+\-Etruefalsn]')
-"""Of JSON outside a string: what opens or closes, and what cannot be."""
+"""Outside of strings in JSON: characters that open or close something, and characters that JSON does not have."""
 
 HEADER = re.compile(r"\s{0,8}([\w.\-]{1,128})(?:\[CALL_ID\]\w{0,64})?(?:\[ARGS\])?\s{0,8}(?=\{)")
 MAX_HEADER_CHARS = 300
 
 loads = json.JSONDecoder(strict=False).decode
-"""Small models write a line's end into a string as it is; JSON that is told has it as it should be."""
+"""Parses JSON in which strings have line breaks that are not escaped, as small models write them."""
 
-Named = tuple[str, str]
-"""A name, and the JSON text of arguments."""
+NameAndArguments = tuple[str, str]
+"""The name of a tool, and the JSON text of its arguments."""
 
 
 class Outcome(Enum):
-    """What a text is, as far as it was read."""
+    """The result of reading a part of a text."""
 
     MORE = auto()
-    """The beginning of a call."""
+    """It may be the beginning of a call: more text is needed."""
     WHOLE = auto()
-    """All of it."""
+    """It is a whole call."""
     TEXT = auto()
-    """No call."""
+    """It is no call."""
 
 
 class CallReader(ABC):
-    """Reads what stands behind the mark of a call, piece by piece. One for each call.
+    """Reads one call, from behind its mark on, in pieces.
 
     Args:
-        names: of the tools that there are; None: any may be called.
+        names: of the tools; None: any name is one.
     """
 
     def __init__(self, names: Collection[str] | None):
@@ -48,28 +48,28 @@ class CallReader(ABC):
 
     @abstractmethod
     def scan(self, text: str, start: int, is_last: bool) -> tuple[Outcome, int]:
-        """Read on from `start`: what it is, and up to where it was read. Where more is needed, the rest comes again with it: it
-        must be short, so that a call costs no more than its length.
+        """Read on from `start`; return the outcome, and the place up to which the text was read. On `MORE`, the next call gets
+        the text behind that place again, and more: it must be short, so that reading a call takes time in its length.
         """
 
     @abstractmethod
-    def calls(self, text: str) -> list[Named] | None:
-        """What a whole text says, from behind the mark on; None: no call.
+    def calls(self, text: str) -> list[NameAndArguments] | None:
+        """The calls of a whole text, from behind the mark on; None: it is no call.
 
         Raises:
-            ValueError, RecursionError: the same.
+            ValueError, RecursionError: it is no call.
         """
 
 
 class JsonEnd:
-    """Looks for the end of an object or a list."""
+    """Finds the end of an object or a list, in text that comes in pieces."""
 
     def __init__(self) -> None:
         self._depth = 0
         self._in_string = self._is_escaped = False
 
     def find(self, text: str, at: int) -> tuple[Outcome, int]:
-        """As `CallReader.scan`, and no character twice."""
+        """As `CallReader.scan`; no character is read twice."""
         while at < len(text):
             if self._is_escaped:
                 self._is_escaped = False
@@ -113,20 +113,20 @@ class JsonCalls(CallReader):
             outcome, at = self._end.find(text, at)
         return (Outcome.TEXT if is_last and outcome is Outcome.MORE else outcome), at
 
-    def calls(self, text: str) -> list[Named] | None:
+    def calls(self, text: str) -> list[NameAndArguments] | None:
         values = loads(text)
-        found = [named(own, self.names) for own in (values if isinstance(values, list) else [values])]
+        found = [read_call(own, self.names) for own in (values if isinstance(values, list) else [values])]
         calls = [own for own in found if own is not None]
         return calls if calls and len(calls) == len(found) else None
 
 
 class ItemCall(JsonCalls):
-    """One call of a list, with what stands before it there."""
+    """One call of a list, with the bracket or comma in front of it."""
 
     def scan(self, text: str, start: int, is_last: bool) -> tuple[Outcome, int]:
         return super().scan(text, past_space(text, start, "[,") if self._end is None else start, is_last)
 
-    def calls(self, text: str) -> list[Named] | None:
+    def calls(self, text: str) -> list[NameAndArguments] | None:
         return super().calls(text[text.index("{") :])
 
 
@@ -147,18 +147,18 @@ class ArgsCalls(JsonCalls):
                 return Outcome.MORE, start
         return super().scan(text, start, is_last)
 
-    def calls(self, text: str) -> list[Named] | None:
+    def calls(self, text: str) -> list[NameAndArguments] | None:
         return arguments_of(self._name, text, self.names) if self._name else super().calls(text)
 
 
-def arguments_of(name: str, text: str, names: Collection[str] | None) -> list[Named] | None:
-    """A call of a name that was told, whose arguments end a text."""
-    found = named({"name": name, "arguments": text[text.find("{") :]}, names)
+def arguments_of(name: str, text: str, names: Collection[str] | None) -> list[NameAndArguments] | None:
+    """The call of a tool whose arguments are at the end of a text; None: it is no call."""
+    found = read_call({"name": name, "arguments": text[text.find("{") :]}, names)
     return None if found is None else [found]
 
 
-def named(value: Any, names: Collection[str] | None) -> Named | None:
-    """A call as models write one; None if it is none.
+def read_call(value: Any, names: Collection[str] | None) -> NameAndArguments | None:
+    """The call that a JSON value is, in the forms that models write; None: it is no call.
 
     Raises:
         ValueError, RecursionError: arguments that JSON does not have.

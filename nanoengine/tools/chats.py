@@ -1,4 +1,4 @@
-"""Chats: conversations with tools, rendered for a model; how it is made to call them; and what its answers say."""
+"""Chats: renders conversations with tools for a model, forces calls, and reads its answers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 from nanoengine.core.errors import InvalidPrompt, InvalidSamplingParams
 from nanoengine.core.outputs import RequestOutput
 from nanoengine.models.tokenizer import ModelTokenizer
-from nanoengine.sampling.params import check_structured
 from nanoengine.tools.formats import END_OF_THOUGHT, HERMES, PLAIN, THINK, ToolFormat, find_format
+from nanoengine.tools.grammar import call_grammar
 from nanoengine.tools.history import TOLD_FIRST, Message, for_template, in_words, tools_for_template
 from nanoengine.tools.parser import AnswerParser, Call, Event, Reasoning
 from nanoengine.tools.tool import Choice, choose, read_tools
@@ -25,7 +25,7 @@ HELLO: list[Message] = [{"role": "user", "content": "Hello"}]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an answer says: to the user, to itself, and to tools."""
+    """The parts of an answer: text for the user, thoughts, and calls of tools."""
 
     text: str
     reasoning: str
@@ -34,15 +34,15 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A conversation for the model, and how it answers.
+    """A rendered conversation, and how its answer is sampled and read.
 
     Args:
-        text: as rendered.
-        format: how calls are written; None: there are none, nor channels.
+        text: for the model.
+        format: of calls; None: the answer has neither calls nor channels.
         choice: of tools.
         thinks, is_thinking: see `AnswerParser`.
         tokens: the ids of the added tokens by their texts.
-        special: those that have no text unless they are asked for.
+        special: texts of the special tokens, which answers do not show unless a request asks for them.
     """
 
     text: str
@@ -55,15 +55,15 @@ class Prompt:
 
     @property
     def _kept(self) -> set[str]:
-        """Special tokens that say something of an answer."""
+        """Special tokens that the parser needs."""
         marks = () if self.format is None else self.format.marks
         return {*marks, *((THINK, END_OF_THOUGHT) if self.thinks else ())} & self.special
 
     def params(self, params: Any) -> Any:
-        """Sampling parameters with which the answer can be read, and calls what it must.
+        """Sampling parameters with which the answer can be parsed, and calls are forced as the choice of tools says.
 
         Raises:
-            InvalidSamplingParams: a call is forced where the text must be something else; a schema that cannot be; or
+            InvalidSamplingParams: a call is forced where the text has another grammar; a schema that no grammar can hold; or
                 structured outputs are not installed.
         """
         changes: dict[str, Any] = {}
@@ -92,9 +92,6 @@ class Prompt:
         return dataclasses.replace(params, **changes) if changes else params
 
     def _grammar(self, skip_special_tokens: bool, schema: Any) -> dict[str, Any]:
-        check_structured()
-        from nanoengine.tools.grammar import call_grammar  # it needs them
-
         assert self.format is not None
         end = self.tokens.get(END_OF_THOUGHT) if self.is_thinking else None  # the grammar holds behind it
         text = call_grammar(
@@ -111,7 +108,7 @@ class Prompt:
         return {"grammar": text, "behind": () if end is None else (end,), "until": until}
 
     def parser(self, skip_special_tokens: bool = True) -> AnswerParser | None:
-        """For one answer; None if it is text and nothing else."""
+        """A parser for one answer; None: the answer is text alone."""
         return None if self.format is None and not self.thinks else self._new_parser(skip_special_tokens)()
 
     def _new_parser(self, skip_special_tokens: bool) -> Callable[[], AnswerParser]:
@@ -129,12 +126,12 @@ class Prompt:
         )
 
     def read(self, text: str, is_cut: bool = False) -> Answer:
-        """What a whole answer says, or one that was cut off: see `AnswerParser.finish`."""
+        """The parts of a whole answer, or of one that a limit has cut off (see `AnswerParser.finish`)."""
         parser = self.parser()
-        return Answer(text, "", []) if parser is None else said([*parser.push(text), *parser.finish(is_cut)])
+        return Answer(text, "", []) if parser is None else answer_of([*parser.push(text), *parser.finish(is_cut)])
 
     def new_id(self) -> str:
-        """Of a call; Mistral's templates take no other than nine letters."""
+        """An id for a call; Mistral's templates take nine letters alone."""
         name = uuid.uuid4().hex
         return name[:9] if self.format is not None and self.format.name.startswith("mistral") else f"call_{name}"
 
@@ -144,12 +141,12 @@ def _end_of_calls(new_parser: Callable[[], AnswerParser]) -> Callable[[str], str
 
 
 def plain_prompt(text: str) -> Prompt:
-    """A text that the model goes on with; what it says is text."""
+    """A prompt without a chat template; its answer is text alone."""
     return Prompt(text, None, Choice((), is_off=True), False, False, {}, frozenset())
 
 
-def said(events: Sequence[Event]) -> Answer:
-    """What events say together."""
+def answer_of(events: Sequence[Event]) -> Answer:
+    """The answer of some events."""
     text, reasoning, calls = "", "", []
     for event in events:
         if isinstance(event, Call):
@@ -224,7 +221,7 @@ class Chats:
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
     ) -> list[Answer]:
-        """What the completions of a chat say, which had these tools."""
+        """The parts of the completions of a chat. Arguments as for `prompt`."""
         prompt = self.prompt(HELLO, tools, tool_choice)
         end = self.tokenizer.decode(output.prompt_token_ids[-8:], skip_special_tokens=False)
         is_thinking = prompt.thinks and end.rstrip().endswith(THINK)
@@ -238,7 +235,7 @@ class Chats:
         )
 
     def _in_words(self, messages: Sequence[Message], kwargs: Any, tools: Any, options: tuple[bool, bool]) -> str:
-        """For a template that knows of no tools."""
+        """Render for a template that does not know tools: they are told in words."""
         try:
             told = in_words(messages, tools)
         except (ValueError, RecursionError) as error:  # arguments of a call that JSON does not have
@@ -249,7 +246,7 @@ class Chats:
         return text
 
     def _knows_tools(self, template: str) -> bool:
-        """Whether a template says anything of tools. It is found out once for all requests, so it depends on none of them."""
+        """Whether a template writes tools into the prompt. It is tried once, without anything of a request."""
         if template not in self._knows:
             try:
                 texts = [self._render(HELLO, None, tools, (True, False)) for tools in ([PROBE], None)]

@@ -1,34 +1,18 @@
-"""Formats: how models write calls of tools. Which one a model was trained on shows in its chat template."""
+"""Formats: how models write calls of tools. The chat template of a model shows the format that it was trained with."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 THINK, END_OF_THOUGHT = "<think>", "</think>"
-"""What many models write around their thoughts."""
+"""The marks of many models around their thoughts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Xml:
-    """How a call is written whose values each have marks of their own. A string stands there as it is, all else as JSON.
-
-    Args:
-        name, key, value: what stands in front of and behind the name, a key, and a value.
-        end: what stands behind the last value.
-        pad: white space around a value that is no part of it.
-        gap: what stands between two marks, as the model is made to write it; any white space is understood.
-    """
-
-    name: tuple[str, str]
-    key: tuple[str, str]
-    value: tuple[str, str]
-    end: str
-    pad: str = ""
-    gap: str = "\n"
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        return tuple(mark for mark in (*self.name, *self.key, *self.value, self.end) if len(mark) > 1)
+FUNCTION, END_OF_FUNCTION = "<function=", "</function>"
+PARAMETER, END_OF_PARAMETER = "<parameter=", "</parameter>"
+"""Marks of a call in XML: `<function=name>`, and each value behind `<parameter=name>`. A string is written as it is, any other
+value as JSON, and all of them with a line break on both sides that is no part of the value.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +21,14 @@ class ToolFormat:
 
     Args:
         name: of the format.
-        signs: texts of a chat template, any of which says that its model writes calls so.
-        begins: what stands before a call: the first is what the model is made to write, all are understood. None: a call is the
-            JSON object itself.
-        end: what stands behind a call, where the model says so.
-        inner: white space between those and the call, as the model is made to write it.
-        shape: "object": one call; "list": one list of calls; "args": NAME[ARGS] and the arguments; "xml": see `Xml`;
+        signs: a chat template with one of these texts is of a model that writes calls in this format.
+        begins: marks in front of a call: a parser takes all, a grammar asks for the first. Empty: a call is a JSON object alone.
+        end: the mark behind a call; empty: there is none.
+        inner: white space between the marks and the call, in grammars.
+        shape: "object": one call; "list": one list of calls; "args": NAME[ARGS] and the arguments; "xml": see `FUNCTION`;
             "harmony": see `nanoengine/tools/harmony.py`.
-        arguments: what the arguments are called.
-        between: what stands between two calls.
-        xml: of the shape of that name.
+        arguments: the key of the arguments.
+        between: the text between two calls.
     """
 
     name: str
@@ -57,18 +39,17 @@ class ToolFormat:
     shape: str = "object"
     arguments: str = "arguments"
     between: str = "\n"
-    xml: Xml | None = None
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Texts that must not be lost where they are special tokens."""
+        """Texts that the parser needs, also where they are special tokens."""
         if self.shape == "harmony":
             return HARMONY_MARKS
         return (
             *self.begins,
             *([self.end] if self.end else []),
             *(("[ARGS]", "[CALL_ID]") if self.shape == "args" else ()),
-            *(() if self.xml is None else self.xml.marks),
+            *((FUNCTION, END_OF_FUNCTION, PARAMETER, END_OF_PARAMETER) if self.shape == "xml" else ()),
         )
 
 
@@ -77,11 +58,7 @@ HARMONY_MARKS = tuple(f"<|{name}|>" for name in ("start", "channel", "message", 
 HERMES = ToolFormat("hermes", ("<tool_call>",), ("<tool_call>",), "</tool_call>", "\n")
 
 PLAIN = ToolFormat("json", between="; ")
-"""A JSON object by itself: for templates that tell of tools, and have no sign of how the model is to call them."""
-
-FUNCTION = Xml(("<function=", ">"), ("<parameter=", ">"), ("", "</parameter>"), "</function>", pad="\n")
-ARG_KEY = Xml(("", ""), ("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>"), "</tool_call>")
-"""What ends the arguments ends the call, too."""
+"""A JSON object alone: for templates that know tools, and show no format."""
 
 FORMATS = (
     ToolFormat("harmony", ("<|channel|>",), shape="harmony"),
@@ -90,24 +67,11 @@ FORMATS = (
     ToolFormat("phi", ("<|/tool_call|>",), ("<|tool_call|>", "functools"), "<|/tool_call|>", shape="list", between=""),
     ToolFormat("granite", ("<|tool_call|>",), ("<|tool_call|>", "<tool_call>"), shape="list"),
     ToolFormat("functools", ("functools[",), ("functools",), shape="list"),
-    ToolFormat(
-        "seed",
-        ("<seed:tool_call>",),
-        ("<seed:tool_call>",),
-        "</seed:tool_call>",
-        "\n",
-        shape="xml",
-        xml=replace(FUNCTION, pad=""),
-    ),
-    ToolFormat("qwen3_coder", ("<parameter=",), ("<tool_call>",), "</tool_call>", "\n", shape="xml", xml=FUNCTION),
-    ToolFormat(
-        "glm47", ("</arg_key><arg_value>",), ("<tool_call>",), shape="xml", between="", xml=replace(ARG_KEY, gap="")
-    ),
-    ToolFormat("glm", ("<arg_key>",), ("<tool_call>",), shape="xml", xml=ARG_KEY),
+    ToolFormat("qwen3_coder", (PARAMETER,), ("<tool_call>",), "</tool_call>", "\n", shape="xml"),
     HERMES,
     ToolFormat("llama3", ("ipython", '"parameters"'), arguments="parameters", between="; "),
 )
-"""The most special first: templates have signs of several."""
+"""The most special first: a template may have signs of several formats."""
 
 
 def find_format(template: str) -> ToolFormat | None:

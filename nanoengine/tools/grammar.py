@@ -1,4 +1,4 @@
-"""Grammar: what makes a model call tools, in its own format, with arguments that fit their schemas.
+"""Grammars that make a model call tools in its own format, with arguments that fit their schemas.
 
 In llguidance's dialect of Lark (https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md). There a special token is
 none of the characters of a text, so a mark that is one is written as `<[id]>`. A parser cannot tell such a token from the same
@@ -10,15 +10,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from nanoengine.structured.schemas import promised
 from nanoengine.tools.formats import END_OF_THOUGHT, HARMONY_MARKS, THINK, ToolFormat
 from nanoengine.tools.rules import FindToken, Rules
+from nanoengine.tools.schemas import promised
 from nanoengine.tools.tool import Choice, Tool
 from nanoengine.tools.values import Kinds
 from nanoengine.tools.xml_grammar import xml_call
 
 NO_OBJECT = r'/([^{]|\{+[^{"\s])*/'
-"""Text in which no JSON object begins."""
+"""A text in which no JSON object begins."""
 
 
 def call_grammar(
@@ -27,13 +27,12 @@ def call_grammar(
     """A grammar of answers.
 
     Args:
-        format: how calls are written.
-        choice: of tools. Forced: there is nothing but calls, behind what the model thinks. Otherwise text may be, and a call
-            where any mark of one stands; its arguments fit the schema if the tool is strict, and are any object if not.
-        find: tokens that marks may be.
+        format: of calls.
+        choice: of tools. If calls are forced, an answer is thoughts and calls alone. Otherwise it may have text, and behind any
+            mark of a call must stand a call; its arguments fit the schema if the tool is strict, and are any object if not.
+        find: the token of a mark, if it is one.
         thinks, is_thinking: see `AnswerParser`.
-        schema: of an answer without calls, if it must be JSON: then an answer is calls, or that. Forced calls leave no such
-            answer.
+        schema: of an answer without calls, if that must be JSON. Where calls are forced, there is no such answer.
 
     Raises:
         InvalidSamplingParams: a schema that cannot be promised in this format.
@@ -69,17 +68,17 @@ def call_grammar(
 
 
 def _thought(rules: Rules, is_thinking: bool) -> str:
-    """What a model may think before it answers, or goes on thinking."""
+    """A thought in front of the answer, or the rest of one that the prompt has begun."""
     rest = rules.up_to("rest_of_thought", END_OF_THOUGHT)
     return f"{rest if is_thinking else f'({rules.say(THINK)} {rest})?'} SPACE?"
 
 
 def _body(rules: Rules, format: ToolFormat, choice: Choice, schemas: list[Any]) -> str:
-    """What stands behind the mark of a call, its end included."""
+    """The rest of a call behind its mark, with the end mark."""
     end = rules.say(format.inner, format.end)
-    if format.xml is not None:
+    if format.shape == "xml":
         kinds = Kinds()
-        calls = " | ".join(xml_call(rules, format.xml, kinds, *own) for own in _pairs(choice, schemas))
+        calls = " | ".join(xml_call(rules, kinds, *own) for own in _pairs(choice, schemas))
         return f"({calls}) {end}"
     if format.shape == "args":
         calls = " | ".join(
@@ -106,7 +105,7 @@ def _pairs(choice: Choice, schemas: list[Any]) -> list[tuple[Tool, Any]]:
 
 
 def _messages(rules: Rules, choice: Choice, values: list[str], said: str) -> str:
-    """Of harmony: thoughts, and then a call or what the user is told. In none of them does another message begin."""
+    """An answer of harmony: thoughts, and then a call or the text for the user. No message holds the head of another."""
     rules.rules["BODY"] = rules.without("TEXT", *HARMONY_MARKS)
     begin, message = rules.say("<|channel|>"), rules.say("<|message|>")
     of_json = rules.say("<|constrain|>", "json", "<|message|>")

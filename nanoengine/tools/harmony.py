@@ -23,8 +23,8 @@ class Harmony(Reading):
         super().__init__(most, whole)
         self.names = names
         self._marks = Marks(HARMONY_MARKS)
-        self._name = ""  # of the tool that is called
-        self._held: list[str] = []  # what was read of its arguments
+        self._name = ""  # the name of the called tool
+        self._held: list[str] = []  # the text of its arguments
         self._state, self._read_rest = self._read_head, self._read_body
 
     def _read_head(self, is_last: bool) -> bool:
@@ -38,7 +38,7 @@ class Harmony(Reading):
         most = self._at + MAX_HEAD_CHARS + len(BODY)
         end = self._text.find(BODY, self._at, most)
         if end < 0:
-            if len(self._text) >= most:  # it is none, but text
+            if len(self._text) >= most:  # it is no head, but text
                 self._say(self._read(self._at + 1))
                 self._state = self._read_body
                 return True

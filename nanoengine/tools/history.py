@@ -1,4 +1,4 @@
-"""History: conversations as OpenAI's clients write them, for templates."""
+"""History: the messages of OpenAI's clients, in the form that chat templates expect."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOLD_FIRST = TOLD.partition("\n")[0]
 
 
 def for_template(messages: Sequence[Message]) -> list[Message]:
-    """Messages as templates expect them: arguments are tables, a call has a content, and developers are the system."""
+    """Messages for templates: arguments are tables, a message with calls has a content, and the role developer is system."""
     return [_message(own) if _has_role(own) else own for own in messages]  # what is no message, others refuse
 
 

@@ -1,4 +1,4 @@
-"""Marked: text and thoughts, and calls that begin with a mark."""
+"""Marked: reads answers of text, thoughts, and calls that begin with a mark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nanoengine.tools.xml_calls import XmlCalls
 
 
 class Marked(Reading):
-    """Text and thoughts, and calls behind marks.
+    """Reads an answer whose calls stand behind marks.
 
     Args: see `AnswerParser`.
     """
@@ -36,10 +36,10 @@ class Marked(Reading):
         super().__init__(most, whole, dropped, is_bare="{" not in self._begins, is_forced=is_forced)
         self.format, self.names, self.schemas, self._kinds = format, names, schemas, Kinds()
         self._marks, self._end_of_thought = Marks((*self._begins, *dropped)), Marks([END_OF_THOUGHT])
-        self._is_list = is_forced and format is not None and format.shape == "list"  # its calls are told one by one
+        self._is_list = is_forced and format is not None and format.shape == "list"  # its calls are events one by one
         self._mark = ""  # of the call that is read
         self._reader: CallReader | None = None
-        self._held: list[str] = []  # what was read behind it
+        self._held: list[str] = []  # the text that was read behind it
         self._read_rest = self._read_text
         self._state = self._read_start if thinks or is_thinking else self._read_whole
         if is_thinking:
@@ -73,7 +73,7 @@ class Marked(Reading):
         return True
 
     def _read_to(self, marks: Marks, is_last: bool) -> re.Match[str] | None:
-        """Say what stands before the next mark, and go behind it; None if there is no mark yet."""
+        """Add the text before the next mark to the events, and go behind the mark; None: there is no mark yet."""
         mark, free = marks.find(self._text, self._at, is_last and not self._is_cut)
         self._say(self._read(free))
         if mark is not None:
@@ -82,8 +82,8 @@ class Marked(Reading):
 
     def _new_reader(self) -> CallReader:
         assert self.format is not None
-        if self.format.xml is not None:
-            return XmlCalls(self.format.xml, self.names, self.schemas, self._kinds)
+        if self.format.shape == "xml":
+            return XmlCalls(self.names, self.schemas, self._kinds)
         if self._is_list:
             return ItemCall(self.names)
         return (ArgsCalls if self.format.shape == "args" else JsonCalls)(self.names)
@@ -108,7 +108,7 @@ class Marked(Reading):
         return True
 
     def _read_end(self, is_last: bool) -> bool:
-        """Behind a call: a mark, perhaps."""
+        """Read behind a call, where the end mark may be."""
         assert self.format is not None
         end, between = self.format.end, "]" if self._is_list else self.format.between
         space = self._read(past_space(self._text, self._at, between))

@@ -1,4 +1,4 @@
-"""Marks: texts that are looked for in a text that is not all there yet."""
+"""Marks: finds texts in a text that comes in pieces."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Marks:
         self._most = max(map(len, found), default=1) - 1
 
     def find(self, text: str, start: int, is_last: bool) -> tuple[re.Match[str] | None, int]:
-        """The first mark from a place on, and up to where the text is free of marks, whatever follows."""
+        """The first mark from a place on, and the place up to which there is no mark, whatever text follows."""
         match = self._pattern.search(text, start)
         held = len(text)
         if not is_last:
@@ -28,7 +28,7 @@ class Marks:
 
 
 def past_space(text: str, at: int, more: str = "") -> int:
-    """The first place from one on where no white space stands, nor any of some more characters."""
+    """The first place from `at` on that has neither white space nor one of some more characters."""
     while at < len(text) and (text[at].isspace() or text[at] in more):
         at += 1
     return at

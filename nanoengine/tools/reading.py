@@ -1,25 +1,25 @@
-"""Reading: a text that comes in pieces, to the events that say what it says."""
+"""Reading: turns text that comes in pieces into events: texts, thoughts and calls."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from nanoengine.tools.calls import Named
+from nanoengine.tools.calls import NameAndArguments
 from nanoengine.tools.marks import past_space
 from nanoengine.tools.whole import WholeCall
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A piece of what the user is told."""
+    """A piece of the text for the user."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """A piece of what the model thinks before."""
+    """A piece of the model's thoughts."""
 
     text: str
 
@@ -36,14 +36,14 @@ class Call:
 Event = Text | Reasoning | Call
 
 State = Callable[[bool], bool]
-"""Reads on; False: it needs more. It is told whether there is more."""
+"""Reads a part of the text; False: it needs more. The argument: whether no more text will come."""
 
 
 class Reading:
-    """A text of which `_state` reads a part, and sets the state for the next.
+    """A state machine: `_state` reads a part of the text, and sets the state that reads the next part.
 
     Args:
-        most: calls that are told; those behind them are left out.
+        most: the most calls; later ones are left out.
         whole, dropped: see `AnswerParser`.
         is_bare: see `WholeCall`.
         is_forced: see `AnswerParser`.
@@ -51,7 +51,7 @@ class Reading:
 
     _state: State
     _read_rest: State
-    """How an answer is read that is not one call and nothing else."""
+    """The state that reads an answer with more than one call alone."""
 
     def __init__(
         self,
@@ -63,22 +63,22 @@ class Reading:
         is_forced: bool = False,
     ):
         self.most, self.is_forced = most, is_forced
-        self.has_repeated = False  # a call has come that repeats one before
+        self.has_repeated = False  # a call came that is equal to an earlier one
         self._whole, self._dropped, self._is_bare = whole, dropped, is_bare
         self._whole_call: WholeCall | None = None
-        self._text, self._at = "", 0  # what came, and up to where it was read
-        self._space: list[str] = []  # that is text if text follows
-        self._is_fresh = False  # white space that comes first is left out
+        self._text, self._at = "", 0  # the text, and the place up to which it was read
+        self._space: list[str] = []  # white space that belongs to the text if more text follows
+        self._is_fresh = False  # white space at the beginning is left out
         self._kind: type[Text | Reasoning] = Text
         self._told: set[type[Text | Reasoning]] = set()
         self._num_calls = 0
-        self._seen: set[Named] = set()
-        self._is_cut = False  # the end of the text is not the model's: what it has begun is not told
+        self._seen: set[NameAndArguments] = set()
+        self._is_cut = False  # the text ends by a limit: a call that was begun is left out
         self._events: list[Event] = []
 
     @property
     def num_held(self) -> int:
-        """Characters that are read again when more come."""
+        """The number of characters that are read again when more come."""
         return len(self._text) - self._at
 
     def push(self, text: str) -> list[Event]:
@@ -99,7 +99,7 @@ class Reading:
         return events
 
     def _read(self, end: int) -> str:
-        """What is read up to there."""
+        """The text up to a place, which is read now."""
         text, self._at = self._text[self._at : end], end
         return text
 
@@ -115,7 +115,7 @@ class Reading:
             self._space.append(text[len(said) :])
 
     def _read_whole(self, is_last: bool) -> bool:
-        """An answer that may be one call and nothing else; as soon as it cannot be, it is read from its beginning."""
+        """Read an answer that may be one call alone; if it is not, read it from its beginning in another state."""
         if self._whole_call is None:
             self._say(self._read(past_space(self._text, self._at)))
             begun = self._text[self._at : self._at + 1]
@@ -134,13 +134,13 @@ class Reading:
         return True
 
     def _switch(self, kind: type[Text | Reasoning], state: State) -> bool:
-        """What follows is of another kind, and white space between the two of neither. Two messages of a kind are two lines."""
+        """Change the kind of the text. White space between kinds is left out; messages of one kind have a line break between."""
         self._kind, self._is_fresh, self._state = kind, True, state
         self._space = ["\n"] if kind in self._told else []
         return True
 
-    def _tell(self, calls: Callable[[str], list[Named] | None], text: str) -> bool:
-        """Tell the calls that a text is, if it is any."""
+    def _tell(self, calls: Callable[[str], list[NameAndArguments] | None], text: str) -> bool:
+        """Add the calls of a text to the events; False: it is no call."""
         try:
             found = calls(text)
         except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Rules: of a grammar that is written, and how texts and marks stand in them."""
+"""Rules: the rules of a grammar, with texts and marks in them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nanoengine.core.errors import InvalidSamplingParams
-from nanoengine.structured.params import JSON_OPTIONS, MAX_CHARS, OF_FIELD, ONE_SPACE
+from nanoengine.tools.schemas import JSON_OPTIONS, MAX_CHARS, OF_FIELD, ONE_SPACE
 
 FindToken = Callable[[str], int | None]
 """The id of an added token; None if a text is none."""
@@ -17,7 +17,7 @@ class Rules:
     """Rules by their names. `TEXT` is any text.
 
     Args:
-        find: tokens that marks may be.
+        find: the token of a mark, if it is one.
     """
 
     def __init__(self, find: FindToken):
@@ -30,8 +30,8 @@ class Rules:
         return "%llguidance {}\n" + "\n".join(f"{name}: {rule}" for name, rule in self.rules.items())
 
     def say(self, *texts: str) -> str:
-        """Texts, one behind the other, of which each may be a token. White space is text, although it is an added token of some
-        models: llguidance does not take drafts back that hold such a token by its id.
+        """A sequence of texts, each of which may be a token. White space is never one, although some models have added tokens of
+        it: llguidance does not take back drafts that hold such a token by its id.
         """
         found: list[str] = []
         plain = ""
@@ -45,7 +45,11 @@ class Rules:
         return " ".join([*found, json.dumps(plain)] if plain else found)
 
     def json(self, schema: Mapping[str, Any], field: str) -> str:
-        """JSON that a schema describes, which a field of the request holds.
+        """A rule of the JSON of a schema.
+
+        Args:
+            schema: of the value.
+            field: of the request that holds the schema, for errors.
 
         Raises:
             InvalidSamplingParams: the schemas of the grammar are too long, all in all.

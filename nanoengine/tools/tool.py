@@ -1,4 +1,4 @@
-"""Tool: a function that a model may call, and which of them it may or must."""
+"""Tool and Choice: a function that a model may call, and the `tool_choice` of a request."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Tool:
     """A function.
 
     Args:
-        name: what it is called by.
+        name: of the function.
         parameters: the JSON schema of its arguments, an object.
-        is_strict: the arguments must look so, whatever the model would write.
-        field: of the request, that holds the schema.
+        is_strict: a grammar holds the arguments to the schema.
+        field: of the request that holds the schema, for errors.
     """
 
     name: str
@@ -32,13 +32,13 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which tools are called.
+    """The tools that an answer may call.
 
     Args:
-        tools: that can be.
-        is_forced: one of them must be.
-        is_off: none is; what looks like a call is text.
-        most: calls of one answer; None: any number.
+        tools: that may be called.
+        is_forced: the answer must call one.
+        is_off: the answer calls none; text that looks like a call is text.
+        most: the most calls of one answer; None: any number.
     """
 
     tools: tuple[Tool, ...]
@@ -51,7 +51,7 @@ def read_tools(tables: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
     """Tools as clients write them: {"type": "function", "function": {"name": ..., "parameters": {...}, "strict": ...}}.
 
     Raises:
-        InvalidPrompt: what is none, without a name, with the name of another, or too deep.
+        InvalidPrompt: a value that is no tool, has no name or the name of another, or is too deep.
     """
     if tables is not None and not isinstance(tables, list | tuple):
         raise InvalidPrompt(f"tools must be a list of JSON schemas of functions, not {shown(tables)}")
@@ -84,7 +84,7 @@ def choose(tools: Sequence[Tool], choice: str | Mapping[str, Any] | None, *, par
     `parallel`.
 
     Raises:
-        InvalidSamplingParams: it is none of these, or needs tools that there are not.
+        InvalidSamplingParams: another value, or a tool that is not there.
     """
     if isinstance(choice, Mapping) and not choice:
         choice = None

@@ -1,4 +1,4 @@
-"""Values that are written as they are, without the quotes of JSON: what a schema says of their kind."""
+"""Values that are written without the quotes of JSON: their schema says whether they are strings."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 KINDS = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 
 MAX_DEPTH = 64
-"""Of schemas in each other."""
+"""The most schemas inside each other."""
 
 MAX_LOOKS = 20_000
-"""Schemas, and values of enumerations, that are looked at for one answer or one grammar: as often as they are referred to."""
+"""The most schemas and values of enumerations for one answer or one grammar; one counts as often as it is referred to."""
 
 IN_PYTHON = {"True": "true", "False": "false", "None": "null"}
-"""Templates write them so, and models after them."""
+"""Templates write these values as Python does, and so do models."""
 
 
 class Kinds:
-    """Of which kinds values may be, by their schemas, each of which is looked at once. The schemas must live as long.
+    """The JSON types that values may have, by their schemas. Each schema is looked at once, and must live as long as this.
 
     Attributes:
-        left: of `MAX_LOOKS`; below 0: it was not enough, and what was not looked at may be anything.
+        left: the rest of `MAX_LOOKS`; below 0: a schema that was not looked at allows all types.
     """
 
     def __init__(self) -> None:
@@ -30,11 +30,11 @@ class Kinds:
         self._known: dict[tuple[int, int], frozenset[str]] = {}  # by the ids of schema and root
 
     def of(self, schema: Any, root: Any) -> frozenset[str]:
-        """Those of a value.
+        """The types of a value.
 
         Args:
-            schema: the value's.
-            root: the one that holds it, to which its references refer.
+            schema: of the value.
+            root: the schema that its references refer to.
         """
         key = id(schema), id(root)
         if key not in self._known:
@@ -42,7 +42,7 @@ class Kinds:
         return self._known[key]
 
     def _look(self, schema: Any, root: Any, known: dict[str, frozenset[str]], depth: int = 0) -> frozenset[str]:
-        """Whatever a client sends: what is no schema asks for nothing."""
+        """As `of`. A client may send anything: what is no schema allows all types."""
         self.left -= 1
         if not isinstance(schema, Mapping) or depth > MAX_DEPTH or self.left < 0:
             return frozenset() if schema is False else KINDS
@@ -69,8 +69,9 @@ class Kinds:
 
 
 def value_of(text: str, kinds: frozenset[str]) -> Any:
-    """What a text says that may be of some kinds: itself where a string may be, unless it is the JSON of something else that may
-    be; else its JSON, if it is any."""
+    """The value of a text that may have some JSON types: its JSON if that has one of these types, and otherwise the text itself.
+    Where no string may be, JSON of any type is taken.
+    """
     if kinds == {"string"}:
         return text
     word = text.strip()
@@ -83,7 +84,7 @@ def value_of(text: str, kinds: frozenset[str]) -> Any:
 
 
 def kind_of(value: Any) -> str:
-    """The kind of a value from JSON."""
+    """The JSON type of a value; a number without a fraction is an integer."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -94,7 +95,7 @@ def kind_of(value: Any) -> str:
 
 
 def resolved(reference: Any, root: Any) -> Any:
-    """What a reference within a schema refers to; anything (True) where that is not to be found."""
+    """The schema that a reference refers to; True, which allows any value, if it is not there."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return True
     for name in reference.split("/")[1:]:

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from nanoengine.tools.calls import JsonEnd, Named, Outcome, loads, named
+from nanoengine.tools.calls import JsonEnd, NameAndArguments, Outcome, loads, read_call
 
 FENCE = "```"
 FENCES = (FENCE, FENCE + "json", FENCE + "tool_call")
 KEYS = ("arguments", "parameters", "function", "type")
-"""What an object may begin with that is a call, but for its name."""
+"""Keys with which the object of a call may begin, beside its name."""
 
 
 class WholeCall:
-    """Looks at an answer from its first character on, for as long as it may be such a call.
+    """Reads an answer for as long as it may be one call alone.
 
     Args:
         names: of the tools.
-        is_bare: the object may stand there without a fence.
-        dropped: texts of special tokens, which say nothing.
+        is_bare: the object may have no fence.
+        dropped: texts of special tokens, which are left out.
     """
 
     def __init__(self, names: Collection[str], is_bare: bool, dropped: Collection[str]):
@@ -29,17 +29,17 @@ class WholeCall:
         begins = (*(f'"name":"{_without_space(name)}"' for name in names), *(f'"{key}":' for key in KEYS))
         self._heads = [f"{fence}{{{own}" for fence in (("",) if is_bare else ()) + FENCES for own in begins]
         self._pieces: list[str] = []
-        self._head = self._tail = ""  # up to the first key, and behind the object, without white space
+        self._head = self._tail = ""  # the text up to the first key, and behind the object, without white space
         self._end: JsonEnd | None = None
         self._object = ""
 
     @property
     def text(self) -> str:
-        """All that came."""
+        """The whole text so far."""
         return "".join(self._pieces)
 
     def push(self, text: str) -> bool:
-        """More of the answer; False: it is something else."""
+        """Read more of the answer; False: it is not such a call."""
         self._pieces.append(text)
         if self._end is None:
             self._head += _without_space(text)
@@ -62,15 +62,15 @@ class WholeCall:
     def _fence(self) -> str:
         return FENCE if self._head.startswith(FENCE) else ""
 
-    def calls(self) -> list[Named] | None:
-        """The call that all of it is; None: it is none. Raises as `CallReader.calls`."""
+    def calls(self) -> list[NameAndArguments] | None:
+        """The call, in a list; None: the answer is not such a call. Raises as `CallReader.calls`."""
         if not self._object or self._tail != self._fence:
             return None
         value = loads(self._object)
         own = value if "name" in value else value.get("function")
         if not isinstance(own, dict) or not own.keys() & {"arguments", "parameters"}:
             return None
-        call = named(own, self._names)
+        call = read_call(own, self._names)
         return None if call is None else [call]
 
 

@@ -1,4 +1,4 @@
-"""Calls in XML: a name, and values that each have marks of their own."""
+"""XmlCalls: reads calls in XML, in which each argument has marks of its own."""
 
 from __future__ import annotations
 
@@ -6,42 +6,40 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from nanoengine.tools.calls import CallReader, JsonEnd, Named, Outcome, named
-from nanoengine.tools.formats import Xml
+from nanoengine.tools.calls import CallReader, JsonEnd, NameAndArguments, Outcome, read_call
+from nanoengine.tools.formats import END_OF_FUNCTION, END_OF_PARAMETER, FUNCTION, PARAMETER
 from nanoengine.tools.marks import past_space
 from nanoengine.tools.values import KINDS, Kinds, value_of
 
 MAX_MARK_CHARS = 600
-"""Of a mark with the name or the key that belongs to it."""
+"""The longest mark, with the name in it."""
 
 WORD = r"([^<>\n]{1,500}?)"
+
+
+HEAD = re.compile(rf"{FUNCTION}{WORD}>")
+NEXT = re.compile(rf"{PARAMETER}{WORD}>|{END_OF_FUNCTION}")
 
 
 class XmlCalls(CallReader):
     """One call.
 
     Args:
-        xml: how it is written.
-        schemas: of the arguments, by the names of tools. Of others they may be any.
-        kinds: of values, for all calls of an answer.
+        names: see `CallReader`.
+        schemas: of the arguments, by the names of tools. A tool without one takes any arguments.
+        kinds: the types of arguments by their schemas, shared by all calls of an answer.
     """
 
-    def __init__(self, xml: Xml, names: Collection[str] | None, schemas: Mapping[str, Any], kinds: Kinds):
+    def __init__(self, names: Collection[str] | None, schemas: Mapping[str, Any], kinds: Kinds):
         super().__init__(names)
-        self.xml, self.schemas, self._kinds = xml, schemas, kinds
-        before, behind = map(re.escape, xml.name)
-        self._head = re.compile(before + WORD + (behind or r"\s{0,8}(?=<)"))
-        key, behind, value = map(re.escape, (*xml.key, xml.value[0]))
-        self._next = re.compile(
-            f"{key}{WORD}{behind}" + (r"\s{0,8}" + value if value else "") + f"|{re.escape(xml.end)}"
-        )
+        self.schemas, self._kinds = schemas, kinds
         self._name: str | None = None
-        self._key: str | None = None  # of the value that is read
-        self._begin = 0  # of it
-        self._found: list[tuple[str, int, int]] = []  # keys, and where their values are
-        self._size = 0  # of what was read before
-        self._may_be_json = False  # the value
-        self._json: JsonEnd | None = None  # of one that is an object or a list: in its strings a mark is none
+        self._key: str | None = None  # of the argument whose value is read
+        self._begin = 0  # of that value
+        self._found: list[tuple[str, int, int]] = []  # keys, and the places of their values
+        self._size = 0  # the number of characters that were read before
+        self._may_be_json = False  # the value may be an object or a list
+        self._json: JsonEnd | None = None  # of a value that is an object or a list: a mark in its strings is text
 
     def scan(self, text: str, start: int, is_last: bool) -> tuple[Outcome, int]:
         at, outcome = start, None
@@ -50,23 +48,22 @@ class XmlCalls(CallReader):
         self._size += at - start
         return (Outcome.TEXT, len(text)) if is_last and outcome is Outcome.MORE else (outcome, at)
 
-    def calls(self, text: str) -> list[Named] | None:
-        pad = self.xml.pad
+    def calls(self, text: str) -> list[NameAndArguments] | None:
         values = {
-            key: value_of(text[begin:end].removeprefix(pad).removesuffix(pad), self._kinds_of(key))
+            key: value_of(text[begin:end].removeprefix("\n").removesuffix("\n"), self._kinds_of(key))
             for key, begin, end in self._found
         }
-        found = named({"name": self._name, "arguments": values}, self.names)
+        found = read_call({"name": self._name, "arguments": values}, self.names)
         return None if found is None else [found]
 
     def _mark(self, text: str, at: int, offset: int) -> tuple[Outcome | None, int]:
-        """The name, a key, or the end. None: there is more of the call."""
+        """Read the name, a key, or the end. None: the call goes on."""
         at = past_space(text, at)
         is_head = self._name is None
-        match = (self._head if is_head else self._next).match(text, at)
+        match = (HEAD if is_head else NEXT).match(text, at)
         if match is None:
             begun = text[at : at + MAX_MARK_CHARS]
-            marks = self.xml.name[:1] if is_head else (self.xml.key[0], self.xml.end)
+            marks = (FUNCTION,) if is_head else (PARAMETER, END_OF_FUNCTION)
             may_come = len(begun) < MAX_MARK_CHARS and any(own.startswith(begun[: len(own)]) for own in marks)
             return Outcome.MORE if may_come else Outcome.TEXT, at
         if is_head:
@@ -91,16 +88,15 @@ class XmlCalls(CallReader):
             if outcome is Outcome.MORE:
                 return Outcome.MORE, at
             self._json = None
-        mark = self.xml.value[1]
-        end = text.find(mark, at)
+        end = text.find(END_OF_PARAMETER, at)
         if end < 0:
-            return Outcome.MORE, max(at, len(text) - len(mark) + 1)
+            return Outcome.MORE, max(at, len(text) - len(END_OF_PARAMETER) + 1)
         self._found.append((self._key, self._begin, end + offset))
         self._key = None
-        return None, end + len(mark)
+        return None, end + len(END_OF_PARAMETER)
 
     def _kinds_of(self, key: str) -> frozenset[str]:
-        """Of an argument."""
+        """The types that an argument may have."""
         schema = self.schemas.get(self._name or "", True)
         if not isinstance(schema, Mapping):
             return KINDS

@@ -20,19 +20,19 @@ from nanoengine.worker.remote_runner import RemoteRunner, WorkerLost
 
 if TYPE_CHECKING:
     from nanoengine.core.model_runner import ModelRunner
-    from nanoengine.core.qwen3 import Decoder
+    from nanoengine.core.qwen3 import DenseDecoder
     from nanoengine.core.startup import Startup
 
 logger = logging.getLogger("nanoengine")
 
 REFUSED = ("preemption_mode", "kv_host_memory", "kv_disk_path", "draft_model")
-"""Options of capabilities whose policy looks at the runner's tensors."""
+"""Options of capabilities whose policy reads the tensors of the runner, which are in another process here."""
 
 
 class Worker(Capability):
-    """It comes before all that a worker does: it takes the model and the runner away from the others.
+    """It must stand before the capabilities that run in a worker: it takes the model and the runner away from them.
 
-    `startup.facts["num_ranks"]` says how many processes share the model, if it is not one.
+    `startup.num_ranks` says how many processes share the model, if it is not one.
     """
 
     options = WorkerOptions
@@ -40,7 +40,7 @@ class Worker(Capability):
 
     def describe(self, startup: Startup) -> None:
         config = startup.config
-        is_wanted = config.of(WorkerOptions).worker_process or startup.facts.get("num_ranks", 1) > 1
+        is_wanted = config.of(WorkerOptions).worker_process or startup.num_ranks > 1
         self.is_used = is_wanted and Member not in config.options  # a worker has none of its own
         if not self.is_used:
             return
@@ -54,7 +54,7 @@ class Worker(Capability):
         startup.new_runner = partial(_new_runner, startup)  # type: ignore[method-assign]
         startup._new_engine = partial(_new_engine, startup, startup._new_engine)  # type: ignore[method-assign]
 
-    def model(self, startup: Startup) -> Decoder | None:
+    def model(self, startup: Startup) -> DenseDecoder | None:
         if not self.is_used:
             return None
         config = startup.config
@@ -62,11 +62,11 @@ class Worker(Capability):
             raise InvalidConfig(
                 "worker processes on GPUs need num_kv_blocks or kv_cache_memory: only they could measure it"
             )
-        return cast("Decoder", self)  # nobody here looks at it
+        return cast("DenseDecoder", self)  # nobody here looks at it
 
 
 class WithoutRunner:
-    """A capability, but for what it adds to the runner."""
+    """Forwards to a capability, but its hook `runner` does nothing: the runner is in another process."""
 
     def __init__(self, own: Capability):
         self._own = own
@@ -79,7 +79,7 @@ class WithoutRunner:
 
 def _new_runner(startup: Startup, num_blocks: int, _: int) -> ModelRunner:
     """Workers with pools of so many blocks; from them they know, too, how long a sequence may be."""
-    config, size = startup.config, startup.facts.get("num_ranks", 1)
+    config, size = startup.config, startup.num_ranks
     threads = startup.device.num_threads  # of this process, which computes nothing
     same = dataclasses.replace(
         replaced(config, NOT_THERE),
@@ -99,12 +99,12 @@ def _new_engine(startup: Startup, new_engine: Callable[[], LLMEngine]) -> LLMEng
 
 
 def resume_if_lost(engine: LLMEngine, remote: RemoteRunner) -> None:
-    """Have an engine start a lost worker anew, as soon as there are requests for it; its K/V is lost, and recomputed."""
+    """Make an engine start another worker in place of a lost one, as soon as it has requests; their K/V is computed again."""
 
     def restart() -> None:
         if remote.is_alive or not engine.requests:
             return
-        guard = getattr(engine.executor, "guard", None)  # Ctrl-C may end the wait: the next step goes on with it
+        guard = getattr(engine.executor, "guard", None)  # Ctrl-C may end the wait: the next step starts a worker again
         with guard.allowed() if guard is not None else nullcontext():
             remote.restart()
         engine.scheduler.blocks.reset()
@@ -122,7 +122,7 @@ def resume_if_lost(engine: LLMEngine, remote: RemoteRunner) -> None:
 
         return call_or_resume
 
-    # Both wait for steps in flight.
+    # Both methods wait for steps in flight, so both may find that the worker is lost.
     engine.step, engine._settle_if_idle = resuming(engine.step), resuming(engine._settle_if_idle)  # type: ignore[method-assign]
 
 

@@ -21,24 +21,24 @@ from nanoengine.log import log_of_child
 logger = logging.getLogger("nanoengine")
 
 RETRY_SECONDS = (0.0, 1.0, 5.0, 15.0, 60.0)
-"""Before a process is started anew, by how many before it did nothing useful."""
+"""Seconds to wait before a process is started again, by the number of failures in a row before."""
 
 LIFE_SECONDS = 1.0
-"""How often a process that starts says that it lives."""
+"""How often a process that starts gives a sign of life."""
 
 REAP_SECONDS = 5.0
-"""How long one that was killed may take to be gone: the kernel may hold it, for a device or a disk."""
+"""How long a killed process is waited for: the kernel may hold it, for a device or a disk."""
 
 
 def start_child(
     module: str, *descriptors: int, environment: Mapping[str, str] | None = None
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Run a module, which is told the number of its end of the socket, and how to log (`show_log`). Nothing that lies in the
-    working folder is imported: it may be the folder of a model.
+    """Run a module in a process with a socket to this one. Its arguments are the number of its end of the socket, and those of
+    `show_log`. It imports nothing from the working folder, which may be the folder of a model.
 
     Args:
-        descriptors: it has these, too.
-        environment: variables that it has beside, or in place of, those of this process.
+        descriptors: open files that it inherits.
+        environment: variables that are added to those of this process, or replace them.
     """
     own, other = socket.socketpair()
     root = str(Path(__file__).parents[2])
@@ -54,7 +54,7 @@ def start_child(
 
 
 def end_children(*processes: subprocess.Popen[bytes]) -> None:
-    """Kill processes, whatever they do, and wait until they are gone; not for ever."""
+    """Kill processes, and wait at most `REAP_SECONDS` for each to be gone."""
     for process in processes:
         process.kill()
     for process in processes:
@@ -67,7 +67,7 @@ def end_children(*processes: subprocess.Popen[bytes]) -> None:
 
 
 def ending_of(process: subprocess.Popen[bytes]) -> str:
-    """How a process has ended that has closed its socket: "was killed by SIGKILL"."""
+    """How a process ended whose socket is closed, such as "was killed by SIGKILL"."""
     try:
         status = process.wait(0.5)
     except subprocess.TimeoutExpired:
@@ -84,11 +84,11 @@ def ending_of(process: subprocess.Popen[bytes]) -> str:
 
 @contextmanager
 def signs_of_life(say: Callable[[], object]) -> Iterator[None]:
-    """Call `say` at once and then every `LIFE_SECONDS`, from another thread, while something takes long."""
+    """Call `say` at once and then every `LIFE_SECONDS`, from another thread, while the body of the `with` runs."""
     is_over = threading.Event()
 
     def repeat() -> None:
-        with suppress(OSError):  # nobody is there any more
+        with suppress(OSError):  # the other side is gone
             say()
             while not is_over.wait(LIFE_SECONDS):
                 say()
@@ -103,20 +103,22 @@ def signs_of_life(say: Callable[[], object]) -> Iterator[None]:
 
 
 def receive(connection: Connection) -> Any:
-    """The next message of who started this process. It ends when that is gone, or says what cannot be read."""
+    """The next message from the process that started this one. This process ends when the other is gone, or when a message
+    cannot be read.
+    """
     try:
         return connection.recv()
     except (EOFError, OSError):
-        os._exit(0)  # in the middle of a step, too: nobody waits for it
+        os._exit(0)  # also in the middle of a step: nobody waits for its result
     except Exception:
-        logger.critical("process %d ends: it cannot read what it is told", os.getpid(), exc_info=True)
+        logger.critical("process %d ends: it cannot read a message", os.getpid(), exc_info=True)
         os._exit(1)
 
 
 def portable(error: Exception) -> Exception:
-    """The same, if it can be sent."""
+    """The error itself if it can be pickled, otherwise a RuntimeError with its text."""
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception as problem:  # whatever the error holds
+    except Exception as problem:  # raised by a part of the error
         return RuntimeError(f"{type(error).__name__}: {error} ({problem})")
     return error

@@ -1,4 +1,4 @@
-"""Link: messages to and from another process on a socket, for one that serves several: nothing here waits.
+"""Link: messages to and from another process on a socket that never blocks, for a process that has several of them.
 
 The framing is that of `multiprocessing.connection.Connection`, which the other side uses.
 """
@@ -15,27 +15,27 @@ from typing import Any
 
 HEADER = struct.Struct("!i")
 LONG_HEADER = struct.Struct("!iQ")
-"""Of messages of 2 GiB and more: -1, and the size. Only who started the other side says such."""
+"""Of messages of 2 GiB and more: -1, and the size. They are sent, and never received."""
 READ_BYTES = 1 << 18
 
 
 class Unreadable(Exception):
-    """The other side has said what cannot be read; nothing that comes behind it can, either."""
+    """The other side has sent bytes that are no message; the bytes behind them cannot be read, either."""
 
 
 def framed(message: Any) -> bytes:
-    """A message as it is sent."""
+    """A message as bytes, with its size before it."""
     body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     size = len(body)
     return (HEADER.pack(size) if size < 1 << 31 else LONG_HEADER.pack(-1, size)) + body
 
 
 class Link:
-    """Messages are pickled: the other side must be trusted, as a process of one's own is.
+    """Messages are pickled, so the other side must be trusted: it is a process that this one has started.
 
     Args:
-        own: connected; it belongs to the link now.
-        selector: told when there is something to send.
+        own: a connected socket, which the link closes.
+        selector: watches the socket for bytes to receive, and for room to send.
     """
 
     def __init__(self, own: socket.socket, selector: selectors.BaseSelector):
@@ -44,21 +44,21 @@ class Link:
         self._owner: Any = None
         self._unsent: deque[memoryview] = deque()
         self._received = bytearray()
-        self._is_full = False  # the socket, which takes no more now
+        self._is_full = False  # the socket takes no more bytes now
         self.is_closed = False
 
     def register(self, owner: Any) -> None:
-        """Have the selector look at it; the data of its key is `owner`."""
+        """Have the selector watch the socket; `owner` becomes the data of its key."""
         self._owner = owner
         self._selector.register(self.socket, selectors.EVENT_READ, owner)
 
     def send(self, message: Any) -> None:
-        """Send it now or as soon as that does not wait; to one who is gone, nothing is sent."""
+        """Send a message, now or as soon as the socket has room. Nothing happens if the link is closed."""
         if not self.is_closed:
             self.send_framed(framed(message))
 
     def send_framed(self, message: bytes) -> None:
-        """The same, of what `framed` has made: for several links at once."""
+        """Send the result of `framed`, which may go to several links."""
         if self.is_closed:
             return
         self._unsent.append(memoryview(message))
@@ -66,7 +66,7 @@ class Link:
             self.flush()
 
     def flush(self) -> None:
-        """Send what may be sent without waiting."""
+        """Send as many bytes as the socket takes now."""
         try:
             while self._unsent:
                 sent = self.socket.send(self._unsent[0])
@@ -76,7 +76,7 @@ class Link:
                     self._unsent.popleft()
         except BlockingIOError:
             pass  # the rest is sent when there is room
-        except OSError:  # it is gone, which reading will tell
+        except OSError:  # the other side is gone, which `receive` will tell
             self._unsent.clear()
         if bool(self._unsent) is not self._is_full:
             self._is_full = not self._is_full
@@ -84,11 +84,11 @@ class Link:
             self._selector.modify(self.socket, events, self._owner)
 
     def receive(self) -> Iterator[Any]:
-        """Messages that have come whole, until the link is closed.
+        """Messages of which all bytes have come, until the link is closed.
 
         Raises:
-            EOFError: nobody is at the other end any more.
-            Unreadable: what has come is no message.
+            EOFError: the other side has closed the socket.
+            Unreadable: the bytes are no message.
         """
         try:
             piece = self.socket.recv(READ_BYTES)

@@ -1,4 +1,4 @@
-"""Member: which process of a group this one is, and what options it has."""
+"""Member: the place of a process in its group, and options that differ from those of the process that has the requests."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from nanoengine.core.config import EngineConfig
 from nanoengine.errors import NanoEngineError
 
 NOT_THERE: dict[str, Any] = {"lora_modules": None}
-"""Options of who only computes: what they name is read where requests are, and sent."""
+"""Options of processes that only compute: adapters are read by the process that has the requests, and sent."""
 
 ALIVE = "alive"
-"""What a worker says while it starts."""
+"""The message of a worker while it starts."""
 
 
 class RankLost(NanoEngineError, RuntimeError):
@@ -28,12 +28,12 @@ class Member:
     rank: int
     size: int
     memory: int
-    """A descriptor of an empty file without a name: what the group's processes share. It is gone with the last of them."""
+    """Descriptor of an empty file without a name, which the processes of the group share as memory."""
     step_seconds: float
 
 
 def replaced(config: EngineConfig, values: Mapping[str, Any]) -> EngineConfig:
-    """The same with other values of these options, as far as anybody has them."""
+    """The config with other values of these options; options that no capability has are left out."""
     options = {
         kind: dataclasses.replace(own, **{name: value for name, value in values.items() if hasattr(own, name)})
         for kind, own in config.options.items()

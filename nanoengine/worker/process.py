@@ -49,7 +49,7 @@ def main(handle: int) -> None:
         last = number
         answer: tuple[int, bool, object]
         try:
-            result = executor.launch(plan).result()
+            result = executor.launch(plan)()
             answer = number, True, result if member.rank == 0 else None
         except Exception as error:
             answer = number, False, portable(error)

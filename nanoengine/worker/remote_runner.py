@@ -10,11 +10,12 @@ import tempfile
 import time
 from collections import deque
 from contextlib import suppress
-from typing import Any, NoReturn, cast
+from functools import partial
+from typing import Any, NoReturn
 
 from nanoengine.core.config import EngineConfig
 from nanoengine.core.errors import EngineClosed, shown
-from nanoengine.core.messages import StepPlan, StepResult
+from nanoengine.core.messages import Launched, StepPlan
 from nanoengine.errors import EngineDead
 from nanoengine.worker.child import RETRY_SECONDS, end_children, ending_of, start_child
 from nanoengine.worker.link import Link, Unreadable, framed
@@ -27,44 +28,35 @@ CLOSE_SECONDS = 5.0
 """How long workers may take to end by themselves."""
 
 MORE_SECONDS = 0.5
-"""How long others of a group may take longer than one of them: who waits for a rank that hangs can say which it is."""
+"""How much longer than the limit of a rank the group is waited for: a rank that waits for another one can then name it."""
 
 MOST_LOSSES = 3
-"""When so many groups were lost at the same step, what it computes is to blame."""
+"""When so many groups were lost at the same step, the requests of this step are ended."""
 
 
 class WorkerLost(BaseException):
-    """A worker process died or hung, and nobody is to blame yet: all sequences resume, as after Ctrl-C."""
-
-
-class RemoteStep:
-    """A plan that was sent."""
-
-    def __init__(self, runner: RemoteRunner, number: int):
-        self.runner, self.number = runner, number
-
-    def result(self) -> StepResult:
-        """Wait for its end, and raise what went wrong in it."""
-        return cast(StepResult, self.runner.answer(self.number))
+    """A worker process died or hung, and not yet `MOST_LOSSES` times at this step: the engine starts another one, and computes
+    all requests again from their tokens. Not an Exception, so that the requests of the step are not ended.
+    """
 
 
 class RemoteRunner:
-    """Starts the worker processes of a group; `launch` sends each the same plan. Rank 0 answers; of the others it is known that
-    all went well.
+    """Starts the worker processes of a group; `launch` sends the same plan to each. Rank 0 answers with the result, the other
+    ranks only with success or an error.
 
-    A group of which a process is lost, or says what it should not, is ended and raises `WorkerLost`. If `MOST_LOSSES` are lost
-    without an answer in between, what is computed is to blame, and `EngineDead` is raised, which ends the sequences of that step.
-    After both `restart` must be called. Plans are numbered, over all groups: an answer counts for its own plan alone.
+    If a process of a group is lost, or sends a message that is not due, the group is ended and `WorkerLost` is raised. If
+    `MOST_LOSSES` groups are lost without an answer in between, `EngineDead` is raised, which ends the sequences of that step.
+    After both, `restart` must be called. Plans are numbered, over all groups: an answer counts for its own plan alone.
 
     Args:
         config: of the workers' engines.
         size: processes of the group.
-        limits: how long they may take.
-        use_tqdm: show what the start-up of rank 0 is doing.
+        limits: time limits of starts and steps.
+        use_tqdm: show the progress of the start-up of rank 0.
 
     Raises:
-        NanoEngineError: what a worker's start-up raised.
-        EngineDead: it died without a word, or took too long.
+        NanoEngineError: an error of a worker's start-up.
+        EngineDead: a worker died while it started, or took too long.
     """
 
     recorder = None  # the workers have it
@@ -84,7 +76,7 @@ class RemoteRunner:
         self._selector = selectors.DefaultSelector()
         self._first = self._num_sent + 1
         self._num_answered = [self._num_sent] * self.size
-        self._answers: list[deque[tuple[int, bool, Any]]] = [deque() for _ in range(self.size)]  # that nobody has taken
+        self._answers: list[deque[tuple[int, bool, Any]]] = [deque() for _ in range(self.size)]  # by rank, not taken
         self.num_starts += 1
         memory = _nameless_file()
         try:
@@ -107,7 +99,7 @@ class RemoteRunner:
         """Start workers in place of lost ones, and again where these are lost while they start.
 
         Raises:
-            EngineDead: that went wrong `worker_start_attempts` times.
+            EngineDead: `worker_start_attempts` starts have failed.
         """
         most = self.limits.worker_start_attempts
         failure: Exception | None = None
@@ -115,7 +107,7 @@ class RemoteRunner:
             time.sleep(RETRY_SECONDS[min(number, len(RETRY_SECONDS) - 1)])
             try:
                 self.start()
-            except Exception as error:  # its start-up's, too: memory of the lost one may not be free yet
+            except Exception as error:  # also of its start-up: memory of the lost worker may not be free yet
                 failure = error
                 logger.warning("start %d of at most %d (worker_start_attempts): %s", number + 1, most, error)
             else:
@@ -125,10 +117,10 @@ class RemoteRunner:
         ) from failure
 
     def _wait_for_all(self) -> None:
-        """Until all have said that they are ready."""
+        """Wait until all workers are ready."""
         limits, now = self.limits, time.monotonic()
         end = now + limits.worker_start_seconds
-        heard = dict.fromkeys(range(self.size), now)  # by the ranks that are not ready: when they were heard last
+        heard = dict.fromkeys(range(self.size), now)  # rank that is not ready -> time of its last message
         while heard:
             until = min(end, min(heard.values()) + limits.worker_silence_seconds)
             for rank, message in self._hear(until, " while it started"):
@@ -154,7 +146,7 @@ class RemoteRunner:
     def is_alive(self) -> bool:
         return bool(self._links)
 
-    def launch(self, plan: StepPlan) -> RemoteStep:
+    def launch(self, plan: StepPlan) -> Launched:
         """Send a plan. What the sockets do not take now is sent while answers are waited for."""
         if self._is_closed:
             raise EngineClosed("the worker process is closed")
@@ -162,10 +154,10 @@ class RemoteRunner:
         message = framed((self._num_sent, plan))  # once for all
         for link in self._links:
             link.send_framed(message)
-        return RemoteStep(self, self._num_sent)
+        return partial(self.answer, self._num_sent)
 
     def answer(self, number: int) -> Any:
-        """What rank 0 says to a plan; what was said to plans before that, which nobody waited for, is dropped."""
+        """The answer of rank 0 to a plan. Answers to earlier plans, which nobody waited for, are dropped."""
         if number < self._first:
             raise EngineDead("the worker process that had this plan is gone")
         if not self._links:
@@ -185,7 +177,7 @@ class RemoteRunner:
                 if found == number:
                     waiting.remove(rank)
                     (values if is_well else errors)[rank] = value
-                    if not is_well:  # what went wrong goes wrong everywhere, or the others wait for this one in vain
+                    if not is_well:  # the other ranks fail as well, or wait for this rank in vain
                         end = min(end, time.monotonic() + MORE_SECONDS)
         self._num_losses = 0
         if errors:
@@ -205,10 +197,14 @@ class RemoteRunner:
             self._end()
 
     def _hear(self, until: float, when: str = "") -> list[tuple[int, Any]]:
-        """Send what is left to send, and take what has come, as (rank, message); nothing has come until then if that is empty.
+        """Send the rest of the plans, and return the messages that have come as (rank, message); none if the time is over.
+
+        Args:
+            until: a time of `time.monotonic`.
+            when: end of the error message.
 
         Raises:
-            EngineDead: a rank is gone, or says what cannot be read.
+            EngineDead: a rank is gone, or has sent bytes that are no message.
         """
         messages: list[tuple[int, Any]] = []
         for key, events in self._selector.select(max(0.0, until - time.monotonic())):
@@ -225,7 +221,7 @@ class RemoteRunner:
         return messages
 
     def _take_answers(self, until: float) -> bool:
-        """Take what has come: of each rank the answers to one plan after the other. False: nothing comes until then."""
+        """Take the answers that have come; each rank must answer one plan after the other. False: the time is over."""
         try:
             messages = self._hear(until)
         except EngineDead as error:

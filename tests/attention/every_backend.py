@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from nanoengine.attention import flash_attn
-from nanoengine.attention.backend import AttentionBackend, choose_backend
+from nanoengine.attention.backend import AttentionBackend
 from nanoengine.core.attention import KVLayer
 from nanoengine.errors import InvalidConfig
+from nanoengine.kernels.capability import choose_backend
 from nanoengine.kernels.kv_int8 import quantize
 from tests.attention.stand_ins import PACKAGES, installed
 from tests.kernels.formulas import DEVICE

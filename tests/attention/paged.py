@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from nanoengine.attention.backend import AttentionBackend
-from nanoengine.core import layers as core
 from nanoengine.core.attention import AttentionMetadata, AttentionSpec, KVLayer
-from nanoengine.core.layers import RMSNorm
+from nanoengine.core.layers import PagedAttention, RMSNorm
 from nanoengine.kernels.kv_int8 import dequantize, quantize
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.layers.attention import Attention
@@ -134,7 +133,7 @@ class Pool:
             self.memory = torch.full((2, num_blocks, *rest), nan, dtype=dtype)
             self.k_cache, self.v_cache = self.memory
         self.norms = [_norm(weight.float()) for weight in sequences.norms] if norms else []
-        layer = Attention if one_go else core.Attention
+        layer = Attention if one_go else PagedAttention
         config: Any = SimpleNamespace(num_kv_heads=heads.num, head_dim=heads.dim)
         self.layer = layer(0, config, AttentionSpec(1.0), backend, *self.norms)
 

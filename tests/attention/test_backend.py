@@ -12,14 +12,14 @@ import torch
 
 from nanoengine import LLM
 from nanoengine.attention import triton as triton_module
-from nanoengine.attention.backend import AttentionBackend, choose_backend
+from nanoengine.attention.backend import AttentionBackend
 from nanoengine.attention.flash_attn import FlashAttention
 from nanoengine.attention.native import NativeAttention
 from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.attention.triton import TritonAttention
-from nanoengine.core import attention as core
-from nanoengine.core.attention import AttentionSpec
+from nanoengine.core.attention import AttentionSpec, CoreAttentionBackend
 from nanoengine.errors import InvalidConfig
+from nanoengine.kernels.capability import choose_backend
 from tests.kernels.marks import needs_kernels
 from tests.support import TOY
 
@@ -100,7 +100,7 @@ def able(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """All backends for GPUs can run, and flash-attn is installed."""
     for backend in ON_CUDA:
         monkeypatch.setattr(backend, "unsupported_reason", lambda *_: None)
-        monkeypatch.setattr(backend, "__init__", core.AttentionBackend.__init__)
+        monkeypatch.setattr(backend, "__init__", CoreAttentionBackend.__init__)
     return monkeypatch
 
 

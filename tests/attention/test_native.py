@@ -14,6 +14,7 @@ from nanoengine.kernels.memory import zeros_in_huge_pages
 from tests.attention.contract import FEW, draw_pool
 from tests.attention.every_backend import NATIVE
 from tests.attention.paged import PLAIN, Heads, Pool, Sequences
+from tests.kernels import formulas
 from tests.kernels.formulas import DTYPES
 from tests.kernels.marks import needs_kernels
 
@@ -53,6 +54,34 @@ def test_scores_that_are_equal_or_far_apart(scale: float, soft_cap: float | None
     out = pool.step(len(lens) * decoding, starts, lens)
     tolerance = max(1e-4, (1e-6 if soft_cap else 1e-4) * scale)  # a score is off by a millionth of the scale
     torch.testing.assert_close(out.double(), pool.exact(starts, lens).out, rtol=tolerance, atol=tolerance)
+
+
+# ---- the write
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("head_dim", [32, 96, 256])
+@pytest.mark.parametrize(("before", "missing"), [(0, ()), (5, ()), (16, (3, 40, 41)), (9, (64,))])
+def test_tokens_of_whole_tiles_are_written_as_they_are_alone(
+    dtype: torch.dtype, head_dim: int, before: int, missing: tuple[int, ...]
+) -> None:
+    """At multiples of 16 and between them, some of them not at all; what else there is stays as it is."""
+    backend, tokens, q_heads, kv_heads = NativeAttention(32), 90, 4, 2
+    qkv = formulas.random(tokens, (q_heads + 2 * kv_heads) * head_dim, dtype=dtype, seed=1)
+    norm, cos, sin = (
+        formulas.random(*shape, dtype=torch.float32, seed=seed)
+        for seed, shape in enumerate([(head_dim,), (tokens, 1, head_dim // 2), (tokens, 1, head_dim // 2)])
+    )
+    slots = torch.arange(32 + before, 32 + before + tokens)
+    slots[list(missing)] = -1
+    made = []
+    for count in (tokens, 16, 1):
+        kv = tuple(torch.full(backend.kv_shape(6, kv_heads, head_dim), 7.0, dtype=dtype) for _ in range(2))
+        pieces = [slice(i, i + count) for i in range(0, tokens, count)]
+        q = [backend.rotate_and_write(qkv[i], (norm, norm, 1e-6, cos[i], sin[i]), kv, slots[i]) for i in pieces]
+        made.append((torch.cat(q), *kv))
+    for some in made[1:]:
+        assert all(map(torch.equal, made[0], some))
 
 
 # ---- a few new tokens of each sequence

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from nanoengine.attention import torch_reference
 from nanoengine.attention.torch_reference import TorchAttention
-from nanoengine.core import torch_attention
 from nanoengine.core.attention import AttentionSpec
 from tests.attention.contract import check_step
 from tests.attention.every_backend import KINDS
@@ -41,7 +40,7 @@ def test_no_step_depends_on_the_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
         rng = random.Random(seed)
         monkeypatch.setattr(torch_reference, "SHORT", rng.choice([1, 8, 64]))
         monkeypatch.setattr(torch_reference, "MAX_GATHERED_TOKENS", rng.choice([1, 100, 1 << 17]))
-        monkeypatch.setattr(torch_attention, "MAX_SCORES", rng.choice([1, 50, 300]))
+        monkeypatch.setattr(torch_reference, "MAX_SCORES", rng.choice([1, 50, 300]))
         check_step(KINDS[0], TorchAttention, seed)
 
 

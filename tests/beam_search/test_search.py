@@ -11,10 +11,10 @@ import pytest
 
 from nanoengine.beam_search.params import BeamSearchParams
 from nanoengine.beam_search.search import Search, beam_search
-from nanoengine.core import sampling_params as core
 from nanoengine.core.errors import InvalidPrompt, InvalidSamplingParams, StepFailed
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.outputs import RequestOutput
+from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Sequence
 from tests.core.toys import EOS, VOCAB, ToyModel, check, make_engine, run
@@ -25,7 +25,7 @@ LANGUAGE = random_language(1, VOCAB)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams(core.SamplingParams):
+class SamplingParams(CoreSamplingParams):
     logprobs: int | None = None
 
 
@@ -71,7 +71,7 @@ def test_the_beams_are_those_of_the_search_alone_however_the_engine_runs(seed: i
     width, ignore_eos = rng.choice([1, 2, 4]), rng.random() < 0.3
     params = BeamSearchParams(beam_width=width, max_tokens=rng.randint(1, 9), early_stopping=how, ignore_eos=ignore_eos)
     engine = beam_engine(**options)
-    beside = [engine.make_request([9] * 5, core.SamplingParams(max_tokens=30, ignore_eos=True, seed=1), "beside")]
+    beside = [engine.make_request([9] * 5, CoreSamplingParams(max_tokens=30, ignore_eos=True, seed=1), "beside")]
     engine.submit(beside[0])
     outputs = beam_search(engine, PROMPTS, params, SamplingParams, after_step=lambda _: check(engine.scheduler))
     for prompt, output in zip(PROMPTS, outputs, strict=True):
@@ -80,7 +80,7 @@ def test_the_beams_are_those_of_the_search_alone_however_the_engine_runs(seed: i
         assert output.finished
     run(engine, [])
     alone = make_engine()
-    again = [alone.make_request([9] * 5, core.SamplingParams(max_tokens=30, ignore_eos=True, seed=1))]
+    again = [alone.make_request([9] * 5, CoreSamplingParams(max_tokens=30, ignore_eos=True, seed=1))]
     run(alone, again)
     assert beside[0].output().outputs == again[0].output().outputs
     assert engine.requests == {}
@@ -164,7 +164,7 @@ def test_a_search_whose_requests_are_aborted_ends_with_what_it_has() -> None:
         ([[1], []], PARAMS, InvalidPrompt, "empty"),
         ([[1], [2]], BeamSearchParams(beam_width=51), InvalidSamplingParams, "beam_width is 51.*102 candidates.*100"),
         ([[1]], None, InvalidSamplingParams, "BeamSearchParams"),
-        ([[1]], core.SamplingParams(), InvalidSamplingParams, "BeamSearchParams"),
+        ([[1]], CoreSamplingParams(), InvalidSamplingParams, "BeamSearchParams"),
     ],
 )
 def test_if_anything_is_bad_nothing_runs(prompts: Any, params: Any, error: type[Exception], message: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import bench
-from benchmarks import random_weights, session, startup
+from benchmarks import random_weights, session
 
 
 @pytest.fixture(autouse=True)
@@ -15,31 +15,28 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(session, "LLM", work)
     monkeypatch.setattr(random_weights.subprocess, "run", work)
-    monkeypatch.setattr(startup, "first_token", work)
 
 
 REFUSED = [
-    ("fast", "BadOption: 'fast' is no mode: the modes are throughput, latency"),
-    *((f"{mode} --model no/such/folder", "ModelNotFound: ") for mode in ("throughput", "serve", "prefix", "startup")),
-    ("throughput --input-len 9 3", "BadOption: --input-len is 9 3: the first must not be above"),
-    ("throughput --input-len 9 4090", "would have 4218 tokens, prompt and output, but max_model_len is 4096"),
-    ("latency --random-weights tiny --input-len 40960", "but max_model_len is 40960"),
-    ("latency --option max_model_len=100", "but max_model_len is 100"),
-    ("latency --option max_nums_seqs=3", "UnknownOption: unknown option 'max_nums_seqs'"),
+    ("fast", "BadOption: 'fast' is no mode: the modes are workloads, interference"),
+    *((f"{mode} --model no/such/folder", "ModelNotFound: ") for mode in ("workloads", "interference", "determinism")),
+    ("interference --input-len 9 3", "BadOption: --input-len is 9 3: the first must not be above"),
+    ("workloads --own 1 4090 7", "would have 4097 tokens, prompt and output, but max_model_len is 4096"),
+    ("workloads --random-weights tiny --own 1 40960 1", "but max_model_len is 40960"),
+    ("workloads --option max_model_len=100", "but max_model_len is 100"),
+    ("workloads --option max_nums_seqs=3", "UnknownOption: unknown option 'max_nums_seqs'"),
     ("interference --stream-output 32", "BadOption: --stream-output is 32: it must be above 32"),
-    ("scheduler --nano-vllm no/such", "BadOption: --nano-vllm no/such: there is no folder nanovllm in it"),
-    ("latency --plot picture.doc", "BadOption: --plot picture.doc: the name must end in .png"),
     ("scheduler --save no/file.json", "--save no/file.json: there is no folder"),
     ("quality --tokens 100 --window 64 --texts code prose", "--tokens is 100: one window of each text takes 128"),
     ("scheduler --cpu x86-64-v3", "--cpu x86-64-v3 comes too late"),  # torch is there
 ]
 REFUSED_BY_OPTION = [
-    *((f"serve --rate {rate}", f"'{rate}' must be a number above 0") for rate in ("0", "nan", "fast")),
-    ("serve --slo speed=3", "'speed=3': objectives are ttft, tpot and e2e"),
-    ("serve --policy oldest", "invalid choice: 'oldest'"),
-    *((f"throughput --num-seqs {count}", f"'{count}' must be a whole number above 0") for count in ("0", "1.5")),
-    ("throughput --option seed", "'seed' must be NAME=VALUE"),
-    ("latency --speed 3", "unrecognized arguments: --speed"),
+    *((f"interference --rate {rate}", f"'{rate}' must be a number above 0") for rate in ("0", "nan", "fast")),
+    ("interference --policy oldest", "invalid choice: 'oldest'"),
+    ("workloads --only serve", "invalid choice: 'serve'"),
+    *((f"workloads --own 1 1 {count}", f"'{count}' must be a whole number above 0") for count in ("0", "1.5")),
+    ("workloads --option seed", "'seed' must be NAME=VALUE"),
+    ("workloads --speed 3", "unrecognized arguments: --speed"),
 ]
 
 

@@ -39,8 +39,6 @@ def test_every_token_has_a_time_and_every_step_its_work(depth: int) -> None:
     told: list[int] = []
     run = drive(engine, Workload([[1] * 5, [2] * 9, [3] * 2], output_lens=[4, 1, 7]), told.append)
     assert [len(request.token_times) for request in run.requests] == [4, 1, 7]
-    assert [len(request.output_token_ids) for request in run.requests] == [4, 1, 7]
-    assert [request.num_prompt_tokens for request in run.requests] == [5, 9, 2]
     assert sum(told) == run.num_output_tokens == 12
     assert [step.kind for step in run.steps] == [Kind.PREFILL, *[Kind.DECODE] * 6]
     assert run.steps[0].work.num_tokens == 16
@@ -81,7 +79,7 @@ def test_streams_go_on_for_one_step_when_the_others_have_ended() -> None:
 
 def test_requests_are_submitted_when_they_are_due() -> None:
     engine = make_engine()
-    run = drive(engine, Workload([[1, 2], [3, 4], [5, 6]], [2, 2, 2]).arriving([0.03, 0.0, 0.06]), ignore)
+    run = drive(engine, Workload([[1, 2], [3, 4], [5, 6]], [2, 2, 2], [0.03, 0.0, 0.06]), ignore)
     firsts = [request.token_times[0] for request in run.requests]
     assert firsts[1] < firsts[0] < firsts[2]
     assert all(request.token_times[0] >= request.due for request in run.requests)
@@ -89,14 +87,10 @@ def test_requests_are_submitted_when_they_are_due() -> None:
     assert [step.num_seqs for step in run.steps] == [1] * 6, "they never met"
 
 
-def test_hits_and_preemptions_are_counted() -> None:
-    prompt = [7] * 9
-    run = drive(make_engine(block_size=4), Workload([prompt, prompt], [2, 2]), ignore)
-    assert [request.num_cached_tokens for request in run.requests] == [0, 8]
+def test_preemptions_are_counted() -> None:
     tiny = make_engine(block_size=4, num_blocks=8, max_model_len=30)
     run = drive(tiny, Workload([[1] * 9, [2] * 9], [16, 16]), ignore)
     assert run.num_preemptions == tiny.scheduler.num_preemptions > 0
-    assert max(step.num_waiting for step in run.steps) > 0
     again = drive(tiny, Workload([[3] * 9], [4]), ignore)
     assert again.num_preemptions == 0, "those of an earlier run are not counted again"
 
@@ -113,7 +107,7 @@ def test_wasted_slots_are_those_without_a_token() -> None:
 
 def test_ctrl_c_leaves_the_engine_idle_and_tells_what_was_done() -> None:
     engine = make_engine(model=InterruptedModel(4))
-    workload = Workload([[1, 2], [3, 4]], [9, 9]).arriving([0.0, 1000.0])
+    workload = Workload([[1, 2], [3, 4]], [9, 9], [0.0, 1000.0])
     with pytest.raises(Interrupted) as stopped:
         drive(engine, workload, ignore)
     assert stopped.value.run.num_output_tokens == 2

@@ -31,7 +31,7 @@ def figures(rows: list[dict[str, Any]], engine: str, **case: object) -> dict[str
 def test_the_policy_is_measured_alone_and_with_all_capabilities(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    rows = run(tmp_path / "saved.json", "--num-seqs", 4, 24, *WORK, "--plot", tmp_path / "scheduler.png")
+    rows = run(tmp_path / "saved.json", "--num-seqs", 4, 24, *WORK)
     for count, policy, engine in product((4, 24), ("prefill_first", "mixed"), ("nanoengine", EVERYTHING)):
         case = {"num_seqs": count, "policy": policy}
         plenty, quarter = (figures(rows, engine, **case, pool=pool) for pool in ("plenty", "a quarter"))
@@ -39,12 +39,10 @@ def test_the_policy_is_measured_alone_and_with_all_capabilities(
         assert plenty["preemptions"] == 0
         assert plenty["steps"] < quarter["steps"]
         assert count == 4 or quarter["preemptions"] > 0
-    assert figures(rows, "nanoengine", prompt_tokens=100_000).keys() == {"find_ms", "publish_ms"}
-    assert (tmp_path / "scheduler.png").read_bytes().startswith(b"\x89PNG")
     shown = capsys.readouterr()
     assert "24, mixed, 1, a quarter, nanoengine ..." in shown.err.splitlines(), "what runs now, where there are no bars"
     assert "{" not in shown.out
-    assert any(line.split()[-2:] == ["find_ms", "publish_ms"] for line in shown.out.splitlines())
+    assert "us_per_token" in shown.out
 
 
 def test_all_capabilities_are_those_of_an_engine_with_every_option(tiny: Path) -> None:

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import itertools
 import random
 
 import pytest
 
-from benchmarks.workload import NANO_VLLM, constant_arrivals, poisson_arrivals, random_workload
+from benchmarks.workload import NANO_VLLM, SCENARIOS, lens_of_workload, random_workload
 
 
 def test_the_published_workload_of_nano_vllm() -> None:
@@ -18,13 +17,19 @@ def test_the_published_workload_of_nano_vllm() -> None:
     assert workload.prompts[0] == first
 
 
-def test_arrivals() -> None:
-    times = poisson_arrivals(rate=20.0, count=20_000, seed=0)
-    gaps = [b - a for a, b in itertools.pairwise(times)]
-    assert times[0] == 0
-    assert min(gaps) >= 0
-    assert sum(gaps) / len(gaps) == pytest.approx(1 / 20, rel=0.03)
-    squares = sum((gap - 1 / 20) ** 2 for gap in gaps) / len(gaps)
-    assert squares**0.5 == pytest.approx(1 / 20, rel=0.05), "exponential gaps: as wide as they are long"
-    assert times == poisson_arrivals(rate=20.0, count=20_000, seed=0)
-    assert constant_arrivals(rate=4.0, count=3) == [0.0, 0.25, 0.5]
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_workloads_of_the_table(name: str) -> None:
+    scenario = SCENARIOS[name]
+    work, again, other = (scenario.workload(4000, seed) for seed in (3, 3, 4))
+    assert work == again != other
+    assert len(work) == scenario.num_seqs
+    assert max(len(own) + n for own, n in zip(work.prompts, work.output_lens, strict=True)) <= scenario.longest
+    prefix = scenario.prefix(work)
+    assert (prefix is None) == (scenario.num_shared == 0)
+    assert prefix is None or all(own[: scenario.num_shared] == prefix.prompts[0] for own in work.prompts)
+
+
+def test_what_still_runs_of_a_workload() -> None:
+    assert len(lens_of_workload(256)) == 256
+    assert len(lens_of_workload(8, scale=40)) == 8
+    assert min(lens_of_workload(256)) >= 100

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nanoengine.chat.markdown import printable, settled
+from nanoengine.chat.markdown import final_length, printable
 
 
 @pytest.mark.parametrize(
@@ -24,12 +24,12 @@ from nanoengine.chat.markdown import printable, settled
     ],
 )
 def test_a_block_is_final_when_the_next_has_begun(head: str, tail: str) -> None:
-    assert settled(head + tail) == len(head)
+    assert final_length(head + tail) == len(head)
 
 
 def test_what_was_final_stays_final() -> None:
     text = "# a\n\nb\n```\nc\n\nd\n```\n\n1. e\n\n2. f\n\n   g\n\nh"
-    places = [settled(text[:size]) for size in range(len(text) + 1)]
+    places = [final_length(text[:size]) for size in range(len(text) + 1)]
     assert places == sorted(places)
     assert text[: places[-1]].endswith("   g\n\n")
 

@@ -117,7 +117,7 @@ def test_parameters_are_set_one_by_one_and_given_back(session: Session) -> None:
         ("heat", "1", "heat cannot be set: temperature, "),
         ("temperature", "hot", "temperature must be a number, not 'hot'"),
         ("temperature", "-1", "temperature is -1"),
-        ("top_k", "1.5", "top_k must be an integer"),
+        ("top_k", "1.5", "top_k is 1.5: it must be an integer"),
         ("n", "2", "n cannot be set"),
     ],
 )

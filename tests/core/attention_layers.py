@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from nanoengine.core.attention import AttentionMetadata, AttentionSpec
-from nanoengine.core.kernels import Kernels
-from nanoengine.core.layers import Angles, Attention, Factory, RMSNorm
+from nanoengine.core.kernels import CoreKernels
+from nanoengine.core.layers import Angles, PagedAttention, RMSNorm, WeightFactory
 from tests.core.test_layers import angles_at
 
 CPU = torch.device("cpu")
@@ -41,7 +41,7 @@ class Recorder:
 
 
 def norm_of(eps: float = 1e-6) -> RMSNorm:
-    norm = RMSNorm(Factory(Kernels(), torch.float32, CPU), DIM, eps)
+    norm = RMSNorm(WeightFactory(CoreKernels(), torch.float32, CPU), DIM, eps)
     norm.weight.copy_(torch.rand(DIM) + 0.5)
     return norm
 
@@ -58,7 +58,7 @@ def step() -> tuple[Tensor, Angles, AttentionMetadata]:
     return torch.randn(3, WIDTH), angles_at(torch.arange(3), DIM, 1e4), metadata
 
 
-def layer_over(backend: Recorder, *norms: RMSNorm, kind: type[Attention] = Attention) -> Attention:
+def layer_over(backend: Recorder, *norms: RMSNorm, kind: type[PagedAttention] = PagedAttention) -> PagedAttention:
     """The second layer of a model."""
     layer = kind(1, CONFIG, SPEC, backend, *norms)  # type: ignore[arg-type]
     layer.sinks = SINKS

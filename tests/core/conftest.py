@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nanoengine.core.kernels import Kernels
-from nanoengine.core.layers import Factory
+from nanoengine.core.kernels import CoreKernels
+from nanoengine.core.layers import WeightFactory
 
 
 @pytest.fixture
-def factory() -> Factory:
-    return Factory(Kernels(), torch.float32, torch.device("cpu"))
+def factory() -> WeightFactory:
+    return WeightFactory(CoreKernels(), torch.float32, torch.device("cpu"))

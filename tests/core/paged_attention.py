@@ -8,10 +8,10 @@ import pytest
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanoengine.core.torch_attention import TorchAttention
+from nanoengine.core.torch_attention import CausalTorchAttention
 
 
-def in_contract(backend: type[TorchAttention]) -> Any:
+def in_contract(backend: type[CausalTorchAttention]) -> Any:
     """A backend whose cache is never int8 and that writes K and V by themselves, with the words that the contract uses."""
 
     class InContract(backend):  # type: ignore[misc, valid-type]

@@ -14,10 +14,10 @@ import importlib, pkgutil
 import nanoengine.core as core
 for module in pkgutil.walk_packages(core.__path__, "nanoengine.core."):
     importlib.import_module(module.name)
-from nanoengine.core.llm import LLM
-from nanoengine.core.sampling_params import SamplingParams
-with LLM("nanoengine/demo", dtype="float32", max_model_len=64) as llm:
-    text = llm.generate("def ", SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True))[0].outputs[0].text
+from nanoengine.core.llm import CoreLLM
+from nanoengine.core.sampling_params import CoreSamplingParams
+with CoreLLM("nanoengine/demo", dtype="float32", max_model_len=64) as llm:
+    text = llm.generate("def ", CoreSamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True))[0].outputs[0].text
 print(core.__file__, repr(text))
 """
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from nanoengine.core.attention import AttentionBackend, AttentionMetadata, AttentionSpec
+from nanoengine.core.attention import AttentionMetadata, AttentionSpec, CoreAttentionBackend
 
 SAME: Any = SimpleNamespace(decode=lambda q, *_: q, prefill=lambda q, *_: q)
 """A backend whose results are its queries."""
@@ -36,7 +36,7 @@ def batch(num_decodes: int) -> AttentionMetadata:
 def test_where_all_runs_are_of_a_kind_nothing_is_copied(num_decodes: int) -> None:
     metadata, cache = batch(num_decodes), torch.zeros(1)
     q = torch.randn(len(metadata.slot_mapping), 2, 8)
-    assert AttentionBackend.attend(SAME, q, (cache, cache), metadata, AttentionSpec(1.0)) is q
+    assert CoreAttentionBackend.attend(SAME, q, (cache, cache), metadata, AttentionSpec(1.0)) is q
     runs, other = (metadata.decodes, metadata.chunks)[:: 1 if num_decodes else -1]
     assert other is None
     for field in ("query_start_loc", "seq_lens", "block_tables"):

@@ -8,14 +8,14 @@ import pytest
 import xxhash
 
 from nanoengine.core.block_manager import BlockManager
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.sequence import Request, Sequence
 
 SIZE = 4
 
 
 def make_seq(tokens: list[int], number: int = 0, max_tokens: int = 20, **request: Any) -> Sequence:
-    own = Request(str(number), None, tokens, SamplingParams(max_tokens=max_tokens), **request)
+    own = Request(str(number), None, tokens, CoreSamplingParams(max_tokens=max_tokens), **request)
     own.sequences.append(Sequence(number, own))
     return own.sequences[0]
 

@@ -17,9 +17,9 @@ from nanoengine.core import torch_flash
 from nanoengine.core.attention import AttentionSpec
 from nanoengine.core.config import EngineConfig
 from nanoengine.core.errors import InvalidConfig
-from nanoengine.core.flash_attention import FlashAttention
-from nanoengine.core.llm import LLM
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.flash_attention import CausalFlashAttention
+from nanoengine.core.llm import CoreLLM
+from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.startup import Startup
 from tests.attention.contract import check_step
 from tests.attention.every_backend import Kind
@@ -29,7 +29,7 @@ from tests.core.paged_attention import in_contract
 
 DEMO = str(Path(__file__).parents[2] / "nanoengine" / "demo")
 CPU = torch.device("cpu")
-BACKEND = in_contract(FlashAttention)
+BACKEND = in_contract(CausalFlashAttention)
 every_package = pytest.mark.parametrize("package", PACKAGES)
 
 
@@ -56,7 +56,7 @@ def test_where_keys_start_is_worked_out_once() -> None:
 
 def reason(dtype: torch.dtype = torch.bfloat16, head_dim: int = 64, block_size: int = 256) -> str:
     """Why it cannot run; empty if it can."""
-    return FlashAttention.unsupported_reason(CPU, dtype, head_dim, block_size) or ""
+    return CausalFlashAttention.unsupported_reason(CPU, dtype, head_dim, block_size) or ""
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_torch_computes_without_the_package_if_it_can(
     assert reason().endswith(f", and torch {torch.__version__} has no copy of its own as 99.1 has")
     monkeypatch.setattr(torch_flash, "LEAST", TorchVersion("0"))
     assert not reason()
-    assert FlashAttention(256).functions is torch_flash
+    assert CausalFlashAttention(256).functions is torch_flash
 
 
 @every_package
@@ -165,10 +165,10 @@ def test_a_backend_that_cannot_run_is_refused_by_name(monkeypatch: pytest.Monkey
 @every_package
 def test_an_engine_over_it_says_what_plain_torch_says(package: str) -> None:
     prompts = [[5, 6, 7] * 20, [9] * 300, [5, 6, 7] * 20 + [4]]
-    params, options = SamplingParams(temperature=0.0, max_tokens=5), {"dtype": "float32", "max_model_len": 320}
+    params, options = CoreSamplingParams(temperature=0.0, max_tokens=5), {"dtype": "float32", "max_model_len": 320}
 
     def answers() -> tuple[int, list[list[int]]]:
-        with LLM(DEMO, num_kv_blocks=100, **options) as llm:
+        with CoreLLM(DEMO, num_kv_blocks=100, **options) as llm:
             outputs = llm.generate(prompts, [params] * 3)
             return llm.engine.scheduler.blocks.block_size, [output.outputs[0].token_ids for output in outputs]
 

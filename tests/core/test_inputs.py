@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from nanoengine.core.device import Device
 from nanoengine.core.inputs import Rows, pack, unpack
-from nanoengine.core.kernels import Kernels
+from nanoengine.core.kernels import CoreKernels
 from nanoengine.core.messages import Entries, RowSampling, Run, Started, StepPlan
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sampling_params import CoreSamplingParams
 from tests.drawn import FAST
 
 NUM_ROWS, NUM_GROUPS, WIDTH, SIZE = 6, 2, 8, 4
-SAMPLING = RowSampling(SamplingParams(), 0, 1)
+SAMPLING = RowSampling(CoreSamplingParams(), 0, 1)
 
 
 @FAST
@@ -64,7 +64,7 @@ def test_every_token_of_a_step_is_where_its_plan_says(data: st.DataObject) -> No
     rows.apply(plan)
     packed = pack(plan, rows)
     layers: Any = SimpleNamespace(layers=["a", "b", "c"], groups=[0, 1, 0])
-    batch = unpack(packed, packed.numbers, rows, Kernels(), layers, SIZE)
+    batch = unpack(packed, packed.numbers, rows, CoreKernels(), layers, SIZE)
 
     tokens: list[tuple[int, int, int]] = []  # (row, token, position)
     samples: list[tuple[int, int, int]] = []  # (place in the step, row, position of what is sampled)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nanoengine.core.kernels import Kernels, RowMajor
+from nanoengine.core.kernels import CoreKernels, DenseWeight
 from nanoengine.core.messages import NONE_LEFT, UNKNOWN
 from nanoengine.core.sampling import SamplingTable
 
-KERNELS = Kernels()
+KERNELS = CoreKernels()
 
 
-def weight_of(rows: Tensor) -> RowMajor:
+def weight_of(rows: Tensor) -> DenseWeight:
     weight = KERNELS.new_weight(*rows.shape, rows.dtype, rows.device)
-    assert isinstance(weight, RowMajor)
+    assert isinstance(weight, DenseWeight)
     for row, values in enumerate(rows):
         weight.rows(row, 1).copy_(values[None])
     return weight

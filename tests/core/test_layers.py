@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoengine.core.kernels import Kernels
-from nanoengine.core.layers import Angles, Factory, Linear, RMSNorm, RotaryEmbedding, apply_rotary
+from nanoengine.core.kernels import CoreKernels
+from nanoengine.core.layers import Angles, Linear, RMSNorm, RotaryTable, WeightFactory, apply_rotary
 
 # ---- linear layers
 
@@ -29,14 +29,16 @@ def filled(layer: Linear, **sizes: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("names", [{"q": 6, "k": 2, "v": 3}, {"both": 11}], ids=["parts", "one name for all rows"])
-def test_it_is_x_times_the_weight_transposed_plus_the_bias(factory: Factory, bias: bool, names: dict[str, int]) -> None:
+def test_it_is_x_times_the_weight_transposed_plus_the_bias(
+    factory: WeightFactory, bias: bool, names: dict[str, int]
+) -> None:
     layer, x = Linear(factory, 5, 6, 2, 3, bias=bias), torch.randn(6, 5)
     weight, shift = filled(layer, **names)
     expected = x.double() @ weight.double().T + shift.double()
     torch.testing.assert_close(layer(x).double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_name_too_few_is_a_mistake(factory: Factory) -> None:
+def test_a_name_too_few_is_a_mistake(factory: WeightFactory) -> None:
     with pytest.raises(ValueError, match="zip"):
         Linear(factory, 5, 6, 2, 3).slots("x", "a", "b")
 
@@ -49,7 +51,7 @@ def normed_by_formula(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
 
 
-def norm(factory: Factory, size: int, eps: float = 1e-6, dtype: torch.dtype = torch.float32) -> RMSNorm:
+def norm(factory: WeightFactory, size: int, eps: float = 1e-6, dtype: torch.dtype = torch.float32) -> RMSNorm:
     layer = RMSNorm(replace(factory, dtype=dtype), size, eps)
     layer.weight.copy_(torch.randn(size))
     return layer
@@ -58,13 +60,13 @@ def norm(factory: Factory, size: int, eps: float = 1e-6, dtype: torch.dtype = to
 @pytest.mark.parametrize("shape", [(1, 8), (5, 8), (5, 3, 8)])
 @pytest.mark.parametrize("eps", [1e-6, 0.5])
 def test_it_divides_by_the_root_mean_square_of_the_last_dimension(
-    factory: Factory, shape: tuple[int, ...], eps: float
+    factory: WeightFactory, shape: tuple[int, ...], eps: float
 ) -> None:
     layer, x = norm(factory, 8, eps), torch.randn(shape) * 5
     torch.testing.assert_close(layer(x).double(), normed_by_formula(x, layer.weight, eps), rtol=1e-5, atol=1e-5)
 
 
-def check_narrow(factory: Factory, dtype: torch.dtype, tolerance: float) -> None:
+def check_narrow(factory: WeightFactory, dtype: torch.dtype, tolerance: float) -> None:
     """The squares of 300 overflow float16, and 512 summands would not add up in bfloat16. A row of zeros stays zero."""
     layer, x = norm(factory, 512, dtype=dtype), (torch.randn(4, 512) * 300).to(dtype)
     x[1] = 0
@@ -74,16 +76,18 @@ def check_narrow(factory: Factory, dtype: torch.dtype, tolerance: float) -> None
     torch.testing.assert_close(out.double(), normed_by_formula(x, layer.weight, 1e-6), rtol=tolerance, atol=tolerance)
 
 
-def test_bfloat16_is_computed_in_float32(factory: Factory) -> None:
+def test_bfloat16_is_computed_in_float32(factory: WeightFactory) -> None:
     check_narrow(factory, torch.bfloat16, 2e-2)
 
 
 def test_float16_is_computed_in_float32() -> None:
-    check_narrow(Factory(Kernels(), torch.float16, torch.device("cpu")), torch.float16, 3e-3)  # others do not take it
+    check_narrow(
+        WeightFactory(CoreKernels(), torch.float16, torch.device("cpu")), torch.float16, 3e-3
+    )  # others do not take it
 
 
 @pytest.mark.parametrize("has_residual", [False, True])
-def test_add_and_norm_returns_the_norm_of_the_sum_and_the_sum(factory: Factory, has_residual: bool) -> None:
+def test_add_and_norm_returns_the_norm_of_the_sum_and_the_sum(factory: WeightFactory, has_residual: bool) -> None:
     layer, x, residual = norm(factory, 8), torch.randn(5, 8), torch.randn(5, 8) if has_residual else None
     expected = x.clone() if residual is None else x + residual
     normed, total = layer.add_and_norm(x, residual)
@@ -95,7 +99,7 @@ def test_add_and_norm_returns_the_norm_of_the_sum_and_the_sum(factory: Factory, 
 
 
 def angles_at(positions: Tensor, head_dim: int, theta: float) -> Angles:
-    rotary = RotaryEmbedding(head_dim, theta, positions.device)
+    rotary = RotaryTable(head_dim, theta, positions.device)
     rotary.prepare(int(positions.max()) + 1)
     return rotary(positions)
 

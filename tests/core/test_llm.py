@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from nanoengine.core.errors import InvalidConfig, InvalidPrompt, KVCacheTooSmall, UnknownOption
-from nanoengine.core.llm import LLM
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.llm import CoreLLM
+from nanoengine.core.sampling_params import CoreSamplingParams
 
 DEMO = str(Path(__file__).parents[2] / "nanoengine" / "demo")
 WAYS: list[dict[str, Any]] = [
@@ -32,17 +32,17 @@ def draw_prompts(count: int = 12) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def llm() -> Any:
-    with LLM(DEMO, dtype="float32", max_model_len=160) as made:
+    with CoreLLM(DEMO, dtype="float32", max_model_len=160) as made:
         yield made
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_answers_are_the_same_in_every_way_of_running(llm: LLM, way: dict[str, Any]) -> None:
+def test_answers_are_the_same_in_every_way_of_running(llm: CoreLLM, way: dict[str, Any]) -> None:
     prompts = draw_prompts()
     options = [{"n": 1 + i % 3, "temperature": 0.8 * (i % 2), "seed": i, "max_tokens": 4 + i} for i in range(12)]
-    params = [SamplingParams(top_p=0.9, **own) for own in options]  # type: ignore[arg-type]
+    params = [CoreSamplingParams(top_p=0.9, **own) for own in options]  # type: ignore[arg-type]
     expected = [[(own.token_ids, own.text) for own in output.outputs] for output in llm.generate(prompts, params)]
-    with LLM(DEMO, **{"dtype": "float32", "max_model_len": 120} | way) as other:
+    with CoreLLM(DEMO, **{"dtype": "float32", "max_model_len": 120} | way) as other:
         got = [[(own.token_ids, own.text) for own in output.outputs] for output in other.generate(prompts, params)]
         again = other.generate(prompts[2], params[2])
         assert got == expected
@@ -52,15 +52,17 @@ def test_answers_are_the_same_in_every_way_of_running(llm: LLM, way: dict[str, A
             assert other.engine.scheduler.num_preemptions
 
 
-def test_a_long_prompt_that_was_seen_is_cached_and_text_is_text(llm: LLM) -> None:
+def test_a_long_prompt_that_was_seen_is_cached_and_text_is_text(llm: CoreLLM) -> None:
     prompt = "def binary_search(items, wanted):\n    low, high = 0, len(items)\n    while low < high:\n"
-    params = SamplingParams(temperature=0.0, max_tokens=12)
+    params = CoreSamplingParams(temperature=0.0, max_tokens=12)
     first, second = llm.generate(prompt, params)[0], llm.generate(prompt, params)[0]
     assert second.num_cached_tokens >= len(second.prompt_token_ids) - 17
     assert second.outputs[0].text == first.outputs[0].text
     tokens = first.outputs[0].token_ids
     stop = next(token for token in tokens[3:] if token not in tokens[:3])
-    stopped = llm.generate(prompt, SamplingParams(temperature=0.0, max_tokens=12, stop_token_ids=(stop,)))[0].outputs[0]
+    stopped = llm.generate(prompt, CoreSamplingParams(temperature=0.0, max_tokens=12, stop_token_ids=(stop,)))[
+        0
+    ].outputs[0]
     assert (stopped.finish_reason, stopped.stop_reason) == ("stop", stop)
     assert stopped.token_ids == tokens[: tokens.index(stop) + 1]
     assert first.outputs[0].text.startswith(stopped.text)
@@ -68,19 +70,19 @@ def test_a_long_prompt_that_was_seen_is_cached_and_text_is_text(llm: LLM) -> Non
 
 def test_mistakes_are_named() -> None:
     with pytest.raises(UnknownOption, match="did you mean 'block_size'"):
-        LLM(DEMO, blocksize=16)
-    with pytest.raises(InvalidConfig, match="block_size is 0: it must be a positive integer"):
-        LLM(DEMO, block_size=0)
+        CoreLLM(DEMO, blocksize=16)
+    with pytest.raises(InvalidConfig, match="block_size is 0: it must be an integer from 1"):
+        CoreLLM(DEMO, block_size=0)
     with pytest.raises(KVCacheTooSmall, match="a sequence of max_model_len 100 takes 7"):
-        LLM(DEMO, num_kv_blocks=5, max_model_len=100)
+        CoreLLM(DEMO, num_kv_blocks=5, max_model_len=100)
     for length in (1, 5000):
         with pytest.raises(InvalidConfig, match=f"max_model_len is {length}: it must be from 2, .* to 4096"):
-            LLM(DEMO, max_model_len=length)
+            CoreLLM(DEMO, max_model_len=length)
     with pytest.raises(InvalidConfig, match="which this device does not have: lower num_kv_blocks"):
-        LLM(DEMO, num_kv_blocks=2**31 - 2)
+        CoreLLM(DEMO, num_kv_blocks=2**31 - 2)
 
 
-def test_prompts_are_checked_before_anything_runs(llm: LLM) -> None:
+def test_prompts_are_checked_before_anything_runs(llm: CoreLLM) -> None:
     for prompt in ([], [-1], [10**6], [0] * 500, "", 3.5):
         with pytest.raises(InvalidPrompt):
             llm.generate([[1, 2], prompt])  # type: ignore[list-item]

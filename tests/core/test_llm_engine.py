@@ -8,7 +8,7 @@ import pytest
 
 from nanoengine.core.errors import EngineClosed, InvalidPrompt, InvalidRequest, InvalidSamplingParams
 from nanoengine.core.messages import StepResult
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Sequence
 
@@ -18,8 +18,8 @@ from .toys import EOS, check, make_engine, run
 def test_the_end_of_a_waiting_sequence_looks_at_few_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """An abort of n completions behind m waiting ones takes n log m looks, and not n times m."""
     engine = make_engine(max_num_seqs=1)
-    ahead = [engine.make_request([1, 2, 3], SamplingParams(n=500, max_tokens=1)) for _ in range(4)]
-    last = engine.make_request([4, 5, 6], SamplingParams(n=500), "last")
+    ahead = [engine.make_request([1, 2, 3], CoreSamplingParams(n=500, max_tokens=1)) for _ in range(4)]
+    last = engine.make_request([4, 5, 6], CoreSamplingParams(n=500), "last")
     for request in (*ahead, last):
         engine.submit(request)
     num_looks = 0
@@ -55,7 +55,7 @@ def test_the_executor_is_closed_though_an_abort_raises() -> None:
 
 def test_completions_start_together_once_their_prompt_is_computed() -> None:
     engine = make_engine()
-    request = engine.make_request([1] * 9, SamplingParams(n=20))
+    request = engine.make_request([1] * 9, CoreSamplingParams(n=20))
     engine.submit(request)
     engine.step()
     assert len(engine.scheduler.running) == 1
@@ -67,7 +67,7 @@ def test_completions_start_together_once_their_prompt_is_computed() -> None:
 def test_a_common_beginning_is_computed_once_and_found_as_soon_as_its_chunk_is_done() -> None:
     engine = make_engine(max_num_batched_tokens=20, max_chunk=10)
     for prompt in ([1] * 30, [1] * 8 + [2] * 3):
-        engine.submit(engine.make_request(prompt, SamplingParams(max_tokens=1)))
+        engine.submit(engine.make_request(prompt, CoreSamplingParams(max_tokens=1)))
     engine.step()
     assert len(engine.scheduler.running) == 1, "the second waits for what the first computes"
     engine.step()
@@ -120,12 +120,12 @@ def test_other_bad_arguments_of_a_request_are_refused(options: dict[str, Any]) -
     with pytest.raises(InvalidSamplingParams, match="sampling_params"):
         engine.make_request([1], {"max_tokens": 3})  # type: ignore[arg-type]
     with pytest.raises(InvalidSamplingParams, match="stop_token_ids holds 50"):
-        engine.make_request([1], SamplingParams(stop_token_ids=[50]))
+        engine.make_request([1], CoreSamplingParams(stop_token_ids=[50]))
 
 
 def test_an_id_is_used_by_one_request_at_a_time_and_a_request_once() -> None:
     engine = make_engine()
-    first, second = (engine.make_request([1], SamplingParams(max_tokens=1, seed=1), "same") for _ in range(2))
+    first, second = (engine.make_request([1], CoreSamplingParams(max_tokens=1, seed=1), "same") for _ in range(2))
     engine.submit(first)
     with pytest.raises(InvalidRequest, match="'same' is in use"):
         engine.submit(second)
@@ -139,7 +139,7 @@ def test_an_id_is_used_by_one_request_at_a_time_and_a_request_once() -> None:
 
 def test_what_ends_a_text_is_told_and_has_no_text() -> None:
     engine = make_engine()
-    requests = [engine.make_request([3], SamplingParams(max_tokens=30, seed=seed)) for seed in range(40)]
+    requests = [engine.make_request([3], CoreSamplingParams(max_tokens=30, seed=seed)) for seed in range(40)]
     run(engine, requests)
     ended = [own for request in requests for own in request.output().outputs if own.finish_reason == "stop"]
     assert ended
@@ -147,9 +147,9 @@ def test_what_ends_a_text_is_told_and_has_no_text() -> None:
         assert own.token_ids[-1] == EOS
         assert own.stop_reason is None, "an end of text is no stop of the request"
         assert len(own.text) == len(own.token_ids) - 1
-    run(engine, [plain := engine.make_request([3], SamplingParams(max_tokens=5, seed=1, ignore_eos=True))])
+    run(engine, [plain := engine.make_request([3], CoreSamplingParams(max_tokens=5, seed=1, ignore_eos=True))])
     tokens = plain.output().outputs[0].token_ids
-    params = SamplingParams(max_tokens=5, seed=1, stop_token_ids=[tokens[2]])
+    params = CoreSamplingParams(max_tokens=5, seed=1, stop_token_ids=[tokens[2]])
     run(engine, [stopped := engine.make_request([3], params)])
     own = stopped.output().outputs[0]
     assert (own.token_ids, own.finish_reason, own.stop_reason) == (tokens[:3], "stop", tokens[2])
@@ -160,8 +160,8 @@ def test_seeds_are_those_of_the_engine_and_do_not_depend_on_who_has_one() -> Non
     found = []
     for seed in (5, 5, 6):
         engine = make_engine(seed=seed)
-        own = SamplingParams(max_tokens=8, ignore_eos=True, seed=1)
-        drawn = SamplingParams(max_tokens=8, ignore_eos=True)
+        own = CoreSamplingParams(max_tokens=8, ignore_eos=True, seed=1)
+        drawn = CoreSamplingParams(max_tokens=8, ignore_eos=True)
         asked = [drawn, drawn] if found else [drawn, own, drawn]
         run(engine, requests := [engine.make_request([3], params) for params in asked])
         outputs = [request.sequences[0].output_token_ids for request in requests]
@@ -174,7 +174,7 @@ def test_seeds_are_those_of_the_engine_and_do_not_depend_on_who_has_one() -> Non
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_so_many_steps_are_in_flight_and_a_reset_waits_for_all_requests(depth: int) -> None:
     engine = make_engine(depth=depth)
-    engine.submit(engine.make_request([1] * 9, SamplingParams(max_tokens=9, ignore_eos=True)))
+    engine.submit(engine.make_request([1] * 9, CoreSamplingParams(max_tokens=9, ignore_eos=True)))
     assert not engine.reset_prefix_cache(), "a request that waits counts, too"
     engine.step()
     assert engine.executor.num_launched == depth
@@ -183,3 +183,28 @@ def test_so_many_steps_are_in_flight_and_a_reset_waits_for_all_requests(depth: i
     run(engine, [])
     assert engine.reset_prefix_cache()
     assert not engine.scheduler.blocks.index[0]
+
+
+def test_a_part_that_is_idle_is_asked_nothing_in_steps() -> None:
+    called: set[str] = set()
+
+    class Noting(PolicyPart):
+        def __getattribute__(self, name: str) -> Any:
+            if callable(getattr(PolicyPart, name, None)) and not name.startswith("__"):
+                called.add(name)
+            return super().__getattribute__(name)
+
+    part = Noting()
+    part.is_idle = True
+    engine = make_engine(parts=[part])
+    run(engine, [engine.make_request([1] * 9)])
+    assert called == {"made", "submitted"}
+    engine.submit(request := engine.make_request([2] * 9))
+    part.is_idle = False
+    while not request.finished:
+        engine.step()
+    assert called >= {"make_way", "candidates", "complete", "after_step", "finished"}
+    part.is_idle = True
+    called.clear()
+    engine.close()
+    assert called == {"close"}

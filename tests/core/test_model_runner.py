@@ -14,11 +14,11 @@ import torch
 from nanoengine.core.config import EngineConfig
 from nanoengine.core.errors import EngineClosed
 from nanoengine.core.messages import RowSampling, Run, Started, StepPlan
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.startup import Startup
 
 DEMO = str(Path(__file__).parents[2] / "nanoengine" / "demo")
-GREEDY = RowSampling(SamplingParams(temperature=0.0), 0, 3)
+GREEDY = RowSampling(CoreSamplingParams(temperature=0.0), 0, 3)
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def decode(row: int, start: int, epoch: int = 0) -> StepPlan:
 
 
 def test_behind_a_plan_that_failed_none_of_its_epoch_is_carried_out(runner: Any) -> None:
-    right = [runner.launch(plan).result().token_ids for plan in (begin(0, 1), decode(0, 3))]
+    right = [runner.launch(plan)().token_ids for plan in (begin(0, 1), decode(0, 3))]
     forward, calls = runner.model.forward, []
 
     def failing(*args: Any) -> Any:
@@ -49,19 +49,19 @@ def test_behind_a_plan_that_failed_none_of_its_epoch_is_carried_out(runner: Any)
 
     runner.model.forward = failing
     with pytest.raises(RuntimeError, match="injected"):
-        runner.launch(begin(1, 2)).result()
-    assert runner.launch(decode(0, 4)).result().token_ids == []
+        runner.launch(begin(1, 2))()
+    assert runner.launch(decode(0, 4))().token_ids == []
     assert len(calls) == 1
-    again = [runner.launch(plan).result().token_ids for plan in (begin(0, 3, epoch=1), decode(0, 3, epoch=1))]
+    again = [runner.launch(plan)().token_ids for plan in (begin(0, 3, epoch=1), decode(0, 3, epoch=1))]
     assert again == right
 
 
 def test_blocks_are_cleared_before_the_step_writes_to_them(runner: Any) -> None:
-    right = runner.launch(begin(0, 1)).result().token_ids
+    right = runner.launch(begin(0, 1))().token_ids
     for place in runner.kv_cache.places:
         for tensor in place:
             tensor[2:4] = torch.nan
-    assert runner.launch(begin(0, 2, zeroed=[2])).result().token_ids == right
+    assert runner.launch(begin(0, 2, zeroed=[2]))().token_ids == right
     for place in runner.kv_cache.places:
         for tensor in place:
             assert not tensor[2].isnan().any()
@@ -77,9 +77,9 @@ def test_a_step_whose_hidden_states_are_read_is_not_replayed(runner: Any) -> Non
             self.asked += 1
 
     runner.recorder = Recorder()
-    runner.launch(begin(0, 1, needs_hidden=True)).result()
+    runner.launch(begin(0, 1, needs_hidden=True))()
     assert runner.recorder.asked == 0
-    runner.launch(decode(0, 3)).result()
+    runner.launch(decode(0, 3))()
     assert runner.recorder.asked == 1
 
 

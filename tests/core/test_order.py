@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sampling_params import CoreSamplingParams
 
 from .toys import check, make_engine, run
 
-PARAMS = SamplingParams(max_tokens=20, ignore_eos=True, seed=1)
+PARAMS = CoreSamplingParams(max_tokens=20, ignore_eos=True, seed=1)
 
 
 def test_a_smaller_priority_comes_first_and_equals_go_by_their_arrival() -> None:
@@ -56,7 +56,7 @@ def test_room_that_comes_is_taken_at_once() -> None:
     engine = make_engine(num_blocks=40, max_model_len=150)
     requests: list[Any] = []
     for seed, num_prompt in enumerate((90, 60, 100)):
-        params = SamplingParams(max_tokens=10 + seed, seed=seed, ignore_eos=True)
+        params = CoreSamplingParams(max_tokens=10 + seed, seed=seed, ignore_eos=True)
         requests.append(engine.make_request([seed] * num_prompt, params))
         engine.submit(requests[-1])
     while not requests[0].finished:
@@ -77,7 +77,7 @@ def test_completions_of_a_long_prompt_look_it_up_twice_and_not_after_each_chunk(
     lookups, blocks = [], engine.scheduler.blocks
     find = blocks.find
     monkeypatch.setattr(blocks, "find", lambda seq: lookups.append(seq) or find(seq))
-    params = SamplingParams(n=8, max_tokens=3, seed=1, ignore_eos=True)
+    params = CoreSamplingParams(n=8, max_tokens=3, seed=1, ignore_eos=True)
     engine.submit(request := engine.make_request([3, 5] * 200, params))
     while engine.has_unfinished:
         engine.step()

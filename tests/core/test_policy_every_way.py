@@ -9,7 +9,7 @@ import pytest
 
 from nanoengine.core.config import POLICIES
 from nanoengine.core.llm_engine import LLMEngine
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.sequence import Request
 
 from .toys import VOCAB, ToyModel, make_engine, run
@@ -24,7 +24,7 @@ def draw_requests(engine: LLMEngine, seed: int) -> list[Request]:
     requests = []
     for number in range(14):
         prompt = shared[: rng.choice([0, 0, 8, 13, 20])] + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))]
-        params = SamplingParams(
+        params = CoreSamplingParams(
             n=rng.choice([1, 1, 1, 3]), seed=number, max_tokens=rng.randint(1, 20), ignore_eos=bool(number % 2)
         )
         priority = rng.choice([0, 0, 0, -1, 1])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from nanoengine.core.llm import LLM
+from nanoengine.core.llm import CoreLLM
 from tests.support import fill_kv_with_nan, forced_logits, reference_logits, reference_model, tiny_checkpoint
 
 TOKENS = torch.randint(0, 250, (75,), generator=torch.Generator().manual_seed(0)).tolist()
@@ -28,7 +28,7 @@ def test_logits_at_every_position_are_those_of_transformers(tmp_path: Path, shap
     """In blocks of a pool full of NaN."""
     right = reference_logits(reference_model(tiny_checkpoint(tmp_path, **shape)), TOKENS)
     assert right.std() > 0.15, "a model whose logits differ, so that 1e-4 means something"
-    with LLM(str(tmp_path), dtype="float32", num_kv_blocks=40) as llm:
+    with CoreLLM(str(tmp_path), dtype="float32", num_kv_blocks=40) as llm:
         fill_kv_with_nan(llm)  # type: ignore[arg-type]
         for num_prompt, chunk in ((75, 75), (60, 17), (40, 40)):
             logits = forced_logits(llm, TOKENS, num_prompt, chunk)  # type: ignore[arg-type]

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoengine.core.device import Device
-from nanoengine.core.kernels import Kernels
+from nanoengine.core.kernels import CoreKernels
 from nanoengine.core.messages import RowSampling, Started, StepPlan
 from nanoengine.core.randomness import GOLDEN_GAMMA, MASK, mix, sequence_seed
 from nanoengine.core.sampler import Sampler
 from nanoengine.core.sampling import gumbel_noise, keep_likeliest, position_keys
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sampling_params import CoreSamplingParams
 from tests.drawn import FAST
 from tests.kernels.draws import (
     Draw,
@@ -185,10 +185,10 @@ def test_each_row_is_filtered_by_its_own_settings_and_keeps_its_logits() -> None
 
 
 def test_the_host_knows_which_rows_have_filters() -> None:
-    sampler = Sampler(6, 50, Kernels(), Device(torch.device("cpu")))
+    sampler = Sampler(6, 50, CoreKernels(), Device(torch.device("cpu")))
 
     def start(row: int, **params: Any) -> Started:
-        return Started(row, [1], [[1]], RowSampling(SamplingParams(**params), 0, 1))
+        return Started(row, [1], [[1]], RowSampling(CoreSamplingParams(**params), 0, 1))
 
     plain = [start(0), start(1, temperature=0.0, top_k=5, top_p=0.5, min_p=0.1)]
     sampler.apply(StepPlan(started=[*plain, start(2, top_k=5), start(3, top_p=0.5), start(4, min_p=0.1)]))

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from nanoengine.core import torch_attention
-from nanoengine.core.torch_attention import TorchAttention
+from nanoengine.core.torch_attention import CausalTorchAttention
 from tests.attention.contract import check_step, check_write
 from tests.attention.every_backend import Kind
 from tests.attention.paged import Heads, Pool, Sequences, assert_attended
 from tests.core.paged_attention import attention_calls, in_contract
 
-BACKEND = in_contract(TorchAttention)
+BACKEND = in_contract(CausalTorchAttention)
 DTYPES = (torch.float32, torch.float32, torch.bfloat16, torch.float16)
 KIND = Kind("torch", (1, 4, 16), (2, 8, 32), 90, 60_000, frozenset(), False, DTYPES)
 

@@ -20,7 +20,7 @@ class Done:
     def __init__(self, result: StepResult | Exception):
         self._result = result
 
-    def result(self) -> StepResult:
+    def __call__(self) -> StepResult:
         if isinstance(self._result, Exception):
             raise self._result
         return self._result

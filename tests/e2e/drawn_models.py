@@ -82,7 +82,7 @@ def draw_model(rng: random.Random) -> Model:
         "kernels": "native",
         "kv_cache_dtype": kv_cache_dtype,
         "quantization": "int8" if q4_k else rng.choice([None, None, "int8", "int4", "int4-128"]),
-        "activation_dtype": rng.choice(["auto", "int8", "int16", "float32"]),
+        "activation_dtype": rng.choice(["auto", "int8", "int16", "bfloat16", "float32"]),
     }
     return Model(shape, overrides, seed, options, q4_k)
 

@@ -36,7 +36,6 @@ LOOKING_BACK: dict[str, list[dict[str, Any]]] = {
         {"presence_penalty": 1.5, "frequency_penalty": 0.7},
         {"frequency_penalty": -1.0, "repetition_penalty": 0.8},
     ],
-    "bad words": [{}, {}, {"bad_words": ["a", "bc", "bbb", "fed"]}, {"bad_words": [chr(i) for i in range(48, 97)]}],
     "stop": [{}, {"stop": ["ba", "fed", "cc"]}, {"stop": ["G", "e"], "min_tokens": 4}, {"stop": ["ab", "dd", "f"]}],
     "end": [{"ignore_eos": True}, {}, {"stop_token_ids": list(range(0, 300, 5)), "min_tokens": 7}],
     "completions": [{}, {}, {}, {"n": 2}, {"n": 3}, {"n": 1, "best_of": 2}],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ import torch
 
 from nanoengine import LLM
 from nanoengine.core import model_runner as runner_module
-from nanoengine.core.messages import StepPlan
-from nanoengine.core.model_runner import LaunchedStep, ModelRunner
+from nanoengine.core.messages import Launched, StepPlan
+from nanoengine.core.model_runner import ModelRunner
 from nanoengine.core.scheduler import Step
 from nanoengine.core.sequence import Request, Sequence
 from nanoengine.recording import recorded_steps
@@ -29,12 +30,14 @@ class Point:
 
     Attributes:
         find: where that is; what is called there is called by one of these.
+        is_result: whether it is the wait for the results of a step, which nothing has.
         is_late: whether the fault comes after what is called there is done.
         error: what is raised; None: nothing, logits of the victim are NaN.
     """
 
-    find: Callable[[ModelRunner], list[Place]]
+    find: Callable[[ModelRunner], list[Place]] = lambda _: []
     is_late: bool = False
+    is_result: bool = False
     error: type[BaseException] | None = Broken
 
 
@@ -50,7 +53,7 @@ POINTS = {
         lambda runner: [(runner.model.layers[-1], "mlp")], is_late=True, error=torch.OutOfMemoryError
     ),
     "no memory to sample": Point(lambda runner: [(runner.sampler, "sample")], error=torch.OutOfMemoryError),
-    "results": Point(lambda _: [(LaunchedStep, "result")]),
+    "results": Point(is_result=True),
     "NaN": Point(lambda runner: [(runner.sampler, "sample")], error=None),
 }
 CTRL_C = {
@@ -59,7 +62,7 @@ CTRL_C = {
         lambda runner: [(part, "begin") for part in runner.parts], is_late=True, error=KeyboardInterrupt
     ),
     "Ctrl-C in a layer": Point(lambda runner: [(runner.model.layers[0], "self_attn")], error=KeyboardInterrupt),
-    "Ctrl-C while results are awaited": Point(lambda _: [(LaunchedStep, "result")], error=KeyboardInterrupt),
+    "Ctrl-C while results are awaited": Point(is_result=True, error=KeyboardInterrupt),
 }
 """What ends nobody, wherever it comes."""
 
@@ -85,22 +88,20 @@ class Saboteur:
     def __post_init__(self) -> None:
         self._now: Step | None = None  # what is executed
         self._steps: dict[int, tuple[StepPlan, Step]] = {}  # by the id of a plan, which lives as long as this
-        self._launched: dict[LaunchedStep, Step] = {}
 
     def lie_in_wait(self, patch: pytest.MonkeyPatch) -> None:
         runner = model_runner(self.llm)
         launch, execute = runner.launch, runner._execute
 
-        def launching(plan: StepPlan) -> LaunchedStep:
+        def launching(plan: StepPlan) -> Launched:
             step = self.llm.engine.scheduler.in_flight[-1]
             self._steps[id(plan)] = plan, step
             launched = launch(plan)
-            self._launched[launched] = step
-            return launched
+            return partial(self._sabotaged(launched), step=step) if self.point.is_result else launched
 
-        def executing(launched: LaunchedStep, plan: StepPlan) -> None:
+        def executing(plan: StepPlan) -> Any:
             self._now = self._steps[id(plan)][1]
-            execute(launched, plan)
+            return execute(plan)
 
         patch.setattr(runner, "launch", launching)
         patch.setattr(runner, "_execute", executing)
@@ -108,8 +109,8 @@ class Saboteur:
             patch.setattr(owner, name, self._sabotaged(getattr(owner, name)))
 
     def _sabotaged(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def sabotaged(*args: Any, **kwargs: Any) -> Any:
-            step = self._launched[args[0]] if isinstance(args[0], LaunchedStep) else self._now
+        def sabotaged(*args: Any, step: Step | None = None, **kwargs: Any) -> Any:
+            step = step or self._now
             assert step is not None
             strikes = self._strikes(step)
             if strikes and self.point.error is None:

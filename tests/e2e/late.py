@@ -100,7 +100,7 @@ def late_device(*, can_record: bool = False, seed: int | None = None) -> Iterato
     device = LateDevice(seed)
 
     def is_wanted(_: object, startup: Startup) -> bool:
-        return not (startup.config.of(RecordingOptions).enforce_eager or startup.facts.get("runs_eagerly"))
+        return not (startup.config.of(RecordingOptions).enforce_eager or startup.runs_eagerly)
 
     def recorder(_: torch.device) -> Recorder:
         return device

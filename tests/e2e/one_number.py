@@ -25,7 +25,7 @@ import pytest
 
 from benchmarks import determinism
 from nanoengine import LLM, RequestOutput, SamplingParams
-from nanoengine.core.messages import StepPlan, StepResult
+from nanoengine.core.messages import Launched, StepPlan, StepResult
 from nanoengine.core.sequence import Request
 from nanoengine.errors import NotFiniteLogits
 from nanoengine.interrupts import Interruptible
@@ -47,7 +47,7 @@ from tests.e2e.late import late_device
 from tests.e2e.small_engine import assert_idle, step
 from tests.models.families import WITH_STATES
 from tests.speculation.scripted import HARM, Scripted
-from tests.speculation.test_every_way import Free, knowing
+from tests.speculation.test_every_way import knowing
 from tests.support import model_runner, threads
 
 
@@ -82,7 +82,7 @@ def draw_snapshots(rng: random.Random, case: Case) -> dict[str, Any]:
     assert config.states is not None
     num_layers = config.num_layers - len(config.attention_layers)
     size = 4 * num_layers * sum(map(math.prod, config.states.shapes))
-    return {"snapshot_memory": rng.choice([1, 3, 1000]) * size, "snapshot_interval": rng.choice([16, 48, 512])}
+    return {"snapshot_memory": rng.choice([1, 3, 1000]) * size}
 
 
 def least_blocks(folder: Path, options: dict[str, Any]) -> int:
@@ -99,18 +99,17 @@ class Elsewhere:
     def __init__(self, llm: LLM):
         self.executor = model_runner(llm)
 
-    def launch(self, plan: StepPlan) -> Elsewhere.Launched:
-        return self.Launched(self.executor.launch(pickle.loads(pickle.dumps(plan))))
+    def launch(self, plan: StepPlan) -> Launched:
+        launched = self.executor.launch(pickle.loads(pickle.dumps(plan)))
+
+        def result() -> StepResult:
+            found: StepResult = pickle.loads(pickle.dumps(launched()))
+            return found
+
+        return result
 
     def close(self) -> None:
         self.executor.close()
-
-    class Launched(NamedTuple):
-        launched: Any
-
-        def result(self) -> StepResult:
-            found: StepResult = pickle.loads(pickle.dumps(self.launched.result()))
-            return found
 
 
 def check_one_number(seed: int, folder: Path, num_ways: int = 2) -> Counter[str]:
@@ -182,7 +181,7 @@ def teach(llm: LLM, case: Case, rng: random.Random) -> None:
     """Let an engine guess for itself, or by somebody who has read the answers, and errs or means harm."""
     speculation = llm.built.capabilities["speculation"].speculation
     assert speculation is not None
-    speculation.costs = Free()
+    speculation.step_tokens = 1000
     if rng.random() < 0.7:
         speculation.proposer = Scripted(HARM[rng.choice(sorted(HARM))](knowing(case.alone)))
 

@@ -116,7 +116,7 @@ def requests() -> list[tuple[list[int], SamplingParams]]:
         {"temperature": 0.8, "top_p": 0.9, "seed": 3},
         {"temperature": 1.3, "top_k": 40, "min_p": 0.02, "seed": 4},
         {"temperature": 0.9, "seed": 5, "repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.2},
-        {"temperature": 0.0, "logit_bias": {7: 3.0}, "min_tokens": 3, "bad_words": ["a", "bc"]},
+        {"temperature": 0.0, "logit_bias": {7: 3.0}, "min_tokens": 3},
         {"temperature": 0.7, "seed": 6, "allowed_token_ids": list(range(40, 90))},
     ]
     if importlib.util.find_spec("llguidance") is not None:

@@ -53,6 +53,6 @@ def test_every_decode_step_is_replayed_from_a_recording_whatever_its_sampling_ne
         llm.generate([[i, 5] for i in range(7)], plain, use_tqdm=False)
         replays = [recording.num_replays for recording in device.recordings]
         assert replays == [8, 0, 0, 0], "the largest was recorded first"
-        for more in ({}, {"logprobs": 1}, {"presence_penalty": 1.0}, {"bad_words": ["a"]}, {"min_tokens": 9}):
+        for more in ({}, {"logprobs": 1}, {"presence_penalty": 1.0}, {"logit_bias": {7: 3.0}}, {"min_tokens": 9}):
             llm.generate(PROMPTS, replace(plain, **more), use_tqdm=False)
         assert [recording.num_replays for recording in device.recordings] == [8, 5 * 8, 0, 0]

@@ -92,8 +92,6 @@ REFUSED: list[tuple[Call, type[NanoEngineError], str]] = [
     (asking(allowed_token_ids=[5, 300]), InvalidSamplingParams, "allowed_token_ids holds 300"),
     (asking(logit_bias={300: 1.0}), InvalidSamplingParams, "logit_bias holds 300"),
     (asking(allowed_token_ids=[7], min_tokens=2, stop_token_ids=[7]), InvalidSamplingParams, "allowed_token_ids"),
-    (asking(bad_words=["x" * 100_000]), InvalidSamplingParams, "bad_words"),
-    (asking(bad_words=["\ud800"]), InvalidSamplingParams, "bad_words"),
     (asking(min_tokens=64), InvalidSamplingParams, "min_tokens"),
     (streaming("a", n=2), InvalidSamplingParams, "ask for 2 completions"),
     (streaming("a", best_of=3), InvalidSamplingParams, "ask for 3 completions"),
@@ -146,7 +144,6 @@ EXTREME: list[dict[str, Any]] = [
     {"allowed_token_ids": range(300)},
     {"stop_token_ids": range(300)},
     {"logprobs": 20, "prompt_logprobs": 20},
-    {"bad_words": [chr(i) for i in range(97, 123)]},
     {"n": 7, "best_of": 9},
 ]
 

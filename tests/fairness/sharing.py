@@ -8,7 +8,7 @@ from typing import Any
 
 from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.llm_engine import LLMEngine
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sampling_params import CoreSamplingParams as SamplingParams
 from nanoengine.core.scheduler import MIXED, Step
 from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Request

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nanoengine.core.llm_engine import LLMEngine
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sampling_params import CoreSamplingParams as SamplingParams
 from nanoengine.core.sequence import Request
 from tests.core.toys import VOCAB, check, make_engine, run
 from tests.fairness.sharing import POLICIES, shared_engine, submit

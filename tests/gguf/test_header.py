@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanoengine.errors import InvalidWeights, UnsupportedModel
 from nanoengine.gguf.file import GGUFFile
-from nanoengine.gguf.header import FORMATS, OTHER_TYPES, _Cursor
+from nanoengine.gguf.header import _Cursor
 
 U8, U32, F32, BOOL, STRING, ARRAY, U64 = 0, 4, 6, 7, 8, 9, 10
 """Numbers of metadata types."""
@@ -112,14 +112,6 @@ def test_tensors_have_their_rows_first_and_their_bytes(sound: bytes, tmp_path: P
     np.testing.assert_array_equal(file.data("rows").view(np.float32), np.arange(12))
     np.testing.assert_array_equal(file.data("halves").view(np.float16), np.ones(5))
     assert file.data("blocks").nbytes == 80
-
-
-def test_formats_are_those_of_ggml() -> None:
-    for number, kind in FORMATS.items():
-        known = GGMLQuantizationType(number)
-        assert (kind.name, (kind.values, kind.nbytes)) == (known.name, GGML_QUANT_SIZES[known])
-    assert all(GGMLQuantizationType(number).name == name for number, name in OTHER_TYPES.items())
-    assert not FORMATS.keys() & OTHER_TYPES.keys()
 
 
 def test_a_file_cut_anywhere_is_damaged(sound: bytes, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from nanoengine.gguf.blocks import GGMLBlocks
-from nanoengine.gguf.header import FORMATS
+from nanoengine.gguf.formats import FORMATS
 from nanoengine.gguf.quants import FLOATS, FUNCTIONS, PIECE, SIZES, dequantize
 from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.kernels.native_weights import BLOCKS, dequantized

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed: it is made for Linux on x86-64 alone")
 
-from benchmarks.gpu.kernel_bench import lens_of_workload
+from benchmarks.workload import lens_of_workload
 from nanoengine.attention.triton import TritonAttention
 from nanoengine.core.attention import AttentionSpec
 from tests.attention.paged import PLAIN, Heads, Pool, Sequences, assert_attended

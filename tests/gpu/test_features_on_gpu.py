@@ -10,7 +10,6 @@ import pytest
 
 from benchmarks.gpu.modes import running_in
 from nanoengine import LLM, SamplingParams
-from nanoengine.speculation.step_costs import StepCosts
 from tests.gpu.engines import MODEL, TINY_POOL, VOCAB_SIZE, Tokens, every_mode, generate, open_llm, requests
 from tests.gpu.marks import needs_gpu
 from tests.speculation.scripted import Scripted
@@ -37,7 +36,7 @@ def test_guessed_ahead(checkpoint: Path, expected: Tokens, device: dict[str, Any
     with open_llm(checkpoint, **device, speculation="ngram", num_drafts=6) as llm:
         speculation = llm.built.capabilities["speculation"].speculation
         assert speculation is not None
-        speculation.proposer, speculation.costs = Scripted(say), StepCosts()
+        speculation.proposer = Scripted(say)
         for mode in every_mode(llm):
             llm.reset_prefix_cache()
             before = speculation.snapshot()

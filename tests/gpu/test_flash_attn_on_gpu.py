@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nanoengine.attention.backend import AttentionBackend, choose_backend
+from nanoengine.attention.backend import AttentionBackend
 from nanoengine.core.attention import AttentionSpec
 from nanoengine.errors import InvalidConfig
+from nanoengine.kernels.capability import choose_backend
 from tests.attention.contract import check_step
 from tests.attention.every_backend import Kind
 from tests.attention.paged import Heads, Pool, Sequences, assert_attended

@@ -26,7 +26,6 @@ from tests.gpu.test_waiting_on_gpu import waiting_is_an_error, watch
 from tests.kv_groups.states import saying, snapshots_of
 from tests.models.families import WITH_STATES, engine, family_checkpoint
 from tests.speculation.scripted import Scripted, erring
-from tests.speculation.test_every_way import Free
 from tests.support import backend_of, fill_kv_with_nan, forced_logits, model_runner, reference_logits, reference_model
 
 TOKENS = torch.randint(0, 250, (75,), generator=torch.Generator().manual_seed(0)).tolist()
@@ -90,8 +89,8 @@ def ask(llm: LLM, asked: list[list[int]]) -> list[RequestOutput]:
 WAYS: dict[str, dict[str, Any]] = {
     "room": {},
     "small mixed steps": {"max_num_batched_tokens": 7, "max_num_seqs": 3, "scheduling_policy": "mixed"},
-    "tiny pool": {"num_kv_blocks": 33, "snapshot_interval": 16},
-    "drafts": {"num_kv_blocks": 60, "speculation": "ngram", "num_drafts": 5, "snapshot_interval": 16},
+    "tiny pool": {"num_kv_blocks": 33},
+    "drafts": {"num_kv_blocks": 60, "speculation": "ngram", "num_drafts": 5},
 }
 
 
@@ -110,7 +109,7 @@ def test_tokens_are_those_of_the_cpu_in_every_way_and_mode(
         with engine(folder, **{"max_model_len": 400, "max_num_seqs": 16} | on(device) | way) as llm:
             if name == "drafts":
                 speculation = llm.built.capabilities["speculation"].speculation
-                speculation.costs, speculation.proposer = Free(), Scripted(erring(0.3)(saying(asked, answers)))
+                speculation.proposer = Scripted(erring(0.3)(saying(asked, answers)))
             ask(llm, asked)  # compiles, and makes what is made once
             watch_keeper(monkeypatch)
             for mode in modes_of(llm) if device == "cuda" else MODES[3:]:

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from nanoengine import LLM
-from nanoengine.attention.backend import choose_backend
 from nanoengine.core.model_config import read_json
 from nanoengine.errors import InvalidConfig
+from nanoengine.kernels.capability import choose_backend
 from nanoengine.models.architectures import read_model_config
 from tests.gpu.engines import DEVICE, VOCAB_SIZE, open_llm
 from tests.gpu.marks import needs_gpu

@@ -11,8 +11,7 @@ import torch
 
 from benchmarks.gpu.modes import MODES, Mode, modes_of, running_in
 from nanoengine import LLM, SamplingParams
-from nanoengine.core.messages import StepPlan
-from nanoengine.core.model_runner import LaunchedStep
+from nanoengine.core.messages import Launched, StepPlan
 from tests.e2e.small_engine import assert_idle
 from tests.gpu.engines import open_llm
 from tests.gpu.marks import needs_gpu
@@ -43,7 +42,7 @@ def watch(llm: LLM, monkeypatch: pytest.MonkeyPatch, *, prompts: bool) -> list[S
     runner, seen = model_runner(llm), []
     launch = runner.launch
 
-    def watched(plan: StepPlan) -> LaunchedStep:
+    def watched(plan: StepPlan) -> Launched:
         if not plan.num_tokens or (plan.runs and not prompts):
             return launch(plan)
         seen.append(plan)

@@ -69,13 +69,13 @@ def compiled(flags: tuple[str, ...], names: Sequence[str] = ()) -> Path:
 class Build(NativeKernels):
     """The kernels of a compiled library."""
 
-    def __init__(self, path: Path, *, activation_dtype: str = "int8"):
+    def __init__(self, path: Path, *, activation_dtype: str = "auto"):
         super().__init__(activation_dtype=activation_dtype, c=functions_of(path))
         self.path, self.packer.arena = path, Apart()
 
     def in_all_ways(self) -> tuple[Build, ...]:
         """As activations are rounded where they meet quantized weights."""
-        return tuple(Build(self.path, activation_dtype=name) for name in ("int8", "int16", "float32"))
+        return tuple(Build(self.path, activation_dtype=name) for name in ("int8", "int16", "bfloat16", "float32"))
 
     def attention(self, block_size: int) -> NativeAttention:
         return NativeAttention(block_size, c=self.c)

@@ -8,6 +8,7 @@ its own (tests/attention/contract.py).
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -228,13 +229,32 @@ def extremes(case: Case) -> Operation:
     form, case.inputs = case.rng.choice(case.kind.formats), 256
     source = at_its_ends(form, 20, 256, high=case.rng.random() < 0.5)
     matrix, signs = case.filled([source], None), case.rng.choice([torch.ones(256), torch.arange(256) % 2 * 2.0 - 1])
-    x, dense = (case.rng.choice([-127, 127]) * signs).expand(case.rows, -1), source.dequantize(torch.float32).double()
+    x, dense = (case.rng.choice([-127, 127]) * signs).expand(case.rows, -1), case.dense(source).double()
 
     def check(out: Tensor) -> None:
         allowed = 1e-5 * x.double().abs() @ dense.abs().T
         assert ((out.double() - x.double() @ dense.T).abs() <= allowed).all()
 
     return lambda rows: (case.kernels.logits(x[rows].to(case.dtype), matrix.weight),), check
+
+
+def dequantized(case: Case) -> Operation:
+    """Products that round nothing to whole numbers are those of the numbers that quantized weights stand for, to the bit."""
+    assert isinstance(case.kernels, NativeKernels)
+    dtype = getattr(torch, case.kernels.activation_dtype)
+    exact = [form for form in case.kind.formats if not form.zeros or form.scales is not torch.float32]
+    form = case.rng.choice(exact)  # numbers less their zeros are no float32 in the others
+    unit = math.lcm(form.unit, 32)
+    case.inputs = max(unit, case.inputs // unit * unit)
+    case.x = case.numbers(case.rows, case.inputs).bfloat16().to(case.dtype)
+    source = drawn(form, case.outputs, case.inputs)
+    matrix = case.filled([source], form)
+    numbers = case.filled([source.dequantize(torch.float32).to(dtype)], None, dtype)
+
+    def check(out: Tensor) -> None:
+        assert torch.equal(out, case.kernels.logits(case.x.to(dtype), numbers.weight))
+
+    return lambda rows: (case.kernels.logits(case.somehow(case.x[rows]), matrix.weight),), check
 
 
 def draw(case: Case) -> Operation:

@@ -16,6 +16,8 @@ from nanoengine.quantization.tensor import QuantizedTensor
 from tests.kernels import formulas
 from tests.kernels.formulas import (
     DTYPES,
+    ROUNDING,
+    SUMMED,
     assert_linear,
     strided,
 )
@@ -82,8 +84,9 @@ class Case:
         self.kind, self.seed, self.rng = kind, 100 * seed, random.Random(seed)
         self.dtype, self.kernels = self.rng.choice(kind.dtypes), self.rng.choice(kind.kernels)
         self.looser = 1 if self.dtype is torch.float32 else kind.looser
-        self.parts = {"int8": 1, "int16": 2}.get(getattr(self.kernels, "activation_dtype", ""), 0)
-        self.rounds = self.parts > 0
+        activations = getattr(self.kernels, "activation_dtype", "")
+        self.parts, self.halves = {"int8": 1, "int16": 2}.get(activations, 0), activations == "bfloat16"
+        self.rounds = self.parts > 0 or self.halves
         self.rows, self.inputs, self.outputs = map(self.size, kind.most)
         self.x = self.numbers(self.rows, self.inputs)
 
@@ -133,19 +136,28 @@ class Case:
         return matrix
 
     def dense(self, source: Tensor | QuantizedTensor) -> Tensor:
-        """What products are made of: native kernels do not round what is quantized."""
+        """What products are made of: native kernels do not round what is quantized, but with activations in bfloat16."""
         if isinstance(source, Tensor):
             return source
-        return source.dequantize(torch.float32 if self.kind.is_native else self.dtype).to(self.kind.device)
+        values = source.dequantize(torch.float32 if self.kind.is_native else self.dtype).to(self.kind.device)
+        return values.bfloat16() if self.halves else values
 
     def check_product(self, out: Tensor, x: Tensor, matrix: Matrix, bias: Tensor | None = None) -> None:
         for rows, source in matrix.parts():
             part = None if bias is None else bias[rows]
             if self.rounds and not isinstance(source, Tensor):
                 assert bias is None
-                assert_rounded(out[:, rows], x, source, self.parts)
+                if self.parts:
+                    assert_rounded(out[:, rows], x, source, self.parts)
+                else:
+                    assert_linear(out[:, rows], x, self.dense(source), None, blur=self.blur)
             else:
                 assert_linear(out[:, rows], x, self.dense(source), part, self.looser)
+
+    @property
+    def blur(self) -> float:
+        """So many times the error of a sum, for activations of float32 that may become bfloat16."""
+        return 1 + 1.1 * ROUNDING[torch.bfloat16] / SUMMED * (self.dtype is torch.float32)
 
     def check_near(self, found: Tensor, expected: Tensor) -> None:
         """To the bit where the dtype is rounded to."""

@@ -80,8 +80,8 @@ def kernels(module: ModuleType) -> dict[str, Any]:
 
 def modules() -> list[ModuleType]:
     """Where our kernels are."""
-    names = [module.name for module in pkgutil.iter_modules(package.__path__)]
-    return [importlib.import_module(f"{package.__name__}.{name}") for name in names]
+    names = [module.name for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
+    return [importlib.import_module(name) for name in names]
 
 
 @contextmanager

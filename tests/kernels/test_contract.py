@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -12,7 +13,16 @@ from nanoengine.kernels.native_kernels import NativeKernels
 from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.kernels.triton.launch import unsupported_reason as triton_unsupported_reason
-from tests.kernels.contract import OF_NATIVE_KERNELS, OPERATIONS, Case, Kind, Operation, check_operation, id_of
+from tests.kernels.contract import (
+    OF_NATIVE_KERNELS,
+    OPERATIONS,
+    Case,
+    Kind,
+    Operation,
+    check_operation,
+    dequantized,
+    id_of,
+)
 from tests.kernels.formulas import DEVICE
 from tests.kernels.quantized_matrices import GROUPS
 
@@ -35,7 +45,8 @@ def kind_of(name: str) -> Kind:
     if reason is not None:
         pytest.skip(f"no {name} kernels: {reason}")
     if name == "native":
-        return Kind([NativeKernels(activation_dtype=name) for name in ("int8", "int8", "int16", "float32")])
+        ways = ("int8", "int8", "int16", "bfloat16", "float32")
+        return Kind([NativeKernels(activation_dtype=name) for name in ways])
     from nanoengine.kernels.triton_kernels import TritonKernels
 
     return Kind([TritonKernels()], (70, 300, 40), ALL_DTYPES, GROUPS, 4, DEVICE, FEW)
@@ -44,6 +55,12 @@ def kind_of(name: str) -> Kind:
 @pytest.mark.parametrize("make", OF_NATIVE_KERNELS, ids=id_of)
 def test_native(make: Callable[[Case], Operation]) -> None:
     check_operation(make, kind_of("native"), range(SEEDS["native"]))
+
+
+def test_native_products_of_dequantized_weights() -> None:
+    kind = kind_of("native")  # or skip
+    ways = [NativeKernels(activation_dtype=name) for name in ("bfloat16", "float32")]
+    check_operation(dequantized, replace(kind, kernels=ways), range(60))
 
 
 @pytest.mark.parametrize("name", ["torch", "triton"])

@@ -1,4 +1,4 @@
-"""Which kernels are chosen, and what is said about it."""
+"""Which dtype and kernels are chosen, and what is said about it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from nanoengine import LLM
-from nanoengine.attention.backend import choose_backend
 from nanoengine.errors import InvalidConfig
 from nanoengine.kernels import c_functions, libraries, native_operations
-from nanoengine.kernels.interface import Kernels, choose_kernels
+from nanoengine.kernels.capability import choose_backend, choose_dtype, choose_kernels
+from nanoengine.kernels.interface import Kernels
 from nanoengine.kernels.native_operations import unsupported_reason
 from tests.kernels.marks import needs_kernels
 from tests.support import QWEN3_06B, model_runner
@@ -32,6 +32,14 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NANOENGINE_CPU", raising=False)  # a target by name cannot do without
     monkeypatch.setattr(c_functions, "load_library", libraries.load_library.__wrapped__)
     monkeypatch.setattr(native_operations, "c_functions", c_functions.c_functions.__wrapped__)
+
+
+def test_a_gpu_that_emulates_bfloat16_computes_in_float32_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
+    device = torch.device("cuda", 0)
+    assert choose_dtype("auto", "bfloat16", device) == torch.float32
+    assert choose_dtype("auto", "float16", device) == torch.float16
+    assert choose_dtype("bfloat16", "float32", device) == torch.bfloat16
 
 
 @needs_kernels

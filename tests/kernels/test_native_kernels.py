@@ -90,8 +90,9 @@ def test_rows_of_another_shape_are_refused(kernels: NativeKernels, shape: tuple[
 
 
 def test_the_fingerprint_says_whether_linux_grants_this_process_amx() -> None:
-    """Sums in tiles have other bits, and the machine code is the same."""
+    """Sums in tiles have other bits, and the machine code is the same. Quantized weights are multiplied in tiles, too."""
     c = vars(c_functions())
-    found = [NativeKernels(c=SimpleNamespace(**c | {"uses_tiles": lambda own=own: own})).fingerprint for own in (0, 1)]
-    assert found[0] != found[1]
-    assert NativeKernels().fingerprint == found[c["uses_tiles"]()]
+    found = [NativeKernels(c=SimpleNamespace(**c | {"uses_tiles": lambda own=own: own})) for own in (0, 1)]
+    assert found[0].fingerprint != found[1].fingerprint
+    assert NativeKernels().fingerprint == found[c["uses_tiles"]()].fingerprint
+    assert [kernels.activation_dtype for kernels in found] == ["int8", "bfloat16"]

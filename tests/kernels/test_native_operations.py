@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from nanoengine.builder import read_config
+from nanoengine.kernels import capability
 from nanoengine.kernels.addresses import WrongTensor
 from nanoengine.kernels.capability import NativeAndTriton
 from nanoengine.kernels.native_kernels import NativeKernels
-from nanoengine.models import placement
 from tests.kernels.marks import needs_kernels
 from tests.kernels.mixtures import experts_of
 
@@ -49,7 +49,7 @@ def test_halves_stay_halves_where_the_native_kernels_run(
     asked: str, checkpoint: str, kernels: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And elsewhere become what torch is fast at: here nothing but float32."""
-    monkeypatch.setattr(placement, "_is_fast", lambda *_: False)
+    monkeypatch.setattr(capability, "_is_fast", lambda *_: False)
     config = read_config("demo", {"dtype": asked, "kernels": kernels})
     device = SimpleNamespace(torch_device=torch.device("cpu"))
     startup: Any = SimpleNamespace(

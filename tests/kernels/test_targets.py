@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import random
 import re
 import shutil
 import subprocess
@@ -14,7 +15,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
+from tests.kernels import formulas
 from tests.kernels.builds import Build, accepts, check_attention, compiled, compiler, flags_for
 from tests.kernels.contract import (
     OF_THE_LIBRARY,
@@ -22,12 +25,14 @@ from tests.kernels.contract import (
     Kind,
     Operation,
     check_operation,
+    dequantized,
     experts,
     extremes,
     gated_linear,
     id_of,
     linear,
 )
+from tests.kernels.formulas import weight_of
 from tests.kernels.machine_code import Loop, inner_loops
 from tests.kernels.recurrences import check_recurrences
 
@@ -86,7 +91,7 @@ MULTIPLYING = (
 )
 """Parts of the names of functions whose inner loops multiply, one for each source that has such."""
 
-WITH_TILES = ("Rows<", "Decode<", "prefill<", "add_half_sums<")
+WITH_TILES = ("Rows<", "Decode<", "prefill<", "dequantize_cells<", "add_as_tiles<")
 """The same, of what differs on CPUs with AMX."""
 
 LIMITS = {"multiply_cells<": (1 / 16, 1 / 10), "::gate_pairs<": (0, 1 / 4), "::columns<": (1 / 25, 1 / 10)}
@@ -134,6 +139,8 @@ def test_what_goes_to_the_stack_and_comes_from_there_is_counted() -> None:
 
 @pytest.fixture(scope="module")
 def emulated() -> Build:
+    if platform.machine() != "x86_64":
+        pytest.skip("few rows are multiplied in vectors of x86")
     return Build(compiled(flags_for("native", "-DEMULATE_AMX"), TILED))
 
 
@@ -143,13 +150,57 @@ def test_operations_in_tiles(emulated: Build, make: Make) -> None:
     kind = Kind([emulated], (130, 256, 100), (torch.bfloat16,), formats=())
     check_operation(make, kind, range(60))
     check_operation(make, replace(kind, edges=(32, 64, 96, 192, 256)), range(60, 90))
+    check_operation(make, replace(kind, most=(900, 1100, 70), edges=(97, 384, 385, 544, 800, 1056)), range(90, 98))
 
 
-@pytest.mark.parametrize("make", [linear, gated_linear, experts, extremes], ids=id_of)
+def test_rows_of_a_large_output_are_those_of_a_small_one(emulated: Build) -> None:
+    """Large ones are written past the caches, which takes other instructions."""
+    x = formulas.random(1100, 64, dtype=torch.bfloat16, seed=1)
+    for outputs in (1024, 1000):  # whole lines, and lines that are not
+        both = emulated.new_weight(2 * outputs, 64, torch.bfloat16, torch.device("cpu"))
+        both.rows(0, 2 * outputs).copy_(formulas.random(2 * outputs, 64, dtype=torch.bfloat16, seed=2))
+        assert torch.equal(
+            emulated.linear(x, both, None), torch.cat([emulated.linear(some, both, None) for some in x.split(100)])
+        )
+        assert torch.equal(
+            emulated.gated_linear(x, both), torch.cat([emulated.gated_linear(some, both) for some in x.split(100)])
+        )
+
+
+@pytest.mark.parametrize("make", [linear, gated_linear, experts, extremes, dequantized], ids=id_of)
 def test_quantized_operations_in_tiles(emulated: Build, make: Make) -> None:
-    """Rows that are many enough for tiles have the numbers that they have alone, in vectors."""
-    kind = Kind(emulated.in_all_ways()[:2], (230, 600, 100), edges=(31, 32, 33, 48, 49, 64, 65, 96, 97, 129))
+    """Numbers of every format become bfloat16 there, for one row as for many."""
+    assert emulated.activation_dtype == "bfloat16"
+    kind = Kind([emulated], (130, 600, 100), edges=(1, 2, 4, 5, 16, 17, 31, 32, 33, 48, 49, 64, 65, 96, 97, 129))
     check_operation(make, kind, range(40))
+
+
+def at_any_exponent(rng: random.Random, *shape: int) -> Tensor:
+    """bfloat16 around a drawn exponent: products of two may be denormal. Some are 0, or denormal; perhaps one is infinite."""
+    generator = torch.Generator().manual_seed(rng.randrange(2**40))
+
+    def draw(low: int, high: int) -> Tensor:
+        return torch.randint(low, high, shape, generator=generator, dtype=torch.int32)
+
+    middle = rng.choice([127, 64, 64, 40, 3])
+    exponents = draw(max(0, middle - 5), middle + 6) * (draw(0, 10) > 0)
+    if rng.random() < 0.2:
+        exponents.view(-1)[rng.randrange(exponents.numel())] = 255
+    fractions = torch.where((exponents == 255) | (draw(0, 4) == 0), 0, draw(0, 128))
+    return (draw(0, 2) << 15 | exponents << 7 | fractions).to(torch.int16).view(torch.bfloat16)
+
+
+def test_few_rows_in_vectors_have_the_bits_of_tiles(emulated: Build) -> None:
+    """Where numbers, products and sums are denormal, too."""
+    for seed in range(150):
+        rng = random.Random(seed)
+        rows, inputs = rng.randint(1, 20), 32 * rng.choice([1, 2, 5, 15, 16, 17, 33])
+        weight = weight_of(emulated, at_any_exponent(rng, rng.randint(1, 70), inputs))
+        x = at_any_exponent(rng, rows, inputs)
+        together = emulated.logits(x.repeat(20, 1), weight)[:rows]
+        alone = torch.cat([emulated.logits(some, weight) for some in x.split(rng.randint(1, 4))])
+        assert torch.equal(alone.isnan(), together.isnan()), seed
+        assert torch.equal(alone.nan_to_num(7.5).view(torch.int32), together.nan_to_num(7.5).view(torch.int32)), seed
 
 
 def test_attention_in_tiles(emulated: Build) -> None:

@@ -31,7 +31,6 @@ class RememberingModel(ToyModel):
         if plan.epoch <= self.failed_epoch or self.num_launched + 1 in self.failing:
             return super().launch(plan)
         orders: StateOrders = plan.extras.get(ORDERS) or StateOrders()
-        self.end_rows(orders)
         restored = dict(orders.restores)
         for start in plan.started:
             self.drafted.pop(start.row, None)
@@ -42,14 +41,6 @@ class RememberingModel(ToyModel):
         done = super().launch(plan)
         assert not self.orders, "a snapshot was ordered of a row that is not in the step"
         return done
-
-    def end_rows(self, orders: StateOrders) -> None:
-        for row, position, slot in orders.endings:
-            start, guessed = self.drafted.pop(row, (0, ()))
-            state = self.states[row] + guessed[: position - start]
-            assert len(state) == position, "nothing has used the row since"
-            self.states[slot] = state
-        orders.endings = []
 
     def restored(self, row: int, slot: int) -> State:
         assert row != slot, "nothing is loaded here"
@@ -80,14 +71,13 @@ def make_hybrid(
     num_blocks: int = 400,
     block_size: int = 4,
     num_snapshots: int = 50,
-    interval: int = 16,
     model: Any = None,
     **more: Any,
 ) -> tuple[LLMEngine, Snapshots]:
     stores: list[KVStore] = []
     caching = more.pop("enable_prefix_caching", True)
     blocks = BlockManager(num_blocks, block_size, stores=stores, enable_prefix_caching=caching)
-    snapshots = Snapshots(blocks, num_snapshots, interval, FIRST_SLOT)
+    snapshots = Snapshots(blocks, num_snapshots, FIRST_SLOT)
     stores.append(snapshots)
     parts: list[PolicyPart] = [*more.pop("parts", []), snapshots]
     model = model or RememberingModel(block_size)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoengine.core.block_manager import BlockManager
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.kv_groups.layouts import KVGroup, Need, WindowLayout, group_layers
 from tests.core.toys import ToyModel, make_engine, run
 
@@ -66,7 +66,7 @@ def test_one_sequence_is_never_preempted_in_the_smallest_pool(
         max_num_seqs=3,
     )
     prompt = [number % 50 for number in range(min(num_prompt, length - 1))]
-    request = engine.make_request(prompt, SamplingParams(max_tokens=None, ignore_eos=True, seed=1))
+    request = engine.make_request(prompt, CoreSamplingParams(max_tokens=None, ignore_eos=True, seed=1))
     run(engine, [request])
     assert len(prompt) + len(request.sequences[0].output_token_ids) == length
     assert engine.scheduler.num_preemptions == 0
@@ -87,7 +87,7 @@ def test_a_prefix_is_hit_behind_a_window_whose_beginning_is_gone(
     layouts = [KVGroup(own, [0], chunked).layout(64) for own in (None, window)]
     blocks = BlockManager(100, 4, layouts)
     engine = make_engine(blocks=blocks, model=ToyModel(4, layouts=layouts))
-    prompt, params = list(range(17)), SamplingParams(max_tokens=4, seed=1, ignore_eos=True)
+    prompt, params = list(range(17)), CoreSamplingParams(max_tokens=4, seed=1, ignore_eos=True)
     run(engine, [first := engine.make_request(prompt, params)])
     hashes = [hash for hash, _ in first.sequences[0].block_hashes]
     for hash in hashes[: 4 - num_kept]:
@@ -107,7 +107,7 @@ def test_behind_a_whole_number_of_chunks_nothing_of_them_is_needed(size: int) ->
     layouts = [KVGroup(own, [0], chunked=True).layout(64) for own in (None, size)]
     blocks = BlockManager(100, 4, layouts)
     engine = make_engine(blocks=blocks, model=ToyModel(4, layouts=layouts))
-    prompt, params = list(range(17)), SamplingParams(max_tokens=4, seed=1, ignore_eos=True)
+    prompt, params = list(range(17)), CoreSamplingParams(max_tokens=4, seed=1, ignore_eos=True)
     run(engine, [first := engine.make_request(prompt, params)])
     for hash, _ in first.sequences[0].block_hashes[:4]:
         blocks._forget(blocks.index[1][hash])

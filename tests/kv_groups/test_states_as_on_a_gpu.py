@@ -17,7 +17,6 @@ from tests.e2e.small_engine import assert_idle
 from tests.kv_groups.states import saying, snapshots_of
 from tests.models.families import engine, family_checkpoint
 from tests.speculation.scripted import Scripted, erring
-from tests.speculation.test_every_way import Free
 from tests.support import backend_of, model_runner
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -49,7 +48,7 @@ def test_late_and_recorded_steps_say_what_others_say(tmp_path: Path, shape: str)
     with engine(folder, kernels="torch", max_num_seqs=1, enable_prefix_caching=False, max_model_len=128) as llm:
         right = [ask(llm, [i], 24)[0] for i in everyone]
     options: dict[str, Any] = {"kernels": "torch", "async_scheduling": True, "max_num_batched_tokens": 40}
-    options |= {"max_model_len": 128, "snapshot_interval": 16, "max_num_seqs": 5}
+    options |= {"max_model_len": 128, "max_num_seqs": 5}
     ways: tuple[dict[str, Any], ...] = (
         {"num_kv_blocks": 11},
         {"num_kv_blocks": 40, "speculation": "ngram", "num_drafts": 4},
@@ -58,7 +57,7 @@ def test_late_and_recorded_steps_say_what_others_say(tmp_path: Path, shape: str)
         with late_device(can_record=True, seed=seed) as device, engine(folder, **options | way) as llm:
             if "speculation" in way:
                 speculation, answers = llm.built.capabilities["speculation"].speculation, [(own, []) for own in right]
-                speculation.costs, speculation.proposer = Free(), Scripted(erring(0.3)(saying(PROMPTS, answers)))
+                speculation.proposer = Scripted(erring(0.3)(saying(PROMPTS, answers)))
             for _ in range(2):
                 assert ask(llm, everyone, 24) == right
             assert snapshots_of(llm).num_restored

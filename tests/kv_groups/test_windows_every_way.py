@@ -10,7 +10,7 @@ import pytest
 
 from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.llm_engine import LLMEngine
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.scheduler import Step
 from nanoengine.core.seams import PolicyPart
 from nanoengine.kv_groups.common_prefix import CommonPrefix
@@ -109,7 +109,7 @@ def test_who_runs_alone_is_never_preempted_however_many_steps_are_in_flight(dept
     """With the smallest pool: a block is given back only when the step that filled it has been committed."""
     way = {"depth": depth, "enable_prefix_caching": False, "max_num_batched_tokens": 1}
     engine, _ = windowed_engine((5, 9), num_spare=0, failing=[], **way)
-    request = engine.make_request([1, 2, 3], SamplingParams(max_tokens=MAX_LEN - 3, ignore_eos=True))
+    request = engine.make_request([1, 2, 3], CoreSamplingParams(max_tokens=MAX_LEN - 3, ignore_eos=True))
     run(engine, [request])
     assert len(request.sequences[0].token_ids) == MAX_LEN
     assert engine.scheduler.num_preemptions == 0

@@ -6,12 +6,15 @@ import random
 import threading
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from nanoengine import LLM, SamplingParams
 from nanoengine.core.errors import InvalidConfig
+from nanoengine.kernels import native_kernels
+from nanoengine.kernels.c_functions import c_functions
 from nanoengine.kv_offload.file_thread import FileThread
 from nanoengine.kv_offload.kv_folder import KVFolder
 from nanoengine.kv_offload.offload import Offload
@@ -88,6 +91,18 @@ def test_the_engine_survives_a_disk_that_is_dead(
 def test_a_path_that_cannot_be_used_is_named(tiny: Path, path: str) -> None:
     with pytest.raises(InvalidConfig, match="kv_disk_path is"):
         open_engine(tiny, kv_disk_path=path)
+
+
+def test_a_process_without_amx_tiles_does_not_find_what_one_with_them_has_kept(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux may refuse them to a process, whose K/V then has other bits, from the same machine code."""
+    for tiles, found in ((1, False), (0, False), (1, True)):
+        c = SimpleNamespace(**vars(c_functions()) | {"uses_tiles": lambda tiles=tiles: tiles})
+        monkeypatch.setattr(native_kernels, "c_functions", lambda c=c: c)
+        with open_engine(tiny, kernels="native", block_size=16, kv_disk_path=str(tmp_path)) as llm:
+            [output] = llm.generate([list(range(40))], SamplingParams(max_tokens=1), use_tqdm=False)
+            assert (output.num_cached_tokens > 0) == found
 
 
 def test_without_prefix_caching_nothing_could_be_found(tiny: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from nanoengine.core.errors import InvalidConfig
 from nanoengine.core.llm_engine import LLMEngine
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.sequence import Phase, Request
 from nanoengine.kv_offload.disk_tier import DiskTier
 from nanoengine.kv_offload.host_tier import HostTier
@@ -23,8 +23,8 @@ FILED = [9, 1, 4, 8, 2] * 5
 """A prompt whose blocks are in files."""
 
 
-def params(max_tokens: int = 4, seed: int = 1) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens, seed=seed, ignore_eos=True)
+def params(max_tokens: int = 4, seed: int = 1) -> CoreSamplingParams:
+    return CoreSamplingParams(max_tokens=max_tokens, seed=seed, ignore_eos=True)
 
 
 def finish(engine: LLMEngine, offload: Offload, *requests: Request) -> None:

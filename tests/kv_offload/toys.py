@@ -12,7 +12,6 @@ from nanoengine.core.block_manager import BlockManager, FullLayout
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import StepPlan, StepResult
 from nanoengine.core.seams import KVLayout, KVStore
-from nanoengine.kv_groups.messages import ORDERS, StateOrders
 from nanoengine.kv_groups.snapshots import Snapshots
 from nanoengine.kv_offload.disk_tier import DiskTier
 from nanoengine.kv_offload.file_gate import FileGate
@@ -55,8 +54,6 @@ class OffloadToy(ToyModel):
             is_failing and self.rng.random() < 0.5
         ):  # it may fail behind its copies
             self._zero(plan)
-            if isinstance(self, RememberingModel):
-                self.end_rows(plan.extras.get(ORDERS) or StateOrders())
             self._carry_out(plan.extras[NAME])
         done = super().launch(plan)
         if isinstance(done._result, StepResult):
@@ -167,7 +164,6 @@ def offload_engine(
     parts: Iterable[Any] = (),
     stores: Iterable[Any] = (),
     num_snapshots: int = 20,
-    interval: int = 8,
     **options: Any,
 ) -> tuple[LLMEngine, Offload]:
     """An engine with a host tier of `num_slots`, and with files if `max_staged` is given."""
@@ -178,7 +174,7 @@ def offload_engine(
     gates = [] if disk is None else [FileGate(offload, disk, blocks)]
     states = []
     if model.num_pieces:
-        states.append(Snapshots(blocks, num_snapshots, interval, FIRST_SLOT))
+        states.append(Snapshots(blocks, num_snapshots, FIRST_SLOT))
         states[0].keep_in(offload, model.num_pieces)
         kept.insert(0, states[0])
     engine = make_engine(blocks=blocks, model=model, parts=[*parts, *states, offload, *gates], **options)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nanoengine.kernels import native_operations
-from nanoengine.kernels.interface import choose_kernels
+from nanoengine.kernels.capability import choose_kernels
 from nanoengine.kernels.triton import launch
 from nanoengine.layers.factory import Factory
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nanoengine.core.layers import Factory, RMSNorm
+from nanoengine.core.layers import RMSNorm, WeightFactory
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.layers.attention import Attention, ScaledAttention, WideNormAttention
 from tests.core.attention_layers import DIM, HEADS, KV_HEADS, Recorder, check_attended, layer_over, norm_of, step
@@ -15,7 +15,7 @@ from tests.core.attention_layers import DIM, HEADS, KV_HEADS, Recorder, check_at
 def test_q_and_k_are_normed_over_all_of_their_heads(offers: bool) -> None:
     backend = Recorder(offers=offers)
     qkv, _, metadata = step()
-    factory = Factory(TorchKernels(), torch.float32, torch.device("cpu"))
+    factory = WeightFactory(TorchKernels(), torch.float32, torch.device("cpu"))
     norms = [RMSNorm(factory, heads * DIM, 1e-6) for heads in (HEADS, KV_HEADS)]
     for norm in norms:
         norm.weight.uniform_(0.5, 1.5)

@@ -24,7 +24,7 @@ from tests.kernels.marks import needs_kernels
 from tests.lora.written import ALL, linear_layers, merged, write_adapter
 from tests.models.families import family_checkpoint
 from tests.speculation.scripted import HARM, Scripted
-from tests.speculation.test_every_way import Free, knowing
+from tests.speculation.test_every_way import knowing
 from tests.support import fill_kv_with_nan, model_runner
 
 SHARED = [(3 * i + 1) % 200 for i in range(70)]
@@ -118,7 +118,7 @@ def guess_with_harm(llm: LLM, alone: list[Request], rng: random.Random) -> None:
     """Drafts of somebody who has read the answers, and errs or means harm."""
     speculation = llm.built.capabilities["speculation"].speculation
     assert speculation is not None
-    speculation.costs = Free()
+    speculation.step_tokens = 1000
     speculation.proposer = Scripted(HARM[rng.choice(sorted(HARM))](knowing(alone)))
 
 

@@ -22,7 +22,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "patterns": {
         "r": 4,
         "target_modules": ["q_proj", "o_proj", "down_proj", "gate_proj"],
-        "rank_pattern": {"q_proj": 9, r"layers\.0\.mlp\.\w+": 2},
+        "rank_pattern": {"q_proj": 9, "layers.0.mlp.down_proj": 2},
         "alpha_pattern": {"down_proj": 20, "model.layers.1.self_attn.q_proj": 1},
     },
     "some layers": {"r": 4, "target_modules": ["q_proj", "down_proj"], "layers_to_transform": [1]},

@@ -85,7 +85,7 @@ def kind_of(kernels: Sequence[Kernels]) -> Kind:
 
 @pytest.fixture(scope="module")
 def native() -> Kind:
-    kinds = ("int8", "int16", "float32")
+    kinds = ("int8", "int16", "bfloat16", "float32")
     return kind_of([NativeKernels(activation_dtype=kind) for kind in kinds])
 
 

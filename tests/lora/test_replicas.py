@@ -28,7 +28,7 @@ from tests.replicas.test_fleet import draw_way
 from tests.replicas.world import World, answers, draw_requests, expected
 
 MOST = 3
-FAKES = {f"{i}": Adapter(f"{i}", f"{i}", f"digest {i}", bytes(10 + i), {}) for i in range(6)}
+FAKES = {f"{i}": Adapter(f"{i}", f"{i}", f"digest {i}", {}) for i in range(6)}
 
 
 class OfReplica(Adapters):

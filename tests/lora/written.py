@@ -95,12 +95,9 @@ def merged(folder: Path, adapter: Path) -> Any:
 
 def adapter_of(projections: Mapping[str, tuple[Tensor, Tensor, float]], digest: str = "") -> Adapter:
     """An adapter of these A, B and scales."""
-    content, found = b"?", {}  # numbers in a file are seldom aligned
+    found = {}
     for name, (a, b, scale) in projections.items():
-        start = len(content)
-        content += a.contiguous().view(torch.uint8).numpy().tobytes()
-        middle = len(content)
-        content += b.contiguous().view(torch.uint8).numpy().tobytes()
         kinds = DTYPE_NAMES[a.dtype], DTYPE_NAMES[b.dtype]
-        found[name] = Projection(len(a), scale, kinds, start, middle)
-    return Adapter("drawn", "nowhere", digest, content, found)
+        own = (part.contiguous().view(torch.uint8).numpy().tobytes() for part in (a, b))
+        found[name] = Projection(len(a), scale, kinds, *own)
+    return Adapter("drawn", "nowhere", digest, found)

@@ -12,7 +12,7 @@ import pytest
 
 from nanoengine import LLM, SamplingParams
 from nanoengine.builder import build_engine, read_config
-from nanoengine.core import sampling_params as core
+from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.models.advice import WITHOUT_ADVICE, default_sampling
 from nanoengine.server.params import sampling_params
 from tests.server.test_params import request
@@ -50,7 +50,7 @@ def test_only_what_cannot_work_is_left_out_and_named(bad: object, warnings: pyte
 
 def test_where_sampling_was_deleted_its_fields_are_no_advice() -> None:
     advised = {"temperature": 0.6, "repetition_penalty": 1.1}
-    assert default_sampling(advised, core.SamplingParams) == {"temperature": 0.6}
+    assert default_sampling(advised, CoreSamplingParams) == {"temperature": 0.6}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""In what dtype a model runs, and clear words where there is no room for it."""
+"""Clear words where there is no room for the weights of a model."""
 
 from __future__ import annotations
 
@@ -7,15 +7,7 @@ import torch
 
 from nanoengine.errors import InvalidConfig
 from nanoengine.models import placement as module
-from nanoengine.models.placement import check_room_for_weights, choose_dtype
-
-
-def test_a_gpu_that_emulates_bfloat16_computes_in_float32_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
-    device = torch.device("cuda", 0)
-    assert choose_dtype("auto", "bfloat16", device) == torch.float32
-    assert choose_dtype("auto", "float16", device) == torch.float16
-    assert choose_dtype("bfloat16", "float32", device) == torch.bfloat16
+from nanoengine.models.placement import check_room_for_weights
 
 
 def test_room_on_a_gpu_is_its_own_matter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,7 +199,7 @@ def test_a_template_given_as_an_option_is_the_only_one(tmp_path: Path, as_file: 
         assert prompt.text.startswith("<tool_call> [{")
         assert own.hf.chat_template == GIVEN
         assert own.render_chat([USER]) == "hello!", "nor of the object of transformers"
-    models, startup = Models(), SimpleNamespace(config=config, facts={})
+    models, startup = Models(), SimpleNamespace(config=config)
     assert models.describe(startup)[1].render_chat([USER]) == "hello!"  # type: ignore[arg-type]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutation.mutant import Mutant
 
-BACKEND = "nanoengine/attention/backend.py"
+BACKEND = "nanoengine/kernels/capability.py"
 TORCH = "nanoengine/attention/torch_reference.py"
 NATIVE = "nanoengine/attention/native.py"
 FLASH = "nanoengine/attention/flash_attn.py"
@@ -20,8 +20,8 @@ MUTANTS = (
     Mutant(
         "query-does-not-see-itself",
         CORE,
-        "return keys <= queries",
-        "return keys < queries",
+        "positions[:last] <= positions[first:last, None]",
+        "positions[:last] < positions[first:last, None]",
         "A query of a prompt does not see its own token.",
         (TEST_CORE,),
     ),

@@ -6,6 +6,7 @@ from tests.mutation.mutant import Mutant
 
 LLM = "nanoengine/llm.py"
 CORE_LLM = "nanoengine/core/llm.py"
+OPTIONS = "nanoengine/core/options.py"
 CONFIG = "nanoengine/core/config.py"
 PARAMS = "nanoengine/core/sampling_params.py"
 CHAT = "nanoengine/models/chat_template.py"
@@ -68,17 +69,17 @@ MUTANTS = (
     ),
     Mutant(
         "option-may-be-zero",
-        CONFIG,
-        "if isinstance(value, bool) or not isinstance(value, int) or value < 1:",
-        "if isinstance(value, bool) or not isinstance(value, int) or value < 0:",
+        OPTIONS,
+        "    low: float = 1,",
+        "    low: float = 0,",
         "Options that count something may be 0.",
         ("tests/test_config.py",),
     ),
     Mutant(
         "option-has-no-upper-end",
-        CONFIG,
-        "    if value > most:\n",
-        "    if False:\n",
+        OPTIONS,
+        "is_right and low <= value <= high and",
+        "is_right and low <= value and",
         "Options are larger than the layers below can hold.",
         ("tests/test_config.py",),
     ),
@@ -93,9 +94,9 @@ MUTANTS = (
     Mutant(
         "share-may-be-zero",
         CONFIG,
-        "not 0.0 < value <= 1.0:",
-        "not 0.0 <= value <= 1.0:",
-        "A client's share, or the GPU's, may be 0.",
+        "option(0.9, 0, 1, above=True)",
+        "option(0.9, 0, 1)",
+        "The share of the GPU's memory may be 0.",
         ("tests/test_config.py",),
     ),
     Mutant(
@@ -116,17 +117,17 @@ MUTANTS = (
     ),
     Mutant(
         "nan-passes-for-a-temperature",
-        PARAMS,
-        'if not low <= found <= high:\n        raise InvalidSamplingParams(f"{field} is {shown(value)}',
-        'if found < low or found > high:\n        raise InvalidSamplingParams(f"{field} is {shown(value)}',
+        OPTIONS,
+        "is_right and low <= value <= high and",
+        "is_right and not (value < low or value > high) and",
         "NaN is accepted where a number within bounds is asked for.",
         (TEST_PARAMS,),
     ),
     Mutant(
         "bool-passes-for-an-integer",
-        PARAMS,
-        "if isinstance(value, bool) or not isinstance(value, Integral):",
-        "if not isinstance(value, Integral):",
+        OPTIONS,
+        " and not isinstance(value, bool))",
+        ")",
         "True is accepted where an integer is asked for.",
         (TEST_PARAMS,),
     ),
@@ -141,8 +142,8 @@ MUTANTS = (
     Mutant(
         "best-of-below-n-passes",
         "nanoengine/sampling/params.py",
-        'self.check_integer("best_of", self.n, MAX_COMPLETIONS, optional=True)',
-        'self.check_integer("best_of", 1, MAX_COMPLETIONS, optional=True)',
+        "if self.best_of is not None and self.best_of < self.n:",
+        "if False:",
         "Fewer completions are made than n asks for.",
         (TEST_PARAMS,),
     ),

@@ -33,14 +33,6 @@ MUTANTS = (
         (TEST_ADAPTER,),
     ),
     Mutant(
-        "expressions-have-all-the-time-there-is",
-        "nanoengine/lora/expressions.py",
-        "resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[1]), int(sys.argv[1])))",
-        "pass",
-        "An expression of a stranger takes a core for a minute.",
-        ("tests/lora/test_expressions.py",),
-    ),
-    Mutant(
         "slots-outlive-a-failed-step",
         ADAPTERS,
         "            self._slots.clear()  # nobody knows",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutation.mutant import Mutant
 
 ROTARY = "nanoengine/layers/rotary.py"
+SLOTS = "nanoengine/layers/slots.py"
 DECODER = "nanoengine/models/decoder.py"
 LOADER = "nanoengine/models/loader.py"
 ROPE = "nanoengine/models/rope_config.py"
@@ -82,11 +83,11 @@ MUTANTS = (
     ),
     Mutant(
         "interleaved-gate-and-up-are-swapped",
-        "nanoengine/layers/interleaved.py",
+        SLOTS,
         "place.copy_(source[..., first :: len(self.places)])",
         "place.copy_(source[..., len(self.places) - 1 - first :: len(self.places)])",
         "Biases of gates and ups that stand in turn are swapped.",
-        ("tests/layers/test_interleaved.py",),
+        ("tests/layers/test_slots.py",),
     ),
     Mutant(
         "projections-overlap",
@@ -98,11 +99,11 @@ MUTANTS = (
     ),
     Mutant(
         "norm-offset-is-forgotten",
-        "nanoengine/layers/shifted.py",
-        "self.slot.copy_(source.float() + self.offset)",
-        "self.slot.copy_(source.float())",
+        SLOTS,
+        "tensor.float() + offset",
+        "tensor.float()",
         "Norms of Gemma, whose weights are stored less one, are loaded as they are.",
-        ("tests/layers/test_shifted.py",),
+        ("tests/layers/test_slots.py",),
     ),
     Mutant(
         "embedding-scale-is-not-rounded",
@@ -211,8 +212,8 @@ MUTANTS = (
     Mutant(
         "qwen3-moe-is-sparse-everywhere",
         FAMILIES + "qwen.py",
-        "has_experts=i not in without and (i + 1) % step == 0)",
-        "has_experts=i not in without)",
+        "i not in dense and (i + 1) % step == 0 for",
+        "i not in dense for",
         "Qwen3-MoE has experts in layers that decoder_sparse_step leaves dense.",
         logits_of("Qwen3-MoE, some layers dense"),
     ),

@@ -95,7 +95,7 @@ MUTANTS = (
     ),
     Mutant(
         "a-norm-of-a-part-of-a-group",
-        FOLDER + "states.py",
+        FOLDER + "group.py",
         "self.has_whole_groups = size <= facts.num_groups",
         "self.has_whole_groups = True",
         "Where heads of a group are on several ranks, each norms its own alone.",

@@ -165,6 +165,14 @@ MUTANTS = (
         (EVERY_WAY,),
     ),
     Mutant(
+        "idle-parts-are-asked",
+        SCHEDULER,
+        "[part for part in self.parts if not part.is_idle]",
+        "[*self.parts]",
+        "Capabilities that no request uses cost time in every step.",
+        ("tests/core/test_llm_engine.py",),
+    ),
+    Mutant(
         "plans-behind-a-failed-one-are-like-any",
         SCHEDULER,
         "        self.epoch += 1\n",

@@ -8,10 +8,9 @@ FLEET = "nanoengine/replicas/fleet.py"
 ROUTER = "nanoengine/replicas/router.py"
 REPLICA = "nanoengine/replicas/replica.py"
 CHILD = "nanoengine/worker/child.py"
+SLOTS = "nanoengine/replicas/slots.py"
 SUPERVISOR = "nanoengine/replicas/supervisor.py"
 OF_FLEET = "tests/replicas/test_fleet.py"
-OF_PREFILL = "tests/replicas/test_prefill.py"
-SHARED = "nanoengine/kv_offload/shared_files.py"
 OF_ROUTER = "tests/replicas/test_router.py"
 OF_PROCESSES = "tests/replicas/test_processes.py"
 OF_PEERS = "tests/replicas/test_peers.py"
@@ -53,24 +52,24 @@ MUTANTS = (
     Mutant(
         "nothing-is-reserved",
         ROUTER,
-        "        self._reserve(route.replica, route.num_prompt + num_new, self._num_turns)\n",
-        "        self._reserve(route.replica, 0, self._num_turns)\n",
+        "        self._reserve(best, route.num_prompt + num_new)\n",
+        "        self._reserve(best, 0)\n",
         "A burst of requests with one prefix goes to one replica.",
         (OF_ROUTER,),
     ),
     Mutant(
         "a-cleared-replica-is-still-believed-to-have-blocks",
         ROUTER,
-        "        state.bit = self._new_bit(replica)\n        if was_open:",
-        "        if was_open:",
+        "        self._replicas[replica].cached.clear()\n",
+        "        return\n",
         "A replica that has forgotten its cache is chosen for what it had.",
         (OF_ROUTER,),
     ),
     Mutant(
         "the-text-of-a-moved-completion-comes-twice",
         REPLICA,
-        "Held(message.key, request, num_tokens, dict(own.num_chars), wants, message.writes)",
-        "Held(message.key, request, num_tokens, {}, wants, message.writes)",
+        "Held(message.key, request, num_tokens, dict(own.num_chars), wants)",
+        "Held(message.key, request, num_tokens, {}, wants)",
         "The first text after a move repeats all text before it.",
         (OF_FLEET,),
     ),
@@ -89,46 +88,6 @@ MUTANTS = (
         "    except (EOFError, OSError):\n        threading.Event().wait()",
         "A replica whose front was killed stays.",
         (OF_PROCESSES,),
-    ),
-    Mutant(
-        "files-that-another-has-written-are-not-known",
-        REPLICA,
-        "            self.files.learn(message.files)",
-        "            self.files.learn(())",
-        "A prompt that a prefill replica has computed is computed again.",
-        (OF_PREFILL,),
-    ),
-    Mutant(
-        "a-prompt-is-prefilled-elsewhere-again-and-again",
-        FLEET,
-        "        if own.prefill or not (",
-        "        if not (",
-        "A prompt whose files cannot be written goes to prefill replicas for ever.",
-        (OF_PREFILL,),
-    ),
-    Mutant(
-        "files-are-told-before-they-are-written",
-        SHARED,
-        "            if names is not None and self.disk.writing.isdisjoint(names):",
-        "            if names is not None:",
-        "Who decodes hears of none, and computes the prompt again.",
-        (OF_PREFILL,),
-    ),
-    Mutant(
-        "nobody-waits-for-files-to-be-written",
-        SHARED,
-        "        self.disk.awaits_writes = any(own.request.finished for own in self._writing.values())",
-        "        self.disk.awaits_writes = False",
-        "Without other requests, the end of a prompt's files is never heard of.",
-        (OF_PREFILL,),
-    ),
-    Mutant(
-        "a-request-that-was-refused-where-prompts-are-computed-ends",
-        FLEET,
-        "            if own.is_prefilling:  # it was refused there",
-        "            if False:",
-        "A prefill replica that cannot take a request ends it.",
-        (OF_PREFILL,),
     ),
     Mutant(
         "a-request-comes-before-its-adapter",
@@ -165,16 +124,16 @@ MUTANTS = (
     Mutant(
         "starts-are-tried-without-end",
         SUPERVISOR,
-        "        if is_alone and self._is_given_up(slot):\n",
-        "        if False:\n",
+        "            if slot.is_given_up(self.options):\n",
+        "            if False:\n",
         "A replica that never has room is started again and again.",
         (OF_PROCESSES,),
     ),
     Mutant(
         "requests-wait-for-replicas-that-were-given-up",
-        SUPERVISOR,
-        "all(map(self._is_given_up, self.slots))",
-        "False",
+        SLOTS,
+        "    if all(slot.is_given_up(options) for slot in slots):\n",
+        "    if False:\n",
         "A request that comes when no replica is started any more waits without end.",
         (OF_PROCESSES,),
     ),
@@ -189,17 +148,25 @@ MUTANTS = (
     Mutant(
         "what-means-nothing-ends-the-front",
         SUPERVISOR,
-        "        except Exception as error:  # it means nothing here: perhaps it is of another version\n",
+        "        except Exception as error:  # a message without a meaning here: perhaps the replica is of another version\n",
         "        except KeyError as error:\n",
         "One replica of another version ends all.",
         (OF_PEERS,),
     ),
     Mutant(
         "requests-wait-for-a-node-without-end",
-        SUPERVISOR,
-        "elif now - self._last_there > own.replica_wait_seconds:",
-        "elif False:",
+        SLOTS,
+        "    if seconds_without > options.replica_wait_seconds:\n",
+        "    if False:\n",
         "Where the only node is gone, requests hang, and health says that all is well.",
         (OF_PEERS,),
+    ),
+    Mutant(
+        "a-failed-start-counts-as-a-replica-that-computed-nothing",
+        SUPERVISOR,
+        "        slot.is_starting, self.failure = False, error\n        slot.num_failed += 1\n",
+        "        slot.is_starting, self.failure = False, error\n        slot.num_failed += 1\n        slot.num_useless += 1\n",
+        "Requests that come behind a restart end, as if no replica could compute anything.",
+        (OF_PROCESSES,),
     ),
 )

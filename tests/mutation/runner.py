@@ -98,9 +98,10 @@ MUTANTS = (
     Mutant(
         "blocks-are-cleared-too-late",
         RUNNER,
-        "                if plan.num_tokens:\n                    step.reads = self._compute(plan)\n",
-        "                if plan.num_tokens:\n                    step.reads = self._compute(plan)\n"
-        "                self.kv_cache.zero(plan.zeroed)\n",
+        "                return self._compute(plan) if plan.num_tokens else []\n",
+        "                found = self._compute(plan) if plan.num_tokens else []\n"
+        "                self.kv_cache.zero(plan.zeroed)\n"
+        "                return found\n",
         "Blocks are overwritten behind the step that has written to them.",
         ("tests/core/test_model_runner.py",),
     ),

@@ -9,7 +9,6 @@ SAMPLER = "nanoengine/core/sampler.py"
 KERNELS = "nanoengine/core/kernels.py"
 PENALTIES = "nanoengine/sampling/penalties.py"
 OFFSETS = "nanoengine/sampling/logit_offsets.py"
-BAD_WORDS = "nanoengine/sampling/bad_words.py"
 ROWS = "nanoengine/sampling/row_processor.py"
 TEST_CORE = "tests/core/test_sampling.py"
 TEST_KERNELS = "tests/core/test_kernels.py"
@@ -130,22 +129,6 @@ MUTANTS = (
         "        self.pieces[row] = piece\n",
         "A row that gets another rule is sampled by the one that was packed before.",
         (TEST_ROWS,),
-    ),
-    Mutant(
-        "bad-word-begins-in-the-prompt",
-        BAD_WORDS,
-        "start.token_ids[max(start.sampling.num_prompt_tokens, len(start.token_ids) - width) :]",
-        "start.token_ids[max(0, len(start.token_ids) - width) :]",
-        "A bad word is forbidden where its beginning stands in the prompt.",
-        (TEST_PROCESSORS,),
-    ),
-    Mutant(
-        "half-a-bad-word-is-enough",
-        BAD_WORDS,
-        "offsets = torch.where(num_differing > 0, 0.0, -torch.inf)",
-        "offsets = torch.where(num_differing > 1, 0.0, -torch.inf)",
-        "The last token of a bad word is forbidden though one token before it differs.",
-        (TEST_PROCESSORS,),
     ),
     Mutant(
         "rank-counts-equals",

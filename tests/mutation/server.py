@@ -138,9 +138,9 @@ MUTANTS = (
     ),
     Mutant(
         "other-models-are-answered",
-        SERVER + "serving.py",
-        "        if adapter is None:\n            names",
-        "        if False:\n            names",
+        SERVER + "model_names.py",
+        "        if adapter is None:\n            known",
+        "        if False:\n            known",
         "A request for a model that is not served is answered by the one that is.",
         (TESTS + "test_serving.py", TESTS + "test_operations.py"),
     ),

@@ -8,9 +8,6 @@ SPECULATION = "nanoengine/speculation/speculation.py"
 VERIFICATION = "nanoengine/speculation/verification.py"
 DRAFT_MODEL = "nanoengine/speculation/draft_model.py"
 NGRAM = "nanoengine/speculation/ngram.py"
-SUFFIX = "nanoengine/speculation/suffix.py"
-AUTOMATON = "nanoengine/speculation/suffix_automaton.py"
-COSTS = "nanoengine/speculation/step_costs.py"
 SCHEDULER = "nanoengine/core/scheduler.py"
 TEST_CHOOSING = "tests/speculation/test_choosing.py"
 TEST_EVERY_WAY = "tests/speculation/test_every_way.py"
@@ -52,8 +49,8 @@ MUTANTS = (
     Mutant(
         "postponed-for-a-step-full-of-prompts",
         SPECULATION,
-        "num_tokens = num_decodes + self._num_prompt_tokens",
-        "num_tokens = num_decodes",
+        "prompts = self._num_prompt_tokens",
+        "prompts = 0",
         "A sequence waits for a step in which prompts leave no room for drafts.",
         (TEST_CHOOSING,),
     ),
@@ -64,14 +61,6 @@ MUTANTS = (
         "prompt = proposer.begin",
         "Each completion of a request reads the prompt anew.",
         (TEST_CHOOSING,),
-    ),
-    Mutant(
-        "fork-changes-the-edges-of-its-prompt",
-        AUTOMATON,
-        "            self.edges[state] = self.edges[state].copy()\n",
-        "",
-        "What one completion says shows in the guesses of another.",
-        ("tests/speculation/test_suffix_automaton.py",),
     ),
     Mutant(
         "row-ends-with-a-rejected-sample",
@@ -106,22 +95,6 @@ MUTANTS = (
         (TEST_ENGINE,),
     ),
     Mutant(
-        "rejection-is-not-learned",
-        "nanoengine/speculation/acceptance.py",
-        "for place in range(min(num_accepted + 1, num_drafts)):",
-        "for place in range(min(num_accepted, num_drafts)):",
-        "Only accepted drafts change what is known of a sequence, so that bad guesses are tried forever.",
-        ("tests/speculation/test_acceptance.py",),
-    ),
-    Mutant(
-        "chances-are-not-multiplied",
-        "nanoengine/speculation/acceptance.py",
-        "return list(accumulate(self._rates[:num_drafts], mul))",
-        "return self._rates[:num_drafts]",
-        "A later draft counts as likely although all before it must be accepted too.",
-        ("tests/speculation/test_acceptance.py",),
-    ),
-    Mutant(
         "guess-does-not-skip-tokens-in-flight",
         SPECULATION,
         "list(guess)[num_in_flight : num_in_flight + most]",
@@ -148,9 +121,25 @@ MUTANTS = (
     Mutant(
         "drafts-pass-the-budget",
         SPECULATION,
-        "enumerate(chances[:budget], start=1)",
-        "enumerate(chances, start=1)",
+        "room = min(budget, self.step_tokens - num_tokens)",
+        "room = self.step_tokens - num_tokens",
         "A step gets more drafts than its budget has tokens left.",
+        (TEST_CHOOSING,),
+    ),
+    Mutant(
+        "drafts-fill-more-than-a-step",
+        SPECULATION,
+        "if place < len(guess) and room > 0:",
+        "if place < len(guess):",
+        "A step has more drafts than it has room for.",
+        (TEST_CHOOSING,),
+    ),
+    Mutant(
+        "rejection-is-not-noticed",
+        SPECULATION,
+        "state.most = 2 * (num_accepted - state.num_forced + 1)",
+        "state.most = 2 * (num_drafts - state.num_forced + 1)",
+        "A sequence whose drafts are rejected gets more of them all the same.",
         (TEST_CHOOSING,),
     ),
     Mutant(
@@ -168,37 +157,5 @@ MUTANTS = (
         "guess = list(token_ids[source + 1 : source + 1 + most])",
         "A guess leaves out the token that comes next.",
         ("tests/speculation/test_ngram.py",),
-    ),
-    Mutant(
-        "outputs-help-across-salts",
-        SUFFIX,
-        "outputs = self._outputs.get(cache_salt)",
-        "outputs = next(iter(self._outputs.values()), None)",
-        "Outputs of one cache salt show in the guesses, and so in the times, of another.",
-        ("tests/speculation/test_suffix.py",),
-    ),
-    Mutant(
-        "guess-goes-on-into-the-next-output",
-        SUFFIX,
-        "if token == SEPARATOR or likelihood < least_likelihood:",
-        "if likelihood < least_likelihood:",
-        "The mark between two outputs is guessed as a token.",
-        ("tests/speculation/test_suffix.py",),
-    ),
-    Mutant(
-        "split-state-loses-its-count",
-        AUTOMATON,
-        "self.counts.append(self.counts[after])",
-        "self.counts.append(0)",
-        "How often a context has occurred is forgotten when its state is split.",
-        ("tests/speculation/test_suffix_automaton.py",),
-    ),
-    Mutant(
-        "costs-are-interpolated-the-wrong-way",
-        COSTS,
-        "return [(after - 1, 1 - share), (after, share)]",
-        "return [(after - 1, share), (after, 1 - share)]",
-        "Between two measured sizes, a step counts as taking as long as the farther one.",
-        ("tests/speculation/test_step_costs.py",),
     ),
 )

@@ -39,7 +39,7 @@ MUTANTS = (
     Mutant(
         "a-worker-outlives-its-parent",
         CHILD,
-        "        os._exit(0)  # in the middle of a step, too: nobody waits for it\n",
+        "        os._exit(0)  # also in the middle of a step: nobody waits for its result\n",
         "        threading.Event().wait()\n",
         "A worker whose parent was killed stays.",
         (TEST,),

@@ -11,7 +11,7 @@ import pytest
 from nanoengine.core.messages import StepPlan
 from nanoengine.observability.metrics import RequestMetrics
 from nanoengine.observability.observer import kv_usage
-from tests.core.toys import VOCAB, Done, ToyModel, check, make_engine, run
+from tests.core.toys import VOCAB, ToyModel, check, make_engine, run
 from tests.speculation.toys import ToyDrafter
 
 from .toys import Observed, SlowModel
@@ -269,17 +269,15 @@ def test_progress_says_rates_since_a_moment() -> None:
 
 def test_the_time_of_steps_that_overlap_is_counted_once() -> None:
     class Late(SlowModel):
-        def launch(self, plan: StepPlan) -> Done:
-            done = ToyModel.launch(self, plan)
-            result, clock = done.result, self.clock
+        def launch(self, plan: StepPlan) -> Any:
+            result, clock = ToyModel.launch(self, plan), self.clock
 
             def late() -> Any:
                 assert clock is not None
                 clock.now += 0.25
                 return result()
 
-            done.result = late  # type: ignore[method-assign]
-            return done
+            return late
 
     observed = Observed(model=Late(), depth=2)
     start = observed.clock()

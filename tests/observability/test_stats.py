@@ -6,7 +6,11 @@ from copy import copy
 
 import pytest
 
-from nanoengine.observability.metrics import WINDOW, CacheStats, EngineStats
+from nanoengine.kv_offload.offload import OffloadStats
+from nanoengine.observability.metrics import CacheStats, EngineStats
+from nanoengine.speculation.statistics import SpeculationStats
+
+from .toys import Observed
 
 
 def test_prefill_and_decode_are_counted_apart_and_rates_may_be_those_since_a_moment() -> None:
@@ -35,17 +39,41 @@ def test_the_time_of_a_mixed_step_is_shared_out_by_its_tokens_drafts_included() 
 
 def test_nobody_asked_is_not_the_same_as_nothing_found() -> None:
     stats = CacheStats()
-    assert (stats.hit_rate, stats.recent_hit_rate) == (None, None)
+    assert stats.hit_rate is None
     stats.record(90, 0, resumed=False)
     stats.record(10, 10, resumed=False)
-    assert stats.hit_rate == stats.recent_hit_rate == pytest.approx(0.1)
+    assert stats.hit_rate == pytest.approx(0.1)
 
 
-def test_the_recent_rate_forgets() -> None:
-    stats = CacheStats()
-    for _ in range(WINDOW):
-        stats.record(4, 0, resumed=False)
-    for i in range(WINDOW):
-        stats.record(4, 4, resumed=False)
-        assert stats.recent_hit_rate == pytest.approx((i + 1) / WINDOW)
-    assert stats.hit_rate == 0.5
+def test_counters_of_two_engines_are_added() -> None:
+    one, two = Observed(num_blocks=100), Observed(num_blocks=300)
+    one.sources["speculation"] = lambda: SpeculationStats(num_runs=3, tried_at=[3, 2], accepted_at=[1, 0])
+    two.sources["speculation"] = lambda: SpeculationStats(num_runs=4, tried_at=[4], accepted_at=[2])
+    one.sources["offload"] = two.sources["offload"] = lambda: OffloadStats(1, 2, 3, 4, 5)
+    one.add([1, 2, 3], 5)
+    two.add([4] * 9, 3)
+    two.add([4] * 9, 7)
+    for own in (one, two):
+        own.engine.step()
+    first, second = one.snapshot(), two.snapshot()
+    both = first + second
+    assert both.kv_usage == pytest.approx((first.kv_usage * 100 + second.kv_usage * 300) / 400)
+    assert both.kv_usage > 0.0
+    assert both.num_running == first.num_running + second.num_running > first.num_running
+    assert (both.num_blocks, both.block_size, both.max_model_len) == (400, 4, 60)
+    assert both.max_concurrency == first.max_concurrency + second.max_concurrency
+    past = second.of_the_past()
+    assert (past.num_running, past.kv_usage, past.num_blocks, past.max_concurrency) == (0, 0.0, 0, 0.0)
+    assert (past.num_requests, past.steps) == (2, second.steps)
+    for own in (one, two):
+        while own.engine.has_unfinished:
+            own.engine.step()
+    both = one.snapshot() + two.snapshot()
+    assert (both.num_requests, both.finished["length"]) == (3, 3)
+    assert both.steps.decode_tokens == one.snapshot().steps.decode_tokens + two.snapshot().steps.decode_tokens
+    assert both.cache == CacheStats(21, 8)
+    assert (both.times.num_generated_tokens, both.times.generated_length.count) == (15, 3)
+    assert both.times.generated_length.sum == 15.0
+    assert sum(both.times.generated_length.counts) == 3
+    drafts = SpeculationStats(num_runs=7, tried_at=[7, 2], accepted_at=[3, 0])
+    assert (both.speculation, both.offload) == (drafts, OffloadStats(2, 4, 6, 8, 10))

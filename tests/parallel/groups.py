@@ -68,7 +68,7 @@ class GroupInThreads:
         message = pickle.dumps(plan)
 
         def carry_out(runner: ModelRunner) -> StepResult:
-            return runner.launch(pickle.loads(message)).result()
+            return runner.launch(pickle.loads(message))()
 
         pairs = zip(self._threads, self._runners, strict=True)
         return self.Launched([thread.submit(carry_out, runner) for thread, runner in pairs])
@@ -80,7 +80,7 @@ class GroupInThreads:
     class Launched(NamedTuple):
         steps: list[Any]
 
-        def result(self) -> StepResult:
+        def __call__(self) -> StepResult:
             errors = [error for step in self.steps if (error := step.exception()) is not None]
             if errors:  # what went wrong first, if others waited in vain
                 raise next((error for error in errors if not isinstance(error, RankLost)), errors[0])

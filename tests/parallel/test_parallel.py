@@ -20,7 +20,7 @@ import pytest
 from nanoengine import LLM, SamplingParams
 from nanoengine.builder import read_config
 from nanoengine.core.messages import StepPlan
-from nanoengine.core.qwen3 import DecoderLayer
+from nanoengine.core.qwen3 import DenseLayer
 from nanoengine.errors import InvalidConfig
 from nanoengine.parallel.capability import check_layers
 from nanoengine.worker import remote_runner
@@ -146,13 +146,13 @@ def test_what_fails_in_all_ranks_is_raised_and_in_one_alone_ends_the_group(monke
 
     monkeypatch.setattr(remote_runner, "MORE_SECONDS", 0.05)
     with pytest.raises(MemoryError, match="no room"):
-        runner_of(failed, failed).launch(StepPlan()).result()
+        runner_of(failed, failed).launch(StepPlan())()
     with pytest.raises(WorkerLost, match=r"failed in rank 1 alone \(MemoryError: no room\)"):
-        runner_of(None, failed).launch(StepPlan()).result()
+        runner_of(None, failed).launch(StepPlan())()
     with pytest.raises(WorkerLost, match=r"of rank 1 took more than worker_step_seconds=0\.3"):
-        runner_of(well, None).launch(StepPlan()).result()
+        runner_of(well, None).launch(StepPlan())()
     with pytest.raises(WorkerLost, match=r"of rank 0, 1 took more than worker_step_seconds=0\.3"):
-        runner_of(None, None).launch(StepPlan()).result()
+        runner_of(None, None).launch(StepPlan())()
 
 
 SCRIPT = """
@@ -200,8 +200,8 @@ def test_nothing_is_left_of_a_process_that_is_ended(number: signal.Signals) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tensor_parallel_size": 0}, "tensor_parallel_size is 0: it must be a positive integer"),
-        ({"tensor_parallel_size": 65}, "tensor_parallel_size is 65: it must be at most 64"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size is 0: it must be an integer from 1 to 64"),
+        ({"tensor_parallel_size": 65}, "tensor_parallel_size is 65: it must be an integer from 1 to 64"),
         ({"tensor_parallel_size": 5}, "tensor_parallel_size is 5, but the model has 4 query heads"),
         ({"tensor_parallel_size": 2, "kv_disk_path": "x"}, "kv_disk_path is not computed by a worker process"),
     ],
@@ -223,7 +223,7 @@ def test_layers_that_nobody_has_shared_out_are_refused() -> None:
 
     layer = SimpleNamespace(self_attn=Recurrence(), mlp=None)
     with pytest.raises(InvalidConfig, match="tensor_parallel_size is 2, but a layer of the model has a Recurrence"):
-        check_layers([cast(DecoderLayer, layer)], 2)
+        check_layers([cast(DenseLayer, layer)], 2)
 
 
 def test_ranks_share_the_threads_and_the_bytes_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:

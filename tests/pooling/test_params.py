@@ -18,10 +18,10 @@ from nanoengine.pooling.pooler import vector
     [
         ({"pooling": "cls"}, "pooling is 'cls': it must be one of last, mean"),
         ({"pooling": 1}, "pooling is 1"),
-        ({"normalize": 1}, "normalize must be True or False"),
+        ({"normalize": 1}, "normalize is 1: it must be True or False"),
         ({"dimensions": 0}, "dimensions is 0"),
-        ({"dimensions": 2.0}, "dimensions must be an integer"),
-        ({"dimensions": True}, "dimensions must be an integer"),
+        ({"dimensions": 2.0}, "dimensions is 2.0: it must be an integer"),
+        ({"dimensions": True}, "dimensions is True: it must be an integer"),
     ],
     ids=str,
 )

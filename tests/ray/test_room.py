@@ -13,7 +13,7 @@ from nanoengine.builder import read_config
 from nanoengine.core.config import EngineConfig
 from nanoengine.core.errors import InvalidConfig
 from nanoengine.errors import MissingPackage
-from nanoengine.ray import batch, deployment
+from nanoengine.ray import deployment
 from nanoengine.ray.options import RayOptions
 from nanoengine.ray.room import Room, config_of_each, ranks_of, room_of_each
 from nanoengine.replicas.options import ReplicaOptions
@@ -31,7 +31,7 @@ def config(**options: Any) -> EngineConfig:
     [
         ({}, CPUS, Room(16, 0)),
         ({"replicas": 3}, CPUS, Room(8, 0)),
-        ({"max_replicas": 7}, CPUS, Room(4, 0)),
+        ({"replicas": 7}, CPUS, Room(4, 0)),
         ({"replicas": 100}, CPUS, Room(1, 0)),
         ({}, [{"CPU": 0.0}, {"CPU": 6.0}, {"CPU": 4.0}, {"memory": 1.0}], Room(4, 0)),
         ({}, [], Room(1, 0)),
@@ -62,7 +62,7 @@ def test_a_replica_takes_a_gpu_for_each_rank() -> None:
 
 
 def test_each_is_a_whole_engine_that_uses_its_room() -> None:
-    own = config(max_replicas=4, ray_address="auto", max_num_seqs=7)
+    own = config(ray_address="auto", max_num_seqs=7)
     each = config_of_each(own, Room(6, 0))
     assert each.num_threads == 6
     assert each.max_num_seqs == 7
@@ -76,7 +76,7 @@ def test_each_is_a_whole_engine_that_uses_its_room() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"ray": 1}, "ray must be True or False"),
+        ({"ray": 1}, "ray is 1: it must be True or False"),
         ({"ray_address": ""}, "ray_address is ''"),
         ({"ray_cpus": -1}, "ray_cpus is -1"),
         ({"ray_gpus": 1.5}, "ray_gpus is 1.5"),
@@ -102,7 +102,6 @@ def test_without_the_package_its_name_is_told(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("importlib.import_module", lambda name: refuse(name))
     monkeypatch.setattr(builtins, "__import__", refuse)
-    calls = (lambda: batch(None), deployment, lambda: LLM("demo", ray=True, replicas=1, use_tqdm=False))
-    for call in calls:
+    for call in (deployment, lambda: LLM("demo", ray=True, replicas=1, use_tqdm=False)):
         with pytest.raises(MissingPackage, match=r"pip install 'nanoengine\[ray\]'"):
             call()

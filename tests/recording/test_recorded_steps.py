@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nanoengine.builder import build_engine, read_config
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.recording.recorded_steps import RecordedSteps
 from tests.kernels.marks import needs_kernels
 
@@ -37,7 +37,9 @@ def answers(**options: Any) -> tuple[list[list[int]], Any, int]:
     requests = []
     for number in range(12):
         prompt = [rng.randrange(1, 4096) for _ in range(rng.randint(1, 40))]
-        params = SamplingParams(temperature=0.9 * (number % 2), seed=number, max_tokens=4 + 2 * number, ignore_eos=True)
+        params = CoreSamplingParams(
+            temperature=0.9 * (number % 2), seed=number, max_tokens=4 + 2 * number, ignore_eos=True
+        )
         requests.append(engine.make_request(prompt, params))
         engine.submit(requests[-1])
         engine.step()
@@ -79,7 +81,7 @@ def test_a_step_that_reads_numbers_from_a_tensor_is_not_recorded() -> None:
     runner.model.forward = reading
     rng = random.Random(0)
     prompt = [rng.randrange(1, 4096) for _ in range(rng.randint(1, 40))]
-    request = engine.make_request(prompt, SamplingParams(temperature=0.0, seed=0, max_tokens=4, ignore_eos=True))
+    request = engine.make_request(prompt, CoreSamplingParams(temperature=0.0, seed=0, max_tokens=4, ignore_eos=True))
     engine.submit(request)
     while engine.has_unfinished:
         engine.step()
@@ -90,7 +92,7 @@ def test_a_step_that_reads_numbers_from_a_tensor_is_not_recorded() -> None:
 
 
 def test_a_sequence_with_drafts_is_replayed_in_a_recording_of_just_its_tokens() -> None:
-    prompt, params = [5, 6, 7, 8] * 8, SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    prompt, params = [5, 6, 7, 8] * 8, CoreSamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
     found, sizes = [], set()
     for eager in (False, True):
         engine = build(speculation="ngram", enforce_eager=eager)
@@ -116,8 +118,7 @@ def test_a_sequence_with_drafts_is_replayed_in_a_recording_of_just_its_tokens() 
     assert all(tokens == rows > 1 for tokens, rows in sizes)
 
 
-@pytest.mark.parametrize("speculation", ["ngram", "suffix"])
-def test_steps_are_recorded_beside_speculation(speculation: str) -> None:
-    engine = build(speculation=speculation)
-    assert len(engine.executor.recorder) > 0, "timing them at start-up is not in the way"
+def test_steps_are_recorded_beside_speculation() -> None:
+    engine = build(speculation="ngram")
+    assert len(engine.executor.recorder) > 0
     engine.close()

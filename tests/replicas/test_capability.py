@@ -47,7 +47,7 @@ def test_blocks_are_as_large_as_where_they_are_looked_up(monkeypatch: pytest.Mon
 
 
 def test_replicas_share_the_memory_of_snapshots() -> None:
-    each = config_of_each(read_config("demo", {"replicas": 3, "max_replicas": 4}), 101, 1000, has_gpus=False)
+    each = config_of_each(read_config("demo", {"replicas": 4}), 101, 1000, has_gpus=False)
     assert each.of(KVGroupsOptions).snapshot_memory == 250
     given = read_config("demo", {"replicas": 3, "snapshot_memory": 77})
     assert config_of_each(given, 101, has_gpus=False).of(KVGroupsOptions).snapshot_memory == 77

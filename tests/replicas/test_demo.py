@@ -8,11 +8,13 @@ import random
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nanoengine import LLM, SamplingParams
+from nanoengine.builder import is_installed
 from nanoengine.core.outputs import RequestOutput
 from nanoengine.errors import InvalidConfig, InvalidSamplingParams
 from nanoengine.replicas.engine import ReplicatedEngine
@@ -34,9 +36,7 @@ PROMPTS: list[Any] = [
 PARAMS = [
     SamplingParams(temperature=1.0, seed=3, max_tokens=40, n=2, logprobs=2, presence_penalty=0.3, ignore_eos=True),
     SamplingParams(temperature=0.8, seed=4, max_tokens=60, structured_outputs={"json": json.dumps(SCHEMA)}, logprobs=0),
-    SamplingParams(
-        temperature=0, max_tokens=50, ignore_eos=True, stop=["zzz"], bad_words=["self"], repetition_penalty=1.2
-    ),
+    SamplingParams(temperature=0, max_tokens=50, ignore_eos=True, stop=["zzz"], repetition_penalty=1.2),
     SamplingParams(
         temperature=1.0, max_tokens=40, stop=["\n"], include_stop_str_in_output=True, min_tokens=9, prompt_logprobs=1
     ),
@@ -144,6 +144,20 @@ def test_embeddings_errors_metrics_and_the_cache_pass_through(llm: LLM) -> None:
     [third] = llm.generate([prompt], params, use_tqdm=False)
     assert third.num_cached_tokens == 0
     assert not engine.fleet.running
+
+
+@pytest.mark.skipif(
+    not is_installed("kv_offload"), reason="host memory and disk (nanoengine/kv_offload) are not installed"
+)
+def test_replicas_keep_kv_in_host_memory_and_in_files(tmp_path: Path, expected: list[Any]) -> None:
+    own = {"replicas": 2, "num_threads": 1, "kv_host_memory": "1MiB", **OPTIONS}
+    for tiers in ({}, {"kv_disk_path": str(tmp_path)}, {"kv_disk_path": str(tmp_path)}):
+        with LLM("demo", **own, **tiers) as llm:
+            outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+            ready = {slot.current.ready for slot in replicas_of(llm).supervisor.slots if slot.current is not None}
+        assert told(outputs) == expected
+        assert len(ready) == 1, "their caches have the same hashes, so the router knows what each of them has"
+    assert outputs[2].num_cached_tokens == 32, "it was read from a file"
 
 
 def test_a_model_that_cannot_be_computed_is_an_error_at_once() -> None:

@@ -15,7 +15,7 @@ import pytest
 from nanoengine.core.block_manager import BlockManager
 from nanoengine.errors import EngineDead
 from nanoengine.observability.kv_events import KVEventPublisher
-from nanoengine.replicas import carrier, fleet, supervisor
+from nanoengine.replicas import carrier, fleet, slots, supervisor
 from nanoengine.replicas.carrier import LocalCarrier
 from nanoengine.replicas.engine import ReplicatedEngine
 from nanoengine.replicas.messages import Delta, End, Failed, News, Ping, Pong, Ready
@@ -80,7 +80,7 @@ class Life:
         blocks = BlockManager(400, BLOCK_SIZE, stores=[events], seed=HASH_SEED)
         replica = Replica(make_engine(blocks=blocks, model=ToyModel(BLOCK_SIZE), parts=[LogprobListener()]), events)
         while True:
-            while own.poll(0.0 if replica.has_unfinished else None):
+            while own.poll(0.0 if replica.engine.has_unfinished else None):
                 message = own.recv()
                 if isinstance(message, End):
                     return None
@@ -121,7 +121,7 @@ def replicas(own: Any, count: int = 1, **options: Any) -> Iterator[ReplicatedEng
 
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "RETRY_SECONDS", (0.0, 0.01))
+    monkeypatch.setattr(slots, "RETRY_SECONDS", (0.0, 0.01))
     monkeypatch.setattr(supervisor, "START_SILENCE_SECONDS", 0.1)
 
 

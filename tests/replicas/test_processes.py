@@ -17,10 +17,10 @@ from nanoengine import AsyncLLMEngine
 from nanoengine.core.sequence import Request
 from nanoengine.errors import EngineClosed, EngineDead
 from nanoengine.observability.observer import Observer
-from nanoengine.replicas import supervisor
+from nanoengine.replicas import slots, supervisor
 from nanoengine.replicas.engine import ReplicatedEngine
 from nanoengine.replicas.observer import ReplicaObserver
-from nanoengine.replicas.supervisor import Process
+from nanoengine.replicas.slots import Process
 from nanoengine.sampling.params import SamplingParams
 
 from .toy_process import DEADLY, DIES_AT_START, ENDLESS, ToyCarrier, toy_replicas
@@ -42,7 +42,7 @@ def replicas(count: int = 2, carrier: ToyCarrier | None = None, **options: Any) 
 
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "RETRY_SECONDS", (0.0, 0.01))
+    monkeypatch.setattr(slots, "RETRY_SECONDS", (0.0, 0.01))
 
 
 def run(engine: ReplicatedEngine, requests: list[Request], after: Callable[[], object] = lambda: None) -> list[Any]:
@@ -163,8 +163,9 @@ def test_what_cannot_start_is_an_error_at_first_and_tried_again_later() -> None:
         assert carrier.num_starts == 4
 
 
-def test_what_cannot_be_started_is_given_up() -> None:
-    """Until somebody wants them anew."""
+def test_what_cannot_be_started_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until a restart: from then on, requests wait for the replicas that are started."""
+    monkeypatch.setattr(supervisor, "PING_SECONDS", 0.01)  # by then, it is looked whether a replica is to come
     carrier = ToyCarrier(failing=range(2, 100))
     with replicas(2, carrier, replica_start_attempts=3) as engine:
         for slot in engine.supervisor.slots:
@@ -177,6 +178,8 @@ def test_what_cannot_be_started_is_given_up() -> None:
             assert isinstance(request.error, EngineDead)
         limit = "could not be started replica_start_attempts=3 times; the last error was: no room for it"
         assert limit in str(request.error)
+        end = time.monotonic() + 0.2
+        wait_for(engine, lambda: time.monotonic() > end)
         assert carrier.num_starts == 8
         carrier.failing = ()
         engine.restart()

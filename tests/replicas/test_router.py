@@ -1,4 +1,4 @@
-"""The router against one that looks at every replica."""
+"""Where the router sends requests, and what it believes of each replica."""
 
 from __future__ import annotations
 
@@ -6,126 +6,80 @@ import random
 
 import pytest
 
-from nanoengine.replicas.router import FEW, Route, Router
+from nanoengine.replicas.router import Route, Router
 
 SIZE = 4
+CHAIN = [bytes([number]) * 16 for number in range(10)]
 
 
-class PlainRouter:
-    """Sets and lists in place of masks and orders."""
-
-    def __init__(self) -> None:
-        self.cached: dict[int, set[bytes]] = {}
-        self.loads: dict[int, int] = {}
-        self.turns: dict[int, int] = {}
-        self.open: set[int] = set()
-        self.num_turns = 0
-
-    def add(self, replica: int) -> None:
-        self.cached[replica], self.loads[replica], self.turns[replica] = set(), 0, 0
-        self.open.add(replica)
-
-    def remove(self, replica: int) -> None:
-        self.open.discard(replica)
-        del self.cached[replica], self.loads[replica], self.turns[replica]
-
-    def route(self, hashes: list[bytes], num_prompt: int, num_new: int) -> tuple[int, int]:
-        def hit(replica: int) -> int:
-            known = self.cached[replica]
-            return SIZE * next((i for i, hash in enumerate(hashes) if hash not in known), len(hashes))
-
-        def cost(replica: int) -> tuple[int, int, int]:
-            return self.loads[replica] + num_prompt - hit(replica), self.turns[replica], replica
-
-        best = min(self.open, key=cost)
-        self.num_turns += 1
-        self.turns[best] = self.num_turns
-        self.loads[best] += num_prompt - hit(best) + num_new
-        return best, hit(best)
-
-
-@pytest.mark.parametrize(("seed", "most"), [(0, 3), (1, 8), (2, 8), (3, 20), (4, 2 * FEW), (5, 3 * FEW)])
-def test_it_chooses_as_one_that_looks_at_every_replica(seed: int, most: int) -> None:
-    rng = random.Random(seed)
-    router, plain = Router(SIZE), PlainRouter()
-    chains = [[rng.randbytes(16) for _ in range(rng.randint(1, 12))] for _ in range(6)]
-    chains += [chain[: len(chain) // 2] + [rng.randbytes(16) for _ in range(4)] for chain in chains]
-    routes: list[Route] = []
-    seen = dict.fromkeys(("hit", "closed", "removed", "cleared", "swept", "others"), 0)
-    number = 0
-    for _ in range(most):
-        number += 1
-        router.add(number)
-        plain.add(number)
-    for _ in range(3000):
-        act, known = rng.random(), list(plain.cached)
-        if act < 0.5 and router.has_open:
-            hashes = rng.choice(chains)[: rng.randint(0, 16)]
-            num_prompt = len(hashes) * SIZE + rng.randint(1, SIZE)
-            route = router.route(hashes, num_prompt, num_new=rng.randint(0, 9))
-            assert (route.replica, route.num_cached_tokens) == plain.route(hashes, num_prompt, route.num_new)
-            assert route.num_prompt == num_prompt - route.num_cached_tokens
-            routes.append(route)
-            seen["hit"] += route.num_cached_tokens > 0
-            seen["others"] += not any(
-                plain.loads[own] < plain.loads[route.replica] - route.num_prompt - route.num_new for own in plain.open
-            )
-        elif act < 0.6 and routes:
-            place = rng.randrange(len(routes))
-            if routes[place].num_prompt and rng.random() < 0.5:
-                own = routes[place]
-                routes[place] = router.begun(own)
-                if own.replica in plain.loads:
-                    plain.loads[own.replica] -= own.num_prompt
-            else:
-                own = routes.pop(place)
-                router.ended(own)
-                if own.replica in plain.loads:
-                    plain.loads[own.replica] -= own.num_prompt + own.num_new
-        elif act < 0.85 and known:
-            replica, chain = rng.choice(known), rng.choice(chains)
-            hashes = chain[: rng.randint(1, len(chain))]
-            router.stored(replica, hashes)
-            plain.cached[replica].update(hashes)
-        elif act < 0.93 and known:
-            replica, hash = rng.choice(known), rng.choice(rng.choice(chains))
-            router.removed(replica, [hash])
-            plain.cached[replica].discard(hash)
-        elif act < 0.95 and known:
-            replica = rng.choice(known)
-            router.cleared(replica)
-            plain.cached[replica].clear()
-            seen["cleared"] += 1
-        elif act < 0.96 and len(plain.open) > 1:
-            replica = rng.choice(list(plain.open))
-            router.close(replica)
-            plain.open.discard(replica)
-            seen["closed"] += 1
-        elif act < 0.98 and len(known) > 1:
-            replica = rng.choice(known)
-            router.remove(replica)
-            plain.remove(replica)
-            seen["removed"] += 1
-        if len(plain.cached) < most:
-            number += 1
-            router.add(number)
-            plain.add(number)
-        seen["swept"] += router._num_lost_bits == 0 and number > 20
-        assert {replica: router.load(replica) for replica in plain.loads} == plain.loads
-    assert all(seen.values()), f"the rare paths were met: {seen}"
-
-
-def test_blocks_that_nobody_has_are_not_kept() -> None:
+def router_of(*replicas: int) -> Router:
     router = Router(SIZE)
-    for replica in range(3):
+    for replica in replicas:
         router.add(replica)
-        router.stored(replica, [b"a", bytes([replica])])
-    for replica in range(3):
-        router.removed(replica, [b"a", b"never there"])
-    assert b"a" not in router.index
-    for number in range(3, 400):  # each new one comes for one that is gone
-        router.remove(number - 3)
-        router.add(number)
-        router.stored(number, [number.to_bytes(2, "big")])
-    assert len(router.index) < 100
-    assert len(router._owners) < 100
+    return router
+
+
+def chosen(router: Router, hashes: list[bytes], num_prompt: int = 0, num_new: int = 0) -> int:
+    """The choice, of which nothing stays reserved."""
+    route = router.route(hashes, num_prompt, num_new)
+    router.ended(route)
+    return route.replica
+
+
+def test_a_prompt_goes_where_most_of_its_beginning_is_cached() -> None:
+    router = router_of(1, 2, 3)
+    router.stored(2, CHAIN[:4])
+    router.stored(3, [*CHAIN[:2], *CHAIN[3:]])  # with a gap: what is behind it is of no use
+    assert router.route(CHAIN, 41, 9) == Route(2, 16, 25, 9)
+    router = router_of(1, 2)
+    router.stored(1, CHAIN)
+    assert router.route(CHAIN[:3], 12, 0) == Route(1, 12, 0, 0), "all of it is cached"
+    router.removed(1, [CHAIN[1], b"never there"])
+    assert router.route(CHAIN[:3], 12, 0) == Route(1, 4, 8, 0)
+
+
+def test_what_is_to_be_done_outweighs_what_is_cached() -> None:
+    router = router_of(1, 2)
+    router.stored(1, CHAIN[:5])
+    assert [router.route(CHAIN[:5], 22, 8).replica for _ in range(4)] == [1, 1, 2, 1]
+    assert (router.load(1), router.load(2)) == (30, 30)
+
+
+def test_tokens_are_reserved_until_they_are_computed() -> None:
+    router = router_of(1)
+    first, second = router.route([], 10, 5), router.route([], 20, 7)
+    assert router.load(1) == 42
+    first = router.begun(first)
+    assert (first, router.load(1)) == (Route(1, 0, 0, 5), 32)
+    router.ended(first)
+    router.ended(second)
+    assert router.load(1) == 0
+
+
+def test_of_equal_costs_the_replica_wins_that_was_chosen_longest_ago() -> None:
+    router = router_of(1, 2, 3)
+    assert [chosen(router, []) for _ in range(6)] == [1, 2, 3, 1, 2, 3]
+
+
+def test_a_replica_that_is_cleared_or_removed_has_nothing() -> None:
+    router = router_of(1, 2)
+    router.stored(1, CHAIN)
+    router.cleared(1)
+    assert router.cached(1) == set()
+    assert router.route(CHAIN, 50, 0).num_cached_tokens == 0
+    router.stored(2, CHAIN)
+    route = router.route(CHAIN, 50, 0)
+    router.remove(2)
+    router.ended(route)  # its replica is gone, and what it had reserved there
+    router.add(2)
+    assert (router.cached(2), router.load(2)) == (set(), 0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_burst_with_one_prefix_is_spread(seed: int) -> None:
+    rng = random.Random(seed)
+    router = router_of(*range(4))
+    for _ in range(40):
+        router.route(CHAIN, 4 * len(CHAIN), rng.randint(1, 20))
+    loads = [router.load(number) for number in range(4)]
+    assert max(loads) - min(loads) <= 60, "less than one request more than another"

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from nanoengine.builder import Built
 from nanoengine.core.block_manager import BlockManager
+from nanoengine.core.config import EngineConfig
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import StepPlan
 from nanoengine.observability.kv_events import KVEventPublisher
@@ -64,7 +65,9 @@ def build(seconds: float) -> Built:
     observer.events = events
     engine.scheduler.parts.append(observer)
     own = {"replicas": SimpleNamespace(computes="toys")}
-    return cast(Built, SimpleNamespace(engine=engine, metrics=observer, capabilities=own))
+    return cast(
+        Built, SimpleNamespace(config=EngineConfig(model="toys"), engine=engine, metrics=observer, capabilities=own)
+    )
 
 
 class ToyCarrier:

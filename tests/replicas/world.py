@@ -10,7 +10,6 @@ from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.detokenizer import Detokenizer
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.sequence import Request, Sequence
-from nanoengine.kv_offload.shared_files import SharedFiles
 from nanoengine.lora.adapters import Adapters
 from nanoengine.observability.kv_events import KVEventPublisher
 from nanoengine.replicas.fleet import Fleet
@@ -31,7 +30,7 @@ class ToyMember:
     """A replica, and the messages on their way to it and from it.
 
     Args:
-        files: of all members, where they have some.
+        files: of all members, where they have some; each knows those that are there when it is made.
         adapters: its own.
     """
 
@@ -58,8 +57,7 @@ class ToyMember:
             engine, self.offload = offload_engine(
                 model, num_blocks=num_blocks, max_staged=max_staged, parts=parts, stores=[events], **way
             )
-            assert self.offload.disk is not None
-            self.replica = Replica(engine, events, files=SharedFiles(self.offload, self.offload.disk))
+            self.replica = Replica(engine, events)
         self.inbox: deque[Any] = deque()
         self.outbox: deque[News] = deque()
 
@@ -97,10 +95,10 @@ class World:
     def _begin(self, seq: Sequence) -> None:
         self.num_begun += 1
 
-    def join(self, *, prefills: bool = False, **way: Any) -> ToyMember:
+    def join(self, **way: Any) -> ToyMember:
         self.num_members += 1
         member = self.members[self.num_members] = ToyMember(self.num_members, self.rng, self.files, **way)
-        self.fleet.join(member.number, member, prefills=prefills)
+        self.fleet.join(member.number, member)
         return member
 
     def kill(self, number: int) -> list[Request]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.core.device import Device
-from nanoengine.core.kernels import Kernels, SamplingTable
+from nanoengine.core.kernels import CoreKernels, SamplingTable
 from nanoengine.core.messages import RowSampling, Run, Started, StepPlan, StepResult
 from nanoengine.core.randomness import sequence_seed
 from nanoengine.core.sampler import Sampler
@@ -39,7 +39,7 @@ class TestDevice(Device):
         return torch.full((size,), GARBAGE if dtype.is_signed else 0xAB, dtype=dtype)
 
 
-class WatchedKernels(Kernels):
+class WatchedKernels(CoreKernels):
     """Keep the logits that tokens were chosen from."""
 
     def __init__(self) -> None:
@@ -57,12 +57,9 @@ def sampling(
     seed: int = 1,
     prompt: int = NUM_PROMPT_TOKENS,
     stops: tuple[int, ...] = (),
-    bad: Sequence[Sequence[int]] = (),
     **params: Any,
 ) -> RowSampling:
-    own = SamplingParams(**params)
-    own.keep("bad_word_tokens", tuple(map(tuple, bad)))
-    return RowSampling(own, sequence_seed(seed, 0), prompt, stops)
+    return RowSampling(SamplingParams(**params), sequence_seed(seed, 0), prompt, stops)
 
 
 def begin(row: int, own: RowSampling, token_ids: Sequence[int] | None = None) -> Started:
@@ -82,10 +79,6 @@ def reference(
             x += -np.inf
         if mask is not None and token not in mask:
             x += -np.inf
-        for word in params.bad_word_tokens:
-            before = list(word[:-1])
-            if word[-1] == token and len(before) <= len(output) and output[len(output) - len(before) :] == before:
-                x += -np.inf
         if len(output) < params.min_tokens and token in own.stop_token_ids:
             x += -np.inf
         x += dict(params.logit_bias).get(token, 0.0)
@@ -100,7 +93,9 @@ def reference(
 class Bench:
     """A sampler with all processors, called as the runner calls it: rows on the host and on the device, and padding."""
 
-    def __init__(self, num_rows: int, vocab_size: int, device: Device | None = None, kernels: Kernels | None = None):
+    def __init__(
+        self, num_rows: int, vocab_size: int, device: Device | None = None, kernels: CoreKernels | None = None
+    ):
         self.num_rows, self.vocab_size = num_rows, vocab_size
         self.device = TestDevice() if device is None else device
         self.kernels = kernels or WatchedKernels()

@@ -11,7 +11,7 @@ import torch
 from nanoengine.core.errors import NotFiniteLogits, NoTokenLeft
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import StepResult
-from nanoengine.core.sampling_params import SamplingParams as CoreParams
+from nanoengine.core.sampling_params import CoreSamplingParams, ModelFacts
 from nanoengine.core.sequence import Request
 from nanoengine.sampling.params import SamplingParams
 from tests.core.test_policy_every_way import draw_way
@@ -27,9 +27,6 @@ def draw_params(rng: random.Random, number: int) -> SamplingParams:
         "repetition_penalty": lambda: rng.uniform(0.1, 2),
         "logit_bias": lambda: {rng.randrange(VOCAB): rng.uniform(-9, 9) for _ in range(4)},
         "allowed_token_ids": lambda: rng.sample(range(VOCAB), 25),
-        "bad_words": lambda: [
-            "".join(chr(rng.randrange(200, 250)) for _ in range(rng.randint(1, 2))) for _ in range(9)
-        ],
         "min_tokens": lambda: rng.randint(1, 4),
         "logprobs": lambda: rng.randint(0, 5),
         "prompt_logprobs": lambda: rng.randint(0, 3),
@@ -38,10 +35,8 @@ def draw_params(rng: random.Random, number: int) -> SamplingParams:
         "stop_token_ids": lambda: rng.sample(range(VOCAB), 3),
     }
     found = {name: wishes[name]() for name in rng.sample(sorted(wishes), rng.randint(0, 6))}
-    if number % 3 == 0:  # of few tokens come words of several tokens, and counts above one
-        few = rng.sample(range(VOCAB), 3)
-        words = ["".join(chr(200 + rng.choice(few)) for _ in range(rng.randint(2, 4))) for _ in range(4)]
-        found |= {"allowed_token_ids": few, "bad_words": words}
+    if number % 3 == 0:  # of few tokens come counts above one
+        found |= {"allowed_token_ids": rng.sample(range(VOCAB), 3)}
     temperature, max_tokens = rng.choice([0, 0.7, 2.0]), rng.randint(4, 20)
     return SamplingParams(temperature=temperature, seed=number, max_tokens=max_tokens, **found)
 
@@ -184,7 +179,7 @@ def test_a_stop_wins_over_the_length_and_is_shown_if_that_is_wanted(is_shown: bo
     """No string ends a text before min_tokens. Params of the core are sampled like others."""
     engine = make()
     wishes: dict[str, Any] = {"seed": 1, "ignore_eos": True, "include_stop_str_in_output": is_shown}
-    run(engine, [first := engine.make_request([1], CoreParams(seed=1, max_tokens=9, ignore_eos=True))])
+    run(engine, [first := engine.make_request([1], CoreSamplingParams(seed=1, max_tokens=9, ignore_eos=True))])
     text, tokens = first.output().outputs[0].text, first.output().outputs[0].token_ids
     assert first.output().outputs[0].logprobs is None
     place = next(place for place in range(4, 9) if text[place] not in text[:place])
@@ -201,9 +196,15 @@ def test_a_stop_wins_over_the_length_and_is_shown_if_that_is_wanted(is_shown: bo
 # ---- rows without a token
 
 
+class Forbidding(SamplingParams):
+    """Nothing is left to sample, and nobody has checked it, as where a grammar and other rules leave nothing."""
+
+    def for_model(self, model: ModelFacts) -> SamplingParams:
+        return self
+
+
 def forbidding(**more: Any) -> SamplingParams:
-    """Nothing is left behind the first token."""
-    return SamplingParams(allowed_token_ids=[5], bad_words=[chr(105) * 2], temperature=0, **more)
+    return Forbidding(allowed_token_ids=[5], stop_token_ids=[5], min_tokens=3, temperature=0, **more)
 
 
 @pytest.mark.parametrize("policy", ["prefill_first", "mixed"])
@@ -216,7 +217,7 @@ def test_a_request_that_forbids_everything_costs_nobody_else_anything(policy: st
     neighbour = engine.make_request([*shared, 2], SamplingParams(max_tokens=9, ignore_eos=True))
     run(engine, [hostile, neighbour])
     assert isinstance(hostile.error, NoTokenLeft)
-    assert hostile.output().outputs[0].token_ids == [5]
+    assert hostile.output().outputs[0].token_ids == []
     assert neighbour.error is None
     again = engine.make_request([*shared, 3], SamplingParams(max_tokens=1))
     longer = engine.make_request(neighbour.sequences[0].token_ids, SamplingParams(max_tokens=1))

@@ -91,7 +91,9 @@ def test_every_row_gets_as_many_as_it_asks_for_beside_rows_that_others_change() 
 
 def test_rows_without_a_token_have_none_and_leave_those_of_others_alone() -> None:
     logits = random_logits(15, 4, 10)
-    rows = [sampling(seed=i, logprobs=3) for i in range(3)] + [sampling(logprobs=1, allowed_token_ids=[1], bad=[[1]])]
+    rows = [sampling(seed=i, logprobs=3) for i in range(3)] + [
+        sampling(logprobs=1, allowed_token_ids=[1], min_tokens=1, stops=(1,))
+    ]
     expected = logprobs_of(run(logits, rows))
     logits[1] = torch.nan
     result = run(logits, rows)

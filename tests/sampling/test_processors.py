@@ -32,7 +32,6 @@ def draw_wishes(rng: random.Random, vocab_size: int = VOCAB) -> dict[str, Any]:
         "presence_penalty": lambda: rng.uniform(-2, 2),
         "logit_bias": lambda: {token: rng.uniform(-100, 100) for token in tokens(1, 5)},
         "allowed_token_ids": lambda: tokens(1, vocab_size),
-        "bad": lambda: [tokens(1, 1), *(tokens(2, 5) for _ in range(rng.randint(0, 12)))],
         "min_tokens": lambda: rng.randint(1, 9),
         "stops": lambda: (*tokens(1, 3), vocab_size, vocab_size + 100),
     }
@@ -52,13 +51,10 @@ def test_what_is_made_of_logits_is_what_a_slow_reference_makes(seed: int, vocab_
 def test_the_reference_is_what_transformers_does(seed: int) -> None:
     rng, logits = random.Random(seed), random_logits(seed, 1, VOCAB)
     ids = [rng.randrange(VOCAB) for _ in range(rng.randint(4, 20))]
-    words = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 3))] for _ in range(9)]
     bias, penalty = {token: rng.uniform(-100, 100) for token in range(5)}, rng.uniform(0.01, 2)
     theirs: list[tuple[RowSampling, Any]] = [
         (sampling(prompt=2, repetition_penalty=penalty), transformers.RepetitionPenaltyLogitsProcessor(penalty)),
         (sampling(logit_bias=bias), transformers.SequenceBiasLogitsProcessor({(i,): own for i, own in bias.items()})),
-        # It looks at a prompt too: here all is output.
-        (sampling(prompt=0, bad=words), transformers.NoBadWordsLogitsProcessor(words, eos_token_id=VOCAB + 1)),
         (
             sampling(prompt=3, min_tokens=5, stops=(3, 9)),
             transformers.MinNewTokensLengthLogitsProcessor(3, 5, [3, 9]),
@@ -100,14 +96,11 @@ def test_rows_come_and_go_and_each_is_sampled_by_its_own_wishes_and_tokens(seed:
                 del alive[row]
 
 
-def test_order_of_rules_and_what_a_word_begins_with() -> None:
+def test_bias_comes_before_penalties_which_count_the_output() -> None:
     own = sampling(prompt=1, logit_bias={3: 8.0}, repetition_penalty=2.0, presence_penalty=1.0)
     assert check(torch.zeros(VOCAB), own, [0, 3])[3] == 8.0 / 2.0 - 1.0, "bias comes before penalties"
     own = sampling(prompt=3, frequency_penalty=0.5, presence_penalty=0.25)
     assert check(torch.zeros(VOCAB), own, [4, 4, 5, 5, 6, 6, 6])[[4, 5, 6, 7]].tolist() == [0.0, -0.75, -1.75, 0.0]
-    own = sampling(prompt=2, bad=[[1, 2, 3]])
-    assert check(torch.zeros(VOCAB), own, [0, 1, 2])[3] == 0, "a word begins in the output only"
-    assert check(torch.zeros(VOCAB), own, [0, 0, 1, 2])[3] == -torch.inf
 
 
 def test_counts_are_allocated_for_the_first_row_that_asks_and_never_again() -> None:
@@ -146,7 +139,7 @@ def test_seeds_of_64_bits_and_filters_reach_rows_with_processors() -> None:
 def test_a_row_that_begins_anew_keeps_nothing_though_nobody_was_told_of_its_end() -> None:
     """The plan that said so was made behind a failed one, and was not carried out."""
     bench, logits = Bench(1, 20), random_logits(3, 1, 20)
-    everything = sampling(logprobs=1, repetition_penalty=2, bad=[[1]], logit_bias={1: 1}, allowed_token_ids=[1, 2])
+    everything = sampling(logprobs=1, repetition_penalty=2, logit_bias={1: 1}, allowed_token_ids=[1, 2])
     bench.start(begin(0, everything))
     bench.start(begin(0, sampling(temperature=0)))
     samples = bench.sample(logits.clone(), [0], [5])
@@ -162,7 +155,6 @@ WISHES: dict[str, dict[str, Any]] = {
     "penalties": {"repetition_penalty": 1.5, "presence_penalty": 1, "frequency_penalty": 1},
     "bias": {"logit_bias": {4: -100, 5: 100}},
     "allowed": {"allowed_token_ids": [0, 1]},  # NaN outside of them counts too
-    "bad words": {"bad": [[4], [0, 4]]},
     "min_tokens": {"min_tokens": 4, "stops": (4,)},
 }
 
@@ -183,9 +175,9 @@ def test_nan_and_infinity_stay_visible_and_concern_their_rows_alone(
 @pytest.mark.parametrize(
     ("wish", "ruled_out", "expected"),
     [
-        ({"allowed_token_ids": [1], "bad": [[1]]}, [], NONE_LEFT),
+        ({"allowed_token_ids": [1], "min_tokens": 1, "stops": (1,)}, [], NONE_LEFT),
         ({"min_tokens": 1, "stops": (0, 1, 2)}, [], NONE_LEFT),
-        ({"bad": [[0], [1], [2]], "logit_bias": {2: 100}, "repetition_penalty": 2}, [], NONE_LEFT),
+        ({"min_tokens": 1, "stops": (0, 1, 2), "logit_bias": {2: 100}, "repetition_penalty": 2}, [], NONE_LEFT),
         ({"allowed_token_ids": [1, 2]}, [1, 2], NONE_LEFT),  # by the model
         ({}, [0, 1, 2], UNKNOWN),
         ({"repetition_penalty": 2}, [0, 1, 2], UNKNOWN),
@@ -204,7 +196,7 @@ def test_a_row_that_may_sample_nothing_is_not_a_broken_one(
 # ---- runs with drafts
 
 
-@pytest.mark.parametrize("wish", [{}, {"frequency_penalty": 1.0, "bad": [[1, 2], [3, 4, 5]], "logprobs": 2}], ids=str)
+@pytest.mark.parametrize("wish", [{}, {"frequency_penalty": 1.0, "logprobs": 2}], ids=str)
 @pytest.mark.parametrize("place", range(5))
 def test_a_run_ends_at_the_first_accepted_sample_without_a_token(place: int, wish: dict[str, Any]) -> None:
     """What stands before it are tokens, and the row beside it is as it was."""
@@ -230,9 +222,10 @@ def test_a_run_ends_at_the_first_accepted_sample_without_a_token(place: int, wis
 
 def test_what_is_sampled_behind_a_wrong_draft_may_be_without_a_token() -> None:
     """It is no token of the row, and nothing of it is kept."""
-    own = sampling(temperature=0, allowed_token_ids=[4, 5], bad=[[5, 4], [5, 5]])
+    own = sampling(temperature=0, allowed_token_ids=[4, 5])
     logits = torch.zeros(3, VOCAB)
     logits[:, 4] = 1.0
+    logits[1, [4, 5]] = -torch.inf
     bench = Bench(1, VOCAB)
     bench.start(begin(0, own))
     result = bench.sample(logits.clone(), [], [], [Run(0, 2, 3, True, (5, 4))])

@@ -67,7 +67,7 @@ def test_a_steady_step_sends_nothing() -> None:
 
 def test_a_step_of_rows_that_ask_for_nothing_changes_no_logits_and_sends_nothing() -> None:
     bench, logits = Bench(4, 20), random_logits(3, 3, 20)
-    everything = sampling(logprobs=1, repetition_penalty=2, bad=[[1, 2]], logit_bias={1: 1}, allowed_token_ids=[1])
+    everything = sampling(logprobs=1, repetition_penalty=2, logit_bias={1: 1}, allowed_token_ids=[1])
     bench.start(*(begin(row, sampling(temperature=0)) for row in range(3)), begin(3, everything))
     device = bench.device
     assert isinstance(device, TestDevice)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.core.device import Device
-from nanoengine.core.kernels import Kernels
+from nanoengine.core.kernels import CoreKernels
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import RowSampling, Run, StepPlan, StepResult
 from nanoengine.core.randomness import sequence_seed
@@ -51,7 +51,7 @@ class SampledToy(ToyModel):
     def __init__(self, block_size: int, **options: Any):
         super().__init__(block_size, **options)
         self.device = Device(CPU)
-        self.sampler = Sampler(NUM_ROWS, VOCAB, Kernels(), self.device)
+        self.sampler = Sampler(NUM_ROWS, VOCAB, CoreKernels(), self.device)
         self.sampler.verifier = DraftVerifier(self.device)
         self.token_ids: dict[int, list[int]] = {}
         rows = SimpleNamespace(padding_row=NUM_ROWS, token_ids=self.token_ids)

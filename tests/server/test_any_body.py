@@ -125,8 +125,6 @@ DOORS: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
     "/api/generate": (ollama.OllamaGenerateRequest, {**OLLAMA, "prompt": "a", "system": "b", "format": SCHEMA}),
     "/v1/embeddings": (protocol.EmbeddingRequest, {"input": ["a"]}),
     "/api/embed": (ollama.OllamaEmbedRequest, {"model": "demo", "input": ["a"]}),
-    "/score": (protocol.ScoreRequest, {"queries": ["a"], "documents": ["b"]}),
-    "/rerank": (protocol.RerankRequest, {"query": "a", "documents": ["b"]}),
     "/tokenize": (protocol.TokenizeRequest, {"messages": CHAT, "tools": [FUNCTION]}),
     "/detokenize": (protocol.DetokenizeRequest, {"tokens": [1]}),
     "/abort_requests": (protocol.AbortRequest, {"request_ids": ["a"]}),

@@ -11,7 +11,7 @@ from nanoengine.errors import InvalidConfig
 from nanoengine.server.budget import Budget
 from nanoengine.server.config import ServerConfig
 from nanoengine.server.errors import Problem
-from nanoengine.server.pieces import PIECE_BYTES, small
+from nanoengine.server.pieces import PIECE_BYTES, in_pieces
 from tests.server.conftest import MakeServer
 from tests.server.running import Server, until
 
@@ -38,7 +38,7 @@ def test_a_client_has_a_quarter_and_all_have_the_whole() -> None:
 
 def test_pieces_are_the_same_bytes() -> None:
     parts = [b"a", b"b" * (3 * PIECE_BYTES + 5), b"", b"c" * 10]
-    pieces = list(small(parts))
+    pieces = list(in_pieces(parts))
     assert b"".join(pieces) == b"".join(parts)
     assert max(map(len, pieces)) < 2 * PIECE_BYTES
 

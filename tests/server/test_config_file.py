@@ -161,7 +161,7 @@ def test_a_server_of_a_file_speaks_tls_and_logs_json_alone(
     values |= {"ssl_certfile": f"{certificates}/certificate.pem", "ssl_keyfile": f"{certificates}/encrypted.pem"}
     config.write_text("\n".join(f"{name} = {json.dumps(value)}" for name, value in values.items()))
     breaks = "import warnings; from nanoengine.server import operations as own"
-    breaks += "; own.version = lambda http: warnings.warn('a warning') or 1 / 0"
+    breaks += "; own.version = lambda http, serving: warnings.warn('a warning') or 1 / 0"
     processes.append(server := Process("--config", str(config), change=breaks))
     assert server.where.startswith("https://127.0.0.1:")
     context = ssl.create_default_context(cafile=f"{certificates}/certificate.pem")

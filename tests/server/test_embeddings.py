@@ -1,4 +1,4 @@
-"""Embeddings over HTTP are those of `LLM.embed`, to the bit; scores are made of them."""
+"""Embeddings over HTTP are those of `LLM.embed`, to the bit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 
 from nanoengine import LLM, PoolingParams
 from nanoengine.builder import build_engine, read_config
-from nanoengine.server.scores import cosine
 from tests.server.conftest import LIMITS
 from tests.server.running import Answer, Server, post_bytes, until
 
@@ -121,56 +120,6 @@ def test_an_answer_that_is_too_large_for_the_budget_is_refused(demo: Server) -> 
     assert answer.status == 400
     assert "max_answer_bytes" in answer.error["message"]
     until(lambda: not answers.total)
-
-
-# ---- scores
-
-
-def test_a_score_is_the_cosine(demo: Server, llm: LLM) -> None:
-    own = [vector.astype(np.float64) for vector in offline(llm, TEXTS, normalize=False)]
-    one_to_all = [cosine(own[0], other) for other in own[1:]]
-    for path, names in (("/score", ("queries", "documents")), ("/v1/score", ("text_1", "text_2"))):
-        answer = demo.post(path, {names[0]: TEXTS[0], names[1]: TEXTS[1:]})
-        assert [data["score"] for data in answer.json["data"]] == one_to_all
-        assert answer.json["usage"]["prompt_tokens"] == sum(len(llm.engine.encode(text)) for text in TEXTS)
-    for names in (("queries", "items"), ("data_1", "data_2")):
-        answer = demo.post("/score", {names[0]: TEXTS[:2], names[1]: TEXTS[2:]})
-        assert [data["score"] for data in answer.json["data"]] == [cosine(own[0], own[2]), cosine(own[1], own[3])]
-    assert abs(demo.post("/score", {"queries": "a", "documents": "a"}).json["data"][0]["score"] - 1) < 1e-12
-
-
-@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
-def test_documents_are_sorted_by_their_scores(demo: Server, path: str) -> None:
-    scored = demo.post("/score", {"queries": TEXTS[0], "documents": TEXTS[1:]}).json["data"]
-    expected = sorted(((own["score"], own["index"]) for own in scored), reverse=True)
-    answer = demo.post(path, {"query": TEXTS[0], "documents": TEXTS[1:]}).json
-    found = [(own["relevance_score"], own["index"]) for own in answer["results"]]
-    assert found == expected
-    assert [own["document"]["text"] for own in answer["results"]] == [TEXTS[1 + index] for _, index in found]
-    best = demo.post(path, {"query": TEXTS[0], "documents": TEXTS[1:], "top_n": 1, "return_documents": False}).json
-    assert best["results"] == [{"index": found[0][1], "relevance_score": found[0][0]}]
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/score", {"queries": "a"}),
-        ("/score", {"queries": "a", "text_2": "b"}),
-        ("/score", {"queries": "a", "documents": "b", "items": "c"}),
-        ("/score", {"queries": ["a", "b"], "documents": ["c"]}),
-        ("/score", {"queries": [], "documents": []}),
-        ("/score", {"queries": "a", "documents": ["b"] * LIMITS["max_prompts"]}),
-        ("/score", {"queries": "a", "documents": "b", "max_tokens_per_doc": 3}),
-        ("/rerank", {"query": "a", "documents": []}),
-        ("/rerank", {"query": "a", "documents": ["b", ""]}),
-        ("/rerank", {"query": "a", "documents": ["b"], "top_n": -1}),
-    ],
-    ids=lambda own: str(own)[:60],
-)
-def test_what_cannot_be_scored_is_named(demo: Server, path: str, body: dict[str, Any]) -> None:
-    answer = demo.post(path, body)
-    assert answer.status == 400
-    assert answer.error["message"]
 
 
 # ---- Ollama

@@ -45,7 +45,7 @@ COPIED = (str, list, tuple, dict)
 GENERATORS = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 """They hand over what is there."""
 
-EMBEDDING = ("/v1/embeddings", "/api/embed", "/score", "/rerank")
+EMBEDDING = ("/v1/embeddings", "/api/embed")
 """What the toy cannot do."""
 
 Grown = Callable[[int], Any]

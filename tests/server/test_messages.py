@@ -156,7 +156,7 @@ def test_a_call_and_what_it_returned_come_back(hermes: Server) -> None:
     assert [message["role"] for message in chat.messages] == ["user", "assistant", "tool", "tool", "user"]
     assert chat.messages[1]["reasoning_content"] == "Hm."
     assert [chat.messages[i]["tool_call_id"] for i in (2, 3)] == ["a", "b"]
-    assert hermes.serving.prompt(chat).text == "Rome?I look.Sunny.Warm.And?"
+    assert hermes.serving.prompts.of_chat(chat).text == "Rome?I look.Sunny.Warm.And?"
 
 
 def test_an_answer_that_was_begun_goes_on(parrot: Server) -> None:

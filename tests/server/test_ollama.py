@@ -235,7 +235,7 @@ def test_what_a_gguf_file_is(tmp_path: Path) -> None:
 
 
 def test_a_model_that_fills_holes_says_so(hermes: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(vars(hermes.serving), "fill_marks", FillMarks("<a>", "<b>", "<c>", "", ()))
+    monkeypatch.setitem(vars(hermes.serving.prompts), "fill_marks", FillMarks("<a>", "<b>", "<c>", "", ()))
     assert "insert" in hermes.post("/api/show", {"model": "hermes"}).json["capabilities"]
 
 

@@ -1,28 +1,35 @@
-"""The published description is what the server does: its paths exist, its schemas are those that requests are read with."""
+"""The published description is what the server does: it has every endpoint, with the fields that are read."""
 
 from __future__ import annotations
 
 import json
 
-from nanoengine.server.app import ROUTES, adapter_routes, pooling_routes
+from nanoengine.server.endpoint import Access
+from nanoengine.server.endpoints import ENDPOINTS, VIEW
 from nanoengine.server.openapi import document
 from nanoengine.server.protocol import ChatRequest, CompletionRequest
 
 
-def test_every_path_that_is_described_exists_with_its_method() -> None:
-    described = {(path, method.upper()) for path, item in document()["paths"].items() for method in item}
-    served = {
-        (route.path, method)
-        for route in [*ROUTES, *pooling_routes(), *adapter_routes()]
-        for method in route.methods or ()
-    }
-    assert described <= served
-    posts = {path for path, method in served if method == "POST"} - {"/ping"}
-    assert {path for path, method in described if method == "POST"} == posts
+def test_every_endpoint_is_described() -> None:
+    described = {(path, method.upper()) for path, item in document(ENDPOINTS)["paths"].items() for method in item}
+    assert described == {(own.path.replace(":path", ""), own.method) for own in ENDPOINTS}
+    assert len(described) == len(ENDPOINTS)
+
+
+def test_a_path_has_one_rule_of_access() -> None:
+    """The rule is looked up by the path alone, and never for a path with parts that vary."""
+    rules = {(own.path, own.access) for own in (*ENDPOINTS, VIEW)}
+    assert len(rules) == len({path for path, _ in rules})
+    assert all(access is Access.CLIENT for path, access in rules if "{" in path)
+
+
+def test_parts_of_a_path_are_described() -> None:
+    described = document(ENDPOINTS)["paths"]["/v1/models/{name}"]["get"]
+    assert [(own["name"], own["in"]) for own in described["parameters"]] == [("name", "path")]
 
 
 def test_schemas_have_all_fields_and_take_no_others() -> None:
-    schemas = document()["components"]["schemas"]
+    schemas = document(ENDPOINTS)["components"]["schemas"]
     for kind in (CompletionRequest, ChatRequest):
         schema = schemas[kind.__name__]
         assert set(schema["properties"]) == set(kind.__struct_fields__)
@@ -31,6 +38,6 @@ def test_schemas_have_all_fields_and_take_no_others() -> None:
 
 
 def test_all_references_are_there() -> None:
-    schemas, text = document()["components"]["schemas"], json.dumps(document(), separators=(",", ":"))
+    schemas, text = document(ENDPOINTS)["components"]["schemas"], json.dumps(document(ENDPOINTS), separators=(",", ":"))
     for part in text.split('"#/components/schemas/')[1:]:
         assert part.partition('"')[0] in schemas

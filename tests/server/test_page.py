@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -8,7 +10,8 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from nanoengine.observability.view import EngineView, take_view
-from nanoengine.server.page import page_routes
+from nanoengine.server.endpoints import VIEW
+from nanoengine.server.page import FILES, file_route
 from tests.observability.toys import Observed
 
 OBSERVED = Observed()
@@ -18,8 +21,9 @@ async def view() -> EngineView:
     return take_view(OBSERVED.engine, OBSERVED.observer)
 
 
-ROUTES = page_routes(view)
-PATHS = [route.path for route in ROUTES if route.path != "/view"]
+SERVING: Any = SimpleNamespace(view=SimpleNamespace(get=view))
+ROUTES = [*map(file_route, FILES), VIEW.route(SERVING)]
+PATHS = list(FILES.values())
 SCRIPTS = [path for path in PATHS if path.endswith(".js") and not path.startswith("/vendor/")]
 """Of the page itself."""
 get = TestClient(Starlette(routes=ROUTES)).get

@@ -8,7 +8,7 @@ import pytest
 from nanoengine.errors import InvalidSamplingParams
 from nanoengine.sampling.params import SamplingParams
 from nanoengine.server.errors import Problem
-from nanoengine.server.params import cut, sampling_params
+from nanoengine.server.params import sampling_params, truncate
 from nanoengine.server.protocol import CompletionRequest
 
 
@@ -80,11 +80,11 @@ def test_a_number_outside_of_its_range_is_told_what_this_server_allows(fields: d
 
 def test_a_prompt_is_cut_at_the_side_that_is_asked_for() -> None:
     ids = list(range(10))
-    assert cut(ids, request(), 100) == ids
-    assert cut(ids, request(truncate_prompt_tokens=3), 100) == [7, 8, 9]
-    assert cut(ids, request(truncate_prompt_tokens=3, truncation_side="right"), 100) == [0, 1, 2]
-    assert cut(ids, request(truncate_prompt_tokens=50), 100) == ids
-    assert cut(ids, request(truncate_prompt_tokens=0), 100) == []
-    assert cut(ids, request(truncate_prompt_tokens=-1), 5) == [6, 7, 8, 9]
+    assert truncate(ids, request(), 100) == ids
+    assert truncate(ids, request(truncate_prompt_tokens=3), 100) == [7, 8, 9]
+    assert truncate(ids, request(truncate_prompt_tokens=3, truncation_side="right"), 100) == [0, 1, 2]
+    assert truncate(ids, request(truncate_prompt_tokens=50), 100) == ids
+    assert truncate(ids, request(truncate_prompt_tokens=0), 100) == []
+    assert truncate(ids, request(truncate_prompt_tokens=-1), 5) == [6, 7, 8, 9]
     with pytest.raises(Problem, match="truncate_prompt_tokens is 101"):
-        cut(ids, request(truncate_prompt_tokens=101), 100)
+        truncate(ids, request(truncate_prompt_tokens=101), 100)

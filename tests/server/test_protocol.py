@@ -133,7 +133,6 @@ OUTSIDE: dict[str, list[Any]] = {
     "repetition_penalty": [0],
     "logit_bias": [{"a": 1}, {"-1": 1}, {"99999": 1}, {"5": "x"}],
     "allowed_token_ids": [[], [10**6]],
-    "bad_words": [[""]],
     "truncate_prompt_tokens": [-2, 5000],
     "truncation_side": ["middle"],
     "stream": ["yes"],

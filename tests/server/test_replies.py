@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nanoengine.server.replies import settled
+from nanoengine.server.replies import merge_system_messages
 from tests.server.running import Server
 
 
@@ -30,7 +30,7 @@ def test_the_system_speaks_once_and_first(given: str, turns: list[str]) -> None:
     roles = {"u": "user", "a": "assistant", "s": "system", "d": "developer", "t": "tool"}
     messages = [turn(roles[own], str(number)) for number, own in enumerate(given, 1)]
     found = []
-    for message in settled(messages):
+    for message in merge_system_messages(messages):
         content = message["content"]
         text = content if isinstance(content, str) else "".join(part["text"] for part in content)
         found.append(f"{message['role'][0]}:{text}")

@@ -147,6 +147,12 @@ def test_a_conversation_goes_on_where_it_was(hermes: Server) -> None:
     assert replayed(typed_events(third))["previous_response_id"] == second["id"]
 
 
+def test_items_of_two_answers_have_ids_of_their_own(hermes: Server) -> None:
+    """Clients page through a conversation by the ids of its items."""
+    ids = [hermes.post(PATH, {"input": "a"}).json["output"][0]["id"] for _ in range(2)]
+    assert ids[0] != ids[1]
+
+
 def test_what_an_answer_was_made_of_can_be_had_in_pages(hermes: Server) -> None:
     first = hermes.post(PATH, {"input": "a", "max_output_tokens": 1}).json
     more = [message("assistant", "b"), {"role": "user", "content": "c"}]
@@ -194,7 +200,7 @@ def test_a_long_conversation_is_read_beside_the_event_loop(hermes: Server, monke
         (responses, "turns"),
         (responses, "page"),
         (responses, "check_size"),
-        (hermes.serving.chats, "prompt"),
+        (hermes.serving.prompts.chats, "prompt"),
     ):
         watch(owner, name)
     assert hermes.post(PATH, {"input": "b", "previous_response_id": first, "max_output_tokens": 1}).status == 200

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nanoengine.server.serving import CHARS_OF_A_STEP
+from nanoengine.server.prompts import CHARS_OF_A_STEP
 from tests.aio.toys import PATIENCE
 from tests.server.conftest import LIMITS, MakeServer
 from tests.server.running import Answer, Server, in_thread, post_bytes, until
@@ -291,7 +291,7 @@ def test_what_is_too_much_is_refused_before_it_is_rendered(
     make_server: MakeServer, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], field: str
 ) -> None:
     server = make_server(max_text_chars=9000)
-    monkeypatch.setattr(server.serving.chats, "prompt", None)
+    monkeypatch.setattr(server.serving.prompts.chats, "prompt", None)
     monkeypatch.setattr(server.serving.engine, "make_request", None)
     refused = server.post(path, body)
     assert refused.status == 400

@@ -126,7 +126,6 @@ SAMPLING: dict[str, Any] = {
     "frequency_penalty": st.just(-1),
     "repetition_penalty": st.just(1.2),
     "logit_bias": st.just({"5": 3}),
-    "bad_words": st.just(["self"]),
     "allowed_token_ids": st.just(list(range(300))),
     "truncate_prompt_tokens": st.just(3),
     "truncation_side": st.just("right"),

@@ -9,14 +9,12 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.sequence import Request, Sequence
 from nanoengine.speculation.speculation import Speculation
-from nanoengine.speculation.step_costs import StepCosts
 from tests.core.toys import VOCAB
 
 FAST = settings(max_examples=60, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
-FREE = StepCosts([(1, 1.0), (1000, 1.0)])
 
 Say = Callable[[Seq[int], int], Seq[int]]
 """What a proposer says behind some tokens, if asked for so many."""
@@ -27,12 +25,11 @@ class Scripted:
 
     def __init__(self, say: Say):
         self.say = say
-        self.begun: list[tuple[list[int], str]] = []
+        self.begun: list[list[int]] = []
         self.num_forks = 0
-        self.ended: list[list[int]] = []
 
-    def begin(self, prompt: Seq[int], cache_salt: str) -> Scripted:
-        self.begun.append((list(prompt), cache_salt))
+    def begin(self, prompt: Seq[int]) -> Scripted:
+        self.begun.append(list(prompt))
         return self
 
     def fork(self) -> Scripted:
@@ -41,9 +38,6 @@ class Scripted:
 
     def propose(self, token_ids: Seq[int], most: int) -> Seq[int]:
         return self.say(token_ids, most)
-
-    def end(self, token_ids: Seq[int]) -> None:
-        self.ended.append(list(token_ids))
 
 
 def continuation(token_ids: Seq[int], count: int) -> list[int]:
@@ -107,16 +101,16 @@ HARM: dict[str, Callable[[Say], Say]] = {
 }
 
 
-# ---- sequences that decode, and speculation that takes drafts for free
+# ---- sequences that decode, and speculation for them
 
 
-def sequence(length: int = 3, *, eos: tuple[int, ...] = (), salt: str = "", n: int = 1, **params: object) -> Sequence:
+def sequence(length: int = 3, *, eos: tuple[int, ...] = (), n: int = 1, **params: object) -> Sequence:
     options = {"max_tokens": 10_000} | params
     prompt = [(11 * length + 7 * i) % VOCAB for i in range(length)]
-    request = Request("a", None, prompt, SamplingParams(n=n, **options), cache_salt=salt)  # type: ignore[arg-type]
+    request = Request("a", None, prompt, CoreSamplingParams(n=n, **options))  # type: ignore[arg-type]
     request.sequences = [Sequence(i, request, index=i, eos_token_ids=eos) for i in range(n)]
     return request.sequences[0]
 
 
-def speculation(say: Say = right, *, num_drafts: int = 4, costs: StepCosts = FREE, **options: float) -> Speculation:
-    return Speculation(Scripted(say), num_drafts=num_drafts, vocab_size=VOCAB, costs=costs, **options)  # type: ignore[arg-type]
+def speculation(say: Say = right, *, num_drafts: int = 4, step_tokens: int = 1000) -> Speculation:
+    return Speculation(Scripted(say), num_drafts=num_drafts, vocab_size=VOCAB, step_tokens=step_tokens)

@@ -12,21 +12,20 @@ from transformers import PreTrainedTokenizerFast
 
 from nanoengine.core.config import EngineConfig
 from nanoengine.core.errors import InvalidConfig
-from nanoengine.core.llm import LLM
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.llm import CoreLLM
+from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.startup import Startup
 from nanoengine.speculation.capability import SpeculativeDecoding
 from nanoengine.speculation.options import SpeculationOptions
 from nanoengine.speculation.speculation import Speculation
-from tests.speculation.test_every_way import Free
 from tests.support import tiny_checkpoint
 
 PROMPTS = [[(7 * i + 3 * j) % 250 for j in range(20 + 9 * i)] for i in range(4)]
 PARAMS = [
-    SamplingParams(temperature=0.9, top_k=40, seed=4, max_tokens=24, ignore_eos=True),
-    SamplingParams(temperature=0.0, max_tokens=30),
-    SamplingParams(temperature=1.0, top_p=0.9, n=3, seed=2, max_tokens=20, ignore_eos=True),
-    SamplingParams(temperature=0.7, seed=9, max_tokens=24, stop_token_ids=range(0, 250, 9)),
+    CoreSamplingParams(temperature=0.9, top_k=40, seed=4, max_tokens=24, ignore_eos=True),
+    CoreSamplingParams(temperature=0.0, max_tokens=30),
+    CoreSamplingParams(temperature=1.0, top_p=0.9, n=3, seed=2, max_tokens=20, ignore_eos=True),
+    CoreSamplingParams(temperature=0.7, seed=9, max_tokens=24, stop_token_ids=range(0, 250, 9)),
 ]
 WAYS: list[dict[str, Any]] = [
     {},
@@ -51,10 +50,10 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def opened(model: Path, **options: Any) -> Iterator[tuple[LLM, Speculation]]:
-    """An engine that takes drafts for free. K/V that nothing was written to is NaN."""
+def opened(model: Path, **options: Any) -> Iterator[tuple[CoreLLM, Speculation]]:
+    """An engine whose steps have room for all drafts. K/V that nothing was written to is NaN."""
     common = {"device": "cpu", "dtype": "float32", "num_kv_blocks": 60, "max_model_len": 128}
-    llm, capability = LLM.__new__(LLM), SpeculativeDecoding()
+    llm, capability = CoreLLM.__new__(CoreLLM), SpeculativeDecoding()
     llm.config = EngineConfig.from_options(str(model), common | options, (SpeculationOptions,))
     llm.engine = Startup(llm.config, [capability]).build()
     for place in llm.engine.executor.kv_cache.places:
@@ -62,12 +61,12 @@ def opened(model: Path, **options: Any) -> Iterator[tuple[LLM, Speculation]]:
             tensor.fill_(float("nan"))
     own = capability.speculation
     if own is not None:
-        own.costs, own.guess_share = Free(), 0.0
+        own.step_tokens = 1000
     with llm:
         yield llm, own
 
 
-def run(llm: LLM, prompts: list[list[int]] = PROMPTS, params: Any = PARAMS) -> list[Any]:
+def run(llm: CoreLLM, prompts: list[list[int]] = PROMPTS, params: Any = PARAMS) -> list[Any]:
     outputs = llm.generate(prompts, params)
     return [[(own.token_ids, own.text, own.finish_reason) for own in output.outputs] for output in outputs]
 
@@ -116,20 +115,19 @@ def test_blocks_hold_the_kv_of_both(small: Path, tiny: Path) -> None:
         assert not any(tensor[3].any() for place in places for tensor in place)
 
 
-def test_steps_are_timed_at_start_up(tiny: Path) -> None:
+def test_what_start_up_tells_of_speculation(tiny: Path) -> None:
     capability = SpeculativeDecoding()
-    options = {"dtype": "float32", "num_kv_blocks": 40, "max_model_len": 64, "max_num_batched_tokens": 20}
+    options = {"dtype": "float32", "device": "cpu", "num_kv_blocks": 40, "max_model_len": 64}
     config = EngineConfig.from_options(str(tiny), {"speculation": f"model:{tiny}"} | options, (SpeculationOptions,))
     startup = Startup(config, [capability])
     engine = startup.build()
     own = capability.speculation
     assert own is not None
-    assert own.costs.sizes == [1, 2, 4, 8, 16]
-    assert own.guess_share > 0
+    assert own.step_tokens == 32
     assert "speculation: model:" in startup.details()
     assert startup.most_drafts == 15
-    assert startup.facts["runs_eagerly"]
-    assert startup.facts["metrics"]["speculation"]().step_seconds == own.costs.curve
+    assert startup.runs_eagerly
+    assert startup.metric_sources["speculation"]() == own.stats
     engine.close()
 
 

@@ -16,21 +16,12 @@ from nanoengine.sampling.params import SamplingParams as Params
 from nanoengine.speculation.ngram import NgramProposer
 from nanoengine.speculation.proposer import Proposer
 from nanoengine.speculation.speculation import Speculation
-from nanoengine.speculation.step_costs import StepCosts
-from nanoengine.speculation.suffix import SuffixProposer
 from tests.core.test_policy_every_way import answers, draw_requests, draw_way
 from tests.core.toys import VOCAB, Done, ToyModel, make_engine, run
 from tests.speculation.scripted import HARM, Say, Scripted
 from tests.speculation.toys import ToyDrafter
 
 NUM_WAYS = 12
-
-
-class Free(StepCosts):
-    """Drafts cost nothing, however long steps take: it is the same drafts that are verified each time."""
-
-    def record(self, num_tokens: int, seconds: float) -> None:
-        pass
 
 
 class Watched(ToyModel):
@@ -56,7 +47,7 @@ def knowing(requests: Seq[Request]) -> Say:
 
 
 def make(proposer: Proposer, *, num_drafts: int = 4, **options: Any) -> tuple[LLMEngine, Speculation]:
-    own = Speculation(proposer, num_drafts=num_drafts, vocab_size=VOCAB, costs=Free())
+    own = Speculation(proposer, num_drafts=num_drafts, vocab_size=VOCAB, step_tokens=1000)
     return make_engine(parts=[own], **options), own
 
 
@@ -68,7 +59,7 @@ def truth(*requests: tuple[list[int], Params]) -> tuple[Say, list[Any]]:
     return knowing(made), answers(made)
 
 
-@pytest.mark.parametrize("who", [*HARM, "ngram", "suffix"])
+@pytest.mark.parametrize("who", [*HARM, "ngram"])
 def test_nothing_changes_but_the_number_of_steps(who: str) -> None:
     seen: Counter[str] = Counter()
     for seed in range(2):
@@ -76,10 +67,9 @@ def test_nothing_changes_but_the_number_of_steps(who: str) -> None:
         requests = draw_requests(plain, seed)
         run(plain, requests)
         expected, rng = answers(requests), random.Random(seed)
-        proposers: dict[str, Any] = {"ngram": NgramProposer(1, 3), "suffix": SuffixProposer(0.01)}
         for _ in range(NUM_WAYS):
             way, fails = draw_way(rng), rng.random() < 0.2
-            proposer = proposers.get(who) or Scripted(HARM[who](knowing(requests)))
+            proposer = NgramProposer(1, 3) if who == "ngram" else Scripted(HARM[who](knowing(requests)))
             model = ToyModel(4, failing=[rng.randint(2, 12)] if fails else [])
             engine, own = make(proposer, num_drafts=rng.randint(1, 15), model=model, **way)
             again = draw_requests(engine, seed)
@@ -100,7 +90,7 @@ def test_nothing_changes_but_the_number_of_steps(who: str) -> None:
     assert seen["failed"]
     assert bool(seen["postponed"]) == (who != "silent")
     assert seen["accepted"] or who in ("silent", "wrong")
-    if who in ("ngram", "suffix", "erring", "mostly wrong", "wrong"):
+    if who in ("ngram", "erring", "mostly wrong", "wrong"):
         assert seen["rejected"]
 
 
@@ -167,7 +157,7 @@ def test_drafts_end_where_the_sequence_must() -> None:
         run(engine, made)
         assert answers(made) == expected
         assert engine.executor.num_computed <= 5 + max_tokens - 1
-        assert len(engine.executor.plans) <= 2
+        assert len(engine.executor.plans) <= (2 if max_tokens <= 6 else 3), "the first run has at most 4 drafts"
 
 
 @pytest.mark.parametrize("num_blocks", [16, 14])
@@ -182,7 +172,7 @@ def test_nobody_is_preempted_for_drafts_and_they_use_the_slots_that_are_there(nu
     for _ in range(2):
         engine.step()
     assert engine.scheduler.num_preemptions == 0
-    assert own.stats.num_accepted == (10 if num_blocks == 16 else 4), "5 drafts each, or 2 in the block that is there"
+    assert own.stats.num_accepted == (8 if num_blocks == 16 else 4), "4 drafts each, or 2 in the block that is there"
     run(engine, [])
     assert answers(made) == expected
     assert bool(engine.scheduler.num_preemptions) == (num_blocks == 14)
@@ -218,14 +208,8 @@ def test_an_end_in_the_middle_of_a_run_is_the_end() -> None:
     for end in range(2, 12):
         params = Params(max_tokens=14, ignore_eos=True, stop=text[end - 1 : end + 1])
         _, expected = truth((prompt, params))
-        engine, own = make(Scripted(say), num_drafts=15)
+        engine, _ = make(Scripted(say), num_drafts=15)
         made = [engine.make_request(prompt, params)]
         run(engine, made)
         assert answers(made) == expected
         assert expected[0][0] == tokens[: len(expected[0][0])]
-        assert proposer_of(own).ended == [made[0].sequences[0].token_ids]
-
-
-def proposer_of(own: Speculation) -> Scripted:
-    assert isinstance(own.proposer, Scripted)
-    return own.proposer

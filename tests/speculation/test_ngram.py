@@ -13,7 +13,7 @@ sizes = st.tuples(st.integers(1, 3), st.integers(0, 3)).map(lambda pair: (pair[0
 
 def guess(token_ids: list[int], most: int = 8, *, min_tokens: int = 2, max_tokens: int = 5) -> list[int]:
     known = token_ids.copy()
-    found = list(NgramProposer(min_tokens, max_tokens).begin(token_ids, "").propose(token_ids, most))
+    found = list(NgramProposer(min_tokens, max_tokens).begin(token_ids).propose(token_ids, most))
     assert token_ids == known, "they are the sequence's own"
     return found
 
@@ -76,7 +76,7 @@ def test_it_does_not_matter_how_many_tokens_a_call_brings(
 ) -> None:
     """Nor does it matter how many of them are the prompt, which other completions go on from in other ways."""
     prompt = text[: data.draw(st.integers(0, len(text)))]
-    read = NgramProposer(*sizes).begin(prompt, "")
+    read = NgramProposer(*sizes).begin(prompt)
     other, proposer = read.fork(), read.fork()
     other.propose([*prompt, *range(3), *range(3)], 8)
     end = len(prompt)
@@ -89,15 +89,14 @@ def test_it_does_not_matter_how_many_tokens_a_call_brings(
 
 def test_requests_share_nothing() -> None:
     proposer = NgramProposer()
-    first = proposer.begin([1, 2, 3, 4, 5], "")
-    first.end([1, 2, 3, 4, 5])
-    assert proposer.begin([1, 2], "").propose([1, 2], 4) == []
+    proposer.begin([1, 2, 3, 4, 5]).propose([1, 2, 3, 4, 5], 4)
+    assert proposer.begin([1, 2]).propose([1, 2], 4) == []
 
 
 def test_completions_do_not_read_their_prompt_again() -> None:
     """Nor do they keep it: what each of them adds is its own."""
     prompt = [i * i % 1009 for i in range(20_000)]
-    read = NgramProposer().begin(prompt, "")
+    read = NgramProposer().begin(prompt)
     forks = [read.fork() for _ in range(64)]
     for number, fork in enumerate(forks):
         fork.propose([*prompt, number], 8)

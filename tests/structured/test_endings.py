@@ -71,7 +71,7 @@ def test_no_request_is_made_of_what_cannot_be_promised(llm: LLM) -> None:
 
 @pytest.mark.parametrize(
     "params",
-    [{"min_tokens": 20}, {"allowed_token_ids": [5]}, {"bad_words": ["y", "yes", "n", "no"]}],
+    [{"min_tokens": 20}, {"allowed_token_ids": [5]}],
     ids=lambda params: next(iter(params)),
 )
 def test_where_nothing_is_left_only_that_request_ends(llm: LLM, params: dict[str, Any]) -> None:

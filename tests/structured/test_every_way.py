@@ -57,7 +57,9 @@ def draw_requests(rng: random.Random) -> list[tuple[str, SamplingParams, str | N
             "temperature": rng.choice([0.0, 0.7, 1.5]),
         }
         values |= {"max_tokens": rng.choice([8, 60]), "ignore_eos": rng.random() < 0.2}
-        values |= rng.choice([{}, {"top_k": 5}, {"repetition_penalty": 1.3}, {"bad_words": ["1"]}, {"logprobs": 2}])
+        values |= rng.choice(
+            [{}, {"top_k": 5}, {"repetition_penalty": 1.3}, {"logit_bias": {17: -100.0}}, {"logprobs": 2}]
+        )
         if kind is not None:
             values["structured_outputs"] = KINDS[kind][0]
         drawn.append((SHARED[: rng.choice([12, 40, 68])], SamplingParams(**values), kind))
@@ -90,7 +92,7 @@ def test_a_constrained_request_says_what_it_says_alone(seed: int) -> None:
             "num_kv_blocks": rng.choice([13, 200]),
             "max_num_batched_tokens": rng.choice([16, 512]),
             "long_prefill_token_threshold": rng.choice([None, 5]),
-            "speculation": rng.choice([None, None, "ngram", "suffix"]),
+            "speculation": rng.choice([None, "ngram"]),
             "enable_prefix_caching": rng.random() < 0.7,
         }
         with LLM("demo", **OPTIONS, **way) as llm:

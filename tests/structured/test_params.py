@@ -11,7 +11,8 @@ from nanoengine import SamplingParams
 from nanoengine.depth import MAX_DEPTH
 from nanoengine.errors import InvalidSamplingParams
 from nanoengine.sampling import params as sampling_params
-from nanoengine.structured.params import MAX_CHARS, StructuredOutputs
+from nanoengine.structured.params import StructuredOutputs
+from nanoengine.tools.schemas import MAX_CHARS
 
 
 def nested(depth: int) -> dict[str, Any]:

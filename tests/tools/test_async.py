@@ -13,7 +13,7 @@ from nanoengine import LLM, SamplingParams
 from nanoengine.aio.async_llm_engine import AsyncLLMEngine
 from nanoengine.aio.build import build_async_engine
 from nanoengine.builder import build_engine, read_config
-from nanoengine.tools.chats import Answer, Chats, said
+from nanoengine.tools.chats import Answer, Chats, answer_of
 from nanoengine.tools.parser import Event
 from tests.tools.test_chats import NAMED, TOOLS, USER
 from tests.tools.test_grammar import NOW
@@ -41,7 +41,7 @@ async def ask(engine: AsyncLLMEngine, chats: Chats, tools: Any, choice: Any) -> 
         events[delta.index] += parser.push(delta.text)
         if delta.finish_reason is not None:
             events[delta.index] += parser.finish()
-    return [said(own) for own in events]
+    return [answer_of(own) for own in events]
 
 
 def test_calls_come_as_from_a_blocking_engine(engine: tuple[AsyncLLMEngine, Chats]) -> None:

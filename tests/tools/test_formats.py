@@ -13,10 +13,7 @@ SEEN = {
     "phi": "{{ '<|tool_call|>' + (call | tojson) + '<|/tool_call|>' }}",
     "granite": "respond only with <|tool_call|> followed by a JSON list",
     "functools": "functools[{...}]",
-    "seed": "<seed:tool_call>\\n<function=name>\\n<parameter=key>value</parameter>",
     "qwen3_coder": "<tool_call>\\n<function=name>\\n<parameter=key>\\n",
-    "glm47": "<tool_call>{function-name}<arg_key>{arg-key-1}</arg_key><arg_value>",
-    "glm": "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>\n<arg_value>",
     "hermes": '<tool_call>\\n{{ "parameters" }}',
     "llama3": "{{ 'Environment: ipython' }}",
 }
@@ -28,6 +25,13 @@ def test_a_template_shows_its_format(name: str) -> None:
     found = find_format(f"{{# #}}{SEEN[name]}{{{{ messages }}}}")
     assert found is not None
     assert found.name == name
+
+
+def test_llama_4_writes_calls_as_llama_3_does() -> None:
+    words = "{{- '\"parameters\": ' }} {{- '<|python_end|>' }} {{- '<|header_start|>ipython<|header_end|>' }}"
+    found = find_format(words)
+    assert found is not None
+    assert found.name == "llama3"
 
 
 def test_others_show_none() -> None:

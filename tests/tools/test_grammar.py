@@ -20,7 +20,7 @@ from nanoengine.tools.rules import Rules
 from nanoengine.tools.tool import choose, read_tools
 from tests.drawn import FAST
 from tests.tools.conftest import NOW, PLACE, WEATHER, Accepts
-from tests.tools.test_parser import BY_NAME, XML, calls_of, in_xml, read, text_of, written
+from tests.tools.test_parser import BY_NAME, calls_of, in_xml, read, text_of, written
 
 A: tuple[str, Any] = ("weather", {"city": "A"})
 EMPTY: tuple[str, Any] = ("now", {})
@@ -166,7 +166,7 @@ BODIES = [
         "analysis",
     ),
     *("final", "json", "\n", " ", ", ", "city", "town", "A", "<tool", "_call>", "x"),
-    *(in_xml(name, "weather", value) for name in XML for value in ({"city": "A"}, {"town": "A"})),
+    *(in_xml("weather", value) for value in ({"city": "A"}, {"town": "A"})),
 ]
 
 

@@ -16,7 +16,6 @@ from nanoengine.tools.parser import AnswerParser, Call, Event, Reasoning, Text
 from tests.drawn import FAST
 
 BY_NAME = {own.name: own for own in (*FORMATS, PLAIN)}
-XML = [own.name for own in FORMATS if own.shape == "xml"]
 NAMES = ("weather", "now")
 TOKYO, CALL, NOW = (
     {"city": 'Tokyo "}]</tool_call>\\'},
@@ -40,25 +39,17 @@ def written(name: str, *calls: tuple[str, Any]) -> str:
         "phi": "<|tool_call|>" + as_list + "<|/tool_call|>",
         "granite": "<|tool_call|> " + as_list,
         "functools": "functools" + as_list,
-        "qwen3_coder": "\n".join(f"<tool_call>\n{in_xml(name, *own)}\n</tool_call>" for own in calls),
-        "seed": "\n".join(f"<seed:tool_call>\n{in_xml(name, *own)}\n</seed:tool_call>" for own in calls),
-        "glm": "\n".join(f"<tool_call>{in_xml(name, *own)}</tool_call>" for own in calls),
-        "glm47": "".join(f"<tool_call>{in_xml(name, *own)}</tool_call>" for own in calls),
+        "qwen3_coder": "\n".join(f"<tool_call>\n{in_xml(*own)}\n</tool_call>" for own in calls),
         "hermes": "\n".join(f"<tool_call>\n{own}\n</tool_call>" for own in objects),
         "llama3": "; ".join(objects),
         "json": "\n".join(objects),
     }[name]
 
 
-def in_xml(name: str, tool: str, arguments: dict[str, Any]) -> str:
+def in_xml(tool: str, arguments: dict[str, Any]) -> str:
     values = {key: own if isinstance(own, str) else json.dumps(own) for key, own in arguments.items()}
-    if name in ("qwen3_coder", "seed"):
-        pad = "\n" if name == "qwen3_coder" else ""
-        pairs = "".join(f"<parameter={key}>{pad}{own}{pad}</parameter>\n" for key, own in values.items())
-        return f"<function={tool}>\n{pairs}</function>"
-    gap = "\n" if name == "glm" else ""
-    pairs = "".join(f"<arg_key>{key}</arg_key>{gap}<arg_value>{own}</arg_value>{gap}" for key, own in values.items())
-    return f"{tool}{gap}{pairs}"
+    pairs = "".join(f"<parameter={key}>\n{own}\n</parameter>\n" for key, own in values.items())
+    return f"<function={tool}>\n{pairs}</function>"
 
 
 def read(name: str | None, *pieces: str, **options: Any) -> list[Event]:
@@ -137,7 +128,7 @@ def test_calls_of_unknown_tools_are_text(name: str) -> None:
     text = written(name, ("sudo", {"a": 1}))
     events = read(name, text)
     assert calls_of(events) == []
-    assert ("sudo" if name in XML else '{"a": 1}') in text_of(events)
+    assert ("sudo" if name == "qwen3_coder" else '{"a": 1}') in text_of(events)
     assert calls_of(read(name, text, names=None)) == [("sudo", {"a": 1})]
 
 
@@ -149,7 +140,7 @@ def test_broken_calls_are_text(name: str) -> None:
         assert len(calls_of(events)) <= 2
         if not calls_of(events):
             assert text_of(events) == whole[:end]
-    wrong = [("</", "<"), (">", " "), ("<", "< ")] if name in XML else [('"', "'"), (":", ": x"), ("}", "]")]
+    wrong = [("</", "<"), (">", " "), ("<", "< ")] if name == "qwen3_coder" else [('"', "'"), (":", ": x"), ("}", "]")]
     for broken in (whole.replace(*own) for own in wrong):
         assert (text_of(read(name, broken)), calls_of(read(name, broken))) == (broken, [])
 
@@ -202,14 +193,18 @@ def test_plain_text_stays_as_it_is(name: str) -> None:
             [("now", {"a": " b <parameter=a> b "})],
         ),
         ("qwen3_coder", f"<tool_call>{CALL}</tool_call>", []),
-        ("glm", "<tool_call> now </tool_call>", [("now", {})]),
+        ("qwen3_coder", "<tool_call><function=now></function></tool_call>", [("now", {})]),
         (
-            "glm",
-            f"<tool_call>now <arg_key>a</arg_key>{' ' * 8}<arg_value> 1</arg_value>\n\n</tool_call>",
+            "qwen3_coder",
+            f"<tool_call>{' ' * 9}<function=now> <parameter=a> 1</parameter>\n\n</function></tool_call>",
             [("now", {"a": 1})],
         ),
-        ("glm", "<tool_call>now <arg_key>a</arg_key></tool_call>", []),
-        ("glm47", f"<tool_call>{'now and then ' * 100}<tool_call>now</tool_call>", [("now", {})]),
+        ("qwen3_coder", "<tool_call><function=now><parameter=a></function></tool_call>", []),
+        (
+            "qwen3_coder",
+            f"<tool_call><function={'now and then ' * 100}<tool_call><function=now></function>",
+            [("now", {})],
+        ),
         ("harmony", "<|channel|>commentary to=functions.now<|message|><|call|>", [("now", {})]),
         ("harmony", ' to=functions.now<|channel|>commentary json<|message|>{"a": 1}', [("now", {"a": 1})]),
         ("harmony", "<|channel|>commentary to=functions.now<|message|>foo", []),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.tools.test_parser import XML, calls_of, read
+from tests.tools.test_parser import calls_of, read
 
 PROPERTIES = {
     "text": {"type": "string"},
@@ -23,7 +23,6 @@ PROPERTIES = {
 SCHEMA = {"type": "object", "properties": PROPERTIES, "$defs": {"table": {"type": "object"}}}
 
 
-@pytest.mark.parametrize("name", XML)
 @pytest.mark.parametrize(
     ("key", "text", "value"),
     [
@@ -36,11 +35,9 @@ SCHEMA = {"type": "object", "properties": PROPERTIES, "$defs": {"table": {"type"
         *[("code", "a", "a"), ("any", "5", 5), ("any", "a b", "a b"), ("other", "[]", [])],
     ],
 )
-def test_values_are_what_the_schema_says(name: str, key: str, text: str, value: Any) -> None:
-    before, behind = {
-        "qwen3_coder": (f"<tool_call><function=now><parameter={key}>\n", "\n</parameter></function></tool_call>"),
-        "seed": (f"<seed:tool_call><function=now><parameter={key}>", "</parameter></function></seed:tool_call>"),
-    }.get(name, (f"<tool_call>now<arg_key>{key}</arg_key><arg_value>", "</arg_value></tool_call>"))
-    whole = read(name, before + text + behind, schemas={"now": SCHEMA})
+def test_values_are_what_the_schema_says(key: str, text: str, value: Any) -> None:
+    before = f"<tool_call><function=now><parameter={key}>\n"
+    behind = "\n</parameter></function></tool_call>"
+    whole = read("qwen3_coder", before + text + behind, schemas={"now": SCHEMA})
     assert calls_of(whole) == [("now", {key: value})]
-    assert read(name, *(before + text + behind), schemas={"now": SCHEMA}) == whole
+    assert read("qwen3_coder", *(before + text + behind), schemas={"now": SCHEMA}) == whole

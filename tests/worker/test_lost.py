@@ -70,7 +70,7 @@ class Life:
             number, plan = message
             if count in fails:
                 return fails[count](own, number) if self.fault in (repeats, skips) else fails[count](own)
-            result = model.launch(plan).result()
+            result = model.launch(plan)()
             own.send((number, True, result if rank == 0 else None))
         return None
 
@@ -144,9 +144,9 @@ def test_a_plan_that_a_stopped_worker_does_not_read_has_an_end(monkeypatch: pyte
     runner, plan = runner_of(monkeypatch, [Life(0, deaf)]), StepPlan()
     plan.extras["large"] = bytes(8 << 20)
     with pytest.raises(WorkerLost, match=r"took more than worker_step_seconds=0\.1 for a step"):
-        runner.launch(plan).result()
+        runner.launch(plan)()
     runner.restart()
-    assert runner.launch(plan).result().token_ids == [], "one who reads it gets all of it"
+    assert runner.launch(plan)().token_ids == [], "one who reads it gets all of it"
     runner.close()
 
 
@@ -156,15 +156,15 @@ def test_steps_of_a_group_that_is_gone_are_not_taken_for_those_of_the_next(monke
     for _ in range(MOST_LOSSES - 1):
         old = runner.launch(StepPlan())
         with pytest.raises(WorkerLost, match="was killed by SIGKILL"):
-            old.result()
+            old()
         runner.restart()
     with pytest.raises(EngineDead, match="3 were lost at the same step"):
-        runner.launch(StepPlan()).result()
+        runner.launch(StepPlan())()
     runner.restart()
     assert old is not None
     with pytest.raises(EngineDead, match="that had this plan is gone"):
-        old.result()
-    assert runner.launch(StepPlan()).result().token_ids == []
+        old()
+    assert runner.launch(StepPlan())().token_ids == []
     runner.close()
 
 

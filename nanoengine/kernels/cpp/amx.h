@@ -1,14 +1,14 @@
-// The product of product.h in AMX tiles of bfloat16: 16 rows of A, 16 dwords of the summed dimension, 16 columns of B. Tiles of bytes, for
-// quantized weights, are in quantized_tiles.h.
+// The product of product.h in AMX tiles of bfloat16: 16 rows of A, 16 dwords of the summed dimension, 16 columns of B.
 //
 // With EMULATE_AMX the tile instructions are plain loops, so that the order of tiles can be tested on any CPU.
 #pragma once
+#include <algorithm>
 #include <initializer_list>
 #include "simd.h"
 
-constexpr int AMX_ROWS = 32;   // two tiles of A
-constexpr int AMX_DEPTH = 16;  // dwords in a row of a tile
-constexpr size_t AMX_AHEAD = 1024;  // dwords: B is often read from memory for the first time
+constexpr int AMX_ROWS = 32;       // two tiles of A
+constexpr int AMX_DEPTH = 16;      // dwords in a row of a tile
+constexpr size_t AMX_CHUNK = 128;  // dwords of the summed dimension after which sums leave the tiles: 16 KB of B, which stay in L1
 
 struct __attribute__((packed)) TileShapes {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -80,8 +80,9 @@ static void shape_tiles(int rows, int depth) {
     tile_state.shape = shape;
 }
 
-static void amx_product(int rows, const uint32_t* a, size_t a_stride, const uint32_t* b0, const uint32_t* b1, size_t b_stride,
-                        size_t depth, float* out, size_t out_stride, bool add) {
+// At most AMX_ROWS rows and AMX_CHUNK dwords of a product. With each step so many cache lines from `ahead` on are asked for, into L2.
+static void amx_block(int rows, const uint32_t* a, size_t a_stride, const uint32_t* b0, const uint32_t* b1, size_t b_stride,
+                      size_t depth, float* out, size_t out_stride, bool add, const char* ahead, size_t lines) {
     const TileRegion region;
     const int low = rows - 16;
     shape_tiles(rows, AMX_DEPTH);
@@ -107,10 +108,7 @@ static void amx_product(int rows, const uint32_t* a, size_t a_stride, const uint
     MEMORY_BARRIER;
     for (size_t d = 0; d < depth; d += AMX_DEPTH) {
         const uint32_t *left = b0 + d * b_stride, *right = b1 + d * b_stride;
-        for (int row = 0; row < AMX_DEPTH; row++) {
-            __builtin_prefetch(left + row * b_stride + AMX_AHEAD);
-            __builtin_prefetch(right + row * b_stride + AMX_AHEAD);
-        }
+        for (size_t line = 0; line < lines; line++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
         _tile_loadd(B_LEFT, left, b_bytes);
         _tile_loadd(B_RIGHT, right, b_bytes);
         _tile_loadd(A_TOP, a + d, a_bytes);
@@ -129,4 +127,18 @@ static void amx_product(int rows, const uint32_t* a, size_t a_stride, const uint
         _tile_stored(LOW_RIGHT, out_low + 16, out_bytes);
     }
     MEMORY_BARRIER;
+}
+
+// The product of product.h, chunk by chunk of B, which is multiplied with all rows while it is in L1. If B comes from memory, its next chunk
+// is asked for meanwhile, in equal shares: tiles are loaded from L2 fast enough, and lines that are asked for into L1 take the place of others.
+static void amx_product(int rows, const uint32_t* a, size_t a_stride, const uint32_t* b0, const uint32_t* b1, size_t b_stride,
+                        size_t depth, float* out, size_t out_stride, bool add, bool from_memory) {
+    const size_t blocks = (rows + AMX_ROWS - 1) / AMX_ROWS, lines = from_memory ? (2 * AMX_DEPTH + blocks - 1) / blocks : 0;
+    for (size_t d = 0; d < depth; d += AMX_CHUNK) {
+        const size_t count = std::min(AMX_CHUNK, depth - d), at = d * b_stride;
+        const char* ahead = reinterpret_cast<const char*>(b0 + at + AMX_CHUNK * b_stride);
+        for (int m = 0; m < rows; m += AMX_ROWS, ahead += count / AMX_DEPTH * lines * 64)
+            amx_block(std::min(rows - m, AMX_ROWS), a + m * a_stride + d, a_stride, b0 + at, b1 + at, b_stride, count,
+                      out + m * out_stride, out_stride, add || d, ahead, lines);
+    }
 }

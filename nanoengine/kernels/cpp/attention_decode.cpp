@@ -116,8 +116,6 @@ template <class S> struct Scratch {
     explicit Scratch(size_t dim) : copied_values(IN_TILES<S> ? new S[PART * dim] : nullptr) {}
 };
 
-template <class T> const uint32_t* dwords(const T* elements) { return reinterpret_cast<const uint32_t*>(elements); }
-
 // The arguments of attention_decode.
 template <class T, class S> struct Decode {
     const T* q;

@@ -14,6 +14,8 @@
 
 constexpr size_t PART = 256;  // tokens
 
+template <class T> const uint32_t* dwords(const T* elements) { return reinterpret_cast<const uint32_t*>(elements); }
+
 // Rows of factors for a row of queries or of weights, and what they are to be multiplied with: bytes of a cache want both parts of whole
 // numbers, each a row.
 template <class S> constexpr int PARTS = std::is_same_v<S, int8_t> ? 2 : 1;

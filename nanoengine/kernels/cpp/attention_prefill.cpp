@@ -33,8 +33,6 @@ template <class S> struct Scratch {
           sums(new float[rows * PARTS<S> * dim]), parts(new Softmax[rows]), all(new Softmax[rows]) {}
 };
 
-template <class T> const uint32_t* dwords(const T* elements) { return reinterpret_cast<const uint32_t*>(elements); }
-
 template <class T, class S>
 void attend(const T* q, const S* k_cache, const S* v_cache, const int32_t* block_table, const Work& work, size_t history,
                    size_t q_heads, KVTiles kv, const AttentionSpec& spec, Scratch<S>& scratch, T* out) {

@@ -1,6 +1,6 @@
 // Rows of a weight in panels, back as numbers: some, for embeddings, or all.
 #include "calls.h"
-#include "dequantized_rows.h"
+#include "factor_rows.h"
 #include "team.h"
 
 namespace {
@@ -62,7 +62,7 @@ template <class T> void read_panel(const Panel& panel, size_t inputs, T* out) {
     const size_t cells = round_up(inputs, CELL) / CELL;
     for (size_t cell = 0; cell < cells; cell += CHUNK_CELLS) {
         alignas(64) float values[CHUNK * COLUMNS], row[CHUNK];
-        dequantize_panel(panel, inputs, cell, std::min(CHUNK_CELLS, cells - cell), values);
+        dequantize_panel<f32>(panel, inputs, cell, std::min(CHUNK_CELLS, cells - cell), reinterpret_cast<uint32_t*>(values));
         const size_t first = cell * CELL, count = std::min(CHUNK, inputs - first);
         for (int64_t output = 0; output < panel.columns; output++) {
             for (size_t i = 0; i < count; i++) row[i] = values[i * COLUMNS + output];

@@ -24,18 +24,18 @@ struct Run {
     size_t expert, first, count;
 };
 
-// Choices by expert, and of one expert in the order of rows; cut into runs of at most ROW_BLOCK, and these into waves.
+// Choices by expert, and of one expert in the order of rows; cut into runs of at most `most`, and these into waves.
 struct Sorted {
     std::vector<size_t> choices;
     std::vector<Run> runs;
     std::vector<std::span<const Run>> waves;
 
-    explicit Sorted(const Choices& all) : choices(all.rows * all.per_row) {
+    Sorted(const Choices& all, size_t most) : choices(all.rows * all.per_row) {
         const size_t experts = all.count;
         std::vector<size_t> starts(experts + 1);
         for (size_t i = 0; i < choices.size(); i++) starts[all.experts[i] + 1]++;
         for (size_t e = 0; e < experts; e++) {
-            const size_t count = starts[e + 1], pieces = round_up(count, ROW_BLOCK) / ROW_BLOCK;
+            const size_t count = starts[e + 1], pieces = round_up(count, most) / most;
             for (size_t i = 0; i < pieces; i++) {  // of about as many rows each
                 const size_t first = count * i / pieces, end = count * (i + 1) / pieces;
                 runs.push_back({e, starts[e] + first, end - first});
@@ -70,20 +70,13 @@ static void for_waves(const Sorted& sorted, int64_t kinds, const T* x, size_t in
     });
 }
 
-// to [count] = from [count], rounded.
-template <class T> static void round_floats(const float* from, size_t count, T* to) {
-    const size_t whole = count / LANES * LANES;
-    for (size_t i = 0; i < whole; i += LANES) store_floats(to + i, load_floats(from + i));
-    for (size_t i = whole; i < count; i++) from_float(to + i, from[i]);
-}
-
 // gated [sorted choices][size] = gated(G_e x, U_e x + their biases [experts][size], if not null), where G and U [size][hidden] of all
 // experts are one weight, each from a panel of its own on.
 template <class T>
 static void gated_of_experts(Activation activation, const Choices& all, const T* x, const Weight& gates, const Weight& ups,
                          const float* gate_bias, const float* up_bias, T* gated) {
     const size_t size = gates.outputs / all.count, panels = round_up(size, PANEL) / PANEL;
-    const Sorted sorted(all);
+    const Sorted sorted(all, std::min(row_block<T>(gates.inputs), WAVE));
     const auto row_of_choice = [&](size_t i) { return sorted.choices[i] / all.per_row; };
     for_waves(sorted, gates.kinds | ups.kinds, x, gates.inputs, row_of_choice,
               [&](Member member, std::atomic<size_t>& next, Rows<T>& block, std::span<const Run> runs) {
@@ -93,7 +86,7 @@ static void gated_of_experts(Activation activation, const Choices& all, const T*
             const size_t panel = run.expert * panels + p, column = p * PANEL, bias = run.expert * size + column;
             const Gate gate = gate_bias ? Gate{activation, gate_bias + bias, up_bias + bias} : Gate{activation, nullptr, nullptr};
             multiply_gated(block, gate, run.first - runs[0].first, run.count, gates.panel(panel), ups.panel(panel),
-                           gated + run.first * size + column, size);
+                           gated + run.first * size + column, size, sorted.choices.size() * size * sizeof(T) > LARGE_OUTPUT);
         });
     });
 }
@@ -102,7 +95,7 @@ static void gated_of_experts(Activation activation, const Choices& all, const T*
 template <class T>
 static void sums_of_experts(const Choices& all, const T* gated, const Weight& downs, const float* bias, T* out) {
     const size_t hidden = downs.outputs / all.count, hidden_panels = round_up(hidden, PANEL) / PANEL;
-    const Sorted sorted(all);
+    const Sorted sorted(all, std::min(row_block<T>(downs.inputs), WAVE));
 
     // A thread adds up columns of its own, expert after expert: without waiting, and in an order that no other row changes.
     const size_t width = hidden_panels * PANEL;
@@ -111,7 +104,7 @@ static void sums_of_experts(const Choices& all, const T* gated, const Weight& do
               [&](Member member, std::atomic<size_t>&, Rows<T>& block, std::span<const Run> runs) {
         for (const Run& run : runs)
             member.share(hidden_panels, [&](size_t p) {
-                alignas(64) float sums[ROW_BLOCK][PANEL];
+                alignas(64) float sums[MOST_ROW_BLOCK<T>][PANEL];
                 const size_t column = p * PANEL;
                 const Panel& panel = downs.panel(run.expert * hidden_panels + p);
                 block.multiply(run.first - runs[0].first, run.count, panel, sums);
@@ -126,5 +119,5 @@ static void sums_of_experts(const Choices& all, const T* gated, const Weight& do
                 }
             });
     });
-    for_each(all.rows, all.rows <= 16, [&](size_t row) { round_floats(totals.data() + row * width, hidden, out + row * hidden); });
+    for_each(all.rows, all.rows <= 16, [&](size_t row) { copy_elements(totals.data() + row * width, hidden, out + row * hidden); });
 }

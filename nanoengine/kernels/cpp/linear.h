@@ -5,7 +5,8 @@
 
 // For each of the first `panels` panels and each block of rows: use(panel, rows, first row, number of rows).
 template <class T, class Use> static void for_panels(const Input<T>& input, int64_t kinds, size_t panels, Use use) {
-    const size_t block_count = round_up(input.rows, ROW_BLOCK) / ROW_BLOCK, most = std::min(input.rows, ROW_BLOCK);
+    const size_t at_once = row_block<T>(input.inputs), most = std::min(input.rows, at_once);
+    const size_t block_count = round_up(input.rows, at_once) / at_once;
     Rows<T> blocks[] = {{kinds, input.inputs, most}, {kinds, input.inputs, block_count > 1 ? most : 0}};  // one is filled, the other read
     if (input.rows == 1) blocks[0].take(input, 0, 0);  // sooner done than shared out
     const auto start = [&](size_t i) { return std::min(round_up(input.rows * i / block_count, AMX_ROWS), input.rows); };
@@ -26,11 +27,11 @@ template <class T, class Use> static void for_panels(const Input<T>& input, int6
 template <class T, class Out> static void product_of(const Input<T>& input, const Weight& weight, const T* bias, Out* out) {
     for_panels(input, weight.kinds, weight.panels, [&](size_t i, Rows<T>& block, size_t first, size_t count) {
         const Panel& panel = weight.panel(i);
-        alignas(64) float sums[ROW_BLOCK][PANEL], biases[PANEL] = {};
+        alignas(64) float sums[MOST_ROW_BLOCK<T>][PANEL], biases[PANEL] = {};
         for (int64_t c = 0; bias && c < panel.columns; c++) biases[c] = to_float(bias[panel.first + c]);
         block.multiply(0, count, panel, sums);
         store_panel(out + first * weight.outputs + panel.first, weight.outputs, count, panel.columns,
-                    [&](size_t m, int v) { return load<Floats>(sums[m] + v * LANES) + load<Floats>(biases + v * LANES); });
+                    input.rows * weight.outputs * sizeof(Out) > LARGE_OUTPUT, [&](size_t m, int v) { return load<Floats>(sums[m] + v * LANES) + load<Floats>(biases + v * LANES); });
     });
 }
 
@@ -40,6 +41,6 @@ template <class T> static void gated_product_of(Activation activation, const Inp
     for_panels(input, weight.kinds, half, [&](size_t i, Rows<T>& block, size_t first, size_t count) {
         const Panel& panel = weight.panel(i);
         multiply_gated(block, {activation, nullptr, nullptr}, 0, count, panel, weight.panel(half + i), out + first * size + panel.first,
-                       size);
+                       size, input.rows * size * sizeof(T) > LARGE_OUTPUT);
     });
 }

@@ -10,7 +10,16 @@
 #include <vector>
 
 constexpr size_t PANEL = COLUMNS;
-constexpr size_t ROW_BLOCK = 96;  // rows of x that are kept near
+
+// Rows of x that are multiplied together with one panel after another. Tiles are loaded from L2 as fast as they are multiplied: there these
+// rows are as many as stay in it (2 MiB on every CPU with AMX) beside panels and sums, so that panels come from memory the less often.
+constexpr size_t LEAST_ROW_BLOCK = 96, BYTES_OF_ROWS = 800'000;
+template <class T> constexpr size_t MOST_ROW_BLOCK = IN_TILES<T> ? 4 * LEAST_ROW_BLOCK : LEAST_ROW_BLOCK;
+template <class T> static size_t row_block(size_t inputs) {
+    return std::clamp(BYTES_OF_ROWS / (sizeof(T) * inputs) / AMX_ROWS * AMX_ROWS, LEAST_ROW_BLOCK, MOST_ROW_BLOCK<T>);
+}
+
+constexpr size_t LARGE_OUTPUT = 2 << 20;  // bytes: what is more has left L2 before it is read
 
 static size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
 
@@ -25,9 +34,9 @@ struct Panel {
     bool is_quantized() const { return (code & 0xff) < 16; }
 };
 
-// How the panels of a weight want rows of x: as factors for numbers, and for quantized panels in whole numbers of 8 bits, in float32, or
-// in whole numbers of 16.
-enum Kinds { OF_NUMBERS = 1, ROUNDED = 2, EXACT = 4, IN_TWO_PARTS = 8 };  // as the callers number them
+// How the panels of a weight want rows of x: in the type of x (numbers do, and quantized panels may), and for quantized panels in whole
+// numbers of 8 bits, in the other type of float32 and bfloat16, or in whole numbers of 16.
+enum Kinds { AS_THEY_ARE = 1, ROUNDED = 2, IN_OTHER_TYPE = 4, IN_TWO_PARTS = 8 };  // as the callers number them
 
 // A weight as callers pass it; its panels follow it, in the order of their outputs.
 struct Weight {
@@ -82,9 +91,19 @@ static NOINLINE void add_bias(float (*sums)[PANEL], size_t count, const float* b
         for (size_t c = 0; c < columns; c++) sums[m][c] += bias[c];
 }
 
-// A panel's results in `count` rows of out: vector v of row m is value(m, v). Of the last panel perhaps only the first `columns`.
+// A panel's results in `count` rows of out: vector v of row m is value(m, v). Of the last panel perhaps only the first `columns`. Tiles are
+// so fast that it counts how a large output is written: past the caches, or else each line is read from memory first, and others leave L2.
 template <class Out, class Value>
-static INLINE void store_panel(Out* out, size_t stride, size_t count, size_t columns, Value value) {
+static INLINE void store_panel(Out* out, size_t stride, size_t count, size_t columns, [[maybe_unused]] bool is_large, Value value) {
+#if defined(TILES_OF_AMX) && defined(__AVX512BF16__)
+    if constexpr (IN_TILES<Out>)
+        if (is_large && columns == PANEL && reinterpret_cast<size_t>(out) % 64 == 0 && stride % PANEL == 0) {
+            for (size_t m = 0; m < count; m++)
+                _mm512_stream_si512((__m512i*)(out + m * stride), (__m512i)_mm512_cvtne2ps_pbh((__m512)value(m, 1), (__m512)value(m, 0)));
+            _mm_sfence();  // or threads that this one tells of the end might not see what it wrote
+            return;
+        }
+#endif
     if (columns == PANEL) {
         for (size_t m = 0; m < count; m++)
 #pragma GCC unroll 4
@@ -122,30 +141,3 @@ template <class T> static Row<T> row_of(const Input<T>& input, size_t row) {
     const float scale = inverse_rms(x, residual, input.inputs, input.eps);
     return {residual ? residual : x, input.norm, scale};
 }
-
-// Some rows of an input as factors of numbers: [chunk of the inputs][row].
-template <class T> struct FactorRows {
-    static constexpr size_t CHUNK = MAX_DEPTH / Dot<T>::STEPS;  // dwords
-
-    size_t inputs, rows, depth = depth_of<T>(inputs);
-    Factors<T> factors{round_up(depth, CHUNK) / CHUNK * rows};
-
-    auto* at(size_t row, size_t d) { return factors.row(d / CHUNK * rows + row); }
-
-    void take(const Row<T>& row, size_t to) {
-        for (size_t d = 0; d < depth; d += CHUNK) {
-            const size_t first = d * Dot<T>::PER_DWORD, count = std::min(CHUNK * Dot<T>::PER_DWORD, inputs - first);
-            if (row.norm) scale_by(row.x + first, row.scale, row.norm + first, count, at(to, d));
-            else copy_elements(row.x + first, count, at(to, d));
-            for (size_t i = count; i % Dot<T>::PER_DWORD; i++) at(to, d)[i] = {};  // an odd end is half a dword
-        }
-    }
-
-    // sums[i][0..PANEL) of the rows [first, first + count) and the outputs of a panel.
-    void multiply(size_t first, size_t count, const uint8_t* at_panel, float (*sums)[PANEL]) {
-        const uint32_t* panel = reinterpret_cast<const uint32_t*>(at_panel);
-        for (size_t d = 0; d < depth; d += CHUNK)
-            product<T, FROM_MEMORY>((int)count, at(first, d), columns_at(panel + d * PANEL), PANEL, std::min(CHUNK, depth - d), sums[0],
-                                    PANEL, d > 0);
-    }
-};

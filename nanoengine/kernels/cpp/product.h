@@ -6,9 +6,9 @@
 #pragma once
 #include <memory>
 #include "neon_blocks.h"
-#if (defined(__AMX_BF16__) && defined(__AMX_INT8__)) || defined(EMULATE_AMX)
+#if defined(__AMX_BF16__) || defined(EMULATE_AMX)
 #define TILES_OF_AMX
-#include "amx.h"
+#include "amx_vectors.h"
 #endif
 
 // Whether products of T are computed in tiles.
@@ -121,9 +121,9 @@ static void product(int rows, const typename Dot<T>::Factor* factors, Columns b,
 #if defined(TILES_OF_AMX)
     if constexpr (IN_TILES<T>)
         if (depth % AMX_DEPTH == 0 && amx_allowed()) {
-            for (int m = 0; m < rows; m += AMX_ROWS)
-                amx_product(rows - m < AMX_ROWS ? rows - m : AMX_ROWS, a + m * A_STRIDE, A_STRIDE, b.groups[0], b.groups[1], b_stride,
-                            depth, out + m * out_stride, out_stride, add);
+            if (SOURCE == FROM_MEMORY && rows <= VECTOR_ROWS)
+                return vector_product(rows, a, A_STRIDE, b.groups[0], b.groups[1], b_stride, depth, out, out_stride, add);
+            amx_product(rows, a, A_STRIDE, b.groups[0], b.groups[1], b_stride, depth, out, out_stride, add, SOURCE == FROM_MEMORY);
             return;
         }
 #endif

@@ -9,7 +9,8 @@
 // Sums over halves are float32, added in the order of the inputs whatever the number of rows, so a token computes the same alone and in
 // a batch.
 #pragma once
-#include "quantized_tiles.h"
+#include "bytes.h"
+#include "quantized_format.h"
 
 // A sum of products of numbers of so many bits with bytes of x, of half a cell.
 #if defined(HAS_DOT_OF_BYTES)
@@ -210,16 +211,15 @@ static void multiply_rows(int rows, const Task<KIND, PACKED, PARTS>& task) {
     else if constexpr (M > 1) multiply_rows<KIND, PACKED, PARTS, M - 1>(rows, task);
 }
 
-// The numbers of some cells of a panel, as Cells<KIND, false> has them, less a zero.
-template <int KIND, int ZERO = 0> static NOINLINE void unpack(Cells<KIND, true> cells, size_t count, uint8_t* to) {
-    typedef uint8_t Numbers __attribute__((vector_size(sizeof(Dwords))));
+// The numbers of some cells of a panel, as Cells<KIND, false> has them.
+template <int KIND> static NOINLINE void unpack(Cells<KIND, true> cells, size_t count, uint8_t* to) {
     for (size_t cell = 0; cell < count; cell++) {
         cells.ask_for(cell);
 #pragma GCC unroll 8
         for (int d = 0; d < CELL_DWORDS; d++)
 #pragma GCC unroll 4
             for (int v = 0; v < WIDE; v++)
-                store(to + ((cell * CELL_DWORDS + d) * WIDE + v) * sizeof(Dwords), (Numbers)cells.load_numbers(cell, d, v) - (uint8_t)ZERO);
+                store(to + ((cell * CELL_DWORDS + d) * WIDE + v) * sizeof(Dwords), cells.load_numbers(cell, d, v));
     }
 }
 
@@ -268,24 +268,14 @@ private:
                 continue;
             }
             alignas(64) uint8_t numbers[CHUNK * COLUMNS];
-            const bool in_tiles = fill_tiles(count);
-            if (in_tiles && format.zero()) unpack<KIND, are_bytes(KIND) ? 128 : 1 << (bits_of(KIND) - 1)>(packed, cells, numbers);
-            else unpack<KIND>(packed, cells, numbers);
-            const size_t most = in_tiles ? AMX_ROWS : MOST_ROWS<PARTS>, calls = round_up(count, most) / most;
+            unpack<KIND>(packed, cells, numbers);
+            const size_t calls = round_up(count, MOST_ROWS<PARTS>) / MOST_ROWS<PARTS>;
             // Memory is busy meanwhile: each call asks for its share of the next chunk.
             const size_t share = round_up(STRIPS * format.bits, calls) / calls * LINE_BYTES;
             const uint8_t* next = packed.at + cells * STRIPS * format.cell_bytes();
             for (size_t i = 0; i < calls; i++) {
-                const auto part = [&](size_t row) { return task(Cells<KIND, false>{numbers, nullptr, next + i * cells * share, share}, row); };
-                if (in_tiles) {
-                    const size_t row = i * AMX_ROWS;
-                    const int rows = (int)std::min<size_t>(count - row, AMX_ROWS);
-                    if (format.zero() || SIGN) multiply_tiles<true, KIND, PARTS>(rows, part(row));
-                    else multiply_tiles<false, KIND, PARTS>(rows, part(row));
-                } else {
-                    const size_t row = count * i / calls, end = count * (i + 1) / calls;  // of about as many rows each: few rows are slow ones
-                    multiply_rows((int)(end - row), part(row));
-                }
+                const size_t row = count * i / calls, end = count * (i + 1) / calls;  // of about as many rows each: few rows are slow ones
+                multiply_rows((int)(end - row), task(Cells<KIND, false>{numbers, nullptr, next + i * cells * share, share}, row));
             }
         }
     }

@@ -1,46 +1,47 @@
 // Some rows of an input, in each way in which the panels of a weight want them, and their products with panels of any format.
 #pragma once
-#include "dequantized_rows.h"
+#include "factor_rows.h"
 
 template <class T> class Rows {
     int64_t kinds;
-    FactorRows<T> factors;
+    FactorRows<T, T> factors;
+    FactorRows<T, std::conditional_t<std::is_same_v<T, f32>, bf16, f32>> others;
     RoundedRows<T, 1> rounded;
     RoundedRows<T, 2> in_two_parts;
-    FloatRows<T> floats;
 
 public:
     // Room for `rows` rows, for weights of these kinds.
     Rows(int64_t kinds, size_t inputs, size_t rows)
         : kinds(kinds),
-          factors{inputs, kinds & OF_NUMBERS ? rows : 0},
+          factors{inputs, kinds & AS_THEY_ARE ? rows : 0},
+          others{inputs, kinds & IN_OTHER_TYPE ? rows : 0},
           rounded{inputs, kinds & ROUNDED ? rows : 0},
-          in_two_parts{inputs, kinds & IN_TWO_PARTS ? rows : 0},
-          floats{inputs, kinds & EXACT ? rows : 0} {}
+          in_two_parts{inputs, kinds & IN_TWO_PARTS ? rows : 0} {}
 
     // Row `from` of the input becomes row `to`.
     void take(const Input<T>& input, size_t from, size_t to) {
         const Row<T> row = row_of(input, from);
-        if (kinds & OF_NUMBERS) factors.take(row, to);
+        if (kinds & AS_THEY_ARE) factors.take(row, to);
+        if (kinds & IN_OTHER_TYPE) others.take(row, to);
         if (kinds & ROUNDED) rounded.take(row, to);
         if (kinds & IN_TWO_PARTS) in_two_parts.take(row, to);
-        if (kinds & EXACT) floats.take(row, to);
     }
 
     // sums[i][0..PANEL) of the rows [first, first + count) and the outputs of a panel.
     NOINLINE void multiply(size_t first, size_t count, const Panel& panel, float (*sums)[PANEL]) {
-        if (!panel.is_quantized()) factors.multiply(first, count, panel.at, sums);
+        if (!panel.is_quantized()) factors.multiply(first, count, panel, sums);
         else if (kinds & ROUNDED) rounded.multiply(first, count, panel, sums);
         else if (kinds & IN_TWO_PARTS) in_two_parts.multiply(first, count, panel, sums);
-        else floats.multiply(first, count, panel, sums);
+        else if (kinds & IN_OTHER_TYPE) others.multiply(first, count, panel, sums);
+        else factors.multiply(first, count, panel, sums);
     }
 };
 
 // out [count][stride] = gated(x G^T + bias, x U^T + bias) of some rows and the outputs of a panel of G and one of U.
 template <class T>
 static void multiply_gated(Rows<T>& rows, const Gate& gate, size_t first, size_t count, const Panel& panel, const Panel& up_panel,
-                           T* out, size_t stride) {
-    alignas(64) float gates[ROW_BLOCK][PANEL], ups[ROW_BLOCK][PANEL];
+                           T* out, size_t stride, bool is_large) {
+    alignas(64) float gates[MOST_ROW_BLOCK<T>][PANEL], ups[MOST_ROW_BLOCK<T>][PANEL];
     rows.multiply(first, count, panel, gates);
     rows.multiply(first, count, up_panel, ups);
     if (gate.bias) add_bias(gates, count, gate.bias, panel.columns);
@@ -48,5 +49,5 @@ static void multiply_gated(Rows<T>& rows, const Gate& gate, size_t first, size_t
     if (gate.activation == SILU) gate_rows<SILU>(gates, ups, count);
     else if (gate.activation == GELU_TANH) gate_rows<GELU_TANH>(gates, ups, count);
     else gate_rows<CLAMPED>(gates, ups, count);
-    store_panel(out, stride, count, panel.columns, [&](size_t m, int v) { return load<Floats>(gates[m] + v * LANES); });
+    store_panel(out, stride, count, panel.columns, is_large, [&](size_t m, int v) { return load<Floats>(gates[m] + v * LANES); });
 }

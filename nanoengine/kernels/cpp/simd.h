@@ -136,6 +136,20 @@ INLINE void store_floats(bf16* to, Floats value) {
 #endif
 }
 
+// A dword of each: the first rounded to bfloat16 in its lower half, the second in its upper half.
+INLINE Dwords pair_of(Floats first, Floats second) {
+#if defined(__AVX512BF16__)
+    alignas(64) static constexpr uint16_t IN_TURN[] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    return (Dwords)_mm512_permutexvar_epi16(load<__m512i>(IN_TURN), (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first));
+#else
+    bf16 lower[LANES], upper[LANES];
+    store_floats(lower, first);
+    store_floats(upper, second);
+    return __builtin_convertvector(load<Halves>(lower), Dwords) | __builtin_convertvector(load<Halves>(upper), Dwords) << 16;
+#endif
+}
+
 INLINE float to_float(f32 value) { return value; }
 INLINE float to_float(bf16 value) {
     const uint32_t bits = (uint32_t)value.bits << 16;

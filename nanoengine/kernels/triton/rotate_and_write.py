@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nanoengine.attention.backend import Changes
 from nanoengine.core.attention import KVLayer
+from nanoengine.kernels.interface import Changes
 from nanoengine.kernels.triton import dependent
 from nanoengine.kernels.triton.kv_int8 import NUMBERS_IN_SCALE, check_scales, quantized, scale_of
 from nanoengine.kernels.triton.paged_cache import within

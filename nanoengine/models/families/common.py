@@ -1,4 +1,4 @@
-"""What the config.json files of all families say in the same words."""
+"""Fields of config.json that all families share."""
 
 from __future__ import annotations
 

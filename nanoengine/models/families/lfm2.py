@@ -40,11 +40,9 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     )
     fields.expect("block_use_swiglu", True)
     count = fields.integer("num_hidden_layers", most=MAX_LAYERS)
-    attending = fields.get("full_attn_idxs")
     types = None
-    if attending is not None:
-        if not isinstance(attending, list) or not all(isinstance(number, int) for number in attending):
-            raise fields.wrong("full_attn_idxs", attending, "it must be a list of layers")
+    if fields.get("full_attn_idxs") is not None:
+        attending = fields.layers("full_attn_idxs")
         types = ["full_attention" if number in attending else "conv" for number in range(count)]
     rope = read_rope(fields, head_dim_of(fields), 1e6)
     bias, hidden = fields.flag("conv_bias"), fields.integer("hidden_size")

@@ -77,12 +77,9 @@ def _experts(fields: ConfigFields) -> ExpertsConfig:
 
 
 def _sparse_layers(fields: ConfigFields, count: int) -> set[int]:
-    """Those with experts: as stated, or one of so many."""
+    """Numbers of the layers with experts: as stated, or every n-th."""
     step = fields.integer("interleave_moe_layer_step", 1)
-    stated = fields.get("moe_layers", list(range(step - 1, count, step)))
-    if not isinstance(stated, list) or not all(isinstance(layer, int) for layer in stated):
-        raise fields.wrong("moe_layers", stated, "it must be a list of layers")
-    return set(stated)
+    return fields.layers("moe_layers", range(step - 1, count, step))
 
 
 def _growth(fields: ConfigFields) -> dict[str, Any]:

@@ -4,6 +4,8 @@ place; and its mixture of experts.
 
 from __future__ import annotations
 
+from typing import Any
+
 from nanoengine.models.config_fields import MAX_LAYERS, ConfigFields
 from nanoengine.models.families.common import biases_of, head_dim_of, read_decoder
 from nanoengine.models.families.windows import window_of, windows_of_qwen
@@ -20,20 +22,25 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     if architecture == "Qwen3ForCausalLM":
         return read_decoder(fields, architecture, head_dim=128, windows=windows_of_qwen(fields), **facts)
     window = window_of(fields, 4096) if fields.flag("use_sliding_window") else None
-    count = fields.integer("num_experts", fields.get("num_local_experts"))  # the second is what transformers 5 writes
-    experts = ExpertsConfig(
+    rope, sparse = read_rope(fields, head_dim_of(fields)), sparse_layers(fields)
+    layers = tuple(LayerConfig(rope=rope, window=window, has_experts=has_experts) for has_experts in sparse)
+    return read_decoder(fields, architecture, layers=layers, experts=read_experts(fields), **facts)
+
+
+def read_experts(fields: ConfigFields, **facts: Any) -> ExpertsConfig:
+    """The experts of Qwen's models; `facts` are those in which they differ. They do not normalize unless the file says so."""
+    count = fields.integer("num_experts", fields.get("num_local_experts"))  # transformers 5 writes the second
+    return ExpertsConfig(
         num_experts=count,
         num_chosen=fields.integer("num_experts_per_tok", most=count),
         intermediate_size=fields.integer("moe_intermediate_size"),
         normalize=fields.flag("norm_topk_prob"),
+        **facts,
     )
-    rope = read_rope(fields, head_dim_of(fields))
-    step, dense = fields.integer("decoder_sparse_step", 1), fields.get("mlp_only_layers", [])
-    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
-        raise fields.wrong("mlp_only_layers", dense, "it must be a list of layers")
-    without = set(dense)
-    layers = tuple(
-        LayerConfig(rope=rope, window=window, has_experts=i not in without and (i + 1) % step == 0)
-        for i in range(fields.integer("num_hidden_layers", most=MAX_LAYERS))
-    )
-    return read_decoder(fields, architecture, layers=layers, experts=experts, **facts)
+
+
+def sparse_layers(fields: ConfigFields) -> list[bool]:
+    """Whether each layer has experts: every n-th does, but for those that are named."""
+    step, dense = fields.integer("decoder_sparse_step", 1), fields.layers("mlp_only_layers")
+    count = fields.integer("num_hidden_layers", most=MAX_LAYERS)
+    return [i not in dense and (i + 1) % step == 0 for i in range(count)]

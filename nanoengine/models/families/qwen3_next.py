@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from nanoengine.models.config_fields import MAX_LAYERS, ConfigFields
 from nanoengine.models.families.common import biases_of, head_dim_of, read_decoder
+from nanoengine.models.families.qwen import read_experts, sparse_layers
 from nanoengine.models.families.states import MOST_DEPTH, MOST_HEADS, MOST_TAPS, check_groups, hybrid_layers
-from nanoengine.models.model_config import ExpertsConfig, ModelConfig, StateConfig
+from nanoengine.models.model_config import ModelConfig, StateConfig
 from nanoengine.models.rope_config import read_rope
 
 NEXT = "Qwen3NextForCausalLM"
@@ -30,13 +31,12 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     if architecture in PLAIN:
         fields.ignore("mlp_only_layers")
     else:
-        facts["experts"] = _experts(fields)
+        fields.default("norm_topk_prob", True)
+        shared = fields.integer("shared_expert_intermediate_size")
+        facts["experts"] = read_experts(fields, shared_size=shared, shared_is_gated=True)
         fields.default("intermediate_size", 1)  # where no layer is without experts
-        step, dense = fields.integer("decoder_sparse_step", 1), fields.get("mlp_only_layers", [])
-        if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
-            raise fields.wrong("mlp_only_layers", dense, "it must be a list of layers")
-        without = set(dense)
-        layers = [replace(own, has_experts=i not in without and (i + 1) % step == 0) for i, own in enumerate(layers)]
+        sparse = zip(layers, sparse_layers(fields), strict=True)
+        layers = [replace(layer, has_experts=has_experts) for layer, has_experts in sparse]
     fields.ignore("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype", "attn_output_gate")
     fields.expect("attn_output_gate", True)
     fields.expect("output_gate_type", "swish")
@@ -69,15 +69,3 @@ def _states(fields: ConfigFields, architecture: str) -> StateConfig:
         is_tiled=fields.flag("value_heads_are_tiled"),
     )
     return check_groups(fields, "linear_num_value_heads", states)
-
-
-def _experts(fields: ConfigFields) -> ExpertsConfig:
-    count = fields.integer("num_experts", fields.get("num_local_experts"))
-    return ExpertsConfig(
-        num_experts=count,
-        num_chosen=fields.integer("num_experts_per_tok", most=count),
-        intermediate_size=fields.integer("moe_intermediate_size"),
-        normalize=fields.flag("norm_topk_prob", True),
-        shared_size=fields.integer("shared_expert_intermediate_size"),
-        shared_is_gated=True,
-    )

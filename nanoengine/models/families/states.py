@@ -1,4 +1,4 @@
-"""What the config.json files of hybrids say in the same words: which layers have states in place of attention."""
+"""Fields of config.json that hybrids share: which layers have states in place of attention."""
 
 from __future__ import annotations
 

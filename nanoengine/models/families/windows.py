@@ -18,7 +18,7 @@ def window_of(fields: ConfigFields, default: int | None = None) -> int | None:
 
 
 def layer_types_of(fields: ConfigFields, kinds: Sequence[str] = LAYER_TYPES) -> list[str] | None:
-    """What the file says of each layer: one of `kinds`; None if nothing."""
+    """The kind of each layer that the file states, one of `kinds`; None if it states none."""
     types, count = fields.get("layer_types"), fields.integer("num_hidden_layers", most=MAX_LAYERS)
     if types is None:
         return None

@@ -1,4 +1,4 @@
-"""What vLLM's tests of embeddings and scores compare with: transformers with the same file, and the shapes of answers."""
+"""What vLLM's tests of embeddings compare with: transformers with the same file, and the shapes of answers."""
 
 from __future__ import annotations
 
@@ -34,10 +34,6 @@ class Reference:
         states = [self.model(**self.tokenizer(text, return_tensors="pt")).last_hidden_state[0, -1] for text in texts]
         return torch.nn.functional.normalize(torch.stack(states), dim=-1)
 
-    def predict(self, pairs: list[list[str]]) -> torch.Tensor:
-        """The cosine of each pair."""
-        return torch.stack([(self.encode([one])[0] * self.encode([other])[0]).sum() for one, other in pairs])
-
 
 class Answer(pydantic.BaseModel):
     """Some JSON."""
@@ -64,38 +60,6 @@ class EmbeddingResponse(Answer):
     model: str
     data: list[Embedding]
     usage: Usage
-
-
-class Score(Answer):
-    index: int
-    object: str
-    score: float
-
-
-class ScoreResponse(Answer):
-    id: str
-    object: str
-    created: int
-    model: str
-    data: list[Score]
-    usage: Usage
-
-
-class Document(Answer):
-    text: str
-
-
-class Result(Answer):
-    index: int
-    document: Document
-    relevance_score: float
-
-
-class RerankResponse(Answer):
-    id: str
-    model: str
-    usage: Usage
-    results: list[Result]
 
 
 def float_embeddings(answer: Any) -> Vectors:

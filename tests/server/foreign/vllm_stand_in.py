@@ -108,10 +108,6 @@ KNOWN: dict[str, dict[str, Any]] = {
     "vllm": {"__version__": launch.version()},
     "vllm.config": {"ModelConfig": ModelConfig},
     "vllm.entrypoints.pooling.embed.protocol": {"EmbeddingResponse": vllm_embeddings.EmbeddingResponse},
-    "vllm.entrypoints.pooling.scoring.protocol": {
-        "RerankResponse": vllm_embeddings.RerankResponse,
-        "ScoreResponse": vllm_embeddings.ScoreResponse,
-    },
     "vllm.envs": {"VLLM_USE_RUST_FRONTEND": False},
     "vllm.exceptions": {"VLLMValidationError": ValueError},
     "vllm.platforms": {"current_platform": SimpleNamespace(is_rocm=lambda: False)},
@@ -125,7 +121,6 @@ KNOWN: dict[str, dict[str, Any]] = {
     "vllm.version": {"__version__": launch.version(), "_prev_minor_version": lambda: "0.0"},
     "tests.utils": {"RemoteOpenAIServer": RemoteOpenAIServer, "ROCM_EXTRA_ARGS": []},
     "tests.conftest": {"LocalAssetServer": NotHere},
-    "tests.entrypoints.pooling.scoring.util": {"EncoderScoringHfRunner": vllm_embeddings.Reference},
     "tests.models.language.pooling.embed_utils": {
         "float_embeddings": vllm_embeddings.float_embeddings,
         "run_embedding_correctness_test": vllm_embeddings.run_embedding_correctness_test,
