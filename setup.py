@@ -18,7 +18,8 @@ from setuptools import setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-KERNELS = Path(__file__).parent / "nanoengine" / "kernels"
+ROOT = Path(__file__).parent
+KERNELS = ROOT / "nanoengine" / "kernels" / "native"
 compiler = runpy.run_path(str(KERNELS / "compiler.py"))  # alone: the package around it needs what is not installed yet
 LINK = ("-shared", "-s", "-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections")
 
@@ -28,7 +29,7 @@ class BuildWithKernels(build_py):
 
     @property
     def prebuilt(self) -> Path:
-        return Path(self.build_lib, compiler["PREBUILT"].relative_to(KERNELS.parent.parent))
+        return Path(self.build_lib, compiler["PREBUILT"].relative_to(ROOT))
 
     def run(self) -> None:
         super().run()

@@ -12,10 +12,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from nanoengine.gguf.blocks import GGMLBlocks
-from nanoengine.gguf.quants import SIZES
-from nanoengine.kernels.native_operations import unsupported_reason
-from nanoengine.kernels.native_weights import dequantized
+from nanoengine.kernels.native.support import unsupported_reason
+from nanoengine.kernels.native.weights import dequantized
+from nanoengine.kernels.quantized.ggml_blocks import GGMLBlocks
+from nanoengine.kernels.quantized.ggml_numbers import SIZES
 
 LARGE = 256
 IN_PLACE_OF_LARGE = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
@@ -114,7 +114,9 @@ def _above_minimum(blocks: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _scaled_runs(blocks: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Of Q4_K and Q5_K: the first 16 bytes (`_scaled_runs` in nanoengine/gguf/quants.py says what is in them), and numbers."""
+    """Of Q4_K and Q5_K: the first 16 bytes (`_scaled_runs` in nanoengine/kernels/quantized/ggml_numbers.py says what is in
+    them), and numbers.
+    """
     runs, most = blocks.view(-1, 8, 32), (1 << bits) - 1
     low = runs.amin(2, keepdim=True).clamp(max=0)
     scales, minimums = (runs.amax(2, keepdim=True).clamp(min=0) - low) / most, -low

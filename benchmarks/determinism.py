@@ -25,7 +25,7 @@ from benchmarks.session import checkpoint
 from benchmarks.workload import random_tokens
 from nanoengine import LLM, SamplingParams
 from nanoengine.core.config import POLICIES
-from nanoengine.kv_groups.layouts import Need, group_layers
+from nanoengine.features.kv_groups.layouts import Need, group_layers
 from nanoengine.models.architectures import read_model_config
 from nanoengine.models.description import config_table
 from nanoengine.models.names import find_model

@@ -9,7 +9,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from nanoengine.kernels.target import wanted_target
+from nanoengine.kernels.native.target import wanted_target
 
 PROC_STAT = Path("/proc/stat")
 BUSY = 0.15  # cores of other processes from which figures are in doubt

@@ -38,18 +38,18 @@ from benchmarks.report import Report
 from benchmarks.session import model_of, runner_of, weight_bytes
 from benchmarks.texts import TEXTS, windows
 from nanoengine import LLM, SamplingParams
-from nanoengine.attention.backend import AttentionBackend
 from nanoengine.core.config import DTYPES
 from nanoengine.core.inputs import pack
 from nanoengine.core.messages import RowSampling, Run, Started, StepPlan
 from nanoengine.core.model_runner import ModelRunner
-from nanoengine.kernels.interface import Kernels
+from nanoengine.kernels.attention import AttentionBackend
+from nanoengine.kernels.operations import Kernels
 from nanoengine.models.checkpoint import Checkpoint, TensorHeader
 from nanoengine.models.decoder import Decoder, build_model
 from nanoengine.models.loader import Quantizer, load_weights, open_checkpoint
 from nanoengine.models.names import WEIGHT_FILES, find_model
 from nanoengine.models.options import QUANTIZATIONS
-from nanoengine.quantization.at_load import quantizer
+from nanoengine.models.quantization.at_load import quantizer
 
 STORED = "stored"
 WEIGHTS = (STORED, *QUANTIZATIONS, *block_encoder.FORMATS)

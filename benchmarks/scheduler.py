@@ -30,19 +30,19 @@ from nanoengine.core.messages import StepPlan, StepResult
 from nanoengine.core.scheduler import Scheduler
 from nanoengine.core.seams import KVStore, PolicyPart
 from nanoengine.core.sequence import Request, Sequence
-from nanoengine.fairness.block_share import BlockShare
-from nanoengine.fairness.time_share import Clients, TimeShare
-from nanoengine.kv_groups.common_prefix import CommonPrefix
-from nanoengine.kv_offload.host_tier import HostTier
-from nanoengine.kv_offload.offload import Offload
-from nanoengine.observability.observer import Observer
-from nanoengine.pooling.files import Made
-from nanoengine.pooling.pooler import Pooler
-from nanoengine.sampling.collector import Collector
-from nanoengine.speculation.ngram import NgramProposer
-from nanoengine.speculation.speculation import Speculation
-from nanoengine.structured.grammars import Grammars
-from nanoengine.structured.structured import Structured
+from nanoengine.features.fairness.block_share import BlockShare
+from nanoengine.features.fairness.time_share import Clients, TimeShare
+from nanoengine.features.kv_groups.common_prefix import CommonPrefix
+from nanoengine.features.kv_offload.host_tier import HostTier
+from nanoengine.features.kv_offload.offload import Offload
+from nanoengine.features.observability.observer import Observer
+from nanoengine.features.pooling.files import Made
+from nanoengine.features.pooling.pooler import Pooler
+from nanoengine.features.sampling.collector import Collector
+from nanoengine.features.speculation.ngram import NgramProposer
+from nanoengine.features.speculation.speculation import Speculation
+from nanoengine.features.structured.grammars import Grammars
+from nanoengine.features.structured.structured import Structured
 
 EVERYTHING = "with all capabilities"
 SHARES = {"plenty": 1.0, "a quarter": 0.25}

@@ -26,7 +26,7 @@ from benchmarks.report import Report
 from benchmarks.session import Session, open_session
 from benchmarks.workload import random_tokens
 from nanoengine import SamplingParams
-from nanoengine.speculation.statistics import SpeculationStats
+from nanoengine.features.speculation.statistics import SpeculationStats
 
 ROOT = Path(__file__).parent.parent
 WITHOUT = "without speculation"

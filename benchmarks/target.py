@@ -11,7 +11,7 @@ import os
 import sys
 
 from benchmarks.options import BadOption
-from nanoengine.kernels.target import VARIABLE
+from nanoengine.kernels.native.target import VARIABLE
 
 LIBRARIES = {
     "x86-64-v3": {

@@ -22,7 +22,7 @@ from benchmarks.report import ENGINE
 from benchmarks.session import Session
 from nanoengine import LLM, LoRARequest
 from nanoengine.core.sequence import Request
-from nanoengine.lora.places import find_places
+from nanoengine.features.lora.places import find_places
 
 RANK = 16
 RECORD = {

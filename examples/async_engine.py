@@ -3,9 +3,9 @@
 import asyncio
 
 from nanoengine import SamplingParams
-from nanoengine.aio.async_llm_engine import AsyncLLMEngine
-from nanoengine.aio.build import build_async_engine
 from nanoengine.builder import build_engine, read_config
+from nanoengine.serve.aio.async_llm_engine import AsyncLLMEngine
+from nanoengine.serve.aio.build import build_async_engine
 
 PROMPTS = ["def push(self, item):\n", "import json\n", "class Queue:\n", "for line in "]
 

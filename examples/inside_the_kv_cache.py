@@ -7,7 +7,7 @@ import tempfile
 from typing import Any
 
 from nanoengine import LLM, BeamSearchParams, SamplingParams
-from nanoengine.observability.kv_events import BlockStored, KVEvent
+from nanoengine.features.observability.kv_events import BlockStored, KVEvent
 
 PROMPT = """import os
 import sys

@@ -7,7 +7,7 @@ import json
 import sys
 import urllib.request
 
-from nanoengine.ray import deployment
+from nanoengine.scale.ray import deployment
 
 try:
     import ray

@@ -20,15 +20,15 @@ if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 if TYPE_CHECKING:
-    from nanoengine.aio.async_llm_engine import AsyncLLMEngine
-    from nanoengine.beam_search.params import BeamSearchParams
     from nanoengine.core.outputs import CompletionOutput, RequestOutput
+    from nanoengine.features.beam_search.params import BeamSearchParams
+    from nanoengine.features.lora.request import LoRARequest
+    from nanoengine.features.observability.metrics import RequestMetrics
+    from nanoengine.features.pooling.params import PoolingParams
+    from nanoengine.features.sampling.params import SamplingParams
+    from nanoengine.features.structured.params import StructuredOutputs, StructuredOutputsParams
     from nanoengine.llm import LLM
-    from nanoengine.lora.request import LoRARequest
-    from nanoengine.observability.metrics import RequestMetrics
-    from nanoengine.pooling.params import PoolingParams
-    from nanoengine.sampling.params import SamplingParams
-    from nanoengine.structured.params import StructuredOutputs, StructuredOutputsParams
+    from nanoengine.serve.aio.async_llm_engine import AsyncLLMEngine
 
 __version__ = "0.1.0"
 
@@ -48,16 +48,16 @@ __all__ = [
 
 _MODULES = {
     "LLM": "nanoengine.llm",
-    "LoRARequest": "nanoengine.lora.request",
-    "AsyncLLMEngine": "nanoengine.aio.async_llm_engine",
-    "BeamSearchParams": "nanoengine.beam_search.params",
+    "LoRARequest": "nanoengine.features.lora.request",
+    "AsyncLLMEngine": "nanoengine.serve.aio.async_llm_engine",
+    "BeamSearchParams": "nanoengine.features.beam_search.params",
     "CompletionOutput": "nanoengine.core.outputs",
-    "PoolingParams": "nanoengine.pooling.params",
-    "RequestMetrics": "nanoengine.observability.metrics",
+    "PoolingParams": "nanoengine.features.pooling.params",
+    "RequestMetrics": "nanoengine.features.observability.metrics",
     "RequestOutput": "nanoengine.core.outputs",
-    "SamplingParams": "nanoengine.sampling.params",
-    "StructuredOutputs": "nanoengine.structured.params",
-    "StructuredOutputsParams": "nanoengine.structured.params",
+    "SamplingParams": "nanoengine.features.sampling.params",
+    "StructuredOutputs": "nanoengine.features.structured.params",
+    "StructuredOutputsParams": "nanoengine.features.structured.params",
 }
 
 

@@ -14,7 +14,7 @@ def main() -> int:
     may_interrupt = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if may_interrupt:  # while modules are imported, nothing is there to be cleaned up: Ctrl-C ends the process at once
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from nanoengine.cli import main as run
+    from nanoengine.serve.cli import main as run
 
     status = 130
     try:

@@ -21,9 +21,9 @@ from nanoengine.sizes import size
 
 if TYPE_CHECKING:
     from nanoengine.core.capability import Capability
+    from nanoengine.features.observability.observer import Observer
     from nanoengine.models.capability import Models
     from nanoengine.models.tokenizer import ModelTokenizer
-    from nanoengine.observability.observer import Observer
 
 
 class Entry(NamedTuple):
@@ -37,10 +37,10 @@ class Entry(NamedTuple):
     package: str | None = None
 
 
-ROOMS = ("nanoengine",)
+ROOMS = ("nanoengine", *(f"nanoengine.{room}" for room in ("kernels", "models", "features", "scale", "serve")))
 """Packages in which the folders of capabilities and of other doors are."""
 
-LAYERS = ("models", "kernels", "attention", "layers", "quantization", "gguf")
+LAYERS = ("models", "kernels", "layers", "quantization", "gguf")
 """Folders that only work together."""
 
 

@@ -22,15 +22,15 @@ from nanoengine.progress import new_bar
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from nanoengine.beam_search.params import BeamSearchParams
-    from nanoengine.lora.adapters import Adapters
-    from nanoengine.lora.request import LoRARequest
+    from nanoengine.features.beam_search.params import BeamSearchParams
+    from nanoengine.features.lora.adapters import Adapters
+    from nanoengine.features.lora.request import LoRARequest
+    from nanoengine.features.observability.kv_events import KVEventListener
+    from nanoengine.features.observability.metrics import CacheStats, EngineMetrics
+    from nanoengine.features.pooling.outputs import EmbeddingOutput
+    from nanoengine.features.pooling.params import PoolingParams
     from nanoengine.models.tokenizer import Message
-    from nanoengine.observability.kv_events import KVEventListener
-    from nanoengine.observability.metrics import CacheStats, EngineMetrics
-    from nanoengine.pooling.outputs import EmbeddingOutput
-    from nanoengine.pooling.params import PoolingParams
-    from nanoengine.tools.chats import Chats
+    from nanoengine.models.tools.chats import Chats
 
 Prompt = PlainPrompt | Mapping[str, Any]
 """A string, a list of token ids, or one of them in a table, as vLLM has it: {"prompt": ...} or {"prompt_token_ids": ...}."""
@@ -96,7 +96,7 @@ class LLM(CoreLLM):
         """What knows the adapters; raises InvalidConfig or InvalidRequest where there are none."""
         if not is_installed("lora"):
             raise not_installed("lora")
-        from nanoengine.lora.adapters import adapters_of
+        from nanoengine.features.lora.adapters import adapters_of
 
         return adapters_of(self.engine.scheduler.parts)
 
@@ -158,7 +158,7 @@ class LLM(CoreLLM):
         """Renders chats, and reads what answers say: `chats.read(output, tools)`."""
         if not is_installed("tools"):
             raise not_installed("tools")
-        from nanoengine.tools.chats import Chats
+        from nanoengine.models.tools.chats import Chats
 
         return Chats(self.tokenizer)
 
@@ -178,8 +178,8 @@ class LLM(CoreLLM):
         """
         if not is_installed("pooling"):
             raise not_installed("pooling")
-        from nanoengine.pooling.outputs import EmbeddingOutput
-        from nanoengine.pooling.params import PoolingParams
+        from nanoengine.features.pooling.outputs import EmbeddingOutput
+        from nanoengine.features.pooling.params import PoolingParams
 
         own = PoolingParams() if params is None else params
         if not all(isinstance(one, PoolingParams) for one in (own if isinstance(own, Sequence) else [own])):
@@ -206,8 +206,8 @@ class LLM(CoreLLM):
         for folder in ("beam_search", "sampling"):
             if not is_installed(folder):
                 raise not_installed(folder)
-        from nanoengine.beam_search.search import Search, beam_search
-        from nanoengine.sampling import params as sampling
+        from nanoengine.features.beam_search.search import Search, beam_search
+        from nanoengine.features.sampling import params as sampling
 
         asked = plain_prompts(prompts)
         adapters = None if lora_request is None else self._adapters()

@@ -15,18 +15,18 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from nanoengine import LLM, SamplingParams
-from nanoengine.attention.backend import AttentionBackend
 from nanoengine.core.inputs import InputBatch, pack
 from nanoengine.core.layers import Angles
 from nanoengine.core.messages import RowSampling, Run, Started, StepPlan
 from nanoengine.core.model_runner import ModelRunner
-from nanoengine.kernels.c_functions import c_functions
-from nanoengine.kernels.native_operations import unsupported_reason
-from nanoengine.kernels.torch_kernels import DenseRows
-from nanoengine.kv_groups.state_pool import StateKeeper
-from nanoengine.kv_offload.block_copier import BlockCopier
-from nanoengine.layers.rotary import RotaryEmbedding
+from nanoengine.features.kv_groups.state_pool import StateKeeper
+from nanoengine.features.kv_offload.block_copier import BlockCopier
+from nanoengine.kernels.attention import AttentionBackend
+from nanoengine.kernels.native.c_functions import c_functions
+from nanoengine.kernels.native.support import unsupported_reason
+from nanoengine.kernels.reference.operations import DenseRows
 from nanoengine.models.decoder import Decoder
+from nanoengine.models.layers.rotary import RotaryEmbedding
 from nanoengine.models.model_config import LayerConfig, ModelConfig, RopeConfig
 
 if TYPE_CHECKING:  # children that need no reference start without it

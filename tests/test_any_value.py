@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from nanoengine import LLM, SamplingParams
-from nanoengine.beam_search.params import BeamSearchParams
 from nanoengine.builder import option_types, read_config
 from nanoengine.core.config import EngineConfig
 from nanoengine.errors import NanoEngineError
-from nanoengine.pooling.params import PoolingParams
+from nanoengine.features.beam_search.params import BeamSearchParams
+from nanoengine.features.pooling.params import PoolingParams
 
 DEEP: Any = []
 for _ in range(300):

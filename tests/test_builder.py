@@ -13,8 +13,8 @@ from nanoengine.builder import CAPABILITIES, build_engine, find_folder, option_t
 from nanoengine.core.capability import Capability
 from nanoengine.core.model_runner import ModelRunner
 from nanoengine.errors import InvalidConfig
+from nanoengine.features.speculation.drafter import Drafter
 from nanoengine.models import placement
-from nanoengine.speculation.drafter import Drafter
 
 # ---- capabilities and their options
 

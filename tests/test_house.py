@@ -30,20 +30,20 @@ def test_linters_are_clean(command: tuple[str, ...]) -> None:
 
 POLICY = {
     "core": ("llm", "llm_engine", "scheduler", "block_manager", "sequence", "messages", "seams", "config", "options"),
-    "sampling": ("params", "collector", "detokenizer"),
-    "speculation": ("options", "speculation", "ngram"),
-    "kv_groups": ("layouts", "common_prefix", "options", "messages", "snapshots"),
-    "kv_offload": ("options", "offload", "host_tier", "disk_tier", "file_gate", "kv_folder"),
-    "structured": ("params", "grammars", "constraint", "forced", "structured"),
-    "lora": ("options", "request", "adapter", "adapters", "messages"),
-    "pooling": ("params", "options", "files", "pooler", "outputs"),
-    "fairness": ("options", "time_share", "least_priority"),
-    "observability": ("metrics", "observer", "kv_events", "view"),
-    "beam_search": ("search",),
-    "tools": ("chats", "grammar", "parser"),
-    "aio": ("async_llm_engine",),
-    "worker": ("child", "link", "remote_runner", "process"),
-    "replicas": (
+    "features.sampling": ("params", "collector", "detokenizer"),
+    "features.speculation": ("options", "speculation", "ngram"),
+    "features.kv_groups": ("layouts", "common_prefix", "options", "messages", "snapshots"),
+    "features.kv_offload": ("options", "offload", "host_tier", "disk_tier", "file_gate", "kv_folder"),
+    "features.structured": ("params", "grammars", "constraint", "forced", "structured"),
+    "features.lora": ("options", "request", "adapter", "adapters", "messages"),
+    "features.pooling": ("params", "options", "files", "pooler", "outputs"),
+    "features.fairness": ("options", "time_share", "least_priority"),
+    "features.observability": ("metrics", "observer", "kv_events", "view"),
+    "features.beam_search": ("search",),
+    "models.tools": ("chats", "grammar", "parser"),
+    "serve.aio": ("async_llm_engine",),
+    "scale.worker": ("child", "link", "remote_runner", "process"),
+    "scale.replicas": (
         "messages",
         "replica",
         "router",
@@ -70,7 +70,7 @@ import sys
 extras = ("transformers", "triton", "flash_attn", "llguidance", "accelerate", "gguf", "openai")
 for name in extras:
     sys.modules[name] = None  # an import of it fails, and find_spec finds nothing
-from nanoengine.cli import main
+from nanoengine.serve.cli import main
 from nanoengine import LLM, SamplingParams
 from nanoengine.errors import MissingPackage, InvalidSamplingParams
 
@@ -98,7 +98,7 @@ def test_what_everybody_gets_needs_no_extra() -> None:
 
 def test_running_on_a_cpu_imports_no_package_that_only_others_need() -> None:
     """Where it is installed, too: each takes a second."""
-    code = "import sys; from nanoengine.cli import main; main(['demo', '--device', 'cpu', '--max-tokens', '3'])"
+    code = "import sys; from nanoengine.serve.cli import main; main(['demo', '--device', 'cpu', '--max-tokens', '3'])"
     result = run("-c", f"{code}; print({{'transformers', 'triton', 'starlette'}} & set(sys.modules))")
     assert result.stdout.endswith("\nset()\n"), result.stdout + result.stderr
 
@@ -120,14 +120,6 @@ def modules() -> dict[str, set[str]]:
         ".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in (ROOT / "nanoengine").rglob("*.py")
     }
     return {name: imports_of(path) & set(names) - {name} for name, path in names.items()}
-
-
-def test_attention_knows_nothing_of_layers() -> None:
-    found = {name: imports for name, imports in modules().items() if name.startswith("nanoengine.attention.")}
-    assert found
-    for name, imports in found.items():
-        above = {other for other in imports if other.startswith(("nanoengine.layers", "nanoengine.models"))}
-        assert not above, f"{name} imports {sorted(above)}"
 
 
 def test_the_core_imports_nothing_else_of_the_package() -> None:
@@ -184,8 +176,6 @@ def test_every_new_tensor_says_its_dtype_and_its_device() -> None:
 TESTED_ELSEWHERE = {
     "__init__",
     "messages",
-    "triton",
-    "triton_kernels",
     "gates",
     "capability",
     "options",
@@ -197,19 +187,21 @@ TESTED_ELSEWHERE = {
 @pytest.mark.parametrize(
     "folder",
     [
-        "models",
-        "layers",
         "kernels",
-        "attention",
-        "gguf",
-        "quantization",
-        "kv_groups",
-        "fairness",
-        "beam_search",
-        "tools",
+        "kernels/native",
+        "kernels/reference",
+        "kernels/quantized",
+        "models",
+        "models/layers",
+        "models/gguf",
+        "models/quantization",
+        "features/kv_groups",
+        "features/fairness",
+        "features/beam_search",
+        "models/tools",
     ],
 )
 def test_every_module_has_its_tests(folder: str) -> None:
     modules = {path.stem for path in (ROOT / "nanoengine" / folder).glob("*.py")} - TESTED_ELSEWHERE
-    tests = {path.stem.removeprefix("test_") for path in (ROOT / "tests" / folder).glob("test_*.py")}
+    tests = {path.stem.removeprefix("test_") for path in (ROOT / "tests" / folder).rglob("test_*.py")}
     assert modules <= tests, f"no tests for {sorted(modules - tests)}"

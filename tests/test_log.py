@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 import pytest
 
 from nanoengine.log import Lines, log_of_child
-from nanoengine.worker.child import start_child
+from nanoengine.scale.worker.child import start_child
 
 PATIENCE = 60.0
 
@@ -75,7 +75,7 @@ def test_processes_that_are_started_log_as_this_one(capfd: pytest.CaptureFixture
     handler.setFormatter(Lines("json"))
     logger.addHandler(handler)
     try:
-        children = [start_child(f"nanoengine.{name}.process") for name in ("worker", "replicas")]
+        children = [start_child(f"nanoengine.scale.{name}.process") for name in ("worker", "replicas")]
     finally:
         logger.removeHandler(handler)
     for process, own in children:

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from nanoengine import LLM, SamplingParams
-from nanoengine.arguments import Parser
 from nanoengine.builder import read_config
 from nanoengine.errors import InvalidConfig, InvalidPrompt, UnknownOption, UnsupportedModel
-from nanoengine.server.command import add_arguments, configs, named_plugins
+from nanoengine.serve.arguments import Parser
+from nanoengine.serve.server.command import add_arguments, configs, named_plugins
 
 CAPABILITY = """
 from dataclasses import dataclass

@@ -12,7 +12,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from nanoengine.kernels.compiler import LIBRARY, PREBUILT_TARGETS, CannotCompile, find_compiler
+from nanoengine.kernels.native.compiler import LIBRARY, PREBUILT_TARGETS, CannotCompile, find_compiler
 
 pytest.importorskip("setuptools.command.bdist_wheel")
 
@@ -23,11 +23,11 @@ TARGETS = PREBUILT_TARGETS.get(platform.machine(), {})
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A package that is built as ours is, of one small kernel."""
-    kernels = tmp_path / "nanoengine" / "kernels"
+    kernels = tmp_path / "nanoengine" / "kernels" / "native"
     (kernels / "cpp").mkdir(parents=True)
     (kernels / "__init__.py").touch()
     (tmp_path / "nanoengine" / "__init__.py").touch()
-    shutil.copy(ROOT / "nanoengine" / "kernels" / "compiler.py", kernels)
+    shutil.copy(ROOT / "nanoengine" / "kernels" / "native" / "compiler.py", kernels)
     shutil.copy(ROOT / "setup.py", tmp_path)
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "nanoengine"\nversion = "1"\n')
     (kernels / "cpp" / "tiny.cpp").write_text(
@@ -53,7 +53,7 @@ def test_a_wheel_holds_kernels_for_every_target(project: Path) -> None:
         pytest.skip("only wheels for Linux hold any")
     name, prebuilt = build_wheel(project)
     assert name.startswith("nanoengine-1-py3-none-linux_")
-    assert prebuilt == sorted(f"nanoengine/kernels/prebuilt/{target}/{LIBRARY}" for target in TARGETS)
+    assert prebuilt == sorted(f"nanoengine/kernels/native/prebuilt/{target}/{LIBRARY}" for target in TARGETS)
     library = ZipFile(project / "dist" / name).read(prebuilt[0])
     assert b"answer" in library
     assert b"libstdc++" not in library, "it is inside"
@@ -61,7 +61,7 @@ def test_a_wheel_holds_kernels_for_every_target(project: Path) -> None:
 
 @pytest.mark.parametrize("obstacle", ["no compiler", "a failing one"])
 def test_without_a_compiler_it_is_pure(project: Path, obstacle: str) -> None:
-    left = project / "build" / "lib" / "nanoengine" / "kernels" / "prebuilt" / "old" / LIBRARY
+    left = project / "build" / "lib" / "nanoengine" / "kernels" / "native" / "prebuilt" / "old" / LIBRARY
     left.parent.mkdir(parents=True)
     left.touch()  # by an earlier build
     name, prebuilt = build_wheel(project, CXX="/nowhere/c++" if obstacle == "no compiler" else "false")

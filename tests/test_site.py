@@ -33,7 +33,7 @@ def test_every_page_is_in_it(site: Path) -> None:
 
 def test_names_have_their_docstrings(site: Path) -> None:
     page = (site / "reference/python.html").read_text()
-    for name in ("nanoengine.llm.LLM.generate", "nanoengine.sampling.params.SamplingParams"):
+    for name in ("nanoengine.llm.LLM.generate", "nanoengine.features.sampling.params.SamplingParams"):
         assert f'id="{name}"' in page, name
     assert "temperature" in page
 

@@ -17,7 +17,7 @@ from benchmarks.report import Report
 from nanoengine.core.attention import AttentionSpec, Runs
 from nanoengine.core.sampling import SamplingTable
 from nanoengine.kernels.triton.tuning import Tuning
-from nanoengine.quantization.at_load import quantizer
+from nanoengine.models.quantization.at_load import quantizer
 
 SHORT = 1 << 30
 """Of `short_prompt`: every prompt is."""

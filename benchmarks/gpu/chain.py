@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.random_weights import SHAPES
-from nanoengine.attention.triton import TritonAttention
 from nanoengine.core.attention import AttentionMetadata
-from nanoengine.kernels.interface import QuantizedSlot
+from nanoengine.kernels.operations import QuantizedSlot
+from nanoengine.kernels.triton.attention.backend import TritonAttention
+from nanoengine.kernels.triton.operations import TritonKernels
 from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning
-from nanoengine.kernels.triton_kernels import TritonKernels
 from nanoengine.models.architectures import read_model_config
 from nanoengine.models.decoder import build_model
 from nanoengine.models.loader import Quantizer

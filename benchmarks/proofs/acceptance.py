@@ -13,12 +13,12 @@ import numpy as np
 
 from nanoengine import SamplingParams
 from nanoengine.errors import InvalidSamplingParams
+from nanoengine.features.structured.constraint import Constraint
+from nanoengine.features.structured.grammars import Grammars
+from nanoengine.features.structured.params import StructuredOutputs
+from nanoengine.features.structured.structured import Structured
 from nanoengine.models.description import describe
 from nanoengine.models.names import find_model
-from nanoengine.structured.constraint import Constraint
-from nanoengine.structured.grammars import Grammars
-from nanoengine.structured.params import StructuredOutputs
-from nanoengine.structured.structured import Structured
 
 LONGEST = 32
 """Characters of a token that is looked for."""

@@ -10,12 +10,6 @@ from functools import partial
 
 import torch
 
-from nanoengine.attention.backend import AttentionBackend
-from nanoengine.attention.flash_attn import FlashAttention
-from nanoengine.attention.kv_cache import BlockMajorKVCache, HugePageKVCache
-from nanoengine.attention.native import NativeAttention
-from nanoengine.attention.torch_reference import TorchAttention
-from nanoengine.attention.triton import TritonAttention
 from nanoengine.core.attention import AttentionSpec, CoreAttentionBackend
 from nanoengine.core.capability import Capability
 from nanoengine.core.kernels import CoreKernels
@@ -23,12 +17,18 @@ from nanoengine.core.kv_cache import KVCache
 from nanoengine.core.model_config import DenseConfig
 from nanoengine.core.startup import Startup
 from nanoengine.errors import InvalidConfig, shown
-from nanoengine.kernels.interface import Kernels
-from nanoengine.kernels.native_kernels import NativeKernels
-from nanoengine.kernels.native_operations import unsupported_reason
+from nanoengine.kernels.attention import AttentionBackend
+from nanoengine.kernels.flash_attn import FlashAttention
+from nanoengine.kernels.kv_cache import BlockMajorKVCache, HugePageKVCache
+from nanoengine.kernels.native.attention import NativeAttention
+from nanoengine.kernels.native.operations import NativeKernels
+from nanoengine.kernels.native.support import unsupported_reason
+from nanoengine.kernels.operations import Kernels
 from nanoengine.kernels.options import KernelOptions
-from nanoengine.kernels.torch_kernels import TorchKernels
+from nanoengine.kernels.reference.attention import TorchAttention
+from nanoengine.kernels.reference.operations import TorchKernels
 from nanoengine.kernels.triton import launch
+from nanoengine.kernels.triton.attention.backend import TritonAttention
 
 logger = logging.getLogger("nanoengine")
 
@@ -154,7 +154,7 @@ def choose_kernels(
         return TorchKernels(reason and f"no {wanted} ones: {reason}")
     if wanted == "native":
         return NativeKernels(activation_dtype=activation_dtype, num_threads=num_threads)
-    from nanoengine.kernels.triton_kernels import TritonKernels  # only now: the package triton need not be there
+    from nanoengine.kernels.triton.operations import TritonKernels  # only now: the package triton need not be there
 
     return TritonKernels()
 

@@ -26,8 +26,8 @@ from nanoengine.models.families import (
 )
 from nanoengine.models.families.windows import layer_types_of
 from nanoengine.models.model_config import ModelConfig
+from nanoengine.models.quantization.scheme import QUANTIZATION, read_scheme
 from nanoengine.models.rope_config import reach, rescaled
-from nanoengine.quantization.scheme import QUANTIZATION, read_scheme
 
 FAMILIES = (
     llama,

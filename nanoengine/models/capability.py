@@ -7,27 +7,27 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from nanoengine.attention.backend import AttentionBackend
 from nanoengine.core.capability import Capability
 from nanoengine.core.errors import InvalidConfig
 from nanoengine.core.startup import Startup
-from nanoengine.kernels.interface import Kernels
+from nanoengine.kernels.attention import AttentionBackend
+from nanoengine.kernels.operations import Kernels
 from nanoengine.kernels.triton.launch import float8_unsupported_reason
-from nanoengine.layers.factory import Factory
 from nanoengine.models.advice import default_sampling
 from nanoengine.models.checkpoint import Checkpoint
 from nanoengine.models.decoder import Decoder, attention_specs
 from nanoengine.models.description import describe
+from nanoengine.models.layers.factory import Factory
 from nanoengine.models.loader import Quantizer, as_stored, check_weights, load_weights, open_checkpoint, weight_bytes
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.models.names import WEIGHT_FILES, find_model
 from nanoengine.models.options import ModelOptions
 from nanoengine.models.placement import check_room_for_weights
+from nanoengine.models.quantization.at_load import quantizer
+from nanoengine.models.quantization.packed_folder import PackedFolder
 from nanoengine.models.safetensors_folder import SafetensorsFolder
 from nanoengine.models.tokenizer import ModelTokenizer
 from nanoengine.plugins import PluginOptions
-from nanoengine.quantization.at_load import quantizer
-from nanoengine.quantization.packed_folder import PackedFolder
 
 
 class Models(Capability):

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from nanoengine.quantization.tensor import QuantizedExperts, QuantizedTensor
+from nanoengine.kernels.quantized.tensor import QuantizedExperts, QuantizedTensor
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 

@@ -12,22 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionBackend
 from nanoengine.core.attention import AttentionMetadata, AttentionSpec
 from nanoengine.core.kernels import WeightSlot
 from nanoengine.core.layers import Angles, Linear, RMSNorm
 from nanoengine.core.qwen3 import DenseAttention, DenseDecoder, DenseLayer, DenseMLP
-from nanoengine.kernels.interface import Kernels
-from nanoengine.layers.attention import Attention, ScaledAttention, WideNormAttention
-from nanoengine.layers.delta_net import DeltaNet
-from nanoengine.layers.experts import Experts, ExpertsAndShared
-from nanoengine.layers.factory import Factory
-from nanoengine.layers.mamba2 import Mamba2
-from nanoengine.layers.mixer import Mixer
-from nanoengine.layers.norm import NoNorm, OffsetNorm
-from nanoengine.layers.rotary import QueryScale, RotaryEmbedding, rotary_order
-from nanoengine.layers.short_conv import ShortConv
-from nanoengine.layers.slots import Reordered
+from nanoengine.kernels.attention import AttentionBackend
+from nanoengine.kernels.operations import Kernels
+from nanoengine.models.layers.attention import Attention, ScaledAttention, WideNormAttention
+from nanoengine.models.layers.delta_net import DeltaNet
+from nanoengine.models.layers.experts import Experts, ExpertsAndShared
+from nanoengine.models.layers.factory import Factory
+from nanoengine.models.layers.mamba2 import Mamba2
+from nanoengine.models.layers.mixer import Mixer
+from nanoengine.models.layers.norm import NoNorm, OffsetNorm
+from nanoengine.models.layers.rotary import QueryScale, RotaryEmbedding, rotary_order
+from nanoengine.models.layers.short_conv import ShortConv
+from nanoengine.models.layers.slots import Reordered
 from nanoengine.models.model_config import ModelConfig, RopeConfig
 
 NAMES_OF_Q_AND_K = re.compile(r"\.(q_proj|k_proj|qkv_proj|q_norm|k_norm)\.")

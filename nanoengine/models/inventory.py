@@ -11,13 +11,13 @@ from textwrap import shorten
 from nanoengine.core.model_config import read_file
 from nanoengine.core.ram import available_ram
 from nanoengine.errors import ModelNotFound, NanoEngineError
-from nanoengine.gguf.file import GGUFFile
 from nanoengine.models.architectures import read_model_config
 from nanoengine.models.description import config_table
 from nanoengine.models.fetch import DOWNLOADS, models_folder
+from nanoengine.models.gguf.file import GGUFFile
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.models.names import WEIGHT_FILES, find_model, first_parts
-from nanoengine.quantization.scheme import read_scheme
+from nanoengine.models.quantization.scheme import read_scheme
 
 COLUMNS = ("model", "architecture", "parameters", "on disk", "weights in memory", "KV of 1,000 tokens", "runs here")
 LONGEST_PROBLEM = 160

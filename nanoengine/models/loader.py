@@ -10,24 +10,24 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.core.weights import EMBEDDING, HEAD
 from nanoengine.errors import InvalidWeights
-from nanoengine.gguf.checkpoint import GGUFCheckpoint
-from nanoengine.gguf.file import GGUFFile
-from nanoengine.kernels.interface import QuantizedSlot, SlotInParts, WeightSlot
-from nanoengine.kernels.torch_kernels import TorchKernels
+from nanoengine.kernels.operations import QuantizedSlot, SlotInParts, WeightSlot
+from nanoengine.kernels.quantized.tensor import QuantizedExperts, QuantizedTensor
+from nanoengine.kernels.reference.attention import TorchAttention
+from nanoengine.kernels.reference.operations import TorchKernels
 from nanoengine.models.checkpoint import FLOATS, Checkpoint
 from nanoengine.models.decoder import build_model
 from nanoengine.models.description import config_table
+from nanoengine.models.gguf.checkpoint import GGUFCheckpoint
+from nanoengine.models.gguf.file import GGUFFile
 from nanoengine.models.model_config import ModelConfig
+from nanoengine.models.quantization.at_load import BITS
+from nanoengine.models.quantization.mxfp4_folder import Mxfp4Folder
+from nanoengine.models.quantization.packed_folder import PackedFolder
+from nanoengine.models.quantization.scheme import read_scheme
 from nanoengine.models.safetensors_folder import SafetensorsFolder
 from nanoengine.progress import stage
-from nanoengine.quantization.at_load import BITS
-from nanoengine.quantization.mxfp4_folder import Mxfp4Folder
-from nanoengine.quantization.packed_folder import PackedFolder
-from nanoengine.quantization.scheme import read_scheme
-from nanoengine.quantization.tensor import QuantizedExperts, QuantizedTensor
 
 STACKED = "gate_up_proj", "down_proj"
 MAX_PROBLEMS = 1000

@@ -9,7 +9,7 @@ from nanoengine.core.model_config import DenseConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """By which angles heads are rotated (`layers/rotary.py` says how each kind is computed)."""
+    """By which angles heads are rotated (`models/layers/rotary.py` says how each kind is computed)."""
 
     theta: float
     rotary_dim: int  # leading dimensions of a head that are rotated; the others stay as they are
@@ -103,7 +103,7 @@ class ModelConfig(DenseConfig):
     states: StateConfig | None = None  # of layers that have no attention
     has_output_gate: bool = False  # q_proj makes a gate of what attention says, too
     mlp_bias: bool = False
-    activation: str = "silu"  # of MLPs and experts: one of `kernels/gates.py`
+    activation: str = "silu"  # of MLPs and experts: one of `kernels/reference/gates.py`
     norm_offset: float = 0.0  # added to every norm weight when it is loaded (Gemma stores w - 1)
     has_sinks: bool = False  # one more score for each head, which no token has
     # "head": over each head of q and k; "full": over all of them together; "plain": over each that is rotated, without weights

@@ -9,9 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from nanoengine.errors import ModelNotFound, did_you_mean, shown
-from nanoengine.gguf.file import PART
-from nanoengine.gguf.header import MAGIC
 from nanoengine.models.fetch import DOWNLOADS
+from nanoengine.models.gguf.file import PART
+from nanoengine.models.gguf.header import MAGIC
 
 DEMO = Path(__file__).parent.parent / "demo"
 DESCRIPTION_FILES = ("*.json", "*.jinja", "*.txt", "*.model")

@@ -194,7 +194,7 @@ class GGUFTokenizer(ModelTokenizer):
     """
 
     def __init__(self, metadata: Mapping[str, Any], chat_template: str | None = None):
-        from nanoengine.gguf.tokenizer import read_vocabulary
+        from nanoengine.models.gguf.tokenizer import read_vocabulary
 
         self._vocabulary = found = read_vocabulary(metadata)
         super().__init__(found.tokenizer, "the tokenizer in the GGUF file")

@@ -1,4 +1,6 @@
-"""An attention layer over a backend that notes its calls; what comes out with real backends is tested in tests/attention."""
+"""An attention layer over a backend that notes its calls; what comes out with real backends is tested in
+tests/kernels/attention.
+"""
 
 from __future__ import annotations
 

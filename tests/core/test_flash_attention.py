@@ -21,11 +21,11 @@ from nanoengine.core.flash_attention import CausalFlashAttention
 from nanoengine.core.llm import CoreLLM
 from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.startup import Startup
-from tests.attention.contract import check_step
-from tests.attention.every_backend import Kind
-from tests.attention.paged import Heads, Pool, Sequences
-from tests.attention.stand_ins import CAPABILITY, MODULES, PACKAGES, functions_of, installed, pretend_gpu
 from tests.core.paged_attention import in_contract
+from tests.kernels.attention.contract import check_step
+from tests.kernels.attention.every_backend import Kind
+from tests.kernels.attention.paged import Heads, Pool, Sequences
+from tests.kernels.attention.stand_ins import CAPABILITY, MODULES, PACKAGES, functions_of, installed, pretend_gpu
 
 DEMO = str(Path(__file__).parents[2] / "nanoengine" / "demo")
 CPU = torch.device("cpu")

@@ -9,10 +9,10 @@ import torch
 
 from nanoengine.core import torch_attention
 from nanoengine.core.torch_attention import CausalTorchAttention
-from tests.attention.contract import check_step, check_write
-from tests.attention.every_backend import Kind
-from tests.attention.paged import Heads, Pool, Sequences, assert_attended
 from tests.core.paged_attention import attention_calls, in_contract
+from tests.kernels.attention.contract import check_step, check_write
+from tests.kernels.attention.every_backend import Kind
+from tests.kernels.attention.paged import Heads, Pool, Sequences, assert_attended
 
 BACKEND = in_contract(CausalTorchAttention)
 DTYPES = (torch.float32, torch.float32, torch.bfloat16, torch.float16)

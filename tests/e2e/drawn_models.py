@@ -15,13 +15,13 @@ from torch import Tensor
 
 from benchmarks import block_encoder
 from nanoengine import LLM
-from nanoengine.attention import flash_attn
-from nanoengine.kernels.native_operations import unsupported_reason
+from nanoengine.kernels import flash_attn
+from nanoengine.kernels.native.support import unsupported_reason
+from nanoengine.kernels.quantized.tensor import QuantizedTensor
 from nanoengine.models import capability as models
 from nanoengine.models.description import Description
-from nanoengine.quantization.at_load import quantizer
-from nanoengine.quantization.tensor import QuantizedTensor
-from tests.attention.stand_ins import PACKAGES, installed
+from nanoengine.models.quantization.at_load import quantizer
+from tests.kernels.attention.stand_ins import PACKAGES, installed
 from tests.models.families import SHAPES, family_checkpoint
 from tests.support import backend_of, fill_kv_with_nan
 

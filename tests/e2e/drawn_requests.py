@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from nanoengine import LLM, BeamSearchParams, RequestOutput, SamplingParams
-from nanoengine.beam_search.search import beam_search
 from nanoengine.core.sequence import Request
-from nanoengine.sampling.token_logprobs import TokenLogprobs
+from nanoengine.features.beam_search.search import beam_search
+from nanoengine.features.sampling.token_logprobs import TokenLogprobs
 from tests.e2e.drawn_models import Model
 from tests.e2e.small_engine import finish
 

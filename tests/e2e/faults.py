@@ -16,7 +16,7 @@ from nanoengine.core.messages import Launched, StepPlan
 from nanoengine.core.model_runner import ModelRunner
 from nanoengine.core.scheduler import Step
 from nanoengine.core.sequence import Request, Sequence
-from nanoengine.recording import recorded_steps
+from nanoengine.kernels.recording import recorded_steps
 from tests.e2e.small_engine import Broken
 from tests.support import model_runner
 

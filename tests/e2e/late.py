@@ -16,9 +16,9 @@ from torch import Tensor
 from nanoengine.core import startup as startup_module
 from nanoengine.core.device import Device
 from nanoengine.core.startup import Startup
-from nanoengine.recording import capability as recording
-from nanoengine.recording.options import RecordingOptions
-from nanoengine.recording.recorded_steps import RecordedSteps, Recorder
+from nanoengine.kernels.recording import capability as recording
+from nanoengine.kernels.recording.options import RecordingOptions
+from nanoengine.kernels.recording.recorded_steps import RecordedSteps, Recorder
 
 GARBAGE = -12345
 

@@ -28,8 +28,8 @@ from nanoengine import LLM, RequestOutput, SamplingParams
 from nanoengine.core.messages import Launched, StepPlan, StepResult
 from nanoengine.core.sequence import Request
 from nanoengine.errors import NotFiniteLogits
+from nanoengine.features.kv_groups.layouts import Need, group_layers
 from nanoengine.interrupts import Interruptible
-from nanoengine.kv_groups.layouts import Need, group_layers
 from nanoengine.models import capability as models
 from tests.e2e.drawn_models import MAX_LEN, Model, checkpoint, draw_model, opened
 from tests.e2e.drawn_requests import (
@@ -45,9 +45,9 @@ from tests.e2e.drawn_requests import (
 from tests.e2e.faults import CTRL_C, POINTS, Saboteur
 from tests.e2e.late import late_device
 from tests.e2e.small_engine import assert_idle, step
+from tests.features.speculation.scripted import HARM, Scripted
+from tests.features.speculation.test_every_way import knowing
 from tests.models.families import WITH_STATES
-from tests.speculation.scripted import HARM, Scripted
-from tests.speculation.test_every_way import knowing
 from tests.support import model_runner, threads
 
 

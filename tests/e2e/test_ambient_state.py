@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from nanoengine import LLM, LoRARequest, SamplingParams
-from nanoengine.kernels.native_operations import unsupported_reason
-from tests.lora.written import linear_layers, write_adapter
+from nanoengine.kernels.native.support import unsupported_reason
+from tests.features.lora.written import linear_layers, write_adapter
 from tests.models.families import family_checkpoint
 from tests.support import tiny_checkpoint
 

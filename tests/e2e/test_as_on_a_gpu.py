@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from nanoengine import LLM, SamplingParams
-from nanoengine.recording.recorded_steps import RecordedSteps
+from nanoengine.kernels.recording.recorded_steps import RecordedSteps
 from tests.e2e.late import late_device
 from tests.e2e.small_engine import assert_idle, open_llm
 from tests.support import backend_of, fill_kv_with_nan, model_runner

@@ -16,12 +16,12 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from nanoengine import LLM, SamplingParams
-from nanoengine.aio.build import build_async_engine
 from nanoengine.builder import build_engine, read_config
 from nanoengine.errors import (
     EngineClosed,
     InvalidConfig,
 )
+from nanoengine.serve.aio.build import build_async_engine
 from tests.e2e.small_engine import (
     GREEDY,
     PROMPTS,

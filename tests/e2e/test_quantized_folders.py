@@ -14,7 +14,7 @@ import transformers
 from nanoengine import LLM, SamplingParams
 from nanoengine.errors import InvalidWeights
 from tests.models.families import partial
-from tests.quantization.packed_models import (
+from tests.models.quantization.packed_models import (
     FORMS,
     Form,
     awq_form,

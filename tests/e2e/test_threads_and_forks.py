@@ -7,7 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from nanoengine import LLM, SamplingParams
-from tests.aio.toys import PATIENCE
+from tests.serve.aio.toys import PATIENCE
 
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 

@@ -10,10 +10,10 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed: it is made for Linux on x86-64 alone")
 
 from benchmarks.workload import lens_of_workload
-from nanoengine.attention.triton import TritonAttention
 from nanoengine.core.attention import AttentionSpec
-from tests.attention.paged import PLAIN, Heads, Pool, Sequences, assert_attended
+from nanoengine.kernels.triton.attention.backend import TritonAttention
 from tests.gpu.marks import needs_gpu
+from tests.kernels.attention.paged import PLAIN, Heads, Pool, Sequences, assert_attended
 from tests.kernels.formulas import DEVICE
 
 PRODUCTION, SMALL = Heads(8, 2, 128), Heads(2, 2, 32)

@@ -10,9 +10,9 @@ import pytest
 
 from benchmarks.gpu.modes import running_in
 from nanoengine import LLM, SamplingParams
+from tests.features.speculation.scripted import Scripted
 from tests.gpu.engines import MODEL, TINY_POOL, VOCAB_SIZE, Tokens, every_mode, generate, open_llm, requests
 from tests.gpu.marks import needs_gpu
-from tests.speculation.scripted import Scripted
 from tests.support import tiny_checkpoint
 
 HOST_MEMORY = 64 << 20

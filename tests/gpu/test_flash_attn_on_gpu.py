@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nanoengine.attention.backend import AttentionBackend
 from nanoengine.core.attention import AttentionSpec
 from nanoengine.errors import InvalidConfig
+from nanoengine.kernels.attention import AttentionBackend
 from nanoengine.kernels.capability import choose_backend
-from tests.attention.contract import check_step
-from tests.attention.every_backend import Kind
-from tests.attention.paged import Heads, Pool, Sequences, assert_attended
 from tests.gpu.marks import needs_gpu
+from tests.kernels.attention.contract import check_step
+from tests.kernels.attention.every_backend import Kind
+from tests.kernels.attention.paged import Heads, Pool, Sequences, assert_attended
 from tests.kernels.formulas import DEVICE
 from tests.support import TOY
 

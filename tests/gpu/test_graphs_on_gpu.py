@@ -13,8 +13,8 @@ import torch
 from benchmarks.gpu.modes import MODES, Mode, running_in
 from nanoengine import LLM, SamplingParams
 from nanoengine.core.sequence import Phase, Request
-from nanoengine.recording.buckets import Bucket, decode_buckets, prompt_buckets
-from nanoengine.recording.recorded_steps import RecordedSteps
+from nanoengine.kernels.recording.buckets import Bucket, decode_buckets, prompt_buckets
+from nanoengine.kernels.recording.recorded_steps import RecordedSteps
 from tests.e2e.small_engine import assert_idle, submit
 from tests.gpu.engines import MAX_LEN, VOCAB_SIZE, generate, open_llm
 from tests.gpu.marks import needs_gpu

@@ -16,16 +16,16 @@ from torch import Tensor
 
 from benchmarks.gpu.modes import MODES, Mode, modes_of, running_in
 from nanoengine import LLM, RequestOutput, SamplingParams
+from nanoengine.features.kv_groups.state_pool import StateKeeper
 from nanoengine.kernels import recurrences as reference
 from nanoengine.kernels.recurrences import Decay, StateRuns, Stores
-from nanoengine.kv_groups.state_pool import StateKeeper
 from tests.e2e.small_engine import assert_idle
+from tests.features.kv_groups.states import saying, snapshots_of
+from tests.features.speculation.scripted import Scripted, erring
 from tests.gpu.marks import needs_gpu
 from tests.gpu.test_demo_on_gpu import clear_tokens
 from tests.gpu.test_waiting_on_gpu import waiting_is_an_error, watch
-from tests.kv_groups.states import saying, snapshots_of
 from tests.models.families import WITH_STATES, engine, family_checkpoint
-from tests.speculation.scripted import Scripted, erring
 from tests.support import backend_of, fill_kv_with_nan, forced_logits, model_runner, reference_logits, reference_model
 
 TOKENS = torch.randint(0, 250, (75,), generator=torch.Generator().manual_seed(0)).tolist()
@@ -227,7 +227,7 @@ def runs_of(slots: list[int], lens: list[int]) -> StateRuns:
 @pytest.mark.parametrize("kind", [pytest.param(own, marks=needs_gpu) for own in ("delta rule", "mamba2", "conv")])
 def test_bits_do_not_depend_on_cuts_in_real_sizes(kind: str, dtype: torch.dtype) -> None:
     """One long run alone, in chunks, token by token beside 60 others, and with snapshots that the rest begins from."""
-    from nanoengine.kernels.triton_kernels import TritonKernels
+    from nanoengine.kernels.triton.operations import TritonKernels
 
     torch.manual_seed(0)
     kernels, count, slots = TritonKernels(), 333, 70

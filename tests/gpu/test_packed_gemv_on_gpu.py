@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoengine.quantization.at_load import quantizer
-from nanoengine.quantization.tensor import Grouped
+from nanoengine.kernels.quantized.tensor import Grouped
+from nanoengine.models.quantization.at_load import quantizer
 from tests.gpu.marks import needs_gpu
 
 pytest.importorskip("triton", reason="Triton is not installed: it is made for Linux on x86-64 alone")
 import triton
 import triton.language as tl
 
-from nanoengine.kernels.triton.packed import Packed, raised_numbers
-from nanoengine.kernels.triton.packed_gemv import packed_gemv
+from nanoengine.kernels.triton.products.packed import Packed, raised_numbers
+from nanoengine.kernels.triton.products.packed_gemv import packed_gemv
 
 pytestmark = needs_gpu
 

@@ -7,8 +7,8 @@ import torch
 
 from nanoengine.errors import InvalidConfig
 from nanoengine.kernels.triton.launch import float8_unsupported_reason
-from nanoengine.kernels.triton_kernels import TritonKernels
-from nanoengine.quantization.at_load import quantizer
+from nanoengine.kernels.triton.operations import TritonKernels
+from nanoengine.models.quantization.at_load import quantizer
 from tests.gpu.marks import needs_gpu
 from tests.gpu.test_demo_on_gpu import ON_GPU, PROMPTS, clear_tokens, greedy
 

@@ -14,16 +14,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoengine.attention.native import NativeAttention
 from nanoengine.caches import cache_folder
-from nanoengine.kernels.c_functions import functions_of
-from nanoengine.kernels.compiler import NATIVE, SOURCES, CannotCompile, compile_library, find_compiler
-from nanoengine.kernels.compiler import flags_for as kernel_flags
 from nanoengine.kernels.memory import Arena
-from nanoengine.kernels.native_kernels import NativeKernels
-from tests.attention import every_backend
-from tests.attention.contract import check_step, check_write
-from tests.attention.test_one_number import check_one_number
+from nanoengine.kernels.native.attention import NativeAttention
+from nanoengine.kernels.native.c_functions import functions_of
+from nanoengine.kernels.native.compiler import NATIVE, SOURCES, CannotCompile, compile_library, find_compiler
+from nanoengine.kernels.native.compiler import flags_for as kernel_flags
+from nanoengine.kernels.native.operations import NativeKernels
+from tests.kernels.attention import every_backend
+from tests.kernels.attention.contract import check_step, check_write
+from tests.kernels.attention.test_one_number import check_one_number
 
 
 @cache

@@ -3,7 +3,7 @@ bits beside any other rows, in any number, by one thread or two.
 
 Operations, their shapes and rows are drawn, often at the edges of what kernels cut or pad; weights are numbers, or quantized,
 or parts of both; tensors may have gaps. Builds for other CPUs and a sanitizer run the same cases. Attention has a contract of
-its own (tests/attention/contract.py).
+its own (tests/kernels/attention/contract.py).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from nanoengine.core.sampling import SamplingTable
-from nanoengine.kernels.gates import ACTIVATIONS
-from nanoengine.kernels.native_kernels import NativeKernels
-from nanoengine.kernels.torch_kernels import TorchKernels
-from nanoengine.layers.experts import Experts
-from nanoengine.layers.factory import Factory
+from nanoengine.features.sampling.logprobs import compute_logprobs
+from nanoengine.kernels.native.operations import NativeKernels
+from nanoengine.kernels.reference.gates import ACTIVATIONS
+from nanoengine.kernels.reference.operations import TorchKernels
+from nanoengine.models.layers.experts import Experts
+from nanoengine.models.layers.factory import Factory
 from nanoengine.models.model_config import ExpertsConfig
-from nanoengine.sampling.logprobs import compute_logprobs
 from tests.kernels.contract_cases import CPU, EPS, Case, Kind, Made, Matrix, Operation
 from tests.kernels.formulas import (
     ROUNDING,
@@ -296,7 +296,7 @@ def choose(case: Case) -> Operation:
 
 
 def route(case: Case) -> Operation:
-    """Against transformers it is in tests/layers/test_experts.py."""
+    """Against transformers it is in tests/models/layers/test_experts.py."""
     count = case.rng.randint(1, 300)
     chosen = case.rng.randint(1, min(count, 16))
     facts = ExpertsConfig(num_experts=count, num_chosen=chosen, intermediate_size=32, normalize=True)
@@ -306,7 +306,7 @@ def route(case: Case) -> Operation:
 
 
 def log_probabilities(case: Case) -> Operation:
-    """Their values are in tests/sampling."""
+    """Their values are in tests/features/sampling."""
     vocab = case.rng.choice([40, 3_001, 40_000])
     count = case.rows = min(case.rows, 400_000 // vocab)
     logits, own = case.numbers(count, vocab, dtype=torch.float32) * 4, torch.arange(count) * 31 % vocab

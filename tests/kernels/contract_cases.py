@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nanoengine.kernels.interface import Kernels, Weight
-from nanoengine.kernels.native_kernels import NativeKernels
-from nanoengine.quantization.tensor import QuantizedTensor
+from nanoengine.kernels.native.operations import NativeKernels
+from nanoengine.kernels.operations import Kernels, Weight
+from nanoengine.kernels.quantized.tensor import QuantizedTensor
 from tests.kernels import formulas
 from tests.kernels.formulas import (
     DTYPES,

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from nanoengine.core.randomness import GOLDEN_GAMMA, MASK, MIX_1, MIX_2, mix
 from nanoengine.core.sampling import draw_tokens, signed
-from nanoengine.kernels.native_kernels import NativeKernels
-from nanoengine.kernels.torch_kernels import TorchKernels
+from nanoengine.kernels.native.operations import NativeKernels
+from nanoengine.kernels.reference.operations import TorchKernels
 from tests.kernels.marks import needs_kernels
 
 Draw = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nanoengine.core.randomness import GOLDEN_GAMMA, mix
 from nanoengine.core.sampling import gumbel_noise
-from nanoengine.kernels.interface import Kernels, Weight
+from nanoengine.kernels.operations import Kernels, Weight
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 """Of Triton's kernels."""
@@ -79,7 +79,7 @@ def assert_norm(result: Tensor, x: Tensor, weight: Tensor, eps: float, looser: i
 
 
 def gated(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
-    """The gates of `kernels/gates.py`, each by its definition."""
+    """The gates of `kernels/reference/gates.py`, each by its definition."""
     return _gate(gate, activation) * _passed(up, activation)
 
 

@@ -12,28 +12,28 @@ import torch
 from torch import Tensor
 
 from nanoengine.core.sampling import SamplingTable
-from nanoengine.kernels.gates import ACTIVATIONS
-from nanoengine.kernels.kv_int8 import SCALE_BYTES
 from nanoengine.kernels.recurrences import Decay, StateRuns, Stores
-from nanoengine.kernels.triton.activation import gate_and_multiply, sigmoid_gate
+from nanoengine.kernels.reference.gates import ACTIVATIONS
+from nanoengine.kernels.reference.kv_int8 import SCALE_BYTES
+from nanoengine.kernels.triton.attention.drafted_decode import drafted_decode
+from nanoengine.kernels.triton.attention.kv_int8 import views
+from nanoengine.kernels.triton.attention.paged_decode import Plans, paged_decode
+from nanoengine.kernels.triton.attention.paged_prefill import paged_prefill
+from nanoengine.kernels.triton.attention.rotate_and_write import rotate_and_write, write_kv
+from nanoengine.kernels.triton.attention.split_kv import Workspace
 from nanoengine.kernels.triton.compute_slot_mapping import compute_slot_mapping
-from nanoengine.kernels.triton.drafted_decode import drafted_decode
-from nanoengine.kernels.triton.experts import mixture
-from nanoengine.kernels.triton.few_rows import MANY_OUTPUTS, ROWS, most_rows, product_of_few_rows
-from nanoengine.kernels.triton.float8 import quantize_rows, scale_sums
-from nanoengine.kernels.triton.gemv import MOST_ROWS, gemv
-from nanoengine.kernels.triton.kv_int8 import views
-from nanoengine.kernels.triton.norm import add_rms_norm, gated_norm, rms_norm
-from nanoengine.kernels.triton.packed import Packed
-from nanoengine.kernels.triton.packed_gemv import packed_gemv
-from nanoengine.kernels.triton.paged_decode import Plans, paged_decode
-from nanoengine.kernels.triton.paged_prefill import paged_prefill
+from nanoengine.kernels.triton.draws.sampling import choose_tokens
+from nanoengine.kernels.triton.products.activation import gate_and_multiply, sigmoid_gate
+from nanoengine.kernels.triton.products.experts import mixture
+from nanoengine.kernels.triton.products.few_rows import MANY_OUTPUTS, ROWS, most_rows, product_of_few_rows
+from nanoengine.kernels.triton.products.float8 import quantize_rows, scale_sums
+from nanoengine.kernels.triton.products.gemv import MOST_ROWS, gemv
+from nanoengine.kernels.triton.products.norm import add_rms_norm, gated_norm, rms_norm
+from nanoengine.kernels.triton.products.packed import Packed
+from nanoengine.kernels.triton.products.packed_gemv import packed_gemv
+from nanoengine.kernels.triton.products.swap_ab import swap_ab
 from nanoengine.kernels.triton.recurrence import delta_rule, mamba2
-from nanoengine.kernels.triton.rotate_and_write import rotate_and_write, write_kv
-from nanoengine.kernels.triton.sampling import choose_tokens
 from nanoengine.kernels.triton.short_conv import short_conv
-from nanoengine.kernels.triton.split_kv import Workspace
-from nanoengine.kernels.triton.swap_ab import swap_ab
 from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning
 
 HALF, FULL = (torch.bfloat16, torch.float16), torch.float32
@@ -43,7 +43,7 @@ FORMATS = {
     "int4": (4, 32, torch.float16, True),
     "int4-128": (4, 128, torch.float16, True),
 }
-"""Bits, group, type of the scales, and whether there are zeros, of what `quantization/at_load.py` makes."""
+"""Bits, group, type of the scales, and whether there are zeros, of what `models/quantization/at_load.py` makes."""
 
 
 def some(*shape: int, dtype: torch.dtype = FULL) -> Tensor:

@@ -7,8 +7,8 @@ import os
 import pytest
 import torch
 
-from nanoengine.kernels.compiler import CannotCompile, find_compiler
-from nanoengine.kernels.native_operations import unsupported_reason
+from nanoengine.kernels.native.compiler import CannotCompile, find_compiler
+from nanoengine.kernels.native.support import unsupported_reason
 
 REASON = unsupported_reason(torch.device("cpu"), torch.float32)
 needs_kernels = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")

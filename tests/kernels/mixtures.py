@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nanoengine.kernels.interface import ExpertBiases, ExpertWeights, Kernels
+from nanoengine.kernels.operations import ExpertBiases, ExpertWeights, Kernels
 from tests.kernels.formulas import gated
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}

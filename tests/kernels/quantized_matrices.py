@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanoengine.gguf.blocks import GGMLBlocks
-from nanoengine.gguf.quants import SIZES
-from nanoengine.kernels.interface import ExpertWeights, Kernels, Weight
-from nanoengine.kernels.native_weights import BLOCKS as KEPT
-from nanoengine.quantization.tensor import Grouped, QuantizedTensor
+from nanoengine.kernels.native.weights import BLOCKS as KEPT
+from nanoengine.kernels.operations import ExpertWeights, Kernels, Weight
+from nanoengine.kernels.quantized.ggml_blocks import GGMLBlocks
+from nanoengine.kernels.quantized.ggml_numbers import SIZES
+from nanoengine.kernels.quantized.tensor import Grouped, QuantizedTensor
 from tests.kernels.formulas import SMALLEST
 
 BLOCK = 16

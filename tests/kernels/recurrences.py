@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.kernels import recurrences as reference
-from nanoengine.kernels.interface import Kernels
+from nanoengine.kernels.operations import Kernels
 from nanoengine.kernels.recurrences import Decay, StateRuns, Stores
 
 NUM_SLOTS = 9

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from tests.attention.contract import check_step, check_write
-from tests.attention.every_backend import NATIVE
+from tests.kernels.attention.contract import check_step, check_write
+from tests.kernels.attention.every_backend import NATIVE
 from tests.kernels.builds import Build
 from tests.kernels.contract import OF_THE_LIBRARY, Kind, check_operation, experts, gated_linear, linear
 from tests.kernels.quantized_matrices import DIFFERENT

@@ -9,9 +9,9 @@ from functools import cache
 import pytest
 import torch
 
-from nanoengine.kernels.native_kernels import NativeKernels
-from nanoengine.kernels.native_operations import unsupported_reason
-from nanoengine.kernels.torch_kernels import TorchKernels
+from nanoengine.kernels.native.operations import NativeKernels
+from nanoengine.kernels.native.support import unsupported_reason
+from nanoengine.kernels.reference.operations import TorchKernels
 from nanoengine.kernels.triton.launch import unsupported_reason as triton_unsupported_reason
 from tests.kernels.contract import (
     OF_NATIVE_KERNELS,
@@ -47,7 +47,7 @@ def kind_of(name: str) -> Kind:
     if name == "native":
         ways = ("int8", "int8", "int16", "bfloat16", "float32")
         return Kind([NativeKernels(activation_dtype=name) for name in ways])
-    from nanoengine.kernels.triton_kernels import TritonKernels
+    from nanoengine.kernels.triton.operations import TritonKernels
 
     return Kind([TritonKernels()], (70, 300, 40), ALL_DTYPES, GROUPS, 4, DEVICE, FEW)
 

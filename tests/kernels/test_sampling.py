@@ -11,11 +11,11 @@ from torch import Tensor
 from nanoengine.core.messages import NONE_LEFT, UNKNOWN
 from nanoengine.core.randomness import sequence_seed
 from nanoengine.core.sampling import SamplingTable, draw_tokens
-from nanoengine.kernels import torch_kernels
-from nanoengine.kernels.native_kernels import NativeKernels
+from nanoengine.kernels.native.operations import NativeKernels
+from nanoengine.kernels.reference import operations as torch_kernels
 from tests.kernels.draws import Draw, DrawingBy, every_draw, keys_of, random_keys
 from tests.kernels.marks import needs_kernels
-from tests.kernels.test_filters import sorted_reference
+from tests.kernels.reference.test_filters import sorted_reference
 
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1}
 FILTERS = {"top_k": torch.int32, "top_p": torch.float32, "min_p": torch.float32}

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoengine.kernels.native_kernels import NativeKernels
+from nanoengine.kernels.native.operations import NativeKernels
 from tests.kernels.marks import needs_kernels
 from tests.support import threads, use_threads
 

@@ -14,8 +14,8 @@ from nanoengine import LLM, SamplingParams
 from nanoengine.builder import build_engine, read_config
 from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.models.advice import WITHOUT_ADVICE, default_sampling
-from nanoengine.server.params import sampling_params
-from tests.server.test_params import request
+from nanoengine.serve.server.params import sampling_params
+from tests.serve.server.test_params import request
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoengine.attention.torch_reference import TorchAttention
-from nanoengine.kernels.torch_kernels import TorchKernels
+from nanoengine.kernels.reference.attention import TorchAttention
+from nanoengine.kernels.reference.operations import TorchKernels
 from nanoengine.models.architectures import read_model_config
 from nanoengine.models.decoder import build_model
 from nanoengine.models.description import config_table
 from nanoengine.models.loader import check_weights, load_weights, open_checkpoint
 from nanoengine.models.model_config import ModelConfig
-from tests.gguf.written import ARCHITECTURES, tiny_model, write_gguf
+from tests.models.gguf.written import ARCHITECTURES, tiny_model, write_gguf
 from tests.support import tensors_of
 
 

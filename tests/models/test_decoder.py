@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
-from nanoengine.attention.torch_reference import TorchAttention
-from nanoengine.kernels.torch_kernels import TorchKernels
+from nanoengine.kernels.reference.attention import TorchAttention
+from nanoengine.kernels.reference.operations import TorchKernels
 from nanoengine.models.architectures import read_model_config
 from nanoengine.models.decoder import build_model
 from tests.drawn import FAST

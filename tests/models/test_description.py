@@ -33,7 +33,7 @@ def test_a_folder_is_described_by_its_tables(tiny: Path) -> None:
     "work",
     [
         "from nanoengine.models.description import describe; from nanoengine.models.names import DEMO; describe(DEMO)",
-        "from nanoengine.cli import main; main(['models']); assert main(['generate', '--model', '/no/folder', 'hi']) == 1",
+        "from nanoengine.serve.cli import main; main(['models']); assert main(['generate', '--model', '/no/folder', 'hi']) == 1",
     ],
 )
 def test_neither_it_nor_lists_of_models_nor_wrong_names_need_torch(work: str, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from tokenizers import AddedToken
 from nanoengine.errors import InvalidPrompt
 from nanoengine.models.fill_in_middle import END_NAMES, FILE_NAMES, NAMES, fill_marks
 from nanoengine.models.tokenizer import GGUFTokenizer, HFTokenizer
-from tests.gguf.test_tokenizer import bpe
+from tests.models.gguf.test_tokenizer import bpe
 from tests.support import byte_tokenizer
 
 

@@ -17,8 +17,8 @@ from nanoengine.models.architectures import read_model_config
 from nanoengine.models.fetch import DOWNLOADS, models_folder
 from nanoengine.models.inventory import Entry, inventory, table
 from nanoengine.models.names import DEMO
-from tests.gguf.written import tiny_model, write_gguf
-from tests.quantization.test_scheme import AWQ
+from tests.models.gguf.written import tiny_model, write_gguf
+from tests.models.quantization.test_scheme import AWQ
 
 FETCHABLE = list(DOWNLOADS)
 

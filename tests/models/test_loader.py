@@ -12,18 +12,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.core.kernels import Weight
 from nanoengine.core.model_config import read_json
 from nanoengine.errors import InvalidWeights
-from nanoengine.kernels.torch_kernels import RowMajor, TorchKernels
+from nanoengine.kernels.reference.attention import TorchAttention
+from nanoengine.kernels.reference.operations import RowMajor, TorchKernels
 from nanoengine.models.architectures import read_model_config
 from nanoengine.models.checkpoint import TensorHeader
 from nanoengine.models.decoder import Decoder, build_model
 from nanoengine.models.loader import load_weights
 from nanoengine.models.safetensors_folder import SafetensorsFolder
 from tests.models.conftest import INDEX, SHAPE
-from tests.quantization.packed_models import Tensors, edit_weights
+from tests.models.quantization.packed_models import Tensors, edit_weights
 from tests.support import tensors_of, tiny_checkpoint
 
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"

@@ -24,9 +24,9 @@ from nanoengine.errors import InvalidConfig, InvalidPrompt, MissingPackage, Mode
 from nanoengine.models.capability import Models
 from nanoengine.models.options import ModelOptions
 from nanoengine.models.tokenizer import GGUFTokenizer, HFTokenizer
-from nanoengine.server.text import ChatEncoder
-from nanoengine.tools.chats import Chats
-from tests.gguf.test_tokenizer import CONTROL, bpe, sentencepiece
+from nanoengine.models.tools.chats import Chats
+from nanoengine.serve.server.text import ChatEncoder
+from tests.models.gguf.test_tokenizer import CONTROL, bpe, sentencepiece
 from tests.support import byte_tokenizer
 
 END_OF_TEXT = 256

@@ -11,8 +11,8 @@ from nanoengine.errors import InvalidPrompt, UnsupportedModel
 from nanoengine.models.names import DEMO
 from nanoengine.models.tokenizer import HFTokenizer
 from nanoengine.models.tokenizer_trial import try_tokenizer
-from nanoengine.server.config import ServerConfig
-from nanoengine.server.serve import open_serving
+from nanoengine.serve.server.config import ServerConfig
+from nanoengine.serve.server.serve import open_serving
 from tests.models.damages import PANICS, TOKENIZER, change, make_pipe
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from tests.mutation.mutant import Mutant
 
 BACKEND = "nanoengine/kernels/capability.py"
-TORCH = "nanoengine/attention/torch_reference.py"
-NATIVE = "nanoengine/attention/native.py"
-FLASH = "nanoengine/attention/flash_attn.py"
+TORCH = "nanoengine/kernels/reference/attention.py"
+NATIVE = "nanoengine/kernels/native/attention.py"
+FLASH = "nanoengine/kernels/flash_attn.py"
 LAYER = "nanoengine/core/layers.py"
 CORE = "nanoengine/core/torch_attention.py"
 METADATA = "nanoengine/core/attention.py"
 TORCH_FLASH = "nanoengine/core/torch_flash.py"
 TEST_FLASH = "tests/core/test_flash_attention.py"
 TEST_CORE = "tests/core/test_torch_attention.py"
-TEST_TORCH = "tests/attention/test_contract.py"
+TEST_TORCH = "tests/kernels/attention/test_contract.py"
 
 MUTANTS = (
     Mutant(
@@ -63,7 +63,7 @@ MUTANTS = (
         "if slot_mapping.numel() and slot_mapping.min() < 0:",
         "if False:",
         "Tokens without a slot are written to the end of the cache.",
-        ("tests/attention/test_contract.py", TEST_CORE),
+        ("tests/kernels/attention/test_contract.py", TEST_CORE),
     ),
     Mutant(
         "sinks-are-weighed-as-tokens",
@@ -87,7 +87,7 @@ MUTANTS = (
         "later = [count - 1 - j for",
         "later = [0 * j for",
         "Of several queries of a sequence, the first see the tokens of those behind them.",
-        (TEST_TORCH, "tests/attention/test_contract.py"),
+        (TEST_TORCH, "tests/kernels/attention/test_contract.py"),
     ),
     Mutant(
         "int8-scales-are-mixed-up",
@@ -95,7 +95,7 @@ MUTANTS = (
         "numbers, scales = rows.transpose(1, 2).split((rows.shape[-1] - SCALE_BYTES, SCALE_BYTES), -1)",
         "scales, numbers = rows.transpose(1, 2).split((SCALE_BYTES, rows.shape[-1] - SCALE_BYTES), -1)",
         "The scale of an int8 row is read from the wrong end.",
-        ("tests/attention/test_contract.py",),
+        ("tests/kernels/attention/test_contract.py",),
     ),
     Mutant(
         "drafted-runs-are-cut-by-their-number",
@@ -103,7 +103,7 @@ MUTANTS = (
         "count = metadata.num_decode_tokens",
         "count = metadata.num_decodes",
         "Beside runs with drafts, the tokens of chunks are taken to begin too early.",
-        ("tests/attention/test_contract.py",),
+        ("tests/kernels/attention/test_contract.py",),
     ),
     Mutant(
         "chunks-count-from-the-start-of-the-step",
@@ -119,7 +119,7 @@ MUTANTS = (
         'if field.name not in ("scale", *backend.features) and value != field.default:',
         "if False:",
         "A backend without windows is chosen for a model that has some.",
-        ("tests/attention/test_backend.py",),
+        ("tests/kernels/attention/test_backend.py",),
     ),
     Mutant(
         "shared-blocks-are-read-out-of-sight",
@@ -127,7 +127,7 @@ MUTANTS = (
         "return runs.num_shared if spec.window is None else 0",
         "return runs.num_shared",
         "A layer with a window reads shared blocks that its decodes see no more.",
-        ("tests/attention/test_one_number.py",),
+        ("tests/kernels/attention/test_one_number.py",),
     ),
     Mutant(
         "flash-window-is-one-too-wide",
@@ -135,7 +135,7 @@ MUTANTS = (
         "NO_WINDOW if spec.window is None else (spec.window - 1, 0)",
         "NO_WINDOW if spec.window is None else (spec.window, 0)",
         "The window that FlashAttention is told has one token too many.",
-        ("tests/attention/test_flash_attn.py",),
+        ("tests/kernels/test_flash_attn.py",),
     ),
     Mutant(
         "torch-may-cut-any-sequence-into-parts",
@@ -167,7 +167,7 @@ MUTANTS = (
         "q, k = apply_rotary(q, angles), apply_rotary(k, angles)",
         "q, _ = apply_rotary(q, angles), apply_rotary(k, angles)",
         "Keys are cached without their rotation.",
-        ("tests/attention/test_contract.py",),
+        ("tests/kernels/attention/test_contract.py",),
     ),
     Mutant(
         "norms-of-q-and-k-are-swapped",
@@ -175,6 +175,6 @@ MUTANTS = (
         "zip(self.norms, (q, k), strict=True)",
         "zip(self.norms[::-1], (q, k), strict=True)",
         "Queries are normed with the weights for keys.",
-        ("tests/attention/test_contract.py",),
+        ("tests/kernels/attention/test_contract.py",),
     ),
 )

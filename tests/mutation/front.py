@@ -11,11 +11,11 @@ CONFIG = "nanoengine/core/config.py"
 PARAMS = "nanoengine/core/sampling_params.py"
 CHAT = "nanoengine/models/chat_template.py"
 TOKENIZER = "nanoengine/models/tokenizer.py"
-CLI = "nanoengine/cli.py"
-SESSION = "nanoengine/chat/session.py"
-TEST_SESSION = "tests/chat/test_session.py"
+CLI = "nanoengine/serve/cli.py"
+SESSION = "nanoengine/serve/chat/session.py"
+TEST_SESSION = "tests/serve/chat/test_session.py"
 TEST_LLM = "tests/e2e/test_front_door.py"
-TEST_PARAMS = "tests/sampling/test_params.py"
+TEST_PARAMS = "tests/features/sampling/test_params.py"
 TEST_CORE = "tests/core/test_llm.py"
 
 MUTANTS = (
@@ -133,7 +133,7 @@ MUTANTS = (
     ),
     Mutant(
         "min-tokens-passes-max-tokens",
-        "nanoengine/sampling/params.py",
+        "nanoengine/features/sampling/params.py",
         "if self.max_tokens is not None and self.min_tokens > self.max_tokens:",
         "if False:",
         "min_tokens may be more than max_tokens.",
@@ -141,7 +141,7 @@ MUTANTS = (
     ),
     Mutant(
         "best-of-below-n-passes",
-        "nanoengine/sampling/params.py",
+        "nanoengine/features/sampling/params.py",
         "if self.best_of is not None and self.best_of < self.n:",
         "if False:",
         "Fewer completions are made than n asks for.",
@@ -149,11 +149,11 @@ MUTANTS = (
     ),
     Mutant(
         "beams-have-no-upper-end",
-        "nanoengine/beam_search/params.py",
+        "nanoengine/features/beam_search/params.py",
         "if count > MAX_CANDIDATES:",
         "if False:",
         "A beam search looks at more candidates than are computed.",
-        ("tests/beam_search/test_params.py",),
+        ("tests/features/beam_search/test_params.py",),
     ),
     Mutant(
         "template-reaches-objects",
@@ -193,7 +193,7 @@ MUTANTS = (
         '    except NanoEngineError as error:\n        _tell(f"nanoengine: {type(error).__name__}: {error}")\n        return 1\n',
         '    except NanoEngineError as error:\n        _tell(f"nanoengine: {type(error).__name__}: {error}")\n        return 0\n',
         "The command ends with status 0 after an error.",
-        ("tests/test_cli.py",),
+        ("tests/serve/test_cli.py",),
     ),
     Mutant(
         "reset-forgets-the-system-message",

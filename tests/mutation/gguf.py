@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from tests.mutation.mutant import Mutant
 
-HEADER = "nanoengine/gguf/header.py"
-QUANTS = "nanoengine/gguf/quants.py"
-FILE = "nanoengine/gguf/file.py"
-NAMES = "nanoengine/gguf/tensor_names.py"
-TOKENIZER = "nanoengine/gguf/tokenizer.py"
-TRANSLATE = "nanoengine/gguf/translate.py"
-HYBRIDS = "nanoengine/gguf/hybrids.py"
-TEST_HYBRIDS = "tests/gguf/test_hybrids.py"
-TEST_HEADER = "tests/gguf/test_header.py"
-TEST_TOKENIZER = "tests/gguf/test_tokenizer.py"
+HEADER = "nanoengine/models/gguf/header.py"
+QUANTS = "nanoengine/kernels/quantized/ggml_numbers.py"
+FILE = "nanoengine/models/gguf/file.py"
+NAMES = "nanoengine/models/gguf/tensor_names.py"
+TOKENIZER = "nanoengine/models/gguf/tokenizer.py"
+TRANSLATE = "nanoengine/models/gguf/translate.py"
+HYBRIDS = "nanoengine/models/gguf/hybrids.py"
+TEST_HYBRIDS = "tests/models/gguf/test_hybrids.py"
+TEST_HEADER = "tests/models/gguf/test_header.py"
+TEST_TOKENIZER = "tests/models/gguf/test_tokenizer.py"
 
 MUTANTS = (
     Mutant(
@@ -62,15 +62,15 @@ MUTANTS = (
         "numbers = (_nibbles(blocks[:, :128], 64) | upper).float() - 32",
         "numbers = (_nibbles(blocks[:, :128], 64) | upper).float() - 31",
         "Numbers of Q6_K are off by one step.",
-        ("tests/gguf/test_quants.py",),
+        ("tests/kernels/quantized/test_ggml_numbers.py",),
     ),
     Mutant(
         "native-codebook-has-a-wrong-byte",
-        "nanoengine/kernels/cpp/quantized_format.h",
+        "nanoengine/kernels/native/cpp/quantized_format.h",
         "BYTE(38),",
         "BYTE(37),",
         "One number of the IQ4 formats is wrong in the native kernels.",
-        ("tests/gguf/test_quants.py",),
+        ("tests/kernels/quantized/test_ggml_numbers.py",),
     ),
     Mutant(
         "q4-k-upper-scale-bits-are-lost",
@@ -78,7 +78,7 @@ MUTANTS = (
         "scales = torch.cat([scales & 63, rest & 15 | scales >> 2 & 48], 1)",
         "scales = torch.cat([scales & 63, rest & 15], 1)",
         "The last four scales of a block of Q4_K lack their upper bits.",
-        ("tests/gguf/test_quants.py",),
+        ("tests/kernels/quantized/test_ggml_numbers.py",),
     ),
     Mutant(
         "parts-of-other-models-pass",
@@ -86,7 +86,7 @@ MUTANTS = (
         "if not np.array_equal(part.metadata[key], first.metadata[key]):",
         "if False:",
         "Parts of two models are read as one.",
-        ("tests/gguf/test_file.py",),
+        ("tests/models/gguf/test_file.py",),
     ),
     Mutant(
         "missing-tensors-pass",
@@ -94,7 +94,7 @@ MUTANTS = (
         "if total != len(tensors):",
         "if False:",
         "Parts that lack tensors which the first one counts are not refused.",
-        ("tests/gguf/test_file.py",),
+        ("tests/models/gguf/test_file.py",),
     ),
     Mutant(
         "llama-rows-stay-paired",
@@ -102,7 +102,7 @@ MUTANTS = (
         'PAIRED = {"LlamaForCausalLM", "MixtralForCausalLM", ',
         'PAIRED = {"MixtralForCausalLM", ',
         "Rows of q and k of a Llama stay in the order in which llama.cpp rotates them.",
-        ("tests/gguf/test_checkpoint.py",),
+        ("tests/models/gguf/test_checkpoint.py",),
     ),
     Mutant(
         "gemma-norm-gets-one-twice",
@@ -110,7 +110,7 @@ MUTANTS = (
         'change = _one_less if architecture in SHIFTED and found.endswith("norm.weight") else None',
         "change = None",
         "Norms of Gemma, which these files store with the one, get it once more.",
-        ("tests/gguf/test_checkpoint.py",),
+        ("tests/models/gguf/test_checkpoint.py",),
     ),
     Mutant(
         "merges-go-by-lowest-score",
@@ -150,7 +150,7 @@ MUTANTS = (
         'config["query_pre_attn_scalar"] = shared if is_27b else config["head_dim"]',
         'config["query_pre_attn_scalar"] = config["head_dim"]',
         "Scores of Gemma's 27B models are scaled by the size of a head.",
-        ("tests/gguf/test_translate.py",),
+        ("tests/models/gguf/test_translate.py",),
     ),
     Mutant(
         "linear-scaling-is-ignored",
@@ -158,7 +158,7 @@ MUTANTS = (
         'return rope | {"rope_type": "linear", "factor": factor}',
         'return rope | {"rope_type": "default"}',
         "A file's linear scaling of positions is dropped.",
-        ("tests/gguf/test_translate.py",),
+        ("tests/models/gguf/test_translate.py",),
     ),
     Mutant(
         "heads-of-values-stand-as-at-hugging-face",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from tests.mutation.mutant import Mutant
 
 CORE = "nanoengine/core/kernels.py"
-TORCH = "nanoengine/kernels/torch_kernels.py"
-TEST_TORCH = "tests/kernels/test_torch_kernels.py"
-COMPILER = "nanoengine/kernels/compiler.py"
-CPP = "nanoengine/kernels/cpp/"
-TEST_NATIVE = "tests/attention/test_contract.py"
+TORCH = "nanoengine/kernels/reference/operations.py"
+TEST_TORCH = "tests/kernels/reference/test_operations.py"
+COMPILER = "nanoengine/kernels/native/compiler.py"
+CPP = "nanoengine/kernels/native/cpp/"
+TEST_NATIVE = "tests/kernels/attention/test_contract.py"
 
 MUTANTS = (
     Mutant(
@@ -50,11 +50,11 @@ MUTANTS = (
         "total.index_add_(0, tokens, results * factors[tokens, choices, None])",
         "total.index_add_(0, tokens, results * factors[tokens, 0, None])",
         "All experts of a token count as much as its first.",
-        (TEST_TORCH, "tests/layers/test_experts.py"),
+        (TEST_TORCH, "tests/models/layers/test_experts.py"),
     ),
     Mutant(
         "gate-and-up-are-swapped",
-        "nanoengine/kernels/gates.py",
+        "nanoengine/kernels/reference/gates.py",
         "gate, up = both.chunk(2, dim=-1)",
         "up, gate = both.chunk(2, dim=-1)",
         "The gate of an MLP is applied to the wrong half.",
@@ -82,7 +82,7 @@ MUTANTS = (
         "std::fill(weights, weights + hidden, 0.0f);",
         "",
         "Of an int8 cache, the scales of tokens before the window are multiplied with their weights of 0: they may be NaN.",
-        ("tests/attention/test_contract.py",),
+        ("tests/kernels/attention/test_contract.py",),
     ),
     Mutant(
         "native-decode-does-not-see-itself",
@@ -98,7 +98,7 @@ MUTANTS = (
         "p.tiled ? head % p.groups : head / (p.heads / p.groups)",
         "head / (p.heads / p.groups)",
         "The native delta rule pairs heads with keys as Hugging Face's weights stand, whatever the file's order.",
-        ("tests/kernels/test_native_recurrences.py", "tests/gguf/test_hybrids.py"),
+        ("tests/kernels/native/test_recurrences.py", "tests/models/gguf/test_hybrids.py"),
     ),
     Mutant(
         "native-write-takes-the-wrong-slot",
@@ -114,7 +114,7 @@ MUTANTS = (
         "const bool better = best[i] > all.value || (best[i] == all.value && found[i] < all.token);",
         "const bool better = best[i] >= all.value;",
         "Of equal logits, the native kernel takes another than the lowest token id.",
-        ("tests/kernels/test_sampling.py", "tests/kernels/test_native_kernels.py"),
+        ("tests/kernels/test_sampling.py", "tests/kernels/native/test_operations.py"),
     ),
     Mutant(
         "native-minimum-is-the-scale",
@@ -122,7 +122,7 @@ MUTANTS = (
         "        put16(to, 1, output, block + 2);\n    }\n};\n\nstruct Q5_0",
         "        put16(to, 1, output, block);\n    }\n};\n\nstruct Q5_0",
         "The least number of a Q4_1 block is taken from where its scale is.",
-        ("tests/kernels/test_contract.py", "tests/kernels/test_native_weights.py"),
+        ("tests/kernels/test_contract.py", "tests/kernels/native/test_weights.py"),
     ),
     Mutant(
         "native-fifth-bit-is-lost",
@@ -130,7 +130,7 @@ MUTANTS = (
         "numbers[i] |= (from[i / 8] >> i % 8 & 1) << 4;",
         "numbers[i] |= (from[i / 16] >> i % 8 & 1) << 4;",
         "The native kernel takes the fifth bits of a block from the wrong bytes.",
-        ("tests/kernels/test_native_weights.py", "tests/kernels/test_contract.py"),
+        ("tests/kernels/native/test_weights.py", "tests/kernels/test_contract.py"),
     ),
     Mutant(
         "bfloat16-forgets-the-zero",
@@ -162,7 +162,7 @@ MUTANTS = (
         "if (slots[i] != slots[0] + (int64_t)i) return false;",
         "if (false) return false;",
         "Tokens of which some are not to be written are written as if they were a whole tile.",
-        ("tests/attention/test_native.py::test_tokens_of_whole_tiles_are_written_as_they_are_alone",),
+        ("tests/kernels/native/test_attention.py::test_tokens_of_whole_tiles_are_written_as_they_are_alone",),
     ),
     Mutant(
         "library-is-not-verified",
@@ -170,7 +170,7 @@ MUTANTS = (
         "_checksum(content[:-CHECKSUM_BYTES]) == content[-CHECKSUM_BYTES:]",
         "bool(content)",
         "A library that was cut off is loaded, and kills the process.",
-        ("tests/kernels/test_compiler.py",),
+        ("tests/kernels/native/test_compiler.py",),
     ),
     Mutant(
         "library-of-others-is-loaded",
@@ -178,6 +178,6 @@ MUTANTS = (
         "if facts.st_uid not in (os.geteuid(), 0) or facts.st_mode & OTHERS_MAY_WRITE:",
         "if facts.st_uid not in (os.geteuid(), 0):",
         "A library that others could write is loaded.",
-        ("tests/kernels/test_compiler.py",),
+        ("tests/kernels/native/test_compiler.py",),
     ),
 )

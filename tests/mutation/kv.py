@@ -5,11 +5,11 @@ from __future__ import annotations
 from tests.mutation.mutant import Mutant
 
 MANAGER = "nanoengine/core/block_manager.py"
-LAYOUTS = "nanoengine/kv_groups/layouts.py"
+LAYOUTS = "nanoengine/features/kv_groups/layouts.py"
 EVERY_WAY = "tests/core/test_policy_every_way.py"
 TEST_MANAGER = "tests/core/test_block_manager.py"
-TEST_LAYOUTS = "tests/kv_groups/test_layouts.py"
-TEST_WINDOWS = "tests/kv_groups/test_windows_every_way.py"
+TEST_LAYOUTS = "tests/features/kv_groups/test_layouts.py"
+TEST_WINDOWS = "tests/features/kv_groups/test_windows_every_way.py"
 
 MUTANTS = (
     Mutant(
@@ -214,10 +214,10 @@ MUTANTS = (
     ),
     Mutant(
         "resumed-requests-count-as-queries",
-        "nanoengine/observability/metrics.py",
+        "nanoengine/features/observability/metrics.py",
         "        if resumed:\n",
         "        if False:\n",
         "The hit rate counts requests once more whenever they resume.",
-        ("tests/observability/test_observer.py", "tests/observability/test_stats.py"),
+        ("tests/features/observability/test_observer.py", "tests/features/observability/test_stats.py"),
     ),
 )

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from tests.mutation.mutant import Mutant
 
-OFFLOAD = "nanoengine/kv_offload/offload.py"
-HOST = "nanoengine/kv_offload/host_tier.py"
-DISK = "nanoengine/kv_offload/disk_tier.py"
-GATE = "nanoengine/kv_offload/file_gate.py"
-FOLDER = "nanoengine/kv_offload/kv_folder.py"
-KV_FILE = "nanoengine/kv_offload/kv_file.py"
-COPIER = "nanoengine/kv_offload/block_copier.py"
-THREAD = "nanoengine/kv_offload/file_thread.py"
-TEST_OFFLOAD = "tests/kv_offload/test_offload.py"
-TEST_TIERS = "tests/kv_offload/test_tiers_every_way.py"
-TEST_FILES = "tests/kv_offload/test_files.py"
-TEST_COPIER = "tests/kv_offload/test_block_copier.py"
+OFFLOAD = "nanoengine/features/kv_offload/offload.py"
+HOST = "nanoengine/features/kv_offload/host_tier.py"
+DISK = "nanoengine/features/kv_offload/disk_tier.py"
+GATE = "nanoengine/features/kv_offload/file_gate.py"
+FOLDER = "nanoengine/features/kv_offload/kv_folder.py"
+KV_FILE = "nanoengine/features/kv_offload/kv_file.py"
+COPIER = "nanoengine/features/kv_offload/block_copier.py"
+THREAD = "nanoengine/features/kv_offload/file_thread.py"
+TEST_OFFLOAD = "tests/features/kv_offload/test_offload.py"
+TEST_TIERS = "tests/features/kv_offload/test_tiers_every_way.py"
+TEST_FILES = "tests/features/kv_offload/test_files.py"
+TEST_COPIER = "tests/features/kv_offload/test_block_copier.py"
 
 MUTANTS = (
     Mutant(

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from tests.mutation.mutant import Mutant
 
-ADAPTER = "nanoengine/lora/adapter.py"
-ADAPTERS = "nanoengine/lora/adapters.py"
-PART = "nanoengine/lora/runner_part.py"
-NATIVE = "nanoengine/lora/native_products.py"
-KERNEL = "nanoengine/kernels/cpp/lora.cpp"
-CAPABILITY = "nanoengine/lora/capability.py"
-PRODUCTS = "nanoengine/lora/products.py"
-TEST_ADAPTER = "tests/lora/test_adapter.py"
-TEST_ENGINES = "tests/lora/test_adapters.py"
-TEST_PRODUCTS = "tests/lora/test_products.py"
+ADAPTER = "nanoengine/features/lora/adapter.py"
+ADAPTERS = "nanoengine/features/lora/adapters.py"
+PART = "nanoengine/features/lora/runner_part.py"
+NATIVE = "nanoengine/features/lora/native_products.py"
+KERNEL = "nanoengine/kernels/native/cpp/lora.cpp"
+CAPABILITY = "nanoengine/features/lora/capability.py"
+PRODUCTS = "nanoengine/features/lora/products.py"
+TEST_ADAPTER = "tests/features/lora/test_adapter.py"
+TEST_ENGINES = "tests/features/lora/test_adapters.py"
+TEST_PRODUCTS = "tests/features/lora/test_products.py"
 
 MUTANTS = (
     Mutant(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.mutation.mutant import Mutant
 
-ROTARY = "nanoengine/layers/rotary.py"
-SLOTS = "nanoengine/layers/slots.py"
+ROTARY = "nanoengine/models/layers/rotary.py"
+SLOTS = "nanoengine/models/layers/slots.py"
 DECODER = "nanoengine/models/decoder.py"
 LOADER = "nanoengine/models/loader.py"
 ROPE = "nanoengine/models/rope_config.py"
@@ -75,11 +75,11 @@ MUTANTS = (
     ),
     Mutant(
         "router-factors-are-not-normalized",
-        "nanoengine/layers/experts.py",
+        "nanoengine/models/layers/experts.py",
         "            factors = factors / factors.sum(-1, keepdim=True)\n",
         "            pass\n",
         "The outputs of the chosen experts are not divided by the sum of their factors.",
-        ("tests/layers/test_experts.py",),
+        ("tests/models/layers/test_experts.py",),
     ),
     Mutant(
         "interleaved-gate-and-up-are-swapped",
@@ -87,7 +87,7 @@ MUTANTS = (
         "place.copy_(source[..., first :: len(self.places)])",
         "place.copy_(source[..., len(self.places) - 1 - first :: len(self.places)])",
         "Biases of gates and ups that stand in turn are swapped.",
-        ("tests/layers/test_slots.py",),
+        ("tests/models/layers/test_slots.py",),
     ),
     Mutant(
         "projections-overlap",
@@ -103,7 +103,7 @@ MUTANTS = (
         "tensor.float() + offset",
         "tensor.float()",
         "Norms of Gemma, whose weights are stored less one, are loaded as they are.",
-        ("tests/layers/test_slots.py",),
+        ("tests/models/layers/test_slots.py",),
     ),
     Mutant(
         "embedding-scale-is-not-rounded",
@@ -203,7 +203,7 @@ MUTANTS = (
     ),
     Mutant(
         "outputs-of-experts-are-weighed",
-        "nanoengine/layers/experts.py",
+        "nanoengine/models/layers/experts.py",
         "x, factors = self.kernels.sigmoid_gate(x, factors), torch.ones_like(factors, dtype=torch.float32)",
         "factors = factors.float().sigmoid()",
         "The factor of an expert multiplies what comes out of it, and not what goes in.",

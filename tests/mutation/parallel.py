@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from tests.mutation.mutant import Mutant
 
-FOLDER = "nanoengine/parallel/"
-RUNNER = "nanoengine/worker/remote_runner.py"
-EXACT = "tests/parallel/test_exact.py"
-CONTEXT = "tests/parallel/test_context.py"
-SHARE = "nanoengine/layers/share.py"
-WITH_ADAPTERS = "tests/lora/test_ranks.py"
-PROCESSES = "tests/parallel/test_parallel.py"
+FOLDER = "nanoengine/scale/parallel/"
+RUNNER = "nanoengine/scale/worker/remote_runner.py"
+EXACT = "tests/scale/parallel/test_exact.py"
+CONTEXT = "tests/scale/parallel/test_context.py"
+SHARE = "nanoengine/models/layers/share.py"
+WITH_ADAPTERS = "tests/features/lora/test_ranks.py"
+PROCESSES = "tests/scale/parallel/test_parallel.py"
 
 MUTANTS = (
     Mutant(
@@ -51,7 +51,7 @@ MUTANTS = (
         "if lost >= 0:",
         "if lost > self.size:",
         "A step in which a rank did not come has a result, of whatever was in memory.",
-        ("tests/parallel/test_communicator.py", PROCESSES),
+        ("tests/scale/parallel/test_communicator.py", PROCESSES),
     ),
     Mutant(
         "copies-of-heads-take-no-memory",
@@ -91,7 +91,7 @@ MUTANTS = (
         "return torch.cat([whole[..., own.start : own.stop] for own in ranges], dim=-1)",
         "return torch.cat([whole[..., : len(own)] for own in ranges], dim=-1)",
         "Heads of a rank fade, and are convolved, as the first heads of the model.",
-        (EXACT, "tests/layers/test_share.py"),
+        (EXACT, "tests/models/layers/test_share.py"),
     ),
     Mutant(
         "a-norm-of-a-part-of-a-group",
@@ -111,7 +111,7 @@ MUTANTS = (
     ),
     Mutant(
         "rows-of-b-of-the-first-rank",
-        "nanoengine/lora/products.py",
+        "nanoengine/features/lora/products.py",
         "return int((rows < 0).sum()), b[rows[(rows >= 0) & (rows < len(b))]]",
         "return int((rows < 0).sum()), b[: int(((rows >= 0) & (rows < len(b))).sum())]",
         "Every rank adds what an adapter adds to the first outputs.",
@@ -119,7 +119,7 @@ MUTANTS = (
     ),
     Mutant(
         "a-worker-reads-adapters-itself",
-        "nanoengine/worker/capability.py",
+        "nanoengine/scale/worker/capability.py",
         "        replaced(config, NOT_THERE),\n",
         "        config,\n",
         "A worker cannot be started anew once the folder of an adapter is gone.",
@@ -131,6 +131,6 @@ MUTANTS = (
         "if now >= end:",
         "if False:",
         "A start that hangs is waited for without end.",
-        ("tests/worker/test_worker.py",),
+        ("tests/scale/worker/test_worker.py",),
     ),
 )

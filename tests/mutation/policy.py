@@ -6,18 +6,18 @@ from tests.mutation.mutant import Mutant
 
 SCHEDULER = "nanoengine/core/scheduler.py"
 SEQUENCE = "nanoengine/core/sequence.py"
-SHARES = "nanoengine/fairness/time_share.py"
-BLOCK_SHARE = "nanoengine/fairness/block_share.py"
-COMMON = "nanoengine/kv_groups/common_prefix.py"
+SHARES = "nanoengine/features/fairness/time_share.py"
+BLOCK_SHARE = "nanoengine/features/fairness/block_share.py"
+COMMON = "nanoengine/features/kv_groups/common_prefix.py"
 EVERY_WAY = "tests/core/test_policy_every_way.py"
-WITH_DRAFTS = "tests/speculation/test_every_way.py"
+WITH_DRAFTS = "tests/features/speculation/test_every_way.py"
 TEST_ORDER = "tests/core/test_order.py"
 TEST_FAILURES = "tests/core/test_failures.py"
 TEST_ENGINE = "tests/core/test_llm_engine.py"
-TEST_SAMPLING = "tests/sampling/test_in_an_engine.py"
-TEST_SHARES = "tests/fairness/test_time_share.py"
-TEST_BLOCK_SHARE = "tests/fairness/test_block_share.py"
-TEST_COMMON = "tests/kv_groups/test_common_prefix.py"
+TEST_SAMPLING = "tests/features/sampling/test_in_an_engine.py"
+TEST_SHARES = "tests/features/fairness/test_time_share.py"
+TEST_BLOCK_SHARE = "tests/features/fairness/test_block_share.py"
+TEST_COMMON = "tests/features/kv_groups/test_common_prefix.py"
 
 MUTANTS = (
     Mutant(
@@ -138,7 +138,7 @@ MUTANTS = (
         "            self.blocks.invalidate(seq)\n            why",
         "            why",
         "The K/V of a sequence without finite logits stays in the prefix cache.",
-        (TEST_FAILURES, "tests/kv_offload/test_offload.py"),
+        (TEST_FAILURES, "tests/features/kv_offload/test_offload.py"),
     ),
     Mutant(
         "forbidden-row-loses-its-blocks",
@@ -194,11 +194,11 @@ MUTANTS = (
         "if not self.in_flight and len(self.running) > 1:",
         "if False:",
         "Prompts that were begun wait forever for each other's blocks.",
-        ("tests/kv_groups/test_windows_every_way.py",),
+        ("tests/features/kv_groups/test_windows_every_way.py",),
     ),
     Mutant(
         "drafts-come-before-prompts",
-        "nanoengine/speculation/drafter.py",
+        "nanoengine/features/speculation/drafter.py",
         "budget = scheduler.max_num_batched_tokens - num_tokens\n",
         "budget = scheduler.max_num_batched_tokens - len(step.decodes)\n",
         "In a mixed step, drafts take tokens that prompts have taken already.",
@@ -242,7 +242,7 @@ MUTANTS = (
         "else least // self.blocks.block_size",
         "else -(-least // self.blocks.block_size)",
         "A block that new tokens are written to counts as common.",
-        (TEST_COMMON, "tests/kv_groups/test_windows_every_way.py"),
+        (TEST_COMMON, "tests/features/kv_groups/test_windows_every_way.py"),
     ),
     Mutant(
         "common-blocks-of-a-window",
@@ -282,7 +282,7 @@ MUTANTS = (
         "self.max_num_tokens = min(max_model_len, self.num_prompt_tokens + (params.max_tokens or max_model_len))",
         "self.max_num_tokens = self.num_prompt_tokens + (params.max_tokens or max_model_len)",
         "A request with a large max_tokens goes on beyond max_model_len.",
-        ("tests/kv_groups/test_layouts.py",),
+        ("tests/features/kv_groups/test_layouts.py",),
     ),
     Mutant(
         "step-is-for-anybody",

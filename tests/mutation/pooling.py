@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tests.mutation.mutant import Mutant
 
-PART = "nanoengine/pooling/runner_part.py"
-POOLER = "nanoengine/pooling/pooler.py"
-SERVER = "nanoengine/server/embeddings.py"
-TEST_EMBED = "tests/pooling/test_embed.py"
-TEST_PARAMS = "tests/pooling/test_params.py"
-TEST_SERVER = "tests/server/test_embeddings.py"
+PART = "nanoengine/features/pooling/runner_part.py"
+POOLER = "nanoengine/features/pooling/pooler.py"
+SERVER = "nanoengine/serve/server/embeddings.py"
+TEST_EMBED = "tests/features/pooling/test_embed.py"
+TEST_PARAMS = "tests/features/pooling/test_params.py"
+TEST_SERVER = "tests/serve/server/test_embeddings.py"
 
 MUTANTS = (
     Mutant(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from tests.mutation.mutant import Mutant
 
-AT_LOAD = "nanoengine/quantization/at_load.py"
-LAYOUTS = "nanoengine/quantization/layouts.py"
-SCHEME = "nanoengine/quantization/scheme.py"
-TENSOR = "nanoengine/quantization/tensor.py"
-TEST_AT_LOAD = "tests/quantization/test_at_load.py"
-TEST_LAYOUTS = "tests/quantization/test_layouts.py"
-TEST_FOLDER = "tests/quantization/test_packed_folder.py"
+AT_LOAD = "nanoengine/models/quantization/at_load.py"
+LAYOUTS = "nanoengine/models/quantization/layouts.py"
+SCHEME = "nanoengine/models/quantization/scheme.py"
+TENSOR = "nanoengine/kernels/quantized/tensor.py"
+TEST_AT_LOAD = "tests/models/quantization/test_at_load.py"
+TEST_LAYOUTS = "tests/models/quantization/test_layouts.py"
+TEST_FOLDER = "tests/models/quantization/test_packed_folder.py"
 
 MUTANTS = (
     Mutant(
@@ -51,7 +51,7 @@ MUTANTS = (
         "zeros = 1 << self.bits - 1 if self.zeros is None else self.zeros[:, :, None].float()",
         "zeros = 1 << self.bits - 1",
         "Zero points of groups are ignored.",
-        ("tests/quantization/test_tensor.py",),
+        ("tests/kernels/quantized/test_tensor.py",),
     ),
     Mutant(
         "rows-leave-their-scales",
@@ -59,7 +59,7 @@ MUTANTS = (
         "return Grouped(self.numbers[rows], self.scales[rows], zeros, self.bits)",
         "return Grouped(self.numbers[rows], self.scales[: len(rows)], zeros, self.bits)",
         "Rows that change their order leave their scales behind.",
-        ("tests/quantization/test_tensor.py",),
+        ("tests/kernels/quantized/test_tensor.py",),
     ),
     Mutant(
         "awq-order-is-plain",
@@ -83,7 +83,7 @@ MUTANTS = (
         'zeros_less_one=stored == "gptq"',
         "zeros_less_one=False",
         "Zero points of old GPTQ files are taken as they are stored, one too low.",
-        ("tests/quantization/test_scheme.py", TEST_FOLDER),
+        ("tests/models/quantization/test_scheme.py", TEST_FOLDER),
     ),
     Mutant(
         "reordered-inputs-pass",
@@ -115,6 +115,6 @@ MUTANTS = (
         "    scheme = METHODS[method](fields)\n    fields.refuse_others()\n",
         "    scheme = METHODS[method](fields)\n",
         "A field of the quantization_config that nobody reads is ignored.",
-        ("tests/quantization/test_scheme.py",),
+        ("tests/models/quantization/test_scheme.py",),
     ),
 )

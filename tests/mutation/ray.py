@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.mutation.mutant import Mutant
 
-ROOM = "nanoengine/ray/room.py"
-TEST_ROOM = "tests/ray/test_room.py"
+ROOM = "nanoengine/scale/ray/room.py"
+TEST_ROOM = "tests/scale/ray/test_room.py"
 
 MUTANTS = (
     Mutant(

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from tests.mutation.mutant import Mutant
 
-FLEET = "nanoengine/replicas/fleet.py"
-ROUTER = "nanoengine/replicas/router.py"
-REPLICA = "nanoengine/replicas/replica.py"
-CHILD = "nanoengine/worker/child.py"
-SLOTS = "nanoengine/replicas/slots.py"
-SUPERVISOR = "nanoengine/replicas/supervisor.py"
-OF_FLEET = "tests/replicas/test_fleet.py"
-OF_ROUTER = "tests/replicas/test_router.py"
-OF_PROCESSES = "tests/replicas/test_processes.py"
-OF_PEERS = "tests/replicas/test_peers.py"
-OF_ADAPTERS = "tests/lora/test_replicas.py"
+FLEET = "nanoengine/scale/replicas/fleet.py"
+ROUTER = "nanoengine/scale/replicas/router.py"
+REPLICA = "nanoengine/scale/replicas/replica.py"
+CHILD = "nanoengine/scale/worker/child.py"
+SLOTS = "nanoengine/scale/replicas/slots.py"
+SUPERVISOR = "nanoengine/scale/replicas/supervisor.py"
+OF_FLEET = "tests/scale/replicas/test_fleet.py"
+OF_ROUTER = "tests/scale/replicas/test_router.py"
+OF_PROCESSES = "tests/scale/replicas/test_processes.py"
+OF_PEERS = "tests/scale/replicas/test_peers.py"
+OF_ADAPTERS = "tests/features/lora/test_replicas.py"
 
 MUTANTS = (
     Mutant(

@@ -5,19 +5,19 @@ from __future__ import annotations
 from tests.mutation.mutant import Mutant
 
 ENGINE = "nanoengine/core/llm_engine.py"
-TEXT = "nanoengine/sampling/detokenizer.py"
-PARAMS = "nanoengine/sampling/params.py"
-COLLECTOR = "nanoengine/sampling/collector.py"
-TIMES = "nanoengine/observability/observer.py"
-ASYNC = "nanoengine/aio/async_llm_engine.py"
-BEAMS = "nanoengine/beam_search/beams.py"
+TEXT = "nanoengine/features/sampling/detokenizer.py"
+PARAMS = "nanoengine/features/sampling/params.py"
+COLLECTOR = "nanoengine/features/sampling/collector.py"
+TIMES = "nanoengine/features/observability/observer.py"
+ASYNC = "nanoengine/serve/aio/async_llm_engine.py"
+BEAMS = "nanoengine/features/beam_search/beams.py"
 TEST_ENGINE = "tests/core/test_llm_engine.py"
-TEST_TEXT = "tests/sampling/test_detokenizer.py"
+TEST_TEXT = "tests/features/sampling/test_detokenizer.py"
 TEST_FAILURES = "tests/core/test_failures.py"
-TEST_MODEL = "tests/sampling/test_for_model.py"
-TEST_SAMPLING = "tests/sampling/test_in_an_engine.py"
-TEST_ASYNC = "tests/aio/test_async_llm_engine.py"
-TEST_BEAMS = "tests/beam_search/test_beams.py"
+TEST_MODEL = "tests/features/sampling/test_for_model.py"
+TEST_SAMPLING = "tests/features/sampling/test_in_an_engine.py"
+TEST_ASYNC = "tests/serve/aio/test_async_llm_engine.py"
+TEST_BEAMS = "tests/features/beam_search/test_beams.py"
 
 MUTANTS = (
     Mutant(
@@ -180,7 +180,7 @@ MUTANTS = (
         "tpot=(last - first) / (longest - 1) if longest > 1 else None,",
         "tpot=(last - first) / longest if longest > 1 else None,",
         "The time per token is divided by the first token too, which it does not include.",
-        ("tests/observability/test_observer.py",),
+        ("tests/features/observability/test_observer.py",),
     ),
     Mutant(
         "first-prompt-token-has-a-logprob",
@@ -276,7 +276,7 @@ MUTANTS = (
         "            self.scheduler.fail(None)\n",
         "            self.scheduler.in_flight.popleft()\n",
         "After Ctrl-C in a step, sequences go on from tokens that nobody has computed.",
-        (TEST_FAILURES, "tests/kv_offload/test_tiers_every_way.py"),
+        (TEST_FAILURES, "tests/features/kv_offload/test_tiers_every_way.py"),
     ),
     Mutant(
         "idle-engine-leaves-steps-in-flight",
@@ -313,11 +313,11 @@ MUTANTS = (
     ),
     Mutant(
         "first-token-waits-for-the-interval",
-        "nanoengine/aio/request_stream.py",
+        "nanoengine/serve/aio/request_stream.py",
         "(num_new < least and self.num_tokens)",
         "num_new < least",
         "With a stream interval, the first token is held back too.",
-        ("tests/aio/test_request_stream.py",),
+        ("tests/serve/aio/test_request_stream.py",),
     ),
     Mutant(
         "long-beams-are-not-penalized",
@@ -353,18 +353,18 @@ MUTANTS = (
     ),
     Mutant(
         "search-runs-beyond-the-model-length",
-        "nanoengine/beam_search/search.py",
+        "nanoengine/features/beam_search/search.py",
         "self.beams.max_tokens = min(params.max_tokens, engine.max_model_len - len(self.first.prompt_token_ids))",
         "self.beams.max_tokens = params.max_tokens",
         "A search for more tokens than fit behind its prompt fails in the middle.",
-        ("tests/beam_search/test_search.py",),
+        ("tests/features/beam_search/test_search.py",),
     ),
     Mutant(
         "bucket-leaves-out-its-bound",
-        "nanoengine/observability/histogram.py",
+        "nanoengine/features/observability/histogram.py",
         "self.counts[bisect_left(self.bounds, value)] += times",
         "self.counts[bisect_left(self.bounds, value + 1e-9)] += times",
         "A value that is equal to the bound of a bucket is counted in the next one.",
-        ("tests/observability/test_histogram.py",),
+        ("tests/features/observability/test_histogram.py",),
     ),
 )

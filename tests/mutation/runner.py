@@ -6,13 +6,13 @@ from tests.mutation.mutant import Mutant
 
 INPUTS = "nanoengine/core/inputs.py"
 RUNNER = "nanoengine/core/model_runner.py"
-BUCKETS = "nanoengine/recording/buckets.py"
+BUCKETS = "nanoengine/kernels/recording/buckets.py"
 CACHE = "nanoengine/core/kv_cache.py"
 TEST_LLM = "tests/core/test_llm.py"
 TEST_INPUTS = "tests/core/test_inputs.py"
 TEST_CACHE = "tests/core/test_kv_cache.py"
-TEST_BUCKETS = "tests/recording/test_buckets.py"
-TEST_RECORDED = "tests/recording/test_recorded_steps.py"
+TEST_BUCKETS = "tests/kernels/recording/test_buckets.py"
+TEST_RECORDED = "tests/kernels/recording/test_recorded_steps.py"
 
 MUTANTS = (
     Mutant(
@@ -53,7 +53,7 @@ MUTANTS = (
         "run.start + run.num_new + 1 - num_samples + np.arange(num_samples)",
         "run.start + run.num_new + 1 - num_samples",
         "All samples of a run with drafts are drawn with the noise of its first position.",
-        (TEST_INPUTS, "tests/speculation/test_engine.py"),
+        (TEST_INPUTS, "tests/features/speculation/test_engine.py"),
     ),
     Mutant(
         "groups-share-one-block-table",
@@ -107,11 +107,11 @@ MUTANTS = (
     ),
     Mutant(
         "prompt-logprobs-are-shifted",
-        "nanoengine/sampling/runner_part.py",
+        "nanoengine/features/sampling/runner_part.py",
         "firsts = len(plan.decode_rows) + np.cumsum([0, *counts[:-1]])",
         "firsts = np.cumsum([0, *counts[:-1]])",
         "Beside decodes, log probabilities of a prompt come from hidden states of others.",
-        ("tests/sampling/test_in_an_engine.py",),
+        ("tests/features/sampling/test_in_an_engine.py",),
     ),
     Mutant(
         "exact-bucket-is-passed-over",
@@ -131,7 +131,7 @@ MUTANTS = (
     ),
     Mutant(
         "cpu-steps-with-drafts-are-not-recorded",
-        "nanoengine/recording/capability.py",
+        "nanoengine/kernels/recording/capability.py",
         "for tokens in range(2, most + 1)",
         "for tokens in range(2, 2)",
         "A step with drafts is never replayed on a CPU.",
@@ -139,11 +139,11 @@ MUTANTS = (
     ),
     Mutant(
         "rows-are-looked-up-without-gaps",
-        "nanoengine/recording/cpu_recorder.py",
+        "nanoengine/kernels/recording/cpu_recorder.py",
         "tables.stride(1) * size",
         "tables[0, 0].nbytes",
         "A recorded step takes its block tables from a table that is wider than they are as if it were not.",
-        ("tests/recording/test_cpu_recorder.py",),
+        ("tests/kernels/recording/test_cpu_recorder.py",),
     ),
     Mutant(
         "step-that-is-read-inside-is-replayed",
@@ -155,11 +155,11 @@ MUTANTS = (
     ),
     Mutant(
         "answered-calls-are-recorded",
-        "nanoengine/recording/cpu_recorder.py",
+        "nanoengine/kernels/recording/cpu_recorder.py",
         "elif not made and name not in TELLS_SHAPE:",
         "elif False:",
         "A step that reads a number from a tensor is recorded, and replayed with the number of the first time.",
-        (TEST_RECORDED, "tests/recording/test_cpu_recorder.py"),
+        (TEST_RECORDED, "tests/kernels/recording/test_cpu_recorder.py"),
     ),
     Mutant(
         "used-memory-is-given-out",

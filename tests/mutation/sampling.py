@@ -7,20 +7,20 @@ from tests.mutation.mutant import Mutant
 CORE = "nanoengine/core/sampling.py"
 SAMPLER = "nanoengine/core/sampler.py"
 KERNELS = "nanoengine/core/kernels.py"
-PENALTIES = "nanoengine/sampling/penalties.py"
-OFFSETS = "nanoengine/sampling/logit_offsets.py"
-ROWS = "nanoengine/sampling/row_processor.py"
+PENALTIES = "nanoengine/features/sampling/penalties.py"
+OFFSETS = "nanoengine/features/sampling/logit_offsets.py"
+ROWS = "nanoengine/features/sampling/row_processor.py"
 TEST_CORE = "tests/core/test_sampling.py"
 TEST_KERNELS = "tests/core/test_kernels.py"
-TEST_ROWS = "tests/sampling/test_row_processor.py"
-TEST_PROCESSORS = "tests/sampling/test_processors.py"
-TEST_LOGPROBS = "tests/sampling/test_logprobs.py"
-TEST_ENGINE = "tests/sampling/test_in_an_engine.py"
+TEST_ROWS = "tests/features/sampling/test_row_processor.py"
+TEST_PROCESSORS = "tests/features/sampling/test_processors.py"
+TEST_LOGPROBS = "tests/features/sampling/test_logprobs.py"
+TEST_ENGINE = "tests/features/sampling/test_in_an_engine.py"
 
 MUTANTS = (
     Mutant(
         "logprobs-come-after-the-rules",
-        "nanoengine/sampling/logprobs.py",
+        "nanoengine/features/sampling/logprobs.py",
         "self._raw = logits.index_select(0, samples) if self._others_change else None",
         "self._raw = None",
         "Reported log probabilities are those after penalties and bans, and not the model's own.",
@@ -56,7 +56,7 @@ MUTANTS = (
         "enumerate(sampled[: num_accepted + 1])",
         "enumerate(sampled)",
         "Samples behind a rejected draft become tokens, and NaN among them ends the request.",
-        ("tests/speculation/test_every_way.py",),
+        ("tests/features/speculation/test_every_way.py",),
     ),
     Mutant(
         "frequency-counts-the-prompt",
@@ -132,7 +132,7 @@ MUTANTS = (
     ),
     Mutant(
         "rank-counts-equals",
-        "nanoengine/sampling/logprobs.py",
+        "nanoengine/features/sampling/logprobs.py",
         "ranks = (logits > logits.gather(-1, own_ids)).sum(-1) + 1",
         "ranks = (logits >= logits.gather(-1, own_ids)).sum(-1)",
         "A token among equals is ranked behind all of them.",
@@ -140,19 +140,19 @@ MUTANTS = (
     ),
     Mutant(
         "draft-behind-a-rejected-one-is-accepted",
-        "nanoengine/speculation/verification.py",
+        "nanoengine/features/speculation/verification.py",
         "counts = (tokens[numbers] == self.tokens).long().cumprod(1).sum(1)",
         "counts = (tokens[numbers] == self.tokens).long().sum(1)",
         "A draft that came true behind a rejected one counts as accepted.",
-        ("tests/speculation/test_verification.py",),
+        ("tests/features/speculation/test_verification.py",),
     ),
     Mutant(
         "sample-behind-the-last-draft-is-no-token",
-        "nanoengine/speculation/verification.py",
+        "nanoengine/features/speculation/verification.py",
         "is_token = self.depth <= counts.index_select(0, self.run_of)",
         "is_token = self.depth < counts.index_select(0, self.run_of)",
         "The sample that follows the accepted drafts is not counted as a token.",
-        ("tests/speculation/test_verification.py",),
+        ("tests/features/speculation/test_verification.py",),
     ),
     Mutant(
         "top-p-drops-the-token-that-reaches-it",
@@ -188,11 +188,11 @@ MUTANTS = (
     ),
     Mutant(
         "filters-settle-too-early",
-        "nanoengine/kernels/filters.py",
+        "nanoengine/kernels/reference/filters.py",
         "if count == vocab_size else _are_settled(kept, own, token_ids).tolist()",
         "",
         "Tokens beyond the likeliest thousand are dropped though top_p keeps them.",
-        ("tests/kernels/test_filters.py",),
+        ("tests/kernels/reference/test_filters.py",),
     ),
     Mutant(
         "noise-ignores-the-position",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.mutation.mutant import Mutant
 
-SERVER = "nanoengine/server/"
-TESTS = "tests/server/"
+SERVER = "nanoengine/serve/server/"
+TESTS = "tests/serve/server/"
 
 MUTANTS = (
     Mutant(
@@ -253,7 +253,7 @@ MUTANTS = (
     ),
     Mutant(
         "pieces-outgrow-their-memory",
-        "nanoengine/fair_cache.py",
+        "nanoengine/features/fair_cache.py",
         "while self.size > self.most:",
         "while False:",
         "Encoded pieces of chats are remembered without end.",
@@ -333,7 +333,7 @@ MUTANTS = (
     ),
     Mutant(
         "who-waits-is-told-nothing-of-a-hanging-step",
-        "nanoengine/aio/async_llm_engine.py",
+        "nanoengine/serve/aio/async_llm_engine.py",
         "self._step_began = time.monotonic()",
         "self._step_began = None",
         "A server whose device answers no more says that it is well.",
@@ -357,7 +357,7 @@ MUTANTS = (
     ),
     Mutant(
         "grammars-are-everybodys",
-        "nanoengine/structured/structured.py",
+        "nanoengine/features/structured/structured.py",
         "matcher(outputs, request.client, request.cache_salt)",
         "matcher(outputs)",
         "How long a grammar takes tells whether another client has asked for it.",

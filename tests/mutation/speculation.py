@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from tests.mutation.mutant import Mutant
 
-SPECULATION = "nanoengine/speculation/speculation.py"
-VERIFICATION = "nanoengine/speculation/verification.py"
-DRAFT_MODEL = "nanoengine/speculation/draft_model.py"
-NGRAM = "nanoengine/speculation/ngram.py"
+SPECULATION = "nanoengine/features/speculation/speculation.py"
+VERIFICATION = "nanoengine/features/speculation/verification.py"
+DRAFT_MODEL = "nanoengine/features/speculation/draft_model.py"
+NGRAM = "nanoengine/features/speculation/ngram.py"
 SCHEDULER = "nanoengine/core/scheduler.py"
-TEST_CHOOSING = "tests/speculation/test_choosing.py"
-TEST_EVERY_WAY = "tests/speculation/test_every_way.py"
-TEST_ENGINE = "tests/speculation/test_engine.py"
+TEST_CHOOSING = "tests/features/speculation/test_choosing.py"
+TEST_EVERY_WAY = "tests/features/speculation/test_every_way.py"
+TEST_ENGINE = "tests/features/speculation/test_engine.py"
 
 MUTANTS = (
     Mutant(
@@ -32,7 +32,7 @@ MUTANTS = (
     ),
     Mutant(
         "drafts-outgrow-their-slots",
-        "nanoengine/speculation/drafter.py",
+        "nanoengine/features/speculation/drafter.py",
         "drafts = drafts[: seq.num_slots - seq.num_computed]",
         "drafts = drafts[:]",
         "Drafts for which there is no block are computed all the same.",
@@ -68,7 +68,7 @@ MUTANTS = (
         "last_tokens.index_copy_(0, drafts.rows, tokens.index_select(0, last))",
         "last_tokens.index_copy_(0, drafts.rows, tokens.index_select(0, drafts.starts))",
         "The next step of a row begins with another token than its last one.",
-        ("tests/speculation/test_verification.py",),
+        ("tests/features/speculation/test_verification.py",),
     ),
     Mutant(
         "draft-model-does-not-follow",
@@ -88,7 +88,7 @@ MUTANTS = (
     ),
     Mutant(
         "kv-of-the-draft-model-is-not-in-the-blocks",
-        "nanoengine/speculation/capability.py",
+        "nanoengine/features/speculation/capability.py",
         "            runner.kv_cache.places += model.kv_cache.places",
         "            _ = model.kv_cache.places",
         "What is done with a block is not done with the K/V of the draft model.",
@@ -148,7 +148,7 @@ MUTANTS = (
         "latest[window[-size:]] = position + 1",
         "latest.setdefault(window[-size:], position + 1)",
         "A guess follows the earliest occurrence of its context, and not the latest.",
-        ("tests/speculation/test_ngram.py",),
+        ("tests/features/speculation/test_ngram.py",),
     ),
     Mutant(
         "ngram-guess-begins-a-token-late",
@@ -156,6 +156,6 @@ MUTANTS = (
         "guess = list(token_ids[source : source + most])",
         "guess = list(token_ids[source + 1 : source + 1 + most])",
         "A guess leaves out the token that comes next.",
-        ("tests/speculation/test_ngram.py",),
+        ("tests/features/speculation/test_ngram.py",),
     ),
 )

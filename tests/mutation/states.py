@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from tests.mutation.mutant import Mutant
 
-SNAPSHOTS = "nanoengine/kv_groups/snapshots.py"
-POOL = "nanoengine/kv_groups/state_pool.py"
-TEST_SNAPSHOTS = "tests/kv_groups/test_snapshots.py"
-TEST_STATES = "tests/kv_groups/test_state_pool.py"
-TEST_BELOW = "tests/kv_offload/test_states.py"
-TEST_TIERS = "tests/kv_offload/test_tiers_every_way.py"
+SNAPSHOTS = "nanoengine/features/kv_groups/snapshots.py"
+POOL = "nanoengine/features/kv_groups/state_pool.py"
+TEST_SNAPSHOTS = "tests/features/kv_groups/test_snapshots.py"
+TEST_STATES = "tests/features/kv_groups/test_state_pool.py"
+TEST_BELOW = "tests/features/kv_offload/test_states.py"
+TEST_TIERS = "tests/features/kv_offload/test_tiers_every_way.py"
 KERNELS = "nanoengine/kernels/triton/"
 TEST_TRITON = "tests/kernels/triton/test_recurrences.py"
-TEST_GPU = "tests/kv_groups/test_states_as_on_a_gpu.py"
+TEST_GPU = "tests/features/kv_groups/test_states_as_on_a_gpu.py"
 
 MUTANTS = (
     Mutant(
@@ -117,7 +117,7 @@ MUTANTS = (
         "self.below.invalidated(own, hash, tokens)",
         "pass",
         "States that may be wrong are found in host memory and files.",
-        ("tests/kv_offload/test_offload.py",),
+        ("tests/features/kv_offload/test_offload.py",),
     ),
     Mutant(
         "loaded-states-are-zeroed",
@@ -129,7 +129,7 @@ MUTANTS = (
     ),
     Mutant(
         "states-are-loaded-behind-the-rows",
-        "nanoengine/kv_offload/capability.py",
+        "nanoengine/features/kv_offload/capability.py",
         "parts.insert(parts.index(keeper), ",
         "parts.append(",
         "Snapshots are copied to host memory after others took their slots.",
@@ -137,7 +137,7 @@ MUTANTS = (
     ),
     Mutant(
         "states-are-pushed-out-before-they-are-loaded",
-        "nanoengine/kv_offload/offload.py",
+        "nanoengine/features/kv_offload/offload.py",
         "        wanted += [(group, blocks[-1]) for group in self.state_groups]\n",
         "",
         "Host memory gives away states that a sequence is about to start from.",
@@ -145,7 +145,7 @@ MUTANTS = (
     ),
     Mutant(
         "files-of-states-are-not-read",
-        "nanoengine/kv_offload/file_gate.py",
+        "nanoengine/features/kv_offload/file_gate.py",
         "        seen += [(group, hashes[-1:]) for group in self.offload.state_groups]\n",
         "",
         "Files of K/V are read, and those of the states behind them are not.",
@@ -153,7 +153,7 @@ MUTANTS = (
     ),
     Mutant(
         "a-bad-file-of-a-state-loses-all",
-        "nanoengine/kv_offload/file_gate.py",
+        "nanoengine/features/kv_offload/file_gate.py",
         "        if any(name not in self.disk.staged for name in fetch.names):",
         "        if False:",
         "Where the last state of a prefix is damaged, the state before it is not read.",
@@ -161,7 +161,7 @@ MUTANTS = (
     ),
     Mutant(
         "states-are-not-counted-beside-the-pool",
-        "nanoengine/kv_groups/capability.py",
+        "nanoengine/features/kv_groups/capability.py",
         "startup.later_bytes += (startup.num_rows + 1 + self._most_snapshots)",
         "startup.later_bytes += (1 + self._most_snapshots)",
         "The K/V pool takes the memory that running states need later.",

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from tests.mutation.mutant import Mutant
 
-STRUCTURED = "nanoengine/structured/structured.py"
-GRAMMARS = "nanoengine/structured/grammars.py"
-EVERY_WAY = "tests/structured/test_every_way.py"
-TEST_ENDINGS = "tests/structured/test_endings.py"
-TEST_GRAMMARS = "tests/structured/test_grammars.py"
-TEST_PARAMS = "tests/structured/test_params.py"
-TEST_CALLS = "tests/tools/test_grammar.py"
-TEST_HARMONY = "tests/tools/test_harmony.py"
-TEST_XML = "tests/tools/test_xml_grammar.py"
-TEST_PARSER = "tests/tools/test_parser.py"
-TEST_TRIAL = "tests/structured/test_trial.py"
-TRIAL = "nanoengine/structured/trial.py"
+STRUCTURED = "nanoengine/features/structured/structured.py"
+GRAMMARS = "nanoengine/features/structured/grammars.py"
+EVERY_WAY = "tests/features/structured/test_every_way.py"
+TEST_ENDINGS = "tests/features/structured/test_endings.py"
+TEST_GRAMMARS = "tests/features/structured/test_grammars.py"
+TEST_PARAMS = "tests/features/structured/test_params.py"
+TEST_CALLS = "tests/models/tools/test_grammar.py"
+TEST_HARMONY = "tests/models/tools/test_harmony.py"
+TEST_XML = "tests/models/tools/test_xml_grammar.py"
+TEST_PARSER = "tests/models/tools/test_parser.py"
+TEST_TRIAL = "tests/features/structured/test_trial.py"
+TRIAL = "nanoengine/features/structured/trial.py"
 
 MUTANTS = (
     Mutant(
@@ -52,7 +52,7 @@ MUTANTS = (
     ),
     Mutant(
         "schemas-are-looked-at-without-end",
-        "nanoengine/tools/xml_grammar.py",
+        "nanoengine/models/tools/xml_grammar.py",
         "        self.kinds.left -= count\n",
         "",
         "Schemas that refer to each other make a grammar of as many values as there are ways through them.",
@@ -84,7 +84,7 @@ MUTANTS = (
     ),
     Mutant(
         "masks-are-left-out",
-        "nanoengine/structured/masks.py",
+        "nanoengine/features/structured/masks.py",
         "return np.array([number for number, row in enumerate(rows.tolist()) if row in self.pieces], np.int64)",
         "return np.zeros(0, np.int64)",
         "Nothing is masked.",
@@ -92,7 +92,7 @@ MUTANTS = (
     ),
     Mutant(
         "forbidden-guesses-are-verified",
-        "nanoengine/structured/constraint.py",
+        "nanoengine/features/structured/constraint.py",
         "return drafts[: self.matcher.validate_tokens(drafts)]",
         "return drafts",
         "Guesses that the grammar forbids are verified all the same.",
@@ -108,7 +108,7 @@ MUTANTS = (
     ),
     Mutant(
         "one-grammar-for-all-white-space",
-        "nanoengine/structured/params.py",
+        "nanoengine/features/structured/params.py",
         "return self.kind, self.text, self.disable_any_whitespace, self.whitespace_pattern",
         "return self.kind, self.text",
         "Who asks for other white space gets the grammar of who asked before.",
@@ -116,7 +116,7 @@ MUTANTS = (
     ),
     Mutant(
         "thoughts-are-constrained",
-        "nanoengine/structured/constraint.py",
+        "nanoengine/features/structured/constraint.py",
         "self.is_open = not behind",
         "self.is_open = True",
         "What a model thinks before it answers must match the grammar, too.",
@@ -124,7 +124,7 @@ MUTANTS = (
     ),
     Mutant(
         "drafts-behind-a-thought",
-        "nanoengine/structured/constraint.py",
+        "nanoengine/features/structured/constraint.py",
         "                    return drafts[:place]\n",
         "                    return drafts\n",
         "Drafts behind the end of a thought are verified before any mask holds.",
@@ -164,7 +164,7 @@ MUTANTS = (
     ),
     Mutant(
         "nothing-is-forced",
-        "nanoengine/structured/forced.py",
+        "nanoengine/features/structured/forced.py",
         "if drafts := until_the_end(forced, seq, self.vocab_size):",
         "if drafts := []:",
         "What a grammar forces is computed token by token.",
@@ -172,7 +172,7 @@ MUTANTS = (
     ),
     Mutant(
         "second-marks-escape",
-        "nanoengine/tools/grammar.py",
+        "nanoengine/models/tools/grammar.py",
         "rules.up_to('trigger', *format.begins)",
         "rules.up_to('trigger', *format.begins[:1])",
         "A model that begins a call with another mark of its format calls a strict tool as it likes.",
@@ -180,7 +180,7 @@ MUTANTS = (
     ),
     Mutant(
         "marks-written-out-escape",
-        "nanoengine/tools/rules.py",
+        "nanoengine/models/tools/rules.py",
         "({' | '.join([name, *tokens])})",
         "({' | '.join(tokens or [name])})",
         "A model that writes the mark of a call out, and not as its token, calls a strict tool as it likes.",
@@ -188,7 +188,7 @@ MUTANTS = (
     ),
     Mutant(
         "messages-in-messages",
-        "nanoengine/tools/grammar.py",
+        "nanoengine/models/tools/grammar.py",
         'rules.without("TEXT", *HARMONY_MARKS)',
         '"TEXT"',
         "What gpt-oss tells the user may hold the head of a message that calls a strict tool.",
@@ -196,7 +196,7 @@ MUTANTS = (
     ),
     Mutant(
         "strings-that-read-as-lists",
-        "nanoengine/tools/xml_grammar.py",
+        "nanoengine/models/tools/xml_grammar.py",
         "        if tables:  # a string that begins as one of them would be read as one\n",
         "        if False:\n",
         "Where a string or a list of numbers may be, a list of strings is written as a string, and read as a list.",
@@ -204,7 +204,7 @@ MUTANTS = (
     ),
     Mutant(
         "long-values-are-read-again",
-        "nanoengine/tools/xml_calls.py",
+        "nanoengine/models/tools/xml_calls.py",
         "return Outcome.MORE, max(at, len(text) - len(END_OF_PARAMETER) + 1)",
         "return Outcome.MORE, at",
         "A long value is read again with each piece of it.",
@@ -212,7 +212,7 @@ MUTANTS = (
     ),
     Mutant(
         "marks-of-no-call-are-lost",
-        "nanoengine/tools/marked.py",
+        "nanoengine/models/tools/marked.py",
         "self._say(self._mark + read)",
         "self._say(read)",
         "The user is not told the mark in front of what is no call.",

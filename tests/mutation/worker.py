@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tests.mutation.mutant import Mutant
 
-RUNNER = "nanoengine/worker/remote_runner.py"
-CAPABILITY = "nanoengine/worker/capability.py"
-CHILD = "nanoengine/worker/child.py"
-LINK = "nanoengine/worker/link.py"
-TEST = "tests/worker/test_worker.py"
-OF_LOSSES = "tests/worker/test_lost.py"
+RUNNER = "nanoengine/scale/worker/remote_runner.py"
+CAPABILITY = "nanoengine/scale/worker/capability.py"
+CHILD = "nanoengine/scale/worker/child.py"
+LINK = "nanoengine/scale/worker/link.py"
+TEST = "tests/scale/worker/test_worker.py"
+OF_LOSSES = "tests/scale/worker/test_lost.py"
 
 MUTANTS = (
     Mutant(
@@ -74,6 +74,6 @@ MUTANTS = (
         "                raise Unreadable(reason) from error\n",
         "                continue\n",
         "Who waits for that message waits in vain, or takes another for it.",
-        ("tests/worker/test_link.py",),
+        ("tests/scale/worker/test_link.py",),
     ),
 )

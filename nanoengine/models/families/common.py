@@ -85,7 +85,7 @@ def read_decoder(
 
 
 def activation_of(fields: ConfigFields, key: str, *supported: str) -> str:
-    """The gate of MLPs, by the name that `kernels/gates.py` has for it; the first of `supported` if nothing is said.
+    """The gate of MLPs, by the name that `kernels/reference/gates.py` has for it; the first of `supported` if nothing is said.
 
     Raises:
         UnsupportedModel: another than those.

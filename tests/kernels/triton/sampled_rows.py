@@ -11,10 +11,10 @@ from torch import Tensor
 from nanoengine import SamplingParams
 from nanoengine.core.randomness import sequence_seed
 from nanoengine.core.sampling import LEAST_TEMPERATURE, SamplingTable
-from nanoengine.kernels.torch_kernels import TorchKernels
-from nanoengine.kernels.triton.candidates import TILE
-from nanoengine.kernels.triton.filters import Limits, find_limits
-from nanoengine.kernels.triton.sampling import choose_tokens
+from nanoengine.kernels.reference.operations import TorchKernels
+from nanoengine.kernels.triton.draws.candidates import TILE
+from nanoengine.kernels.triton.draws.filters import Limits, find_limits
+from nanoengine.kernels.triton.draws.sampling import choose_tokens
 from tests.kernels.formulas import DEVICE
 
 REFERENCE = TorchKernels()

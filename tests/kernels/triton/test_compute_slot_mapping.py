@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nanoengine.core.kernels import PlacedTokens
-from nanoengine.kernels.torch_kernels import TorchKernels
+from nanoengine.kernels.reference.operations import TorchKernels
 from nanoengine.kernels.triton.compute_slot_mapping import TILE, compute_slot_mapping
 from tests.kernels.formulas import DEVICE
 

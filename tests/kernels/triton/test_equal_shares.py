@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nanoengine.attention.triton import TritonAttention
 from nanoengine.core.attention import AttentionMetadata, AttentionSpec
-from nanoengine.kernels.triton import equal_shares
-from nanoengine.kernels.triton import paged_decode as module
-from nanoengine.kernels.triton.equal_shares import plan_shares
-from nanoengine.kernels.triton.split_kv import STEP
+from nanoengine.kernels.triton.attention import equal_shares
+from nanoengine.kernels.triton.attention import paged_decode as module
+from nanoengine.kernels.triton.attention.backend import TritonAttention
+from nanoengine.kernels.triton.attention.equal_shares import plan_shares
+from nanoengine.kernels.triton.attention.split_kv import STEP
 from nanoengine.kernels.triton.tuning import DEFAULTS
-from tests.attention.every_backend import DEVICE, written_in_torch
-from tests.attention.paged import PLAIN, Heads, Pool, Sequences, assert_attended
+from tests.kernels.attention.every_backend import DEVICE, written_in_torch
+from tests.kernels.attention.paged import PLAIN, Heads, Pool, Sequences, assert_attended
 from tests.kernels.noting import noting
 
 ONE = replace(DEFAULTS, decode_programs_per_sm=1)

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nanoengine.kernels.torch_kernels import TorchKernels
-from nanoengine.kernels.triton.float8 import Float8Rows, quantize_rows
+from nanoengine.kernels.quantized.tensor import Float8
+from nanoengine.kernels.reference.operations import TorchKernels
 from nanoengine.kernels.triton.launch import float8_unsupported_reason
-from nanoengine.kernels.triton_kernels import TritonKernels
-from nanoengine.quantization.at_load import quantizer
-from nanoengine.quantization.tensor import Float8
+from nanoengine.kernels.triton.operations import TritonKernels
+from nanoengine.kernels.triton.products.float8 import Float8Rows, quantize_rows
+from nanoengine.models.quantization.at_load import quantizer
 from tests.kernels.formulas import DEVICE, random, weight_of
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]

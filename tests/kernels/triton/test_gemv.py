@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoengine.kernels.triton import gemv as module
-from nanoengine.kernels.triton.few_rows import product_of_few_rows
-from nanoengine.kernels.triton.gemv import MOST_ROWS, gemv
-from nanoengine.kernels.triton_kernels import TritonKernels
+from nanoengine.kernels.triton.operations import TritonKernels
+from nanoengine.kernels.triton.products import gemv as module
+from nanoengine.kernels.triton.products.few_rows import product_of_few_rows
+from nanoengine.kernels.triton.products.gemv import MOST_ROWS, gemv
 from tests.kernels.contract import Case, Kind, Operation, after_norm, check_operation, gated_linear, id_of, linear
 from tests.kernels.formulas import DEVICE, random
 
@@ -24,7 +24,7 @@ def test_it_keeps_the_contract_of_kernels(monkeypatch: pytest.MonkeyPatch, make:
     monkeypatch.setattr(module, "CHUNK", 64)
     monkeypatch.setattr(module, "LARGEST_CHUNK", 64)
     monkeypatch.setattr(module, "HELD_BYTES", 1 << 11)
-    monkeypatch.setattr("nanoengine.kernels.triton_kernels.product_of_few_rows", None)
+    monkeypatch.setattr("nanoengine.kernels.triton.operations.product_of_few_rows", None)
     kind = Kind([TritonKernels()], (MOST_ROWS, 300, 12), DTYPES, (), 4, DEVICE)
     for size, cases in ((600, range(4)), (1 << 14, range(4, 8))):
         monkeypatch.setattr(module, "BYTES", size)

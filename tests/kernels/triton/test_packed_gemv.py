@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from nanoengine.kernels.triton import packed_gemv as module
-from nanoengine.kernels.triton.packed import Packed
-from nanoengine.kernels.triton.packed_gemv import MOST_ROWS, packed_gemv
-from nanoengine.kernels.triton_kernels import TritonKernels
-from nanoengine.quantization.tensor import Grouped
+from nanoengine.kernels.quantized.tensor import Grouped
+from nanoengine.kernels.triton.operations import TritonKernels
+from nanoengine.kernels.triton.products import packed_gemv as module
+from nanoengine.kernels.triton.products.packed import Packed
+from nanoengine.kernels.triton.products.packed_gemv import MOST_ROWS, packed_gemv
 from tests.kernels.contract import Case, Kind, Operation, after_norm, check_operation, gated_linear, id_of, linear
 from tests.kernels.formulas import DEVICE, random
 from tests.kernels.quantized_matrices import GROUPS, Format, at_its_ends, drawn
@@ -92,7 +92,7 @@ def test_more_rows_are_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append(len(x))
         return packed_gemv(x, *given, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("nanoengine.kernels.triton_kernels.packed_gemv", watched)
+    monkeypatch.setattr("nanoengine.kernels.triton.operations.packed_gemv", watched)
     source = drawn(GROUPS[-1], 8, 64)
     kernels = TritonKernels()
     weight = kernels.new_weight(8, 64, torch.float32, DEVICE)

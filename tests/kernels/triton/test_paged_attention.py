@@ -14,17 +14,17 @@ import torch
 import triton
 from torch import Tensor
 
-from nanoengine.attention.triton import TritonAttention
 from nanoengine.core.attention import AttentionMetadata, AttentionSpec
-from nanoengine.kernels.triton import drafted_decode, paged_decode, split_kv
-from nanoengine.kernels.triton.drafted_decode import MOST_ROWS
-from nanoengine.kernels.triton.paged_cache import cache_strides
-from nanoengine.kernels.triton.paged_walk import ROWS, tile_shape
-from nanoengine.kernels.triton.split_kv import COMBINED, STEP
+from nanoengine.kernels.triton.attention import drafted_decode, paged_decode, split_kv
+from nanoengine.kernels.triton.attention.backend import TritonAttention
+from nanoengine.kernels.triton.attention.drafted_decode import MOST_ROWS
+from nanoengine.kernels.triton.attention.paged_cache import cache_strides
+from nanoengine.kernels.triton.attention.paged_walk import ROWS, tile_shape
+from nanoengine.kernels.triton.attention.split_kv import COMBINED, STEP
 from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning
-from tests.attention.contract import check_step
-from tests.attention.every_backend import DEVICE, TRITON, written_in_torch
-from tests.attention.paged import PLAIN, Heads, Pool, Sequences, assert_attended
+from tests.kernels.attention.contract import check_step
+from tests.kernels.attention.every_backend import DEVICE, TRITON, written_in_torch
+from tests.kernels.attention.paged import PLAIN, Heads, Pool, Sequences, assert_attended
 from tests.kernels.noting import Launch, noting
 
 ONE = replace(DEFAULTS, decode_programs_per_sm=1)

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from nanoengine.kernels import triton_kernels as module
-from nanoengine.kernels.triton.activation import gate_and_multiply
-from nanoengine.kernels.triton.few_rows import product_of_few_rows
+from nanoengine.kernels.triton import operations as module
+from nanoengine.kernels.triton.operations import TritonKernels
+from nanoengine.kernels.triton.products.activation import gate_and_multiply
+from nanoengine.kernels.triton.products.few_rows import product_of_few_rows
 from nanoengine.kernels.triton.tuning import DEFAULTS
-from nanoengine.kernels.triton_kernels import TritonKernels
-from nanoengine.quantization.at_load import quantizer
+from nanoengine.models.quantization.at_load import quantizer
 from tests.kernels.formulas import DEVICE, random, weight_of
 from tests.kernels.mixtures import assert_mixture, mixture
 from tests.kernels.noting import noting

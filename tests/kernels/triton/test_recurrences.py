@@ -7,7 +7,7 @@ import torch
 
 from nanoengine.kernels.recurrences import Decay, Stores, mamba2
 from nanoengine.kernels.triton import recurrence
-from nanoengine.kernels.triton_kernels import TritonKernels
+from nanoengine.kernels.triton.operations import TritonKernels
 from tests.kernels.formulas import DEVICE
 from tests.kernels.noting import noting
 from tests.kernels.recurrences import check_recurrences, runs_of

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from nanoengine.core.messages import NONE_LEFT, UNKNOWN
 from nanoengine.core.sampling import gumbel_noise
-from nanoengine.kernels.torch_kernels import TorchKernels
-from nanoengine.kernels.triton import candidates, sampling
-from nanoengine.kernels.triton.candidates import TILE, size_of_parts
+from nanoengine.kernels.reference.operations import TorchKernels
+from nanoengine.kernels.triton.draws import candidates, sampling
+from nanoengine.kernels.triton.draws.candidates import TILE, size_of_parts
+from nanoengine.kernels.triton.draws.sampling import choose_tokens
 from nanoengine.kernels.triton.launch import num_multiprocessors
-from nanoengine.kernels.triton.sampling import choose_tokens
 from tests.kernels.formulas import position_key
 from tests.kernels.noting import noting
 from tests.kernels.triton.sampled_rows import (

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nanoengine.kernels.triton import split_kv
-from nanoengine.kernels.triton.split_kv import MAX_PARTS, MOST_PROGRAMS, Split, Workspace, part_size, split
+from nanoengine.kernels.triton.attention import split_kv
+from nanoengine.kernels.triton.attention.split_kv import MAX_PARTS, MOST_PROGRAMS, Split, Workspace, part_size, split
 from nanoengine.kernels.triton.tuning import DEFAULTS
 from tests.kernels.formulas import DEVICE
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nanoengine.kernels.triton import swap_ab as module
-from nanoengine.kernels.triton.split_kv import Workspace
-from nanoengine.kernels.triton.swap_ab import DEPTH, LEAST_PARTS, LEAST_STEPS, MOST_ROWS, TILE, swap_ab
+from nanoengine.kernels.triton.attention.split_kv import Workspace
+from nanoengine.kernels.triton.operations import TritonKernels
+from nanoengine.kernels.triton.products import swap_ab as module
+from nanoengine.kernels.triton.products.swap_ab import DEPTH, LEAST_PARTS, LEAST_STEPS, MOST_ROWS, TILE, swap_ab
 from nanoengine.kernels.triton.tuning import DEFAULTS
-from nanoengine.kernels.triton_kernels import TritonKernels
 from tests.kernels.contract import Case, Kind, Operation, after_norm, check_operation, gated_linear, id_of, linear
 from tests.kernels.formulas import DEVICE, assert_gated, assert_linear, random
 
@@ -24,8 +24,8 @@ def test_it_keeps_the_contract_of_kernels(monkeypatch: pytest.MonkeyPatch, make:
     """With steps so small that most products are cut into parts."""
     monkeypatch.setattr(module, "DEPTH", 16)
     monkeypatch.setattr(module, "LEAST_STEPS", 1)
-    monkeypatch.setattr("nanoengine.kernels.triton_kernels.product_of_few_rows", None)
-    monkeypatch.setattr("nanoengine.kernels.triton_kernels.MOST_GEMV_ROWS", 0)
+    monkeypatch.setattr("nanoengine.kernels.triton.operations.product_of_few_rows", None)
+    monkeypatch.setattr("nanoengine.kernels.triton.operations.MOST_GEMV_ROWS", 0)
     kernels = TritonKernels(replace(DEFAULTS, swapped_rows=99))
     check_operation(make, Kind([kernels], (MOST_ROWS, 200, 90), HALF, (), 4, DEVICE), range(10))
 

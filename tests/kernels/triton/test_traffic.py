@@ -15,10 +15,10 @@ from triton.runtime.interpreter import InterpreterBuilder
 if torch.cuda.is_available():
     pytest.skip("bytes are counted in the interpreter, which is off where there is a GPU", allow_module_level=True)
 
-from nanoengine.kernels.triton import few_rows
-from nanoengine.kernels.triton.activation import gate_and_multiply
-from nanoengine.kernels.triton.norm import add_rms_norm, rms_norm
-from nanoengine.kernels.triton.rotate_and_write import rotate_and_write, write_kv
+from nanoengine.kernels.triton.attention.rotate_and_write import rotate_and_write, write_kv
+from nanoengine.kernels.triton.products import few_rows
+from nanoengine.kernels.triton.products.activation import gate_and_multiply
+from nanoengine.kernels.triton.products.norm import add_rms_norm, rms_norm
 
 
 @dataclass

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nanoengine.kernels.torch_kernels import RowMajor
-from nanoengine.kernels.triton.float8 import Float8Rows
-from nanoengine.kernels.triton.packed import Packed, can_pack
-from nanoengine.kernels.triton.weights import LateWeight
-from nanoengine.quantization.tensor import Float8, Grouped, QuantizedTensor
+from nanoengine.kernels.quantized.tensor import Float8, Grouped, QuantizedTensor
+from nanoengine.kernels.reference.operations import RowMajor
+from nanoengine.kernels.triton.products.float8 import Float8Rows
+from nanoengine.kernels.triton.products.packed import Packed, can_pack
+from nanoengine.kernels.triton.products.weights import LateWeight
 from tests.kernels.formulas import DEVICE
 from tests.kernels.quantized_matrices import GROUPS, Format, drawn
 

@@ -1,1 +1,0 @@
-"""Paged attention: one protocol, and the backends behind it."""

@@ -1,0 +1,1 @@
+"""Abilities beyond the core, one folder each. Each can be deleted."""

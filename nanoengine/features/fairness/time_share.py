@@ -1,0 +1,320 @@
+"""TimeShare: beside N - 1 other clients, the steps of a client are predicted to take at most N times as long as alone.
+
+Each client has a clock of the time that was spent on its work. A step is made for the client whose clock is most behind: all that
+it has to compute is in it. The others join, the most behind first, as long as the step is predicted to take no longer than N
+times what it would take without them. So who has one row gets its steps at its own pace, and who has many rows or long prompts
+gets the rest of each step; many equal clients are all in every step. A client that comes starts with the clock that is most
+behind (start-time fair queueing, Goyal et al., 1996). Virtual token counters (Sheng et al., OSDI 2024) choose by such a clock
+whose requests are admitted; here it also decides who is in a step, and how large the step is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Sequence as Seq
+from itertools import islice
+
+from nanoengine.core.block_manager import BlockManager
+from nanoengine.core.messages import StepResult
+from nanoengine.core.scheduler import Scheduler, Step
+from nanoengine.core.seams import PolicyPart
+from nanoengine.core.sequence import Phase, Request, Sequence
+from nanoengine.features.fairness.step_cost import StepCost, Work, told_of
+
+STEPS_OF_A_TRIAL = 128
+"""After so many steps one is made for its leader's decodes alone, to learn how long these take without others."""
+
+
+class TimeShare(PolicyPart):
+    """Says who is in the next step, while several clients have requests. It costs a look at each running sequence, and at the
+    waiting ones while one may start.
+
+    Args:
+        num_unfinished: sequences of each client that has any.
+        blocks: of the pool: what of a prompt is cached.
+        num_rows: most sequences that run at once.
+        max_tokens: most tokens of a step.
+        max_chunk: most tokens of one prompt in a step.
+        is_mixed: whether a step has decodes and prompts at once.
+        clock: measures steps, in seconds; None: they take what is predicted.
+    """
+
+    def __init__(
+        self,
+        num_unfinished: Counter[str],
+        blocks: BlockManager,
+        num_rows: int,
+        max_tokens: int,
+        max_chunk: int,
+        *,
+        is_mixed: bool,
+        clock: Callable[[], float] | None = None,
+    ):
+        self.num_unfinished, self.blocks, self.num_rows = num_unfinished, blocks, num_rows
+        self.max_tokens, self.max_chunk, self.is_mixed, self.clock = max_tokens, max_chunk, is_mixed, clock
+        self.cost = StepCost()
+        self.clocks: dict[str, float] = {}
+        self._turns = Counter[str]()  # how many rows of a client have had a place that is not enough for all
+        self._in_flight: dict[int, tuple[float, Work, dict[str, float]]] = {}  # start, work and charges of each step
+        self._last_end = float("-inf")
+        self._num_untried = 0  # steps since one was made for its leader's decodes alone
+        # The rest is of the step that is made.
+        self._leader = ""
+        self._first: list[Sequence] = []  # waiting sequences of the leader
+        self._left: dict[str, float] = {}  # seconds that prompts of each other client may add
+        self._is_untouched = True  # none of them has added anything
+        self._kept = 0  # tokens that are kept for prompts of the leader
+        self._own: list[Sequence] = []  # decodes of the leader
+        self._held: list[Sequence] = []  # decodes that are not in it
+
+    def join(self, client: str) -> None:
+        """A client comes: as if it had been served as much as who is most behind, or more if it was."""
+        present = [at for own, at in self.clocks.items() if own != client and own in self.num_unfinished]
+        now = min(present, default=0.0)
+        self.clocks = {own: at for own, at in self.clocks.items() if at > now or own in self.num_unfinished}
+        self.clocks[client] = max(self.clocks.get(client, now), now)
+        for gone in self._turns.keys() - self.num_unfinished.keys():
+            del self._turns[gone]
+
+    # ---- while a step is made
+
+    def make_way(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> list[Sequence]:
+        """Choose for whom the step is, how long it may take, and which decodes of the others are in it."""
+        self._own, self._held, self._first, self._leader, self._left = [], [], [], "", {}
+        self._is_untouched = True
+        decodes, prompts = defaultdict[str, list[Sequence]](list), defaultdict[str, list[Sequence]](list)
+        for seq in running:
+            if seq.phase is Phase.DECODING:
+                decodes[seq.request.client].append(seq)
+            elif seq.phase is Phase.PREFILLING:
+                prompts[seq.request.client].append(seq)
+        starting = self._starting(running) if waiting else frozenset[str]()
+        clients = [own for own in self.num_unfinished if own in decodes or own in prompts or own in starting]
+        if not clients:
+            return []
+        num_running = {client: len(decodes[client]) + len(prompts[client]) for client in clients}
+        self._leader = leader = min(clients, key=lambda client: (self.clocks[client], num_running[client]))
+        clients.remove(leader)
+        if leader in starting:
+            self._first = self._first_of(leader, running, waiting)
+        self._own = own = decodes[leader]
+        num_tokens, seconds = self._prompts_of([*prompts[leader], *self._first], self.max_tokens - len(own))
+        alone = self.cost.of_rows(len(own)) + seconds + sum(map(self.cost.of_told, own))
+        self._kept = min(num_tokens, self.max_tokens // 2)
+        left, room = alone * len(clients), self.max_tokens - len(own) - self._kept
+        if self._is_trial(own, num_tokens):
+            left = 0.0
+        if self.is_mixed or not num_tokens:
+            left = self._place(decodes, clients, left, room)
+        if num_tokens or self.is_mixed:  # else prompts of others would take the step from the leader's decodes
+            with_prompts = [client for client in clients if prompts[client] or client in starting]
+            if not num_tokens:
+                left -= self.cost.rates.prompts
+            self._left = dict.fromkeys(with_prompts, left / max(1, len(with_prompts)))
+        return []
+
+    def _starting(self, running: Seq[Sequence]) -> Set[str]:
+        """Clients that have a sequence that waits, and a row for it."""
+        num_running = Counter(seq.request.client for seq in running)
+        own_rows = max(1, self.num_rows // len(self.num_unfinished))  # who has fewer is given one: see `block_share.py`
+        has_room = len(running) < self.num_rows
+        waiting = (client for client, count in self.num_unfinished.items() if count > num_running[client])
+        return {client for client in waiting if has_room or num_running[client] < own_rows}
+
+    def _first_of(self, client: str, running: Seq[Sequence], waiting: Seq[Sequence]) -> list[Sequence]:
+        """The sequences of a client that may start in this step, the first in order."""
+        num_waiting = self.num_unfinished[client] - sum(seq.request.client == client for seq in running)
+        most = min(max(1, self.num_rows - len(running)), num_waiting, self.max_tokens)
+        return list(islice((seq for seq in waiting if seq.request.client == client), most))
+
+    def _prompts_of(self, seqs: Iterable[Sequence], budget: int) -> tuple[int, float]:
+        """The tokens of the next chunks of prompts in a step of so many, and what they add to it."""
+        taken, seconds = 0, 0.0
+        for seq in seqs:
+            if taken >= budget:
+                break
+            start = seq.num_computed
+            if seq.phase is Phase.WAITING:
+                start = (self.blocks.find(seq) or 0) * self.blocks.block_size
+            count = min(seq.num_tokens - start, self.max_chunk, budget - taken)
+            taken, seconds = taken + count, seconds + self.cost.of_chunk(seq, start, count)
+        return taken, seconds + (self.cost.rates.prompts if taken else 0.0)
+
+    def _is_trial(self, own: Seq[Sequence], num_tokens: int) -> bool:
+        """Whether the step is made for the leader alone, to learn how long its rows take without others."""
+        if self.clock is None or num_tokens or not self._is_sure():
+            return False
+        self._num_untried += 1
+        if self.cost.is_known(len(own)) and self._num_untried < STEPS_OF_A_TRIAL:
+            return False
+        self._num_untried = 0
+        return True
+
+    def _place(self, decodes: Mapping[str, list[Sequence]], clients: list[str], left: float, room: int) -> float:
+        """Leave out decodes of clients for which the step has no time, or no room: in the next step they come first. Returns the
+        time that is left.
+        """
+        of_rows, of_told = self.cost.of_rows, self.cost.of_told
+        num_rows = len(self._own)
+        num_others = sum(len(decodes[client]) for client in clients if client in decodes)
+        seconds = of_rows(num_rows + num_others) - of_rows(num_rows)
+        seconds += sum(of_told(seq) for client in clients if client in decodes for seq in decodes[client])
+        if seconds <= left and num_others <= room:
+            self._is_untouched = not num_others
+            return left - seconds
+        clients = sorted(clients, key=lambda client: self.clocks[client])
+        for place, client in enumerate(clients):
+            if not decodes[client]:
+                continue
+            own = self._in_turn(client, decodes[client])
+            share = len(clients) - place  # what a client leaves is for those behind it, and for prompts
+            part, most, count, seconds = left / share, room // share, 0, 0.0
+            for seq in own[:most]:
+                more = of_rows(num_rows + 1) - of_rows(num_rows) + of_told(seq)
+                if seconds + more > part:
+                    break
+                num_rows, count, seconds = num_rows + 1, count + 1, seconds + more
+            self._turns[client] += count
+            self._held += own[count:]
+            room, left = room - count, left - seconds
+        self._is_untouched = num_rows == len(self._own)
+        return left
+
+    def _in_turn(self, client: str, decodes: list[Sequence]) -> list[Sequence]:
+        """Those first that had no place in the steps before."""
+        begin = self._turns[client] % len(decodes)
+        return decodes[begin:] + decodes[:begin]
+
+    def postponed(self, scheduler: Scheduler) -> Iterable[Sequence]:
+        """The decodes that have no place; but one of them goes on if the leader may find no block."""
+        return self._held if self._is_sure() or not self._is_untouched else self._held[1:]
+
+    def _is_sure(self) -> bool:
+        """Whether the leader has a decode that needs no block."""
+        return any(seq.phase is Phase.DECODING and seq.num_computed < seq.num_slots for seq in self._own)
+
+    def candidates(self, waiting: Iterable[Sequence]) -> Iterator[Sequence]:
+        """Those of the leader first, and others while there is time for them."""
+        yield from self._first
+        left = self._left
+        for seq in waiting if left else ():
+            if left.get(seq.request.client, 0.0) > 0.0:
+                yield seq
+            elif max(left.values()) <= 0.0:
+                return
+
+    def allowed(self, seq: Sequence, budget: int) -> int:
+        if seq.request.client == self._leader:
+            return budget
+        client, affordable = seq.request.client, 0
+        if client not in self._left:
+            return 0
+        if self._left[client] > 0.0:
+            affordable = self._affordable(seq, self._affordable(seq, 0))
+        if not affordable:
+            self._left[client] = 0.0  # nor is there time for the next
+        return max(min(budget - self._kept, affordable), int(self._is_untouched and not self._is_sure()))
+
+    def _affordable(self, seq: Sequence, behind: int) -> int:
+        """Tokens of a prompt for which there is time, if each costs as much as the one that is so many further."""
+        return int(self._left[seq.request.client] / self.cost.of_chunk(seq, seq.num_computed + behind, 1))
+
+    def took(self, seq: Sequence, count: int) -> None:
+        if seq.request.client == self._leader:
+            self._kept = max(0, self._kept - count)
+        else:
+            self._is_untouched = False
+            self._left[seq.request.client] -= self.cost.of_chunk(seq, seq.num_computed - count, count)
+
+    def complete(self, step: Step) -> None:
+        """Charge the clients for it, as predicted."""
+        cost, rows = self.cost, Counter[str]()
+        charges = defaultdict[str, float](float)
+        with_prompts = set[str]()
+        num_tokens, attended, told = 0, 0.0, 0
+        for seq in step.decodes:
+            rows[seq.request.client] += 1
+            told += self._charge_told(charges, seq, 1)
+        for seq, run in zip(step.runs, step.plan.runs, strict=True):
+            if run.drafts:
+                rows[seq.request.client] += run.num_new
+                told += self._charge_told(charges, seq, run.num_new)
+            else:
+                with_prompts.add(seq.request.client)
+                charges[seq.request.client] += cost.of_chunk(seq, run.start, run.num_new)
+                num_tokens, attended = num_tokens + run.num_new, attended + run.num_new * (run.start + run.num_new / 2)
+                told += run.num_new * told_of(seq, "prompt_logprobs")
+        num_rows, least = rows.total(), cost.of_rows(0)
+        of_row = (cost.of_rows(num_rows) - least) / max(1, num_rows)
+        for client in with_prompts:
+            charges[client] += cost.rates.prompts / len(with_prompts)
+        clients = rows.keys() | charges.keys()
+        for client in clients:
+            charges[client] += least / len(clients) + of_row * rows[client]
+            self.clocks[client] = self.clocks.get(client, 0.0) + charges[client]
+        if self.clock is not None and charges:
+            self._in_flight[step.number] = (
+                self.clock(),
+                Work(num_rows, int(num_tokens > 0), num_tokens, attended, told),
+                charges,
+            )
+
+    def _charge_told(self, charges: dict[str, float], seq: Sequence, count: int) -> int:
+        """For the log probabilities of decoded tokens. Returns how many are told."""
+        if told := told_of(seq, "logprobs"):
+            charges[seq.request.client] += count * self.cost.of_told(seq)
+        return count * told
+
+    # ---- when its result is there
+
+    def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
+        """Charge what it took instead, and learn from it."""
+        if self.clock is None or (made := self._in_flight.pop(step.number, None)) is None:
+            return
+        start, work, charges = made
+        now = self.clock()
+        seconds, self._last_end = now - max(start, self._last_end), now
+        if seconds <= 0 or isinstance(result, BaseException) or step.is_dropped:
+            return
+        off = seconds / self.cost.of(work)
+        self.cost.learn(work, seconds)
+        for client, charged in charges.items():
+            if client in self.clocks:
+                self.clocks[client] += (off - 1) * charged
+
+    def concerns(self, seq: Sequence) -> bool:
+        return False
+
+
+class Clients(PolicyPart):
+    """Counts the sequences of each client. While there are several clients, the shares are parts of the policy.
+
+    Args:
+        num_unfinished: what is counted.
+        time: is told who comes.
+        shares: the parts that share out, `time` among them.
+        parts: all of the policy.
+    """
+
+    def __init__(
+        self, num_unfinished: Counter[str], time: TimeShare, shares: list[PolicyPart], parts: list[PolicyPart]
+    ):
+        self.num_unfinished, self.time, self.shares, self.parts = num_unfinished, time, shares, parts
+
+    def submitted(self, request: Request) -> None:
+        clients = self.num_unfinished
+        if request.client not in clients:
+            self.time.join(request.client)
+        clients[request.client] += len(request.sequences)
+        if len(clients) > 1 and self.time not in self.parts:
+            self.parts.extend(self.shares)
+
+    def finished(self, seq: Sequence) -> None:
+        clients, client = self.num_unfinished, seq.request.client
+        clients[client] -= 1
+        if not clients[client]:
+            del clients[client]
+            if len(clients) == 1:
+                for share in self.shares:
+                    self.parts.remove(share)

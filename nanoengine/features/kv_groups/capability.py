@@ -1,0 +1,128 @@
+"""Windows of attention, and states in its place, as a capability of the engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from nanoengine.core.capability import Capability
+from nanoengine.core.errors import InvalidConfig
+from nanoengine.features.kv_groups.common_prefix import CommonPrefix
+from nanoengine.features.kv_groups.layouts import KVGroup, Need, group_layers
+from nanoengine.features.kv_groups.options import KVGroupsOptions
+from nanoengine.features.kv_groups.snapshots import Snapshots
+from nanoengine.sizes import told
+
+if TYPE_CHECKING:
+    from nanoengine.core.startup import Startup
+
+
+SNAPSHOT_SHARE, SNAPSHOT_CAP = 1 / 8, 1 << 30
+"""Of the available RAM, or of a GPU's free memory, what snapshots may take if the user says nothing."""
+
+
+class KVGroups(Capability):
+    """Layers with windows get block tables of their own, and attention is told which blocks all decodes share. Layers with states
+    get slots.
+
+    KV groups number the layers that attend.
+    """
+
+    options = KVGroupsOptions
+    snapshots: Snapshots | None = None
+    """Set by `policy`, if the model has states."""
+    _groups: Sequence[KVGroup] = ()
+
+    def groups(self, startup: Startup) -> list[list[int]] | None:
+        windows = startup.windows
+        if startup.state_shapes is not None:
+            self._check_states(startup)
+        if windows is None or not any(windows):
+            return None if windows is None else [list(range(len(windows)))]
+        config = startup.config
+        most_new = min(
+            config.long_prefill_token_threshold or config.max_num_batched_tokens, config.max_num_batched_tokens
+        )
+        groups = group_layers(windows, chunked=startup.has_chunks)
+        startup.layouts[:] = [group.layout(most_new) for group in groups]
+        startup.blocks_needed = Need(groups, startup.block_size, most_new, startup.depth).num_blocks
+        self._groups = groups
+        return [group.layers for group in groups]
+
+    def _check_states(self, startup: Startup) -> None:
+        shapes, config = startup.state_shapes, startup.config
+        assert shapes is not None
+        assert startup.windows is not None
+        num_layers = startup.num_state_layers = startup.model_config.num_layers - len(startup.windows)
+        self._slot_bytes = 4 * num_layers * sum(map(math.prod, shapes))
+        memory = config.of(KVGroupsOptions).snapshot_memory
+        if memory is None:
+            memory = int(min(SNAPSHOT_CAP, SNAPSHOT_SHARE * startup.device.available()))
+        self._most_snapshots = memory // self._slot_bytes
+        # A worker process must have as many slots as are given out here, and it would find another amount of free memory.
+        told = dataclasses.replace(config.of(KVGroupsOptions), snapshot_memory=memory)
+        startup.config = dataclasses.replace(config, options={**config.options, KVGroupsOptions: told})
+
+    def before_pool(self, startup: Startup) -> None:
+        """On a GPU the state pool is there while the largest steps are measured. On a CPU its memory is taken as it is used."""
+        if not startup.num_state_layers or startup.device.is_cuda:
+            return
+        startup.later_bytes += (startup.num_rows + 1 + self._most_snapshots) * self._slot_bytes
+        if self._is_sized(startup) and startup.later_bytes >= startup.device.available():
+            raise self._no_room(startup, self._most_snapshots)
+
+    def _is_sized(self, startup: Startup) -> bool:
+        """Whether it follows from the free memory how many blocks there are."""
+        return startup.config.num_kv_blocks is None and startup.config.kv_cache_memory is None
+
+    def _no_room(self, startup: Startup, snapshots: int) -> InvalidConfig:
+        return InvalidConfig(
+            f"states of {startup.num_rows} sequences and {snapshots} snapshots, {told(self._slot_bytes)} each, do not fit into "
+            "memory: lower max_num_seqs or snapshot_memory"
+        )
+
+    def _num_snapshots(self, startup: Startup) -> int:
+        """There is one for every block at most: they end with one. While a GPU is measured, it is not known how many blocks."""
+        is_measured = startup.device.is_cuda and self._is_sized(startup)
+        return self._most_snapshots if is_measured else min(self._most_snapshots, startup.num_blocks)
+
+    def runner(self, startup: Startup) -> None:
+        if not startup.num_state_layers:
+            return
+        from nanoengine.features.kv_groups.state_pool import StateKeeper, StatePool
+
+        rows, snapshots, mixers = startup.num_rows, self._num_snapshots(startup), cast(Any, startup.model).mixers
+        shapes = next(iter(mixers.values())).shapes  # of what is computed in this process
+        try:
+            where = startup.block_bytes, startup.device.torch_device
+            pool = StatePool(rows, snapshots, startup.num_state_layers, shapes, *where)
+        except (RuntimeError, OSError) as error:  # torch's allocator raises a subclass of the first, mmap the second
+            raise self._no_room(startup, snapshots) from error
+        keeper = StateKeeper(startup.runner, pool, mixers)
+        startup.state_keeper = keeper
+        startup.runner.parts.append(keeper)
+
+    def policy(self, startup: Startup) -> None:
+        startup.parts.append(CommonPrefix(startup.blocks))
+        if startup.num_state_layers:
+            first_slot = startup.num_rows + 1
+            self.snapshots = Snapshots(startup.blocks, self._num_snapshots(startup), first_slot)
+            startup.snapshots = self.snapshots
+            startup.parts.append(self.snapshots)
+            startup.stores.append(self.snapshots)
+
+    def describe_itself(self, startup: Startup) -> str | None:
+        groups = self._groups
+        kinds = ["chunks" if group.chunked else "a window" for group in groups]
+        seen = [
+            "all tokens" if group.window is None else f"{kind} of {group.window}"
+            for group, kind in zip(groups, kinds, strict=True)
+        ]
+        kinds = [f"{len(group.layers)} layers with {what}" for group, what in zip(groups, seen, strict=True)]
+        words = [f"{len(groups)} KV groups: {', '.join(kinds)}"] if groups else []
+        if count := startup.num_state_layers:
+            size = f"{told(self._slot_bytes)} a sequence"
+            words.append(f"{count} layers with states: {size}, room for {self._num_snapshots(startup)} snapshots")
+        return "; ".join(words) or None

@@ -1,0 +1,178 @@
+"""StatePool: the states of all sequences that run, and their snapshots. StateKeeper: carries out what a plan orders of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import accumulate, chain
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nanoengine.core.attention import KVLayer
+from nanoengine.core.inputs import InputBatch
+from nanoengine.core.messages import StepPlan
+from nanoengine.core.model_runner import ModelRunner, RunnerPart
+from nanoengine.features.kv_groups.messages import ORDERS, Snapshot, StateOrders
+from nanoengine.kernels.memory import zeros_in_huge_pages
+from nanoengine.kernels.recurrences import StateRuns, Stores
+from nanoengine.models.layers.mixer import StateMetadata
+
+Shapes = tuple[tuple[int, ...], ...]
+"""Of the parts of a layer's state."""
+
+
+class StatePool:
+    """Slots, each with the states of all layers side by side, so that a slot is copied at once: one for each row of the runner,
+    one for padding, then those of snapshots. On a CPU, memory is taken when a slot is first written.
+
+    Args:
+        block_bytes: of a block of the KV pool.
+
+    Attributes:
+        pieces: [num_slots * num_pieces, bytes] uint8: the slots cut into pieces that have room where a block has.
+    """
+
+    def __init__(
+        self,
+        num_rows: int,
+        num_snapshots: int,
+        num_layers: int,
+        shapes: Shapes,
+        block_bytes: int,
+        device: torch.device,
+    ):
+        numbers = num_layers * sum(map(math.prod, shapes))
+        self.num_pieces = -(-numbers // (block_bytes // 4))
+        size = num_rows + 1 + num_snapshots, -(-numbers // self.num_pieces) * self.num_pieces
+        on_cpu = device.type == "cpu"
+        dtype = torch.float32
+        self.slots = zeros_in_huge_pages(size, dtype) if on_cpu else torch.zeros(size, dtype=dtype, device=device)
+        self.pieces = self.slots.view(torch.uint8).view(len(self.slots) * self.num_pieces, -1)
+        self.layers: list[KVLayer] = []
+        at = 0
+        for _ in range(num_layers):
+            parts = []
+            for shape in shapes:
+                count = math.prod(shape)
+                parts.append(self.slots[:, at : at + count].unflatten(1, shape) if count else self.slots[:, :0])
+                at += count
+            self.layers.append((parts[0], parts[1]))
+
+    def copy(self, source: int, target: int) -> None:
+        self.slots[target].copy_(self.slots[source])
+
+
+class Mixes(Protocol):
+    def mix(self, projected: Tensor, states: KVLayer, runs: StateRuns) -> Tensor: ...
+
+
+class Drafted(NamedTuple):
+    """A run with drafts whose accepted tokens are not in the states of its row yet."""
+
+    start: int  # tokens before the run
+    first: int  # index of the run's first token in `kept`
+    kept: dict[int, Tensor]  # layer -> what it projected of all tokens of that step
+
+
+class StateKeeper(RunnerPart):
+    """Zeros or restores the states of rows that start, takes snapshots, and applies accepted drafts.
+
+    A run with drafts leaves the states as they were, and what the layers projected of it is kept. The row's next run says by
+    where it starts how many were accepted: these are applied first, token by token, as they would have been without drafts.
+    """
+
+    def __init__(self, runner: ModelRunner, pool: StatePool, mixers: Mapping[int, Mixes]):
+        self.pool, self.mixers, self.device = pool, mixers, runner.device
+        self._drafted: dict[int, Drafted] = {}
+        self._inside: dict[int, list[Snapshot]] = {}  # of each row, what is taken in this step
+        cache = runner.kv_cache
+        attending, states = iter(zip(cache.groups, cache.layers, strict=True)), iter(pool.layers)
+        layers = [
+            (0, next(states)) if layer in mixers else next(attending) for layer in range(len(runner.model.layers))
+        ]
+        cache.groups, cache.layers = [group for group, _ in layers], [layer for _, layer in layers]
+
+    def begin(self, plan: StepPlan) -> None:
+        for row in plan.ended:
+            self._drafted.pop(row, None)
+        orders: StateOrders = plan.extras.get(ORDERS) or StateOrders()
+        restored = dict(orders.restores)
+        for started in plan.started:
+            self._drafted.pop(started.row, None)
+            if (source := restored.get(started.row)) is None:
+                self.pool.slots[started.row].zero_()
+            elif source != started.row:
+                self.pool.copy(source, started.row)
+        self._inside = {}
+        if not self._drafted and not orders.snapshots:
+            return
+        starts = dict(zip(plan.decode_rows.tolist(), plan.decode_starts.tolist(), strict=True))
+        starts |= {run.row: run.start for run in plan.runs}
+        early: dict[int, list[Snapshot]] = {}
+        for order in orders.snapshots:
+            (self._inside if order.position > starts[order.row] else early).setdefault(order.row, []).append(order)
+        ready: dict[int, list[int]] = {}  # rows whose drafts one step computed
+        for row, drafted in self._drafted.items():
+            if row in starts:
+                ready.setdefault(id(drafted.kept), []).append(row)
+        for rows in ready.values():
+            self._apply(rows, starts, early)
+        for row, snapshots in early.items():
+            for order in snapshots:
+                assert order.position == starts[row]
+                self.pool.copy(row, order.slot)
+
+    def _apply(self, rows: list[int], starts: Mapping[int, int], early: dict[int, list[Snapshot]]) -> None:
+        """Advance the states of rows by their accepted drafts, which one step computed: up to where their next runs start."""
+        runs, places, inside = list[tuple[int, int, int, bool]](), list[int](), dict[int, list[Snapshot]]()
+        for row in rows:
+            start, first, kept = self._drafted.pop(row)
+            end, orders = starts[row], early.pop(row, [])
+            runs.append((row, start, end - start, False))
+            places += range(first, first + end - start)
+            inside[row] = [order for order in orders if order.position < end]
+            early[row] = [order for order in orders if order.position == end]
+        own = self._ints(rows, list(accumulate((count for _, _, count, _ in runs), initial=0)), places)
+        state_runs = StateRuns(own[0], own[1], self._stores(runs, inside))
+        for layer, states in zip(self.mixers, self.pool.layers, strict=True):
+            self.mixers[layer].mix(kept[layer].index_select(0, own[2]), states, state_runs)
+
+    def before_forward(self, plan: StepPlan, batch: InputBatch) -> None:
+        if not self._inside and not plan.num_drafted:
+            return
+        decodes = zip(plan.decode_rows.tolist(), plan.decode_starts.tolist(), strict=True)
+        runs = [(row, start, 1, False) for row, start in decodes]
+        runs += [(run.row, run.start, run.num_new, bool(run.drafts)) for run in plan.runs]
+        kept: dict[int, Tensor] = {}
+        first = accumulate((count for _, _, count, _ in runs), initial=0)
+        for at, (row, start, _, is_drafted) in zip(first, runs, strict=False):
+            if is_drafted:
+                self._drafted[row] = Drafted(start, at, kept)
+        stores = self._stores(runs, self._inside)
+        keeps = plan.num_drafted > 0
+        for layer in self.mixers:
+            own = batch.metadata[layer]
+            fields = {name: getattr(own, name) for name in own.__dataclass_fields__}
+            batch.metadata[layer] = StateMetadata(**fields, stores=stores, kept=kept, keeps=keeps)
+
+    def _stores(self, runs: list[tuple[int, int, int, bool]], inside: Mapping[int, list[Snapshot]]) -> Stores:
+        """Behind which tokens of runs (row, start, tokens, whether it has drafts) states are written, and to which slots."""
+        starts, tokens, slots, first = [0], list[int](), list[int](), 0
+        for row, start, count, is_drafted in runs:
+            for order in inside.get(row, []):
+                tokens.append(first + order.position - start - 1)
+                slots.append(order.slot)
+            first += count
+            if not is_drafted:
+                tokens.append(first - 1)
+                slots.append(row)
+            starts.append(len(tokens))
+        return Stores(*self._ints(starts, tokens, slots))
+
+    def _ints(self, *parts: list[int]) -> tuple[Tensor, ...]:
+        """On the device, in one copy."""
+        sent = self.device.send(np.array([*chain(*parts)], np.int32))
+        return sent.split([len(part) for part in parts])

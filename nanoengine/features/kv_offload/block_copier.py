@@ -1,0 +1,199 @@
+"""BlockCopier: carries blocks of K/V between the pool, host memory and files, as a plan orders.
+
+Between the pool and host memory blocks move in the order of the steps. Files are read and written beside them (`file_thread.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from nanoengine.core.messages import StepPlan, StepResult
+from nanoengine.core.model_runner import RunnerPart
+from nanoengine.features.kv_offload.file_thread import FileThread
+from nanoengine.features.kv_offload.messages import NAME, Copy, FileAnswer, Orders, Place, Tier
+
+logger = logging.getLogger("nanoengine")
+
+STAGING = 64 << 20
+"""Bytes of a GPU's memory through which blocks go to and from host memory; one block at least."""
+
+PATIENCE = 0.01
+"""Seconds that a step which computes nothing waits for a file to be read."""
+
+
+class BlockCopier(RunnerPart):
+    """A `RunnerPart`: host memory for blocks, the copies, and the files that were read.
+
+    The KV tensors have blocks in their first dimension, so a block is a row in each of them. In host memory and in files it is
+    the bytes of these rows, one behind the other. Pieces of states are rows, too.
+
+    Args:
+        pool: the KV tensors, K and V of every place for a layer in a block.
+        num_slots: blocks of the host tier.
+        files: None: there is no disk tier.
+        states: a row for each piece of each slot of the state pool, of no more bytes than a block.
+
+    Attributes:
+        block_bytes: K/V of one block.
+        host: [num_slots, block_bytes] uint8. With a GPU it is page-locked where it lies, so that copies need no detour; torch's
+            own page-locked memory would be rounded up to a power of two.
+        staged: the files that were read, each [block_bytes] uint8, by name.
+    """
+
+    def __init__(self, pool: list[Tensor], num_slots: int, files: FileThread | None, states: Tensor | None = None):
+        self.pool, self.files = pool, files
+        self.pools = {Tier.POOL: pool, Tier.STATES: [] if states is None else [states]}
+        self.device = pool[0].device
+        self.block_bytes = sum(tensor[0].nbytes for tensor in pool)
+        assert states is None or states[0].nbytes <= self.block_bytes
+        self.host = torch.zeros((num_slots, self.block_bytes), dtype=torch.uint8, device="cpu")
+        self.staged: dict[str, Tensor] = {}
+        self._kept: set[str] = set()  # the files that are wanted
+        self._answers: list[FileAnswer] = []  # that need no work
+        self._patience = 0.0
+        self._unlock = _lock_pages(self, self.host) if self.device.type == "cuda" and num_slots else None
+
+    # ---- RunnerPart
+
+    def begin(self, plan: StepPlan) -> None:
+        orders: Orders | None = plan.extras.get(NAME)
+        if orders is None:
+            return
+        if self.files is not None:
+            self._begin_files(self.files, orders)
+        self.copy(orders.copies, is_last=orders.is_last)
+        if orders.kept is not None:
+            self._kept = set(orders.kept)
+            self.staged = {name: block for name, block in self.staged.items() if name in self._kept}
+
+    def _begin_files(self, files: FileThread, orders: Orders) -> None:
+        if orders.clears:
+            files.clear()
+            files.wait_until_idle()  # who asked for it is told when no file is left
+        for name in orders.deletes:
+            files.delete(name)
+        for name, header in orders.reads:
+            self._kept.add(name)
+            if name in self.staged:
+                self._answers.append(FileAnswer("read", name))
+            else:
+                files.read(name, header)
+        self._patience = PATIENCE if orders.waits else 0.0
+
+    def end(self, result: StepResult) -> None:
+        if self.files is None:
+            return
+        answers, self._answers = self._answers, []
+        for done in self.files.finished(self._patience):
+            if done.content is not None and done.answer.name in self._kept:
+                self.staged[done.answer.name] = done.content
+            answers.append(done.answer)
+        self._patience = 0.0
+        if answers:
+            result.extras[NAME] = answers
+
+    def close(self) -> None:
+        """Finish what is to be written, and give the host memory back."""
+        if self.files is not None:
+            self.files.close()
+        if self._unlock is not None:
+            self._unlock()
+        self.pool, self.pools, self.host = [], {}, self.host[:0]
+
+    # ---- copies
+
+    def copy(self, copies: list[Copy], *, is_last: bool = False) -> None:
+        """Make some copies as if one after the other; those that do not touch each other at once."""
+        for batch in _batches(copies):
+            sources, targets = [copy.source for copy in batch], [copy.target for copy in batch]
+            if targets[0].tier is Tier.FILE:
+                assert self.files is not None
+                for source, target, header in batch:
+                    read = (
+                        self.host[int(source.where)].clone if source.tier is Tier.HOST else partial(self._read, source)
+                    )
+                    self.files.write(str(target.where), header, read, waits=is_last)
+            else:
+                count = max(1, STAGING // self.block_bytes)
+                for start in range(0, len(batch), count):
+                    piece = slice(start, start + count)
+                    self._move(sources[piece], targets[piece])
+
+    def _move(self, sources: list[Place], targets: list[Place]) -> None:
+        """Blocks between a pool and memory of the host, through memory of the pool's device."""
+        if targets[0].tier not in self.pools:
+            for content, place in zip(self._gather(sources), targets, strict=True):
+                self._on_host(place).copy_(content, non_blocking=True)
+            return
+        staging = torch.empty((len(sources), self.block_bytes), dtype=torch.uint8, device=self.device)
+        for content, place in zip(staging, sources, strict=True):
+            content.copy_(self._on_host(place), non_blocking=True)
+        blocks = self._index(targets)
+        for row, tensor in self._rows(staging, targets[0].tier):
+            tensor.index_copy_(0, blocks, row)
+
+    def _read(self, place: Place) -> Tensor:
+        """A copy of a block of a pool, [block_bytes] uint8 on the CPU."""
+        return self._gather([place])[0].cpu()
+
+    def _gather(self, places: list[Place]) -> Tensor:
+        """Blocks of a pool, [n, block_bytes] uint8 on its device."""
+        staging = torch.empty((len(places), self.block_bytes), dtype=torch.uint8, device=self.device)
+        blocks = self._index(places)
+        for row, tensor in self._rows(staging, places[0].tier):
+            row.copy_(tensor.index_select(0, blocks))
+        if (size := sum(tensor[0].nbytes for tensor in self.pools[places[0].tier])) < self.block_bytes:
+            staging[:, size:] = 0
+        return staging
+
+    def _on_host(self, place: Place) -> Tensor:
+        return self.host[int(place.where)] if place.tier is Tier.HOST else self.staged[str(place.where)]
+
+    def _rows(self, memory: Tensor, tier: Tier) -> Iterator[tuple[Tensor, Tensor]]:
+        """Memory for blocks, [n, block_bytes] uint8, as rows of each tensor of a pool."""
+        start = 0
+        for tensor in self.pools[tier]:
+            end = start + tensor[0].nbytes
+            yield memory[:, start:end].view(tensor.dtype).view(len(memory), *tensor.shape[1:]), tensor
+            start = end
+
+    def _index(self, places: list[Place]) -> Tensor:
+        """Where blocks are in the pool, sent to its device without waiting for what that is doing."""
+        own, is_pinned = [int(place.where) for place in places], self.device.type == "cuda"
+        host = torch.tensor(own, dtype=torch.int64, device="cpu", pin_memory=is_pinned)
+        return host.to(self.device, non_blocking=True)
+
+
+def _batches(copies: list[Copy]) -> list[list[Copy]]:
+    """Copies that can be made at once: from the same kind of place to the same kind, and none touches what another touches."""
+    kinds = list(dict.fromkeys((copy.source.tier, copy.target.tier) for copy in copies))
+    batches: dict[int, list[Copy]] = {}
+    last: dict[Place, int] = {}  # the batch that touches a place last
+    for copy in copies:
+        number = max(last.get(copy.source, -1), last.get(copy.target, -1)) + 1
+        number += (kinds.index((copy.source.tier, copy.target.tier)) - number) % len(kinds)
+        last[copy.source] = last[copy.target] = number
+        batches.setdefault(number, []).append(copy)
+    return [batches[number] for number in sorted(batches)]
+
+
+def _lock_pages(owner: BlockCopier, memory: Tensor) -> weakref.finalize[..., BlockCopier] | None:
+    """Lock memory where it lies, until its owner is gone or the result is called."""
+    error = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+    if error:
+        logger.warning("host memory could not be page-locked (CUDA error %d): copies are slower", error)
+        return None
+    return weakref.finalize(owner, _unlock_pages, memory)
+
+
+def _unlock_pages(memory: Tensor) -> None:
+    with suppress(RuntimeError):  # the interpreter is ending, and CUDA has gone before
+        torch.cuda.synchronize()
+        torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())

@@ -1,0 +1,111 @@
+"""FileGate: a prompt waits while blocks of its prefix are read from files; others go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+
+from nanoengine.core.block_manager import BlockManager
+from nanoengine.core.seams import PolicyPart
+from nanoengine.core.sequence import Phase, Sequence
+from nanoengine.features.kv_offload.disk_tier import DiskTier
+from nanoengine.features.kv_offload.host_tier import Key
+from nanoengine.features.kv_offload.offload import Offload
+
+LOOKAHEAD = 8
+"""Waiting sequences whose files are read before they can start."""
+
+
+class Fetch:
+    """The files that one sequence waits for, or has waited for."""
+
+    def __init__(self, names: list[str]):
+        self.names = names
+        self.left = names.copy()  # the last of these is being read
+
+
+class FileGate(PolicyPart):
+    """Holds prompts back until their files are read. A read that fails is a miss.
+
+    Args:
+        offload: its orders carry the reads.
+    """
+
+    def __init__(self, offload: Offload, disk: DiskTier, blocks: BlockManager):
+        self.offload, self.disk, self.blocks = offload, disk, blocks
+        self.fetches: dict[Sequence, Fetch] = {}  # of waiting sequences
+        self._too_little = 0  # room for files that was too little for the next one that cannot start yet
+
+    def make_way(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> Iterable[Sequence]:
+        """Have files read for sequences that cannot start yet. Who finds too little memory for that, asks again later."""
+        for seq in waiting[:LOOKAHEAD]:
+            if self.disk.room <= self._too_little:
+                break
+            if seq not in self.fetches and seq.has_all_tokens and self._begin(seq, is_next=False) is None:
+                self._too_little = self.disk.room
+        return ()
+
+    def allowed(self, seq: Sequence, budget: int) -> int:
+        if seq.phase is not Phase.WAITING or not seq.has_all_tokens:
+            return budget
+        fetch = self.fetches.get(seq) or self._begin(seq, is_next=True)
+        assert fetch is not None
+        if not fetch.left:
+            return budget
+        while fetch.left and fetch.left[-1] not in self.disk.reading:
+            fetch.left.pop()
+        if fetch.left:
+            return 0
+        # A shorter hit may need other files, such as those of its states.
+        if any(name not in self.disk.staged for name in fetch.names):
+            self._begin(seq, is_next=True)
+            self.disk.leave(self.offload.orders, fetch.names)
+        return self.allowed(seq, budget)
+
+    def took(self, seq: Sequence, count: int) -> None:
+        self.finished(seq)
+
+    def _begin(self, seq: Sequence, *, is_next: bool) -> Fetch | None:
+        """Order the files that continue what a sequence hits in memory.
+
+        Args:
+            is_next: it takes what there is memory for; otherwise None, and nothing is ordered, if that is not all.
+        """
+        blocks, disk = self.blocks, self.disk
+        hashes = blocks.hit_hashes(seq) if disk.files else []
+
+        def has(group: int, hash: bytes, tokens: bytes) -> bool:
+            return disk.name((group, hash)) in disk.files or blocks.has(group, hash, tokens)
+
+        count = blocks.longest_hit(hashes, has)
+        wanted = self._wanted(hashes[:count])
+        while (excess := self._num_new(wanted) - disk.room) > 0:
+            if not is_next:
+                return None
+            # A part of what a window shows is of no use: all that a shorter hit needs must have room.
+            count = blocks.longest_hit(hashes[: max(0, count - -(-excess // len(blocks.layouts)))], has)
+            wanted = self._wanted(hashes[:count])
+        fetch = self.fetches[seq] = Fetch([disk.want(self.offload.orders, *block) for block in wanted])
+        return fetch
+
+    def _wanted(self, hashes: list[tuple[bytes, bytes]]) -> list[tuple[Key, bytes]]:
+        """The files that a hit of these blocks needs, those that were read already among them."""
+        blocks, wanted, end = self.blocks, [], len(hashes) * self.blocks.block_size
+        firsts = [layout.first_seen(end) // blocks.block_size for layout in blocks.layouts]
+        seen = [(group, hashes[first:]) for group, first in enumerate(firsts)]
+        seen += [(group, hashes[-1:]) for group in self.offload.state_groups]
+        for group, own in seen:
+            for hash, tokens in own:
+                key = group, hash
+                if self.disk.has(key, tokens) or not blocks.has(group, hash, tokens):
+                    wanted.append((key, tokens))
+        return wanted
+
+    def _num_new(self, wanted: list[tuple[Key, bytes]]) -> int:
+        return sum(self.disk.name(key) not in self.disk.wanted for key, _ in wanted)
+
+    def finished(self, seq: Sequence) -> None:
+        """It waits no longer: it has started, or has ended."""
+        if (fetch := self.fetches.pop(seq, None)) is not None:
+            self._too_little = 0
+            self.disk.leave(self.offload.orders, fetch.names)

@@ -1,0 +1,147 @@
+"""KVFolder: the files of one model's blocks in a folder, which several processes may use at once, and be killed at any moment."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import stat
+import time
+from collections import OrderedDict
+from contextlib import suppress
+from pathlib import Path
+
+from nanoengine.features.kv_offload.kv_file import UNFINISHED, BadKVFile, file_bytes, read_kv_file, write_kv_file
+from nanoengine.sizes import told
+
+SUFFIX = ".kv"
+SEED = "hash_seed"
+NAME = re.compile(r"[0-9a-f]{32}-[0-9]+\.kv")
+LONGEST_WRITE = 600.0
+"""Seconds after which an unfinished file has no writer any more."""
+
+RESCAN = 60.0
+"""Seconds after which the folder is looked at again for files of other processes."""
+
+
+class KVFolder:
+    """Files of one block each, named after the hash of the block; the least recently used are deleted first.
+
+    Its files, and a seed for hashes, are readable for their owner only: K/V tells what was in a prompt, and who knows the seed
+    can look for prompts whose hashes are equal.
+
+    Args:
+        folder: of all models; made if it does not exist.
+        fingerprint: of everything that K/V depends on but tokens.
+        block_bytes: K/V of one block.
+        max_bytes: how much the files of this model may hold together. Where several processes write at once, each learns of the
+            files of others within a minute.
+
+    Raises:
+        OSError: the folder cannot be used.
+    """
+
+    def __init__(self, folder: Path, fingerprint: str, block_bytes: int, max_bytes: int):
+        self.path, self.block_bytes, self.max_bytes = folder / fingerprint, block_bytes, max_bytes
+        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            self.path.mkdir(mode=0o700)
+        facts = self.path.lstat()
+        if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
+            raise NotADirectoryError(f"{self.path} is not a folder of this user; links are not followed")
+        self._sizes: OrderedDict[str, int] = OrderedDict()  # of the files, least recently used first
+        self._num_bytes = 0
+        self._next_scan = 0.0
+        self._scan()
+        self._make_room(0)
+
+    @property
+    def names(self) -> list[str]:
+        """The files that are there."""
+        return list(self._sizes)
+
+    def seed(self) -> int:
+        """The seed of the hashes by which files are named. The first process draws it."""
+        path = self.path / SEED
+        unfinished = self.path / f"{SEED}.{secrets.token_hex(4)}{UNFINISHED}"
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(secrets.token_bytes(8))
+        try:
+            with suppress(FileExistsError):
+                os.link(unfinished, path)  # all of it or nothing, and never over another one
+        finally:
+            unfinished.unlink()
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:
+            found = file.read(9)
+        if len(found) != 8:
+            raise OSError(f"{path} does not hold 8 bytes: delete the folder {self.path}")
+        return int.from_bytes(found, "little")
+
+    def read(self, name: str, header: bytes, payload: memoryview) -> None:
+        """See `read_kv_file`. A bad file is deleted."""
+        try:
+            read_kv_file(self._path(name), header, payload)
+        except BadKVFile:
+            with suppress(OSError):
+                self.delete(name)
+            raise
+        if name in self._sizes:
+            self._sizes.move_to_end(name)
+
+    def write(self, name: str, header: bytes, payload: memoryview) -> list[str]:
+        """Write a file. Returns the names of those that were deleted to make room.
+
+        Raises:
+            OSError: it cannot be written, or `max_bytes` is less than it.
+        """
+        size = file_bytes(header, len(payload))
+        if size > self.max_bytes:
+            raise OSError(f"it has {told(size)}, and kv_disk_bytes is {told(self.max_bytes)}")
+        if time.monotonic() >= self._next_scan:
+            self._scan()
+        self._forget(name)
+        gone = self._make_room(size)
+        write_kv_file(self._path(name), header, payload)
+        self._sizes[name] = size
+        self._num_bytes += size
+        return gone
+
+    def delete(self, name: str) -> None:
+        self._forget(name)
+        self._path(name).unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Delete all files of this model, those of other processes too."""
+        self._scan()
+        for name in list(self._sizes):
+            self.delete(name)
+
+    def _path(self, name: str) -> Path:
+        return self.path / f"{name}{SUFFIX}"
+
+    def _forget(self, name: str) -> None:
+        self._num_bytes -= self._sizes.pop(name, 0)
+
+    def _make_room(self, size: int) -> list[str]:
+        gone = []
+        while self._sizes and self._num_bytes + size > self.max_bytes:
+            gone.append(next(iter(self._sizes)))
+            self.delete(gone[-1])
+        return gone
+
+    def _scan(self) -> None:
+        """Look at what is there; other processes may be writing and deleting meanwhile."""
+        found, now = [], time.time()
+        with os.scandir(self.path) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    facts = entry.stat(follow_symlinks=False)
+                    if entry.name.endswith(UNFINISHED) and now - facts.st_mtime > LONGEST_WRITE:
+                        os.unlink(entry.path)  # its writer was killed
+                    elif NAME.fullmatch(entry.name) and stat.S_ISREG(facts.st_mode):
+                        found.append((facts.st_mtime_ns, entry.name.removesuffix(SUFFIX), facts.st_size))
+        self._sizes = OrderedDict((name, size) for _, name, size in sorted(found))
+        self._num_bytes = sum(self._sizes.values())
+        self._next_scan = time.monotonic() + RESCAN

@@ -1,0 +1,191 @@
+"""Offload: what becomes of blocks that the pool has no room for. Host memory first, then files.
+
+A block that is evicted from the pool is copied down under its prefix. A look-up that misses in the pool goes on here, and a hit
+is copied back. The copies are added to the plan that is being made. What a step copies down can be loaded by the same step and
+later ones; if the step fails, the copy counts as not made.
+
+Swapping is no more than this: the blocks of a preempted sequence stay in the prefix cache, go to host memory when they are
+evicted, and are hits when the sequence resumes.
+
+Snapshots of states go the same way, in pieces: to whoever keeps blocks, each piece is a block of a KV group of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+from nanoengine.core.messages import StepResult
+from nanoengine.core.scheduler import Step
+from nanoengine.core.seams import KVStore, PolicyPart
+from nanoengine.core.sequence import Sequence
+from nanoengine.features.kv_offload.disk_tier import DiskTier
+from nanoengine.features.kv_offload.host_tier import Entry, HostTier, Key
+from nanoengine.features.kv_offload.messages import NAME, Copy, Orders, Place, Tier
+
+
+@dataclass(slots=True)
+class OffloadStats:
+    """Counts since the start."""
+
+    num_saved_blocks: int = 0  # from the pool to host memory
+    num_loaded_blocks: int = 0  # from host memory to the pool
+    num_loaded_files: int = 0  # from files that were read to the pool
+    num_written_files: int = 0
+    num_bad_files: int = 0  # reads that failed
+
+    def __add__(self, other: OffloadStats) -> OffloadStats:
+        return OffloadStats(*(getattr(self, own.name) + getattr(other, own.name) for own in fields(self)))
+
+
+class InPool(NamedTuple):
+    """A block that can be found in the pool."""
+
+    block: int
+    tokens: bytes
+    depth: int  # blocks of its prefix
+
+
+class Offload(KVStore, PolicyPart):
+    """Where else blocks are, and the copies to make.
+
+    Args:
+        disk: None: no files.
+        num_groups: KV groups.
+        num_pieces: of a snapshot of states; 0: there are none.
+    """
+
+    def __init__(self, host: HostTier, disk: DiskTier | None, num_groups: int, num_pieces: int = 0):
+        self.host, self.disk = host, disk
+        self.groups, self.state_groups = range(num_groups), range(num_groups, num_groups + num_pieces)
+        self.stats = OffloadStats()
+        self.orders = Orders()  # of the plan that is being made
+        self.in_pool: dict[Key, InPool] = {}
+        self._saved: list[tuple[Key, Entry]] = []  # to host memory, by the plan that is being made
+        self._in_flight: dict[int, tuple[Orders, list[tuple[Key, Entry]]]] = {}  # by number of the step
+
+    # ---- KVStore
+
+    def cached(self, group: int, hash: bytes, parent: bytes, tokens: bytes, block: int) -> None:
+        depth = self._depth((0, hash)) if group in self.state_groups else self._depth((group, parent)) + 1
+        self.in_pool[group, hash] = InPool(block, tokens, depth)
+
+    def evicted(self, group: int, hash: bytes, tokens: bytes, block: int) -> None:
+        key, source = (group, hash), self._place(group, block)
+        own = self.in_pool.pop(key, None)
+        depth = self._depth((0, hash)) if own is None else own.depth  # of a snapshot that was not to stay
+        if self.host.has(key, tokens):
+            self.host.use(key)
+        elif self._has_slot():
+            entry = self.host.put(key, tokens, depth)
+            self._saved.append((key, entry))
+            self.orders.copies.append(Copy(source, Place(Tier.HOST, entry.slot)))
+            self.stats.num_saved_blocks += 1
+        elif self.disk is not None:
+            self.disk.save(self.orders, key, tokens, source)
+
+    def invalidated(self, group: int, hash: bytes, tokens: bytes) -> None:
+        key = group, hash
+        self.in_pool.pop(key, None)
+        self.host.drop(key)
+        if self.disk is not None:
+            self.disk.invalidate(self.orders, key)
+
+    def has(self, group: int, hash: bytes, tokens: bytes) -> bool:
+        key = group, hash
+        return self.host.has(key, tokens) or (self.disk is not None and self.disk.has(key, tokens))
+
+    def hold(self, blocks: Seq[tuple[bytes, bytes]]) -> None:
+        if not blocks or not self.host.entries:
+            return
+        wanted = [(group, block) for group in self.groups for block in blocks]
+        wanted += [(group, blocks[-1]) for group in self.state_groups]
+        for group, (hash, tokens) in wanted:
+            if (key := (group, hash)) not in self.in_pool and self.host.has(key, tokens):
+                self.host.held.add(key)
+                self.host.use(key)
+
+    def load(self, group: int, hash: bytes, tokens: bytes, block: int) -> None:
+        key, target = (group, hash), self._place(group, block)
+        if self.host.has(key, tokens):
+            self.orders.copies.append(Copy(Place(Tier.HOST, self.host.entries[key].slot), target))
+            self.stats.num_loaded_blocks += 1
+        else:
+            assert self.disk is not None
+            self.orders.copies.append(Copy(Place(Tier.FILE, self.disk.name(key)), target))
+            self.stats.num_loaded_files += 1
+
+    def clear(self) -> None:
+        self.in_pool.clear()
+        self.host.clear()
+        if self.disk is not None:
+            self.disk.clear(self.orders)
+
+    def closing(self) -> None:
+        """Order all that is cached to be written. Where room is short, beginnings are written, and written last: files that were
+        written first are the first to be deleted.
+        """
+        if self.disk is None:
+            return
+        self.orders.is_last = True
+        found = [(own.depth, key, own.tokens, self._place(key[0], own.block)) for key, own in self.in_pool.items()]
+        for key, entry in self.host.entries.items():
+            if entry.is_copied and key not in self.in_pool:
+                found.append((entry.depth, key, entry.tokens, Place(Tier.HOST, entry.slot)))
+        for _, key, tokens, source in sorted(found, reverse=True):
+            self.disk.save(self.orders, key, tokens, source)
+
+    def _place(self, group: int, block: int) -> Place:
+        return Place(Tier.STATES if group in self.state_groups else Tier.POOL, block)
+
+    def _depth(self, key: Key) -> int:
+        entry = self.in_pool.get(key) or self.host.entries.get(key)
+        return 0 if entry is None else entry.depth
+
+    def _has_slot(self) -> bool:
+        """Whether there is a free slot of host memory; the oldest entry is pushed out for it, to a file."""
+        host = self.host
+        if not host.free_slots and (key := host.oldest()) is not None:
+            entry = host.entries[key]
+            if self.disk is not None and key not in self.in_pool:  # the pool evicts it later
+                self.disk.save(self.orders, key, entry.tokens, Place(Tier.HOST, entry.slot))
+            host.drop(key)
+        return bool(host.free_slots)
+
+    # ---- PolicyPart
+
+    def wants_step(self) -> bool:
+        """To carry out orders, or to hear of files that somebody waits for. Steps in flight do that, too."""
+        awaits = self.disk is not None and bool(self.disk.reading)
+        return not self._in_flight and (bool(self.orders) or awaits)
+
+    def complete(self, step: Step) -> None:
+        orders, self.orders = self.orders, Orders()
+        self.host.held.clear()
+        saved, self._saved = self._saved, []
+        orders.waits = not step.decodes and not step.runs
+        if self.disk is not None and orders.kept is not None:
+            orders.kept = list(self.disk.wanted)
+        self._in_flight[step.number] = orders, saved
+        step.plan.extras[NAME] = orders
+
+    def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
+        orders, saved = self._in_flight.pop(step.number)
+        has_failed = step.is_dropped or isinstance(result, BaseException)
+        if not has_failed:
+            for _, entry in saved:
+                entry.is_copied = True
+        elif not step.is_dropped:  # with it, all steps in flight are dropped: the next one must not load their copies
+            for key, entry in [*saved, *(pair for _, others in self._in_flight.values() for pair in others)]:
+                if self.host.entries.get(key) is entry:
+                    self.host.drop(key)
+        if self.disk is None:
+            return
+        if not isinstance(result, BaseException):
+            for answer in result.extras.get(NAME, ()):
+                self.disk.answer(answer)
+                self.stats.num_bad_files += answer.kind == "read" and answer.problem is not None
+                self.stats.num_written_files += answer.kind == "written" and answer.problem is None
+        if has_failed:
+            self.disk.step_failed(orders, self.orders)

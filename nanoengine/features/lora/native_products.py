@@ -1,0 +1,152 @@
+"""NativeProducts: adapters computed by kernels/native/cpp/lora.cpp. Rows have the bits that they have alone: see
+docs/determinism.md.
+
+The product comes in float32; one call adds what the adapters add, and then the bias or the gate, and rounds. The adapters of a
+step, and its rows, are read from memory that stays where it is: a recorded step is right for any adapters.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nanoengine.core.kernels import Weight
+from nanoengine.features.lora.adapter import Adapter
+from nanoengine.features.lora.places import Place
+from nanoengine.features.lora.products import Group, Piece, Products, pieces_of
+from nanoengine.kernels.native.addresses import DTYPES, address
+from nanoengine.kernels.native.operations import NativeKernels, normed
+from nanoengine.kernels.native.weights import NativeWeight
+from nanoengine.kernels.reference.gates import ACTIVATIONS
+
+INPUTS, OUTPUTS = 32, 16
+"""What a row of A is filled up to, and outputs of B that lie together (A_GROUP in lora.cpp, GROUP in product.h)."""
+
+PIECE = struct.Struct("=qqqqqqd")
+"""As lora.cpp has it."""
+
+
+class NativeProducts(Products):
+    """Products of the native kernels.
+
+    Args:
+        max_adapters: most that there are at a time.
+        max_rows: most rows of a step.
+    """
+
+    kernels: NativeKernels
+
+    def __init__(
+        self,
+        kernels: NativeKernels,
+        matrices: Sequence[object],
+        places: Mapping[str, Place],
+        *,
+        max_adapters: int,
+        max_rows: int,
+        kept: Mapping[int, Sequence[range]] = {},
+    ):
+        super().__init__(kernels, matrices, places, torch.device("cpu"), kept)
+        self._tables = {matrix: np.zeros(max_adapters, np.int64) for matrix in self.numbers.values()}
+        self._memory: dict[int, list[object]] = {}  # slot -> what its addresses point to
+        self._step = np.zeros(1 + 3 * max_adapters, np.int64)
+        self._rows = np.zeros(max_rows, np.int64)
+
+    def put(self, slot: int, adapter: Adapter) -> None:
+        self.drop(slot)
+        memory = self._memory[slot] = []
+        for matrix, pieces in pieces_of(adapter, self.places, self.kept).items():
+            laid = [(piece, _rows_of_a(piece), _groups_of_b(piece)) for piece in pieces]
+            table = struct.pack("=q", len(laid)) + b"".join(
+                PIECE.pack(
+                    *(piece.first, piece.count, len(piece.a), 8 * a.itemsize),
+                    *(address(a, piece.a.dtype), address(b, piece.a.dtype), piece.scale),
+                )
+                for piece, a, b in laid
+            )
+            kept = np.frombuffer(table, np.int64).copy()
+            memory += [kept, laid]
+            self._tables[matrix][slot] = kept.ctypes.data
+
+    def drop(self, slot: int) -> None:
+        for table in self._tables.values():
+            table[slot] = 0
+        self._memory.pop(slot, None)
+
+    def begin(self, groups: Sequence[Group]) -> None:
+        self.is_used, at = bool(groups), 0
+        self._step[0] = len(groups)
+        for number, (slot, rows) in enumerate(groups):
+            self._step[1 + 3 * number : 4 + 3 * number] = slot, at, len(rows)
+            self._rows[at : at + len(rows)] = rows
+            at += len(rows)
+
+    # ---- in place of the kernels' own
+
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+        if not self.is_changed(weight):
+            return self._plain[0](x, weight, bias)
+        return self._linear(x, None, None, 0.0, weight, bias)
+
+    def gated_linear(self, x: Tensor, weight: Weight, activation: str = "silu") -> Tensor:
+        if not self.is_changed(weight):
+            return self._plain[1](x, weight, activation)
+        return self._gated_linear(x, None, None, 0.0, weight, activation)
+
+    def norm_linear(
+        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        if not self.is_changed(weight):
+            return self._plain[2](x, residual, norm, eps, weight, bias)
+        return self._linear(x, residual, norm, eps, weight, bias), x if residual is None else residual
+
+    def norm_gated_linear(
+        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, activation: str = "silu"
+    ) -> tuple[Tensor, Tensor]:
+        if not self.is_changed(weight):
+            return self._plain[3](x, residual, norm, eps, weight, activation)
+        return self._gated_linear(x, residual, norm, eps, weight, activation), x if residual is None else residual
+
+    def _linear(
+        self, x: Tensor, residual: Tensor | None, norm: Tensor | None, eps: float, weight: Weight, bias: Tensor | None
+    ) -> Tensor:
+        assert isinstance(weight, NativeWeight)
+        x = x.contiguous()
+        sums = self.kernels._product(x, residual, norm, eps, weight, None, torch.float32)
+        out = x.new_empty(sums.shape)
+        given = *normed(x, residual, norm, eps, weight), address(sums, torch.float32)
+        places = address(bias, x.dtype, weight.shape[0]), out.data_ptr(), *self._shape_and_step(x, weight)
+        self.kernels.c.adapted_linear(DTYPES[x.dtype], *given, *places)
+        return out
+
+    def _gated_linear(
+        self, x: Tensor, residual: Tensor | None, norm: Tensor | None, eps: float, weight: Weight, activation: str
+    ) -> Tensor:
+        assert isinstance(weight, NativeWeight)
+        x = x.contiguous()
+        sums = self.kernels._product(x, residual, norm, eps, weight, None, torch.float32)
+        out = x.new_empty(len(x), weight.shape[0] // 2)
+        kinds = DTYPES[x.dtype], ACTIVATIONS.index(activation)
+        given = *normed(x, residual, norm, eps, weight), address(sums, torch.float32)
+        self.kernels.c.adapted_gated_linear(*kinds, *given, out.data_ptr(), *self._shape_and_step(x, weight))
+        return out
+
+    def _shape_and_step(self, x: Tensor, weight: Weight) -> tuple[int, ...]:
+        table = self._tables[self.numbers[id(weight)]]
+        addresses = (own.ctypes.data for own in (self._step, self._rows, table))
+        return len(x), weight.shape[1], weight.shape[0], *addresses
+
+
+def _rows_of_a(piece: Piece) -> Tensor:
+    """[rank, inputs, to a multiple of INPUTS]; what is missing is 0."""
+    return torch.nn.functional.pad(piece.a, (0, -piece.a.shape[1] % INPUTS)).contiguous()
+
+
+def _groups_of_b(piece: Piece) -> Tensor:
+    """[groups of outputs, rank, OUTPUTS]; outputs that are missing in the last group are 0."""
+    padded = torch.nn.functional.pad(piece.b, (0, 0, 0, -len(piece.b) % OUTPUTS))
+    return padded.view(-1, OUTPUTS, padded.shape[1]).transpose(1, 2).contiguous()

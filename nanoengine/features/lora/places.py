@@ -1,0 +1,104 @@
+"""Where the linear layers of a checkpoint are in a model: several of them are often one matrix, and rows may stand in another
+order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from nanoengine.core.weights import EMBEDDING, HEAD
+from nanoengine.kernels.reference.attention import TorchAttention
+from nanoengine.kernels.reference.operations import RowMajor, TorchKernels
+from nanoengine.models.decoder import build_model
+from nanoengine.models.model_config import ModelConfig, StateConfig
+
+
+@dataclass(frozen=True)
+class Place:
+    """Outputs [first, first + count) of a matrix; output i of them is `order[i]` of the checkpoint, and so of `input_order`, if
+    inputs do not stay as they are.
+    """
+
+    matrix: int  # in `Decoder.matrices`
+    first: int
+    count: int
+    inputs: int
+    order: Tensor  # [count] int64
+    input_order: Tensor | None = None  # [inputs] int64
+
+
+class _Rows:
+    """A slot that tells which rows are copied to it."""
+
+    def __init__(self, matrix: _Matrix, first: int, count: int):
+        self.matrix, self.first = matrix, first
+        self.shape = torch.Size((count, matrix.shape[1]))
+
+    def copy_(self, source: Tensor) -> None:
+        self.matrix.copied.append((self, source[:, 0]))
+
+    def copy_quantized(self, source: object) -> None:
+        raise AssertionError("no numbers are loaded here")
+
+
+class _Matrix(RowMajor):
+    def __init__(self, outputs: int, inputs: int, copied: list[tuple[_Rows, Tensor]]):
+        super().__init__(outputs, inputs, torch.float32, torch.device("meta"))
+        self.copied = copied
+
+    def rows(self, first: int, count: int) -> _Rows:  # type: ignore[override]
+        return _Rows(self, first, count)
+
+
+class _Kernels(TorchKernels):
+    def __init__(self) -> None:
+        super().__init__()
+        self.copied: list[tuple[_Rows, Tensor]] = []
+
+    def new_weight(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> _Matrix:
+        return _Matrix(outputs, inputs, self.copied)
+
+
+def find_places(config: ModelConfig) -> dict[str, Place]:
+    """The place of each linear layer that may have an adapter, by its name; not those of embeddings, heads and experts.
+
+    They are found by loading a model without memory, whose matrices come in the order of those of the real one.
+    """
+    kernels = _Kernels()
+    model = build_model(config, kernels, TorchAttention(1), torch.float32, torch.device("meta"))
+    places: dict[str, Place] = {}
+    for name, slot in model.checkpoint_tensors().items():
+        if name.endswith(".weight") and len(slot.shape) == 2 and name not in (EMBEDDING, HEAD):
+            slot.copy_(torch.arange(slot.shape[0], dtype=torch.int64, device="cpu")[:, None])
+            for rows, order in kernels.copied:  # none of an expert
+                where = model.matrices.index(rows.matrix)
+                count, inputs = rows.shape
+                places[name.removesuffix(".weight")] = Place(where, rows.first, count, inputs, order)
+            kernels.copied.clear()
+    facts = config.states
+    if facts is not None and facts.is_tiled and facts.num_heads > facts.num_groups:
+        places |= {name: _tiled(place, name.rpartition(".")[2], facts) for name, place in places.items()}
+    return places
+
+
+def _tiled(place: Place, part: str, facts: StateConfig) -> Place:
+    """The place with the orders that turn Hugging Face's value heads, group by group, into those of a GGUF file."""
+    size = {
+        "in_proj_qkv": facts.width,
+        "in_proj_z": facts.width,
+        "in_proj_b": 1,
+        "in_proj_a": 1,
+        "out_proj": facts.width,
+    }
+    if part not in size:
+        return place
+    rows = torch.arange(facts.num_heads * size[part], dtype=torch.int64, device="cpu")
+    heads = rows.view(facts.num_groups, -1, size[part]).transpose(0, 1).flatten()
+    if part == "out_proj":
+        return replace(place, input_order=heads)
+    first = place.count - len(heads)  # queries and keys
+    before = torch.arange(first, dtype=torch.int64, device="cpu")
+    return replace(place, order=torch.cat([before, first + heads])[place.order])

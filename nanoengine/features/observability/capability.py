@@ -1,0 +1,28 @@
+"""Observability as a capability of the engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nanoengine.core.capability import Capability
+from nanoengine.features.observability.observer import Observer
+
+if TYPE_CHECKING:
+    from nanoengine.core.startup import Startup
+
+
+class Observability(Capability):
+    """`metrics` is set by `policy`. It must be the last capability: the others add to `startup.metric_sources`."""
+
+    metrics: Observer
+
+    def policy(self, startup: Startup) -> None:
+        """Facts: "metrics", see `observer.Sources`."""
+        self.metrics = Observer(
+            startup.max_model_len,
+            startup.blocks_needed(startup.max_model_len),
+            enable_prefix_caching=startup.config.enable_prefix_caching,
+            sources=startup.metric_sources,
+        )
+        startup.parts.append(self.metrics)
+        startup.stores.append(self.metrics.events)

@@ -1,0 +1,185 @@
+"""EngineView: a picture of an engine at one moment: which sequences run with which blocks, and what the blocks of the pool hold.
+
+Plain data for any encoder. It has lengths and ids, and no prompt, text or token. Its size is bounded by the constants below. The
+time to make it grows with the pool only by a look at each free block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass, fields
+from itertools import islice, repeat
+from operator import is_not
+from typing import Any, Literal
+
+import numpy as np
+
+from nanoengine.core.block_manager import BlockManager
+from nanoengine.core.llm_engine import LLMEngine
+from nanoengine.core.sequence import Phase, Sequence
+from nanoengine.features.observability.observer import Observer
+
+MAX_RUNNING, MAX_FETCHING, MAX_WAITING = 96, 16, 32
+"""Most sequences of each kind in a view: the first in order."""
+
+MAX_CELLS = 2048
+"""Most blocks in the map: the first of the pool. Empty blocks are handed out in their order."""
+
+MAX_TABLE_ENTRIES = 8192
+"""Most blocks of all sequences of a view together; each may name an equal share of so many."""
+
+State = Literal["prefill", "decode", "waiting", "preempted", "fetching"]
+"""A sequence computes its prompt, or generates; or it waits: it has not begun, was preempted, or its K/V are read from files."""
+
+FREE, CACHED, OPEN, FULL, SHARED = ".cofs"
+"""A block in the map: empty; of no sequence, but with K/V that can be hit; of one sequence, and cannot be hit (it is being
+filled); of one sequence, and can be hit; of several.
+"""
+
+_CELL_OF = np.frombuffer((FREE + CACHED + OPEN + FULL + SHARED + SHARED).encode(), np.uint8)
+"""The cell of a block, by twice its references (at most two of them count), and one more if it can be hit."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceView:
+    """One completion of a request. Lengths in tokens."""
+
+    request_id: str
+    index: int  # which of the request's completions
+    state: State
+    num_prompt: int
+    num_computed: int
+    num_output: int
+    num_cached: int | None  # of the prompt, found in the cache when it was first admitted; None before that
+    num_preemptions: int
+    priority: int
+    num_blocks: int  # in all KV groups
+    blocks: list[int]  # the first of them
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """The pool of KV blocks: ids begin with 1, and `cells` with that block."""
+
+    num_blocks: int
+    block_size: int  # tokens
+    num_free: int  # empty
+    num_cached: int  # of no sequence, but with K/V that can be hit
+    num_used: int  # the others
+    cells: str  # one of these five for each of the first blocks; empty ones at its end are left out
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Counts over the engine's life; rates come from two views."""
+
+    prefill_tokens: int
+    decode_tokens: int
+    num_steps: int
+    num_requests: int
+    num_queried_tokens: int  # looked up in the prefix cache, and found
+    num_hit_tokens: int
+    num_preemptions: int
+    num_evicted_blocks: int
+    num_drafts: int | None  # verified, and accepted; None without speculation
+    num_accepted: int | None
+
+    def __add__(self, other: Totals) -> Totals:
+        pairs = [(getattr(self, own.name), getattr(other, own.name)) for own in fields(self)]
+        sums: list[Any] = [None if None in pair else sum(pair) for pair in pairs]
+        return Totals(*sums)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """An engine between two steps. `sequences` are the first in order of each kind; the counts are of all."""
+
+    time: float  # seconds of the engine's clock
+    num_running: int
+    num_fetching: int
+    num_waiting: int
+    sequences: list[SequenceView]
+    pool: PoolView
+    totals: Totals
+
+
+def take_view(engine: LLMEngine, observer: Observer) -> EngineView:
+    """A picture of an engine, as values that do not change any more. Called between two steps, in the engine's thread."""
+    scheduler, fetching = engine.scheduler, observer.fetching()
+    shown = [
+        *islice(scheduler.running, MAX_RUNNING),
+        *islice((seq for seq in scheduler.waiting if seq in fetching), MAX_FETCHING),
+        *islice((seq for seq in scheduler.waiting if seq not in fetching), MAX_WAITING),
+    ]
+    most_blocks = MAX_TABLE_ENTRIES // max(len(shown), 1)
+    return EngineView(
+        time=observer.clock(),
+        num_running=len(scheduler.running),
+        num_fetching=len(fetching),
+        num_waiting=len(scheduler.waiting) - len(fetching),
+        sequences=[_sequence(seq, fetching, most_blocks) for seq in shown],
+        pool=_pool(scheduler.blocks),
+        totals=_totals(engine, observer),
+    )
+
+
+def _sequence(seq: Sequence, fetching: Container[Sequence], most_blocks: int) -> SequenceView:
+    blocks: list[int] = []  # that it still sees; those of several groups one after the other
+    for table, first in zip(seq.block_tables, seq.first_blocks, strict=True):
+        blocks += table[first : first + most_blocks // len(seq.block_tables)]
+    return SequenceView(
+        request_id=seq.request.request_id,
+        index=seq.index,
+        state=_state(seq, fetching),
+        num_prompt=seq.num_prompt_tokens,
+        num_computed=seq.num_computed,
+        num_output=len(seq.token_ids) - seq.num_prompt_tokens,
+        num_cached=seq.num_cached_tokens,
+        num_preemptions=seq.num_preemptions,
+        priority=seq.request.priority,
+        num_blocks=sum(map(len, seq.block_tables)) - sum(seq.first_blocks),
+        blocks=blocks,
+    )
+
+
+def _state(seq: Sequence, fetching: Container[Sequence]) -> State:
+    if seq.phase is Phase.PREFILLING:
+        return "prefill"
+    if seq.phase is not Phase.WAITING:
+        return "decode"
+    if seq in fetching:
+        return "fetching"
+    return "preempted" if seq.num_preemptions else "waiting"
+
+
+def _pool(blocks: BlockManager) -> PoolView:
+    num_cached = sum(blocks.contents[block] is not None for block in blocks.free_blocks)
+    references = np.array(blocks.ref_counts[1 : MAX_CELLS + 1])
+    contents = blocks.contents[1 : MAX_CELLS + 1]
+    can_be_hit = np.frombuffer(bytes(map(is_not, contents, repeat(None))), np.uint8)
+    return PoolView(
+        num_blocks=blocks.num_blocks,
+        block_size=blocks.block_size,
+        num_free=blocks.num_free - num_cached,
+        num_cached=num_cached,
+        num_used=blocks.num_blocks - blocks.num_free,
+        cells=_CELL_OF[2 * np.minimum(references, 2) + can_be_hit].tobytes().decode().rstrip(FREE),
+    )
+
+
+def _totals(engine: LLMEngine, observer: Observer) -> Totals:
+    steps, cache = observer.steps, observer.cache
+    speculation = observer.sources.get("speculation")
+    drafts = None if speculation is None else speculation()
+    return Totals(
+        prefill_tokens=steps.prefill_tokens,
+        decode_tokens=steps.decode_tokens,
+        num_steps=steps.num_prefill_steps + steps.num_mixed_steps + steps.num_decode_steps,
+        num_requests=observer.num_requests,
+        num_queried_tokens=cache.num_queried_tokens,
+        num_hit_tokens=cache.num_hit_tokens,
+        num_preemptions=engine.scheduler.num_preemptions,
+        num_evicted_blocks=observer.events.num_evicted,
+        num_drafts=None if drafts is None else drafts.num_drafts,
+        num_accepted=None if drafts is None else drafts.num_accepted,
+    )

@@ -1,0 +1,26 @@
+"""Options of embeddings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nanoengine.core.options import check, option
+from nanoengine.features.pooling.params import POOLINGS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingOptions:
+    """Options of embeddings; all are keyword arguments of `LLM`.
+
+    Args:
+        pooling: "last" or "mean": of which tokens the embedding of a prompt is made. None: what the model's files say, or the
+            last token, where they say nothing.
+
+    Raises:
+        InvalidConfig: a value that cannot work.
+    """
+
+    pooling: str | None = option(None, choices=POOLINGS)
+
+    def __post_init__(self) -> None:
+        check(self)

@@ -1,0 +1,31 @@
+"""EmbeddingOutput: what comes back of a prompt that was embedded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nanoengine.core.sequence import Request
+from nanoengine.features.pooling.pooler import EMBEDDING
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EmbeddingOutput:
+    """The embedding of one prompt, and how much of the prompt came from the prefix cache."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    embedding: np.ndarray[Any, Any]  # [dimensions] float32
+    num_cached_tokens: int
+
+    @staticmethod
+    def of(request: Request) -> EmbeddingOutput:
+        """Of a request that has ended without an error."""
+        seq = request.sequences[0]
+        cached = seq.num_cached_tokens or 0
+        return EmbeddingOutput(
+            request.request_id, request.prompt, request.prompt_token_ids, seq.state[EMBEDDING], cached
+        )

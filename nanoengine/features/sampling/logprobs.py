@@ -1,0 +1,114 @@
+"""Log probabilities in the model's own distribution: of the tokens at some positions, and of the likeliest ones there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nanoengine.core.messages import Started, StepResult
+from nanoengine.core.sampler import Sampler
+from nanoengine.features.sampling.collector import LOGPROBS
+from nanoengine.features.sampling.row_processor import RowProcessor, asking, row_slices
+from nanoengine.features.sampling.token_logprobs import TokenLogprobs
+
+
+@dataclass
+class LogprobColumns:
+    """Log probabilities at n positions, on their way to the host."""
+
+    own: Tensor  # [n] float32, of the tokens that stand there
+    ranks: Tensor  # [n] int64: how many tokens are likelier, and one
+    top: Tensor  # [n, most] float32, likeliest first
+    top_ids: Tensor  # [n, most] int64
+
+    def entries(self, token_ids: Sequence[int], counts: Sequence[int]) -> list[TokenLogprobs]:
+        """One for each position, once they have reached the host.
+
+        Args:
+            token_ids: the tokens that stand there.
+            counts: how many of the likeliest ones are wanted.
+        """
+        columns = self.own.tolist(), self.ranks.tolist(), self.top_ids.numpy(), self.top.numpy()
+        return [  # copies: one that is kept for long must not hold the memory of all
+            TokenLogprobs(token, own, rank, top_ids[:count].copy(), top[:count].copy())
+            for token, count, own, rank, top_ids, top in zip(token_ids, counts, *columns, strict=True)
+        ]
+
+
+def compute_logprobs(logits_of: Callable[[slice], Tensor], token_ids: Tensor, most: int) -> LogprobColumns:
+    """Log probabilities in softmax(logits), computed for a bounded number of positions at a time.
+
+    Args:
+        logits_of: [m, vocab_size] float32 logits of m of the positions.
+        token_ids: [n] int64, the tokens that stand there; negative where there is none, and what comes of it is of no use.
+        most: how many of the likeliest tokens; all, if there are no more.
+    """
+    parts = []
+    for part in row_slices(len(token_ids)):
+        logits = logits_of(part)
+        own_ids = token_ids[part, None].clamp(min=0)
+        ranks = (logits > logits.gather(-1, own_ids)).sum(-1) + 1
+        logprobs = logits.log_softmax(dim=-1)
+        top, top_ids = logprobs.topk(min(most, logits.shape[-1]))
+        parts.append((logprobs.gather(-1, own_ids)[:, 0], ranks, top, top_ids))
+    return LogprobColumns(*(torch.cat(column).to("cpu", non_blocking=True) for column in zip(*parts, strict=True)))
+
+
+class SampleLogprobs(RowProcessor[int]):
+    """Reports the log probabilities of samples whose rows ask for them. It changes no logits, and must be the first processor: it
+    takes a copy of them where another is about to change them.
+
+    Args:
+        sampler: whose processors these are.
+    """
+
+    forbids = False
+
+    def __init__(self, num_rows: int, sampler: Sampler):
+        super().__init__(num_rows, sampler.device)
+        self.sampler = sampler
+        self._raw: Tensor | None = None
+        self._others_change = False
+
+    def start(self, started: Sequence[Started]) -> None:
+        for start, params in asking(started):
+            if params.num_logprobs is not None:
+                self.put(start.row, params.num_logprobs)
+
+    def find(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        numbers = super().find(rows, positions)
+        if len(numbers):
+            others = (own for own in self.sampler.processors if own is not self)
+            self._others_change = any(len(own.find(rows, positions)) for own in others)
+        return numbers
+
+    def pack(self, numbers: np.ndarray, pieces: list[int]) -> Sequence[np.ndarray]:
+        return (numbers,)
+
+    def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Any) -> None:
+        [samples] = self.send(numbers, rows)
+        self._raw = logits.index_select(0, samples) if self._others_change else None
+
+    def observe(
+        self, logits: Tensor, tokens: Tensor, numbers: np.ndarray, rows: np.ndarray, verified: Any
+    ) -> Callable[[StepResult], None]:
+        [samples] = self.send(numbers, rows)
+        raw, self._raw = self._raw, None
+
+        def logits_of(part: slice) -> Tensor:
+            return logits.index_select(0, samples[part]) if raw is None else raw[part]
+
+        counts = [self.pieces[row] for row in rows[numbers].tolist()]
+        columns = compute_logprobs(logits_of, tokens.index_select(0, samples), max(counts))
+
+        def read(result: StepResult) -> None:
+            own = [result.token_ids[number] for number in numbers.tolist()]
+            entries = zip(numbers.tolist(), columns.entries(own, counts), strict=True)
+            result.extras[LOGPROBS] = {number: entry for number, entry in entries if entry.token >= 0}
+
+        return read

@@ -1,0 +1,53 @@
+"""Loading of a draft model: the same steps of start-up as for the large model, on other files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from nanoengine.core.block_manager import FullLayout
+from nanoengine.core.errors import InvalidConfig
+from nanoengine.core.startup import Startup
+from nanoengine.features.speculation.options import SpeculationOptions
+
+
+def load_draft_model(name: str, startup: Startup) -> Startup:
+    """A small model that guesses for the model of `startup`: any that the engine can load, in the same dtype.
+
+    Raises:
+        InvalidConfig: it knows other tokens or too few positions, or there are no blocks that could hold its K/V.
+    """
+    max_len = startup.config.max_model_len or startup.model_config.max_position_embeddings
+    dtype = str(startup.dtype).removeprefix("torch.")
+    options = {  # a tokenizer that was chosen for the large model says nothing of the tokens of the draft model
+        kind: replace(own, tokenizer=None) if hasattr(own, "tokenizer") else own
+        for kind, own in startup.config.options.items()
+    }
+    own: dict[str, Any] = {"model": name, "dtype": dtype, "max_model_len": max_len, "block_size": startup.block_size}
+    config = replace(startup.config, **own, options=options)
+    parts = [type(own)() for own in startup.capabilities if own.options is not SpeculationOptions]
+    draft = Startup(config, parts, use_tqdm=startup.use_tqdm)
+    draft.describe()
+    if draft.tokenizer.token_ids() != startup.tokenizer.token_ids():
+        raise InvalidConfig(
+            f"speculation is 'model:{name}', whose tokenizer has other tokens than the model's: choose a model of the same family"
+        )
+    if draft.state_shapes is not None:
+        raise InvalidConfig(
+            f"speculation is 'model:{name}', whose layers have states: a draft model's must all attend; choose another"
+        )
+    # The rotations of some families stretch beyond the positions that their files name.
+    longest = getattr(draft.model_config, "longest", draft.model_config.max_position_embeddings)
+    if max_len > longest:
+        raise InvalidConfig(
+            f"speculation is 'model:{name}', which was made for at most {longest} positions, and max_model_len is {max_len}: "
+            "lower it, or choose another model"
+        )
+    if not any(isinstance(layout, FullLayout) for layout in startup.layouts):
+        raise InvalidConfig(
+            f"speculation is 'model:{name}', but every layer of {startup.config.model} has a window: a draft model's K/V lies "
+            "in the blocks of layers that see everything; choose another speculation"
+        )
+    draft.load()
+    draft.groups = [list(range(draft.model_config.num_layers))]
+    return draft

@@ -1,0 +1,170 @@
+"""Speculation: which sequences of a step have drafts, and how many.
+
+Up to some number of tokens a step mostly waits for weights, and one more token costs little; beyond it, each token costs
+computing. So drafts fill a step up to that number (`STEP_TOKENS`). A sequence gets at most twice as many drafts as its last
+drafted step made tokens. Nothing here looks at a clock: the same requests always have the same drafts.
+
+Whatever is decided here, the tokens are the same: see docs/speculation.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from nanoengine.core.messages import UNKNOWN
+from nanoengine.core.scheduler import Step
+from nanoengine.core.sequence import Request, Sequence
+from nanoengine.features.speculation.drafter import Candidate, Drafter
+from nanoengine.features.speculation.proposer import Proposer, SequenceProposer
+from nanoengine.features.speculation.statistics import SpeculationStats
+
+logger = logging.getLogger("nanoengine")
+
+STEP_TOKENS = {"cpu": 32, "cuda": 256}
+"""Tokens beyond which a step has no drafts, by the type of device."""
+
+FIRST_DRAFTS = 4
+"""Most drafts of a sequence that has had none yet."""
+
+CONSTRAINT = "constraint"
+"""In `Sequence.state` if a grammar constrains the sequence: it says which tokens must come next (`forced`), and which drafts may
+(`allowed`)."""
+
+
+@dataclass(slots=True)
+class _State:
+    """The proposer of a sequence, and how many drafts it gets next."""
+
+    proposer: SequenceProposer | None  # None: it raised, or the runner guesses
+    most: int = FIRST_DRAFTS  # drafts in the next step, beside those that a grammar forces
+    num_forced: int = 0  # leading tokens of the last guess that a grammar forces: they say nothing about the proposer
+
+
+class Speculation(Drafter):
+    """Chooses drafts, and notes which were accepted.
+
+    Args:
+        proposer: makes guesses; None: the runner does, and drafts are UNKNOWN here.
+        num_drafts: most drafts of a sequence in a step.
+        vocab_size: token ids are below it; a guess ends before anything else.
+        step_tokens: a step has no drafts beyond so many tokens.
+    """
+
+    def __init__(self, proposer: Proposer | None, *, num_drafts: int, vocab_size: int, step_tokens: int):
+        self.proposer, self.num_drafts = proposer, num_drafts
+        self.vocab_size, self.step_tokens = vocab_size, step_tokens
+        self.stats = SpeculationStats()
+        self._prompts: dict[Request, SequenceProposer] = {}  # that have read the prompt, and nothing else
+        self._states: dict[Sequence, _State] = {}
+        self._num_prompt_tokens = 0  # beside the decodes of the last step that had any
+
+    def snapshot(self) -> SpeculationStats:
+        """The counters at this moment, copied."""
+        stats = self.stats
+        return replace(stats, tried_at=stats.tried_at.copy(), accepted_at=stats.accepted_at.copy())
+
+    # ---- choosing
+
+    def postpone(self, candidates: Iterable[Candidate], num_decodes: int, budget: int) -> Iterable[Sequence]:
+        """The candidates that are expected to have drafts in the next step, which is taken to have as many tokens of prompts as
+        the last one.
+        """
+        prompts = self._num_prompt_tokens
+        chosen = self._choose(candidates, min(budget - prompts, self.step_tokens - num_decodes - prompts))
+        self.stats.num_postponed += len(chosen)
+        return chosen
+
+    def choose(
+        self, candidates: Iterable[Candidate], num_decodes: int, num_tokens: int, budget: int
+    ) -> dict[Sequence, list[int]]:
+        """The drafts of a step, for those of the candidates that have any. In a full step no candidate is looked at."""
+        room = min(budget, self.step_tokens - num_tokens)
+        if room <= 0:
+            self.stats.num_full += num_decodes
+        return self._choose(candidates, room)
+
+    def _choose(self, candidates: Iterable[Candidate], room: int) -> dict[Sequence, list[int]]:
+        """At most `room` drafts in all: the first ones of all sequences, then the second ones, and so on."""
+        if room <= 0:
+            return {}
+        guesses: dict[Sequence, list[int]] = {}
+        for seq, first, most in candidates:
+            if not getattr(seq.params, "speculate", True):
+                continue
+            guess = self._guess(seq, first, min(most, self.num_drafts))
+            if guess:
+                guesses[seq] = guess
+            else:
+                self.stats.num_unknown += 1
+        chosen: dict[Sequence, list[int]] = {}
+        for place in range(self.num_drafts):
+            for seq, guess in guesses.items():
+                if place < len(guess) and room > 0:
+                    chosen.setdefault(seq, []).append(guess[place])
+                    room -= 1
+        self.stats.num_full += len(guesses) - len(chosen)
+        return chosen
+
+    # ---- guessing
+
+    def _guess(self, seq: Sequence, first: int, most: int) -> list[int]:
+        """The tokens that may stand in a sequence from position `first` on. Those before it are guessed too if in flight."""
+        state, num_in_flight = self._states.get(seq), first - len(seq.token_ids)
+        is_new = state is None
+        if state is None:
+            state = self._states[seq] = _State(None)
+        constraint = seq.state.get(CONSTRAINT)
+        if self.proposer is None:  # masks are filled before the runner guesses
+            return [UNKNOWN] * min(most, state.most) if constraint is None else []
+        try:
+            if is_new:
+                state.proposer = self._new_proposer(self.proposer, seq.request)
+            guess = [] if state.proposer is None else state.proposer.propose(seq.token_ids, num_in_flight + most)
+            found = self._valid(list(guess)[num_in_flight : num_in_flight + most], seq)
+        except Exception as error:  # a proposer that fails must not harm the sequence
+            self._give_up(state, error)
+            found = []
+        if constraint is not None:
+            forced = [] if num_in_flight else self._valid(constraint.forced(most), seq)
+            state.num_forced = len(forced)
+            found = constraint.allowed(found) if not num_in_flight and found[: len(forced)] == forced else forced
+        return found[: state.num_forced + state.most]
+
+    def _new_proposer(self, proposer: Proposer, request: Request) -> SequenceProposer:
+        """A prompt is read once for all completions of a request."""
+        prompt = self._prompts.get(request)
+        if prompt is None:
+            prompt = self._prompts[request] = proposer.begin(request.prompt_token_ids)
+        return prompt.fork()
+
+    def _valid(self, guess: list[int], seq: Sequence) -> list[int]:
+        """The part of a guess that can be drafts: tokens of the vocabulary, and none that would end the sequence."""
+        for place, token in enumerate(guess):
+            if type(token) is not int or not 0 <= token < self.vocab_size or token in seq.stop_token_ids:
+                return guess[:place]
+        return guess
+
+    def _give_up(self, state: _State, error: Exception) -> None:
+        state.proposer = None
+        self.stats.num_errors += 1
+        logger.warning("a proposer of drafts failed; its sequence goes on without drafts: %r", error)
+
+    # ---- what became of drafts
+
+    def settle(self, seq: Sequence, num_drafts: int, num_accepted: int) -> None:
+        """So many of the drafts of a sequence were accepted."""
+        self.stats.record(num_drafts, num_accepted)
+        state = self._states.get(seq)
+        if state is not None and state.num_forced <= min(num_accepted, num_drafts - 1):
+            state.most = 2 * (num_accepted - state.num_forced + 1)
+
+    def complete(self, step: Step) -> None:
+        if step.decodes or step.plan.num_drafted:
+            self._num_prompt_tokens = sum(run.num_new for run in step.plan.runs if not run.drafts)
+
+    def finished(self, seq: Sequence) -> None:
+        self._states.pop(seq, None)
+        if seq.request.finished:
+            self._prompts.pop(seq.request, None)

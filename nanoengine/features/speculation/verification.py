@@ -1,0 +1,100 @@
+"""Drafts of a step on the device: what stands before each sample of a run that has any, and which samples are tokens in the end.
+
+Verification is ordinary sampling of every position, each with the noise that belongs to it. Nothing is tested against
+probabilities: a draft is accepted if it is what was sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nanoengine.core.device import Device
+from nanoengine.core.messages import Run, StepPlan
+from nanoengine.features.speculation.draft_model import NO_DRAFT, DraftModel
+
+
+class Verified(NamedTuple):
+    """Which drafts of a step were accepted."""
+
+    num_accepted: Tensor  # [num_runs] int64
+    is_token: Tensor  # [num_samples] bool: whether the sample is a token of its row
+
+
+@dataclass
+class Drafts:
+    """The runs with drafts of one step. Samples are named by their numbers in the step."""
+
+    rows: Tensor  # [num_runs] int64
+    starts: Tensor  # [num_runs] int64: the first sample of each
+    tokens: Tensor  # [num_runs, most] int64: drafts, and NO_DRAFT behind them
+    run_of: Tensor  # [num_samples] int64; any run for those that are in none
+    depth: Tensor  # [num_samples] int64: drafts that stand before the sample in its run; 0 in none
+    is_drafted: Tensor  # [num_samples] bool: whether it is in such a run
+
+    @classmethod
+    def of(cls, runs: Seq[Run], first: int, num_samples: int, device: Device, guesses: Tensor | None = None) -> Drafts:
+        """Those of a plan.
+
+        Args:
+            runs: at least one, each with drafts.
+            first: samples before those of these runs.
+            num_samples: of the step, padding included.
+            guesses: [num_runs, most] int64, the drafts if the runs do not say them.
+        """
+        counts = [run.num_new for run in runs]
+        starts = first + np.cumsum([0, *counts[:-1]])
+        tokens = np.full((len(runs), max(counts) - 1), NO_DRAFT, dtype=np.int64)
+        for i, run in enumerate(runs):
+            tokens[i, : len(run.drafts)] = run.drafts
+        run_of, depth, is_drafted = np.zeros((3, num_samples), dtype=np.int64)
+        drafted = slice(first, first + sum(counts))
+        run_of[drafted] = np.repeat(np.arange(len(runs)), counts)
+        depth[drafted] = np.concatenate([np.arange(count) for count in counts])
+        is_drafted[drafted] = 1
+        parts = [np.array([run.row for run in runs]), starts, tokens.reshape(-1), run_of, depth, is_drafted]
+        sent = device.send(np.concatenate(parts).astype(np.int64)).split([part.size for part in parts])
+        drafts = sent[2].view(tokens.shape) if guesses is None else guesses
+        return cls(sent[0], sent[1], drafts, sent[3], sent[4], sent[5].bool())
+
+    def before(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """The drafts of the runs of some samples, [m, most], and whether each stands before the sample, the same; those that do
+        not may be no tokens at all.
+        """
+        drafts = self.tokens.index_select(0, self.run_of.index_select(0, numbers))
+        places = torch.arange(drafts.shape[1], dtype=torch.int64, device=drafts.device)
+        return drafts, places < self.depth.index_select(0, numbers)[:, None]
+
+    def verify(self, tokens: Tensor) -> Verified:
+        """Compare drafts with what was sampled, [num_samples] int64."""
+        places = torch.arange(self.tokens.shape[1], dtype=torch.int64, device=tokens.device)
+        numbers = (self.starts[:, None] + places).clamp(max=len(tokens) - 1)
+        counts = (tokens[numbers] == self.tokens).long().cumprod(1).sum(1)
+        is_token = self.depth <= counts.index_select(0, self.run_of)
+        return Verified(counts, is_token | ~self.is_drafted)
+
+
+class DraftVerifier:
+    """The sampler's `Verifier`.
+
+    Args:
+        model: has guessed the drafts that a plan leaves open; None: no plan leaves any.
+    """
+
+    def __init__(self, device: Device, model: DraftModel | None = None):
+        self.device, self.model = device, model
+
+    def drafts(self, plan: StepPlan, num_samples: int) -> Drafts:
+        runs, guesses = plan.runs[: plan.num_drafted], None if self.model is None else self.model.guesses
+        return Drafts.of(runs, len(plan.decode_rows), num_samples, self.device, guesses)
+
+    def verify(self, drafts: Drafts, tokens: Tensor, last_tokens: Tensor) -> Verified:
+        verified = drafts.verify(tokens)
+        last = drafts.starts + verified.num_accepted
+        last_tokens.index_copy_(0, drafts.rows, tokens.index_select(0, last))
+        return verified

@@ -1,0 +1,224 @@
+"""Grammars: what llguidance makes of structured outputs, and a cache of it.
+
+llguidance (https://github.com/guidance-ai/llguidance) parses the text so far and says which tokens may come next.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Sequence as Seq
+from functools import cached_property
+from typing import Any, cast
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag
+
+from nanoengine.core.errors import EngineClosed, InvalidSamplingParams, shown
+from nanoengine.core.tokenizer import Tokenizer
+from nanoengine.errors import GrammarsUnavailable
+from nanoengine.features.fair_cache import FairCache
+from nanoengine.features.structured.params import StructuredOutputs
+from nanoengine.features.structured.trial import Trial, TrialFailed
+from nanoengine.models.tools.schemas import JSON_OPTIONS, MAX_ORDERS, OF_FIELD, ONE_SPACE, promised
+
+MAX_CACHED_BYTES = 256 << 20
+"""Of the grammars that are kept for the next request of the same client that asks for the same; a large one has 60 MiB."""
+
+LEAST_BYTES = 1 << 20
+"""That a small one counts for."""
+
+MAX_TRIGGERS = 64
+"""Of a structural tag: each of its structures is compared with all of them."""
+
+LIMITS: dict[str, Any] = {
+    "initial_lexer_fuel": 500_000,
+    "step_lexer_fuel": 50_000,
+    "step_max_items": 10_000,
+    "max_grammar_size": 100_000,
+    "max_lexer_states": 20_000,
+}
+"""What one grammar may take: some 0.2 s at the start; a few ms for a mask, where the parser's items are simple; 40 MiB for the
+states of the lexer. None of 250 schemas of MaskBench is refused for them."""
+
+
+class Grammars:
+    """Compiles structured outputs for one tokenizer. Any thread may call it.
+
+    Args:
+        vocab_size: of the model: masks have a bit for each of its tokens.
+        eos_token_ids: what the model may say when the text is complete.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Seq[int]):
+        self.tokenizer, self.vocab_size, self.eos_token_ids = tokenizer, vocab_size, list(eos_token_ids)
+        self._lock, self._loading = threading.Lock(), threading.Lock()
+        self._own: LLTokenizer | None = None  # it takes up to a second: made when it is asked for
+        self._trial: Trial | None = None
+        self._is_closed = False
+        self.cache: FairCache[Any, LLMatcher] = FairCache(MAX_CACHED_BYTES)
+        self.num_compiled = 0
+
+    @cached_property
+    def mask_size(self) -> int:
+        """Bits of a mask: a tokenizer may have more tokens than its model."""
+        fast = self.tokenizer.fast
+        return max(self.vocab_size, 0 if fast is None else fast.get_vocab_size(with_added_tokens=True))
+
+    def matcher(self, outputs: StructuredOutputs, client: str = "", salt: str = "") -> LLMatcher:
+        """The state of a text that has not begun.
+
+        Args:
+            outputs: what the text must look like.
+            client, salt: who asks; a compiled grammar is found under the same two only.
+
+        Raises:
+            InvalidSamplingParams: what is asked for is wrong, or llguidance cannot promise it; the message names the keyword.
+            GrammarsUnavailable: the process that compiles grammars cannot be started.
+        """
+        key = salt, outputs.key
+        with self._lock:
+            if (found := self.cache.get(client, key)) is not None:
+                return found.deep_copy()
+        with self._loading:
+            if self._is_closed:
+                raise EngineClosed("the engine is closed: make a new one")
+            if self._own is None:
+                self._own, self._trial = self._new_tokenizer()
+        compiled, num_bytes = self._compile(outputs, self._own)
+        with self._lock:
+            self.num_compiled += 1
+            self.cache.put(client, key, compiled, max(num_bytes, LEAST_BYTES))
+            return compiled.deep_copy()
+
+    def close(self) -> None:
+        """End the process that compiles, and forget all grammars."""
+        with self._loading:
+            self._is_closed = True
+        if self._trial is not None:
+            self._trial.close()
+        self.cache, self._own = FairCache(MAX_CACHED_BYTES), None
+
+    def _new_tokenizer(self) -> tuple[LLTokenizer, Trial]:
+        own = self.tokenizer.fast
+        if not self.eos_token_ids:
+            raise InvalidSamplingParams("structured_outputs: the model has no end-of-text token, so no text could end")
+        if own is None:
+            raise InvalidSamplingParams(
+                f"structured_outputs: {self.tokenizer.name} has no tokenizer.json, and llguidance reads no other kind"
+            )
+        added = own.get_added_tokens_decoder().values()
+        text = _with_marks_apart(
+            own.to_str(),
+            {token.content for token in added if not token.special and re.fullmatch("(?s)<.*>", token.content)},
+        )
+        try:
+            tokenizer = LLTokenizer(text, n_vocab=self.mask_size, eos_token=self.eos_token_ids)
+        except Exception as error:  # of a kind whose tokens are no bytes of the text, such as words
+            raise InvalidSamplingParams(
+                f"structured_outputs: llguidance cannot use {self.tokenizer.name}: {error}"
+            ) from error
+        return tokenizer, Trial(text, self.mask_size, self.eos_token_ids, LIMITS)
+
+    def _compile(self, outputs: StructuredOutputs, tokenizer: LLTokenizer) -> tuple[LLMatcher, int]:
+        assert self._trial is not None
+        try:
+            grammar, notation = grammar_of(outputs)
+        except InvalidSamplingParams:
+            raise
+        except (ValueError, RecursionError) as error:
+            raise InvalidSamplingParams(f"structured_outputs.{outputs.kind}: {error}") from error
+        try:
+            verdict = self._trial.verdict(grammar, notation)
+        except TrialFailed as error:
+            raise GrammarsUnavailable(f"structured outputs: {error}") from error
+        if not verdict.error:
+            matcher = LLMatcher(tokenizer, verdict.grammar or grammar, limits=LLParserLimits(**LIMITS), log_level=0)
+            verdict = verdict._replace(error=str(matcher.get_error()))
+        if verdict.error:
+            raise InvalidSamplingParams(_told(verdict.error, outputs))
+        return matcher, verdict.num_bytes
+
+
+def _with_marks_apart(text: str, marks: set[str]) -> str:
+    """A tokenizer.json in which some added tokens have names that no text has.
+
+    llguidance takes `<tool_call>` for a special token, which is none of a text's characters. Where the text must come, it would
+    force the token nonetheless, and then refuse it.
+    """
+    if not marks:
+        return text
+    table = json.loads(text)
+    vocab = table["model"]["vocab"]
+    for token in table["added_tokens"]:
+        if (mark := token["content"]) in marks:
+            token["content"] = f"<\ue000{mark[1:]}"
+            if isinstance(vocab, list) and token["id"] < len(vocab):
+                vocab[token["id"]][0] = token["content"]
+            elif mark in vocab:
+                vocab[token["content"]] = vocab.pop(mark)
+    return json.dumps(table, ensure_ascii=False)
+
+
+def grammar_of(outputs: StructuredOutputs) -> tuple[str, str]:
+    """The grammar, and its notation as `Trial` takes it. All work here grows with the length of the text and no faster."""
+    if outputs.kind in ("json", "json_object"):
+        return json_grammar(outputs.text, outputs), "llguidance"
+    if outputs.kind == "structural_tag":
+        return tag_grammar(json.loads(outputs.text)), "llguidance"
+    if outputs.kind == "choice":  # one terminal: of those, a row of the parser holds 2,000
+        choices = sorted(set(json.loads(outputs.text)))
+        return "start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, choices)), "lark"
+    if outputs.kind == "grammar" and outputs.text.startswith("%llguidance"):  # its own dialect, and no guess needed
+        return outputs.text, "lark"
+    return outputs.text, outputs.kind  # to tell GBNF from Lark, and to translate it, may take the square of its length
+
+
+def json_grammar(schema: str, outputs: StructuredOutputs) -> str:
+    # Last and strongest: a schema can have options of llguidance in itself, and could make itself weaker.
+    overrides: dict[str, Any] = dict(JSON_OPTIONS)
+    if outputs.whitespace_pattern is not None:
+        overrides |= {"whitespace_flexible": True, "whitespace_pattern": outputs.whitespace_pattern}
+    elif outputs.disable_any_whitespace:
+        overrides |= ONE_SPACE
+    else:
+        overrides |= {"whitespace_flexible": True}
+    own = json.dumps(promised(json.loads(schema)), ensure_ascii=False)
+    return str(LLMatcher.grammar_from_json_schema(own, overrides=cast(Any, overrides)))
+
+
+def tag_grammar(table: dict[str, Any]) -> str:
+    structures, triggers = table.get("structures"), table.get("triggers")
+    if not isinstance(structures, list) or not structures or not isinstance(triggers, list):
+        raise InvalidSamplingParams("structured_outputs.structural_tag must have lists of structures and of triggers")
+    if len(triggers) > MAX_TRIGGERS:
+        raise InvalidSamplingParams(
+            f"structured_outputs.structural_tag has {len(triggers)} triggers: at most {MAX_TRIGGERS} can be"
+        )
+    tags = []
+    for own in structures:
+        begin, end, schema = (own.get(name) if isinstance(own, dict) else None for name in ("begin", "end", "schema"))
+        if not isinstance(begin, str) or not isinstance(end, str) or not isinstance(schema, dict):
+            raise InvalidSamplingParams(
+                "structured_outputs.structural_tag: a structure has strings begin and end, and a schema"
+            )
+        trigger = next((own for own in triggers if isinstance(own, str) and own and begin.startswith(own)), None)
+        if trigger is None:
+            raise InvalidSamplingParams(
+                f"structured_outputs.structural_tag: {shown(begin)} begins with none of the triggers"
+            )
+        tags.append(StructTag(trigger=trigger, begin=begin, grammar=promised(schema), end=end))
+    return StructTag.to_grammar(tags, assume_special=False)
+
+
+def _told(message: str, outputs: StructuredOutputs) -> str:
+    """The field at fault, and why: without the parser's state, and without advice to allow what is not allowed here."""
+    field = f"structured_outputs.{outputs.kind}"
+    place = re.match(r"at (\d+)\(\d+\): failed to compile JSON schema: ", message)
+    lines = outputs.text.split("\n")[int(place[1]) - 1 :] if place is not None else []
+    if lines and OF_FIELD in lines[0]:
+        field, message = lines[0].rpartition(OF_FIELD)[2], re.split(r"\n *\d+ \| ", message.partition("schema: ")[2])[0]
+    why = " ".join(re.split(r"\n<state>|<backtrace>|\. Enable 'coerce_one_of'", message)[0].split())[:500]
+    if '"uniqueItems"' in why:
+        why += f": it can be where items is an enum of few values, in at most {MAX_ORDERS} orders, or maxItems is 1"
+    return f"{field}: {why}"

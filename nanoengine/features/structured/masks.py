@@ -1,0 +1,48 @@
+"""GrammarMasks: leaves -inf of the logits of tokens that the masks of a step do not hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from nanoengine.core.device import Device
+from nanoengine.core.messages import StepPlan
+from nanoengine.core.model_runner import ModelRunner, RunnerPart
+from nanoengine.core.sampler import LogitsProcessor
+from nanoengine.features.sampling.token_masks import apply_masks
+from nanoengine.features.structured.structured import MASKS, StepMasks
+
+
+class GrammarMasks(LogitsProcessor):
+    """The masks of a step are waited for behind the forward pass."""
+
+    def __init__(self, device: Device):
+        self.device = device
+        self.pieces: dict[int, int] = {}  # row -> how many masks it has
+        self._masks: StepMasks | None = None
+
+    def take(self, masks: StepMasks | None) -> None:
+        """Those of the step that begins."""
+        self._masks = masks
+        self.pieces = {} if masks is None else dict(masks.rows)
+
+    def find(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        return np.array([number for number, row in enumerate(rows.tolist()) if row in self.pieces], np.int64)
+
+    def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Any) -> None:
+        assert self._masks is not None
+        apply_masks(logits, self.device.send(numbers.astype(np.int64)), self.device.send(self._masks.wait()))
+
+
+class MaskPart(RunnerPart):
+    """Adds the processor to the sampler of a runner, and hands it the masks that come with plans."""
+
+    def __init__(self, runner: ModelRunner):
+        self.masks = GrammarMasks(runner.device)
+        runner.sampler.processors.append(self.masks)
+        runner.parts.append(self)
+
+    def begin(self, plan: StepPlan) -> None:
+        self.masks.take(plan.extras.get(MASKS))

@@ -1,0 +1,136 @@
+"""StructuredOutputs: what the text of a request must look like."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nanoengine.core.errors import InvalidSamplingParams, shown
+from nanoengine.depth import MAX_DEPTH, is_too_deep
+from nanoengine.models.tools.schemas import MAX_CHARS
+
+KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputs:
+    """What the text of a request must look like. Names follow vLLM. Exactly one of the first six is given.
+
+    Args:
+        json: a JSON schema, as a dict or as text.
+        json_object: True: any JSON object.
+        regex: an expression that the whole text matches, in the notation of Rust's crate regex.
+        choice: the text is one of these strings.
+        grammar: a context-free grammar, in the notation of Lark or of GBNF (llama.cpp).
+        structural_tag: text in which every tag of a list has a content of its own, as a dict or as JSON text:
+            {"structures": [{"begin": ..., "schema": ..., "end": ...}], "triggers": [...]}. Where a trigger was written, the
+            beginning of a tag and its schema must follow.
+        disable_any_whitespace: False: JSON may have white space wherever JSON may. True: one space behind each comma and colon.
+        whitespace_pattern: an expression for the white space between parts of JSON, in the place of those.
+        behind: tokens with which a model ends what it thinks: its text must look so behind them. Empty: from the beginning.
+        until: a function that pickles, and makes one for each completion, which is told each new piece of the text and gives the
+            reason if the text ends behind it: before the grammar does.
+
+    Raises:
+        InvalidSamplingParams: none or several of the first six, or a value that none of them can have.
+    """
+
+    json: Mapping[str, Any] | str | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+    structural_tag: Mapping[str, Any] | str | None = None
+    disable_any_whitespace: bool = True
+    whitespace_pattern: str | None = None
+    behind: tuple[int, ...] = ()
+    until: Callable[[], Callable[[str], str | None]] | None = field(default=None, compare=False, repr=False)
+    kind: str = field(init=False)
+    """Which of them is given."""
+    text: str = field(init=False)
+    """What it says: JSON text of a schema, a list of choices or a structural tag; an expression or a grammar as it is."""
+
+    def __post_init__(self) -> None:
+        given = [name for name in KINDS if getattr(self, name) is not None]
+        if self.json_object is False:
+            given.remove("json_object")
+        if len(given) != 1:
+            raise InvalidSamplingParams(
+                f"structured_outputs gives {' and '.join(given) or 'nothing'}: it must be exactly one of {', '.join(KINDS)}"
+            )
+        [kind] = given
+        value = getattr(self, kind)
+        if kind == "choice":
+            text = _choice_text(value)
+        elif kind in ("regex", "grammar"):
+            text = _string(kind, value)
+        elif kind == "json_object":
+            text = '{"type": "object"}'
+            if value is not True:
+                raise InvalidSamplingParams(f"structured_outputs.json_object must be True or None, not {shown(value)}")
+        else:
+            text = _table_text(kind, value)
+        if len(text) > MAX_CHARS:
+            raise InvalidSamplingParams(
+                f"structured_outputs.{kind} has {len(text)} characters: at most {MAX_CHARS} can be"
+            )
+        if not isinstance(self.disable_any_whitespace, bool):
+            raise InvalidSamplingParams("structured_outputs.disable_any_whitespace must be True or False")
+        if self.whitespace_pattern is not None:
+            _string("whitespace_pattern", self.whitespace_pattern)
+        if self.until is not None and not callable(self.until):
+            raise InvalidSamplingParams(
+                f"structured_outputs.until is {shown(self.until)}: it must be a function, which JSON has not"
+            )
+        for name, own in (("kind", kind), ("text", text)):
+            object.__setattr__(self, name, own)
+
+    @property
+    def key(self) -> tuple[str, str, bool, str | None]:
+        """Equal keys: the same texts are allowed."""
+        return self.kind, self.text, self.disable_any_whitespace, self.whitespace_pattern
+
+
+StructuredOutputsParams = StructuredOutputs
+"""As vLLM calls it."""
+
+
+def _string(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise InvalidSamplingParams(
+            f"structured_outputs.{name} is {shown(value)}: it must be a string of at least one character, without NUL"
+        )
+    if len(value) > MAX_CHARS:
+        raise InvalidSamplingParams(
+            f"structured_outputs.{name} has {len(value)} characters: at most {MAX_CHARS} can be"
+        )
+    return value
+
+
+def _choice_text(value: object) -> str:
+    if not isinstance(value, list | tuple) or not value:
+        raise InvalidSamplingParams(f"structured_outputs.choice must be a list of strings, not {shown(value)}")
+    return json.dumps([_string("choice", own) for own in value], ensure_ascii=False)
+
+
+def _table_text(name: str, value: object) -> str:
+    """JSON text of a table that is given as such or as text: no deeper than `MAX_DEPTH`, and with plain values only."""
+    if isinstance(value, str) and len(value) > MAX_CHARS:
+        raise InvalidSamplingParams(
+            f"structured_outputs.{name} has {len(value)} characters: at most {MAX_CHARS} can be"
+        )
+    try:
+        table = json.loads(value) if isinstance(value, str) else value
+        if table is True and name == "json":  # as a schema: anything
+            table = {}
+        if not isinstance(table, Mapping):
+            raise InvalidSamplingParams(f"structured_outputs.{name} must be a JSON table, not {shown(table)}")
+        if is_too_deep(table):
+            raise InvalidSamplingParams(f"structured_outputs.{name} is deeper than {MAX_DEPTH} tables and lists")
+        return json.dumps(dict(table), ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, InvalidSamplingParams):
+            raise
+        raise InvalidSamplingParams(f"structured_outputs.{name} is no JSON: {error}") from error

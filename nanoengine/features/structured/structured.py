@@ -1,0 +1,187 @@
+"""Structured: follows the text of every constrained sequence, and has the masks of each step filled while it is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from time import perf_counter
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher
+
+from nanoengine.core.errors import NoTokenLeft
+from nanoengine.core.messages import StepResult
+from nanoengine.core.scheduler import Scheduler, Step
+from nanoengine.core.seams import PolicyPart
+from nanoengine.core.sequence import Phase, Request, Sequence
+from nanoengine.features.speculation.speculation import CONSTRAINT
+from nanoengine.features.structured.constraint import SLOW, Constraint
+from nanoengine.features.structured.grammars import Grammars
+from nanoengine.features.structured.params import StructuredOutputs
+
+MASKS = "grammar masks"
+"""In `StepPlan.extras`: `StepMasks`."""
+
+
+class GrammarTooComplex(NoTokenLeft):
+    """A text is so ambiguous under its grammar that a mask takes more than its limit."""
+
+
+class StepMasks:
+    """The masks of a step: which tokens each of its constrained samples may be.
+
+    Args:
+        rows: of the runner, with how many masks each has, in the order of the samples.
+        bits: what is being filled: [num_masks, words] int32, a bit for each token, in little-endian words.
+    """
+
+    def __init__(self, rows: list[tuple[int, int]], bits: Future[np.ndarray]):
+        self.rows, self._bits = rows, bits
+
+    def wait(self) -> np.ndarray:
+        return self._bits.result()
+
+    def settle(self) -> None:
+        """Wait until they are filled, or it is known that they cannot be."""
+        wait([self._bits])
+
+    def __reduce__(self) -> tuple[Callable[..., StepMasks], tuple[Any, ...]]:
+        """To another process it goes when it is filled."""
+        return _filled, (self.rows, self.wait())
+
+
+def _filled(rows: list[tuple[int, int]], bits: np.ndarray) -> StepMasks:
+    done: Future[np.ndarray] = Future()
+    done.set_result(bits)
+    return StepMasks(rows, done)
+
+
+class Structured(PolicyPart):
+    """A constrained sequence is in one step at a time: the mask of a token depends on the token before it. All others overlap.
+
+    Args:
+        parts: of the policy.
+        drafter: one of them while there are constrained sequences; None: another one drafts all the time.
+        num_threads: that fill the masks of several sequences at once; None: llguidance's own choice.
+    """
+
+    def __init__(
+        self, grammars: Grammars, parts: list[PolicyPart], drafter: PolicyPart | None, num_threads: int | None = None
+    ):
+        self.grammars, self.parts, self.drafter = grammars, parts, drafter
+        self.is_idle = True
+        self.constraints: dict[Sequence, Constraint] = {}
+        self._made: WeakKeyDictionary[Request, LLMatcher] = WeakKeyDictionary()  # until it is submitted
+        self._filler = ThreadPoolExecutor(1, "masks")  # llguidance has threads of its own, outside of Python's lock
+        self._executor: LLExecutor | None = None
+        self._num_threads = num_threads
+        self._in_flight: dict[int, StepMasks] = {}  # by the number of the step
+
+    def made(self, request: Request) -> None:
+        """Compile its grammar, in the thread of whoever asks."""
+        if (outputs := outputs_of(request)) is not None:
+            self._made[request] = self.grammars.matcher(outputs, request.client, request.cache_salt)
+
+    def submitted(self, request: Request) -> None:
+        if (outputs := outputs_of(request)) is None:
+            return
+        self.is_idle = False
+        if self.drafter is not None and self.drafter not in self.parts:
+            self.parts.append(self.drafter)
+        matcher = self._made.pop(request)  # who asks the grammars again may have to wait: others were asked for since
+        for seq in request.sequences:
+            constraint = Constraint(matcher.deep_copy(), outputs.behind)
+            constraint.read(seq.output_token_ids)
+            self.constraints[seq] = seq.state[CONSTRAINT] = constraint
+            seq.stop_token_ids |= set(self.grammars.eos_token_ids)  # where the grammar ends, `ignore_eos` or not
+
+    def postponed(self, scheduler: Scheduler) -> Iterable[Sequence]:
+        return (seq for seq in self.constraints if seq.phase is Phase.DECODING and not seq.has_all_tokens)
+
+    def complete(self, step: Step) -> None:
+        if not self.constraints:
+            return
+        asked: list[tuple[Constraint, list[int]]] = []
+        rows: list[tuple[int, int]] = []
+        samples: list[tuple[Sequence, tuple[int, ...]]] = [(seq, ()) for seq in step.decodes]
+        samples += [(seq, run.drafts) for seq, run in zip(step.runs, step.plan.runs, strict=True) if run.samples]
+        for seq, drafts in samples:
+            constraint = self.constraints.get(seq)
+            if constraint is not None and constraint.is_open:
+                asked.append((constraint, list(drafts)))
+                rows.append((seq.row, 1 + len(drafts)))
+        if asked:
+            masks = StepMasks(rows, self._filler.submit(self._fill, asked))
+            self._in_flight[step.number] = step.plan.extras[MASKS] = masks
+
+    def _fill(self, asked: list[tuple[Constraint, list[int]]]) -> np.ndarray:
+        if self._executor is None:
+            self._executor = LLExecutor(self._num_threads)
+        firsts = np.cumsum([0, *(1 + len(drafts) for _, drafts in asked)]).tolist()
+        words = -(-self.grammars.mask_size // 32)
+        bits = np.zeros((firsts[-1], words), np.int32)
+        target = bits.ctypes.data, 4 * words, len(bits)
+        placed = [(own, first, drafts) for (own, drafts), first in zip(asked, firsts, strict=False)]
+        together: list[tuple[LLMatcher, int]] = []
+        drafted: list[tuple[LLMatcher, int, list[int]]] = []
+        for own, first, drafts in placed:
+            if own.error:
+                continue
+            if drafts:
+                drafted.append((own.matcher, first, drafts))
+            elif own.is_watched:  # alone: nobody else's time is counted
+                with own.timed():
+                    own.matcher.unsafe_compute_mask_ptr(bits[first].ctypes.data, 4 * words)
+            else:
+                together.append((own.matcher, first))
+        start = perf_counter()
+        if together:
+            self._executor.unsafe_compute_mask_ptr(together, *target)
+        if drafted:
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, *target)
+        if perf_counter() - start > SLOW:  # one of them may be slow, or the machine is busy: the next masks will say
+            for own, _, _ in placed:
+                own.is_watched = True
+        for own, first, drafts in placed:
+            if own.error:  # beyond a limit; otherwise it would allow an end
+                bits[first : first + 1 + len(drafts)] = 0
+        return bits
+
+    def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
+        if (masks := self._in_flight.pop(step.number, None)) is not None:
+            masks.settle()  # a step that failed may be over before its masks
+        self._rest()
+        # Behind a step that failed there are no new tokens, and the masks of the next one may use what would be read.
+        if not self.constraints or isinstance(result, BaseException):
+            return
+        for seq in seqs:
+            constraint = self.constraints.get(seq)
+            if constraint is None:
+                continue
+            constraint.read(seq.token_ids[seq.num_prompt_tokens + constraint.num_read :])
+            if constraint.error and isinstance(seq.error, NoTokenLeft):
+                seq.error = GrammarTooComplex(f"structured_outputs: {constraint.error.splitlines()[0]}")
+
+    def concerns(self, seq: Sequence) -> bool:
+        return seq in self.constraints
+
+    def finished(self, seq: Sequence) -> None:
+        if self.constraints.pop(seq, None) is not None and not self.constraints and self.drafter in self.parts:
+            self.parts.remove(self.drafter)
+        self._rest()
+
+    def _rest(self) -> None:
+        """Until another constrained request comes: no masks are filled, and no text is followed."""
+        self.is_idle = not self.constraints and not self._in_flight
+
+    def close(self) -> None:
+        self._filler.shutdown(cancel_futures=True)
+        self._executor = None
+        self.grammars.close()
+
+
+def outputs_of(request: Request) -> StructuredOutputs | None:
+    found: StructuredOutputs | None = getattr(request.params, "structured_outputs", None)
+    return found

@@ -1,0 +1,57 @@
+"""What attention backends offer beyond the core's."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from nanoengine.core.attention import AttentionSpec, CoreAttentionBackend, KVLayer
+from nanoengine.kernels.operations import Changes
+
+RotateAndWrite = Callable[[Tensor, Changes, KVLayer, Tensor], Tensor]
+"""(qkv, changes, kv, slot_mapping) -> q [num_tokens, num_heads, head_dim]: RMSNorm and rotation (half-split layout) of all heads
+of q and k, and the write of k and v, in one go. qkv is [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]: all heads of q,
+then of k, then of v."""
+
+
+class AttentionBackend(CoreAttentionBackend):
+    """A backend that may keep K/V as int8, be recorded, and read what sequences share once."""
+
+    features: frozenset[str] = frozenset()
+    """Fields of `AttentionSpec`, beside the scale, that it heeds."""
+    rotate_and_write: RotateAndWrite | None = None
+    """What it offers in place of norms, rotations and `write_kv` one after the other."""
+    block_major = False
+    """Whether the K/V of all layers of a block lie side by side: a block is then copied, and first touched, in one piece."""
+    capturable = False
+    """Whether a CUDA graph can record a batch of decodes: it never waits for the device, and launches the same whatever it
+    holds."""
+    captures_prompts = False
+    """Whether it can record chunks, too: of their lengths, it looks at those on the device, and at bounds that the host gives."""
+    reads_shared_once = False
+    """Whether it heeds `Runs.num_shared`, so that a step in which sequences share blocks is better not recorded."""
+    quantizes = False
+    """Whether it can keep K/V as int8 (`kernels/reference/kv_int8.py`): then everything here takes caches of that dtype, too."""
+
+    @staticmethod
+    @abstractmethod
+    def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
+        """The reason that this backend cannot run here; None if it can."""
+
+    @abstractmethod
+    def kv_shape(
+        self, num_blocks: int, num_kv_heads: int, head_dim: int, *, quantized: bool = False
+    ) -> tuple[int, ...]:
+        """Shape of the K cache (and of the V cache) of one layer; its first dimension is blocks.
+
+        Args:
+            quantized: of a cache of dtype int8, which has room for the scales in each block.
+        """
+
+
+def window_of(spec: AttentionSpec) -> int:
+    """As kernels are told: 0 if there is none, and less than 0 if it stands still."""
+    return -(spec.window or 0) if spec.chunked else spec.window or 0

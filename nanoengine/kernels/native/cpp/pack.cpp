@@ -1,0 +1,259 @@
+// Putting weights into panels (quantized_format.h): numbers as they are; the blocks of ggml, whose layouts are in its
+// ggml-common.h; and numbers of a byte each with the scales beside them.
+#include "quantized_format.h"
+#include "team.h"
+
+namespace {
+
+constexpr size_t LINE = 16;  // dwords of a cache line
+
+// Where dword d of an output is.
+size_t place(size_t output, size_t d, size_t depth) { return output / PANEL * PANEL * depth + d * PANEL + output % PANEL; }
+
+// Dword d of a row, or what there is of it.
+template <class T> uint32_t dword_of(const T* row, size_t d, size_t inputs) {
+    const size_t first = d * Dot<T>::PER_DWORD;
+    uint32_t dword = 0;
+    std::memcpy(&dword, row + first, std::min<size_t>(Dot<T>::PER_DWORD, inputs - first) * sizeof(T));
+    return dword;
+}
+
+// Put rows into their places as outputs [first, first + rows) of panels.
+template <class T> void pack(const T* weight, uint32_t* packed, size_t first, size_t rows, size_t inputs) {
+    const size_t depth = depth_of<T>(inputs), whole = inputs / Dot<T>::PER_DWORD / LINE * LINE;
+    const size_t first_group = first / GROUP;
+    for_each(round_up(first + rows, GROUP) / GROUP - first_group, false, [&](size_t i) {
+        const size_t group = first_group + i;
+        const size_t from = std::max<size_t>(first, group * GROUP), to = std::min<size_t>(first + rows, (group + 1) * GROUP);
+        size_t d = 0;
+        if (to - from == GROUP)  // squares of known size: they are turned in the first-level cache
+            for (; d < whole; d += LINE) {
+                uint32_t square[GROUP][LINE];
+                for (size_t i = 0; i < GROUP; i++)
+                    std::memcpy(square[i], weight + (from - first + i) * inputs + d * Dot<T>::PER_DWORD, sizeof(square[i]));
+                uint32_t* turned = packed + place(from, d, depth);
+                for (size_t k = 0; k < LINE; k++)
+                    for (size_t i = 0; i < GROUP; i++) turned[k * PANEL + i] = square[i][k];
+            }
+        for (; d < depth; d++)
+            for (size_t output = from; output < to; output++)
+                packed[place(output, d, depth)] = dword_of(weight + (output - first) * inputs, d, inputs);
+    });
+}
+
+// What a block of each format has: numbers of 32 inputs (its `cell`), and its header. `at` is where output 0 of the strip has
+// its scale.
+INLINE void put16(uint8_t* header, size_t index, size_t output, const uint8_t* half) {
+    std::memcpy(header + index * 2 * GROUP + 2 * output, half, 2);
+}
+
+INLINE void fifth_bits(const uint8_t* from, uint8_t* numbers) {
+    for (int i = 0; i < 32; i++) numbers[i] |= (from[i / 8] >> i % 8 & 1) << 4;
+}
+
+template <int AT> INLINE void halves_of_bytes(const uint8_t* block, uint8_t* numbers) {
+    for (int i = 0; i < 16; i++) numbers[i] = block[AT + i] & 15, numbers[16 + i] = block[AT + i] >> 4;
+}
+
+struct Q4_0 {
+    static constexpr int BITS = 4, VALUES = 32, BYTES = 18;
+    static constexpr Extra EXTRA = PLAIN;
+    static INLINE void read(const uint8_t* block, int, uint8_t* numbers) { halves_of_bytes<2>(block, numbers); }
+    static INLINE void header(const uint8_t* block, uint8_t* to, size_t output) { put16(to, 0, output, block); }
+};
+
+struct Q4_1 {
+    static constexpr int BITS = 4, VALUES = 32, BYTES = 20;
+    static constexpr Extra EXTRA = MINIMUM;
+    static INLINE void read(const uint8_t* block, int, uint8_t* numbers) { halves_of_bytes<4>(block, numbers); }
+    static INLINE void header(const uint8_t* block, uint8_t* to, size_t output) {
+        put16(to, 0, output, block);
+        put16(to, 1, output, block + 2);
+    }
+};
+
+struct Q5_0 {
+    static constexpr int BITS = 5, VALUES = 32, BYTES = 22;
+    static constexpr Extra EXTRA = PLAIN;
+    static INLINE void read(const uint8_t* block, int, uint8_t* numbers) {
+        halves_of_bytes<6>(block, numbers);
+        fifth_bits(block + 2, numbers);
+    }
+    static INLINE void header(const uint8_t* block, uint8_t* to, size_t output) { put16(to, 0, output, block); }
+};
+
+struct Q5_1 {
+    static constexpr int BITS = 5, VALUES = 32, BYTES = 24;
+    static constexpr Extra EXTRA = MINIMUM;
+    static INLINE void read(const uint8_t* block, int, uint8_t* numbers) {
+        halves_of_bytes<8>(block, numbers);
+        fifth_bits(block + 4, numbers);
+    }
+    static INLINE void header(const uint8_t* block, uint8_t* to, size_t output) { Q4_1::header(block, to, output); }
+};
+
+struct Q8_0 {
+    static constexpr int BITS = 8, VALUES = 32, BYTES = 34;
+    static constexpr Extra EXTRA = PLAIN;
+    static INLINE void read(const uint8_t* block, int, uint8_t* numbers) {
+        for (int i = 0; i < 32; i++) numbers[i] = block[2 + i] ^ 0x80;
+    }
+    static INLINE void header(const uint8_t* block, uint8_t* to, size_t output) { put16(to, 0, output, block); }
+};
+
+// Eight runs of 32 numbers, two of them in 32 bytes; see kernels/quantized/ggml_numbers.py for the six bits of their factors.
+template <bool FIFTH> struct Runs {
+    static constexpr int BITS = FIFTH ? 5 : 4, VALUES = 256, BYTES = FIFTH ? 176 : 144;
+    static constexpr Extra EXTRA = CELL_FACTORS;
+    static INLINE void read(const uint8_t* block, int run, uint8_t* numbers) {
+        const uint8_t* halves = block + (FIFTH ? 48 : 16) + run / 2 * 32;
+        for (int i = 0; i < 32; i++) numbers[i] = halves[i] >> run % 2 * 4 & 15;
+        if (FIFTH)
+            for (int i = 0; i < 32; i++) numbers[i] |= (block[16 + i] >> run & 1) << 4;
+    }
+    static INLINE void header(const uint8_t* block, uint8_t* to, size_t output) {
+        put16(to, 0, output, block);
+        put16(to, 1, output, block + 2);
+        uint8_t* factors = to + 4 * GROUP + output;
+        for (int run = 0; run < 8; run++) {
+            const uint8_t *first = block + 4 + run % 4, *second = first + 4, *rest = first + 8;
+            factors[run * GROUP] = run < 4 ? *first & 63 : (*rest & 15) | (*first >> 2 & 48);
+            factors[(8 + run) * GROUP] = run < 4 ? *second & 63 : *rest >> 4 | (*second >> 2 & 48);
+        }
+    }
+};
+
+struct Q6_K {
+    static constexpr int BITS = 6, VALUES = 256, BYTES = 210;
+    static constexpr Extra EXTRA = HALF_CELL_FACTORS;
+    static INLINE void read(const uint8_t* block, int run, uint8_t* numbers) {
+        const uint8_t *lower = block + run / 4 * 64 + run % 2 * 32, *upper = block + 128 + run / 4 * 32;
+        for (int i = 0; i < 32; i++)
+            numbers[i] = (lower[i] >> run / 2 % 2 * 4 & 15) | (upper[i] >> run % 4 * 2 & 3) << 4;
+    }
+    static INLINE void header(const uint8_t* block, uint8_t* to, size_t output) {
+        put16(to, 0, output, block + 208);
+        for (int run = 0; run < 16; run++) to[2 * GROUP + run * GROUP + output] = block[192 + run];
+    }
+};
+
+// Numbers of 3 bits: two in qs, one in hmask.
+struct Q3_K {
+    static constexpr int BITS = 4, VALUES = 256, BYTES = 110;
+    static constexpr Extra EXTRA = HALF_CELL_FACTORS;
+    static INLINE void read(const uint8_t* block, int run, uint8_t* numbers) {
+        const uint8_t* lower = block + 32 + run / 4 * 32;
+        for (int i = 0; i < 32; i++) numbers[i] = 4 + (lower[i] >> run % 4 * 2 & 3) + (block[i] >> run & 1) * 4;
+    }
+    static INLINE void header(const uint8_t* block, uint8_t* to, size_t output) {
+        put16(to, 0, output, block + 108);
+        const uint8_t* factors = block + 96;  // lower halves of bytes, then upper ones, then two bits of each
+        for (int half = 0; half < 16; half++)
+            to[2 * GROUP + half * GROUP + output] =
+                (factors[half % 8] >> half / 8 * 4 & 15 | (factors[8 + half % 4] >> half / 4 * 2 & 3) << 4) - 32;
+    }
+};
+
+using IQ4_NL = Q4_0;  // the same bytes: its numbers are places in a codebook
+
+struct IQ4_XS {
+    static constexpr int BITS = 4, VALUES = 256, BYTES = 136;
+    static constexpr Extra EXTRA = SIGNED_CELL_FACTORS;
+    static INLINE void read(const uint8_t* block, int run, uint8_t* numbers) { halves_of_bytes<8>(block + 16 * run, numbers); }
+    static INLINE void header(const uint8_t* block, uint8_t* to, size_t output) {
+        put16(to, 0, output, block);
+        for (int run = 0; run < 8; run++)
+            to[2 * GROUP + run * GROUP + output] =
+                (block[4 + run / 2] >> run % 2 * 4 & 15 | (block[2 + run / 4] >> run % 4 * 2 & 3) << 4) - 32;
+    }
+};
+
+// The scale is a power of two: its exponent, of which half is taken, as the codebook has twice the numbers.
+struct MXFP4 {
+    static constexpr int BITS = 4, VALUES = 32, BYTES = 17;
+    static constexpr Extra EXTRA = PLAIN;
+    static INLINE void read(const uint8_t* block, int, uint8_t* numbers) { halves_of_bytes<1>(block, numbers); }
+    static INLINE void header(const uint8_t* block, uint8_t* to, size_t output) {
+        const uint16_t half = block[0] < 2 ? 0x20 << block[0] : (block[0] - 1) << 7;  // as a bfloat16
+        put16(to, 0, output, reinterpret_cast<const uint8_t*>(&half));
+    }
+};
+
+template <class F> void pack_blocks(const uint8_t* blocks, uint8_t* panels, size_t rows, size_t inputs) {
+    const Format format{F::BITS, OF_FLOAT16, F::EXTRA, F::VALUES};
+    const size_t row_blocks = inputs / F::VALUES, header = format.header_bytes(), cell = format.cell_bytes();
+    for_each(round_up(rows, GROUP) / GROUP, false, [&](size_t strip) {
+        uint8_t *headers = panels + strip / STRIPS * format.panel_bytes(inputs), *cells = headers + format.cells_at(inputs);
+        const size_t side = strip % STRIPS, count = std::min<size_t>(GROUP, rows - strip * GROUP);
+        for (size_t i = 0; i < row_blocks; i++)
+            for (size_t o = 0; o < count; o++) {
+                const uint8_t* block = blocks + ((strip * GROUP + o) * row_blocks + i) * F::BYTES;
+                F::header(block, headers + (i * STRIPS + side) * header, o);
+                for (int run = 0; run < F::VALUES / (int)CELL; run++) {
+                    uint8_t numbers[CELL];
+                    F::read(block, run, numbers);
+                    put_numbers<F::BITS>(cells + ((i * (F::VALUES / CELL) + run) * STRIPS + side) * cell, o, numbers);
+                }
+            }
+    });
+}
+
+}  // namespace
+
+extern "C" {
+
+// Outputs of a panel.
+size_t panel_width() { return PANEL; }
+
+// Bytes that outputs take in a format; those of the padding must be zero.
+size_t panels_size(int64_t code, size_t outputs, size_t inputs) {
+    return round_up(outputs, PANEL) / PANEL * Format::of(code).panel_bytes(inputs);
+}
+
+// Put the row-major rows of numbers at `weight` into their places as outputs [first, first + rows).
+void pack_numbers(int dtype, const void* weight, void* panels, size_t first, size_t rows, size_t inputs) {
+    with_type(dtype, [&]<class T>(T*) { pack((const T*)weight, (uint32_t*)panels, first, rows, inputs); });
+}
+
+// Put `rows` rows of blocks, of the format that the caller numbers so, into panels.
+void pack_blocks(int format, const uint8_t* blocks, uint8_t* panels, size_t rows, size_t inputs) {
+    switch (format) {
+        case 0: return pack_blocks<Q4_0>(blocks, panels, rows, inputs);
+        case 1: return pack_blocks<Q4_1>(blocks, panels, rows, inputs);
+        case 2: return pack_blocks<Q5_0>(blocks, panels, rows, inputs);
+        case 3: return pack_blocks<Q5_1>(blocks, panels, rows, inputs);
+        case 4: return pack_blocks<Q8_0>(blocks, panels, rows, inputs);
+        case 5: return pack_blocks<Runs<false>>(blocks, panels, rows, inputs);
+        case 6: return pack_blocks<Runs<true>>(blocks, panels, rows, inputs);
+        case 7: return pack_blocks<Q6_K>(blocks, panels, rows, inputs);
+        case 8: return pack_blocks<Q3_K>(blocks, panels, rows, inputs);
+        case 9: return pack_blocks<IQ4_NL>(blocks, panels, rows, inputs);
+        case 10: return pack_blocks<IQ4_XS>(blocks, panels, rows, inputs);
+        case 11: return pack_blocks<MXFP4>(blocks, panels, rows, inputs);
+    }
+}
+
+// Put numbers [rows][inputs] of 4 or 8 bits, with a scale for each span [rows][inputs / span] and perhaps a zero point, into
+// panels.
+void pack_groups(int64_t code, const uint8_t* numbers, const uint8_t* scales, const uint8_t* zeros, uint8_t* panels, size_t rows,
+                           size_t inputs) {
+    const Format format = Format::of(code);
+    const size_t spans = round_up(inputs, format.span) / format.span, width = format.scale_bytes() / GROUP;
+    for_each(rows, false, [&](size_t row) {
+        uint8_t *headers = panels + row / COLUMNS * format.panel_bytes(inputs), *cells = headers + format.cells_at(inputs);
+        const size_t side = row % COLUMNS / GROUP, output = row % GROUP;
+        for (size_t i = 0; i < spans; i++) {
+            uint8_t* header = headers + (i * STRIPS + side) * format.header_bytes();
+            std::memcpy(header + output * width, scales + (row * spans + i) * width, width);
+            if (zeros) header[format.scale_bytes() + output] = zeros[row * spans + i];
+        }
+        for (size_t first = 0; first < inputs; first += CELL) {
+            uint8_t cell[CELL] = {};
+            std::copy_n(numbers + row * inputs + first, std::min(CELL, inputs - first), cell);
+            uint8_t* to = cells + (first / CELL * STRIPS + side) * format.cell_bytes();
+            if (format.bits == 4) put_numbers<4>(to, output, cell);
+            else put_numbers<8>(to, output, cell);
+        }
+    });
+}
+}

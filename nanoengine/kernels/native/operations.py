@@ -1,0 +1,280 @@
+"""The Kernels protocol by the native kernels: C sees addresses and sizes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+
+from nanoengine.core.kernels import PlacedTokens, Weight
+from nanoengine.core.sampling import LEAST_TEMPERATURE, Kept, SamplingTable
+from nanoengine.kernels.memory import keep_freed_memory
+from nanoengine.kernels.native.addresses import DTYPES, WrongTensor, address, wrong
+from nanoengine.kernels.native.c_functions import c_functions
+from nanoengine.kernels.native.libraries import load_library
+from nanoengine.kernels.native.recurrences import NativeRecurrences
+from nanoengine.kernels.native.weights import ROUNDED, NativeExperts, NativeWeight, Packer
+from nanoengine.kernels.operations import ExpertBiases, ExpertWeights, Kernels
+from nanoengine.kernels.reference.filters import keep_likeliest
+from nanoengine.kernels.reference.gates import ACTIVATIONS
+
+TABLE_DTYPES = torch.float32, torch.int32, torch.float32, torch.float32, torch.int64
+"""Of the columns of a `SamplingTable`."""
+
+
+class NativeKernels(NativeRecurrences, Kernels):
+    """The native kernels as functions of tensors. Results are new tensors, except that a residual is overwritten.
+
+    Args:
+        activation_dtype: what activations are rounded to where they meet quantized weights: see `KernelOptions`.
+        num_threads: in a team of their own. None: as many as torch has.
+        c: functions of a library that was compiled in another way than for this CPU; None: that for this CPU.
+
+    Raises:
+        CannotCompile: there is no compiler, or it failed.
+    """
+
+    name = "native"
+    capturable = True
+
+    def __init__(
+        self, *, activation_dtype: str = "auto", num_threads: int | None = None, c: SimpleNamespace | None = None
+    ) -> None:
+        self.c = c_functions() if c is None else c
+        if activation_dtype == "auto":
+            activation_dtype = "bfloat16" if self.c.uses_tiles() else "int8"
+        self.activation_dtype = activation_dtype
+        self.packer = Packer(self.c)
+        self._table: SamplingTable | None = None  # whose columns were looked at last
+        self._columns: list[int | None] = []
+        _, self.description, code = load_library()
+        self.fingerprint = code + " with AMX" * self.c.uses_tiles()
+        self.c.set_num_threads(num_threads or torch.get_num_threads())
+        instruction = self.c.quantized_instruction().decode()
+        rounded = (
+            f"activations in {activation_dtype}, 16 to a scale, by {instruction}, few rows from packed numbers, "
+            "more from unpacked panels"
+        )
+        is_rounded = activation_dtype in ROUNDED
+        self.quantized_products = rounded if is_rounded else f"dequantized for {activation_dtype} products"
+        keep_freed_memory()
+
+    # ---- weights
+
+    def new_weight(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> NativeWeight:
+        assert device.type == "cpu"
+        return NativeWeight(self.packer, outputs, inputs, dtype, activation_dtype=self.activation_dtype)
+
+    def new_experts(
+        self, experts: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device
+    ) -> NativeExperts:
+        assert device.type == "cpu"
+        return NativeExperts(self.packer, experts, outputs, inputs, dtype, activation_dtype=self.activation_dtype)
+
+    # ---- products
+
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+        return self._product(x, None, None, 0.0, weight, bias, x.dtype)
+
+    def logits(self, hidden: Tensor, weight: Weight) -> Tensor:
+        return self._product(hidden, None, None, 0.0, weight, None, torch.float32)
+
+    def norm_linear(
+        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        return self._product(x, residual, norm, eps, weight, bias, x.dtype), x if residual is None else residual
+
+    def gated_linear(self, x: Tensor, weight: Weight, activation: str = "silu") -> Tensor:
+        return self._gated_product(x, None, None, 0.0, weight, activation)
+
+    def norm_gated_linear(
+        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, activation: str = "silu"
+    ) -> tuple[Tensor, Tensor]:
+        return self._gated_product(x, residual, norm, eps, weight, activation), x if residual is None else residual
+
+    def _product(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        norm: Tensor | None,
+        eps: float,
+        weight: Weight,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        assert isinstance(weight, NativeWeight)
+        outputs, _ = weight.shape
+        x = x.contiguous()
+        out = x.new_empty(len(x), outputs, dtype=dtype)
+        places = weight.address, address(bias, x.dtype, outputs), out.data_ptr()
+        self.c.linear(DTYPES[x.dtype], DTYPES[dtype], *normed(x, residual, norm, eps, weight), *places, len(x))
+        return out
+
+    def _gated_product(
+        self, x: Tensor, residual: Tensor | None, norm: Tensor | None, eps: float, weight: Weight, activation: str
+    ) -> Tensor:
+        assert isinstance(weight, NativeWeight)
+        if not weight.halves_match:  # not rounded before the gate, as they are not where halves match
+            both = self._product(x, residual, norm, eps, weight, None, torch.float32)
+            return self.gate(both, activation).to(x.dtype)
+        x = x.contiguous()
+        out = x.new_empty(len(x), weight.shape[0] // 2)
+        kinds = DTYPES[x.dtype], ACTIVATIONS.index(activation)
+        given = normed(x, residual, norm, eps, weight)
+        self.c.gated_linear(*kinds, *given, weight.address, out.data_ptr(), len(x))
+        return out
+
+    def gate(self, both: Tensor, activation: str) -> Tensor:
+        both = both.contiguous()
+        rows, size = both.shape[0], both.shape[1] // 2
+        out = both.new_empty(rows, size)
+        kinds = DTYPES[both.dtype], ACTIVATIONS.index(activation)
+        self.c.gate(*kinds, address(both, both.dtype), out.data_ptr(), rows, size)
+        return out
+
+    def experts(
+        self,
+        x: Tensor,
+        weights: Sequence[ExpertWeights],
+        chosen: Tensor,
+        factors: Tensor,
+        activation: str = "silu",
+        biases: ExpertBiases | None = None,
+    ) -> Tensor:
+        gate, up, down = weights
+        of_gate_and_up, of_down = (None, None) if biases is None else (biases[:2], biases.down)
+        gated = self.gate_experts(x, (gate, up), chosen, activation, of_gate_and_up)
+        return self.add_up_experts(gated, down, chosen, factors, of_down)
+
+    def gate_experts(
+        self,
+        x: Tensor,
+        weights: Sequence[ExpertWeights],
+        chosen: Tensor,
+        activation: str,
+        biases: Sequence[Tensor] | None,
+    ) -> Tensor:
+        """The first half of `experts`: what goes into the last products, [num_tokens * k, size], sorted by expert."""
+        gate, up = (own for own in weights if isinstance(own, NativeExperts))
+        count, size, inputs = gate.shape
+        assert gate.shape == up.shape
+        x, chosen = x.contiguous(), chosen.contiguous()
+        gated = x.new_empty(chosen.numel(), size)
+        kinds = DTYPES[x.dtype], ACTIVATIONS.index(activation)
+        added = (address(bias, torch.float32, count * size) for bias in biases or (None, None))
+        given = address(x, gate.weight.dtype, len(chosen) * inputs), gate.weight.address, up.weight.address, *added
+        places = address(chosen, torch.int64), gated.data_ptr()
+        if not self.c.gate_experts(*kinds, *given, *places, *chosen.shape, count):
+            raise WrongTensor(f"a choice is none of {count} experts")
+        return gated
+
+    def add_up_experts(
+        self, gated: Tensor, down: ExpertWeights, chosen: Tensor, factors: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        """The second half: the products of what `gate_experts` gave, and their sums: [num_tokens, hidden]."""
+        assert isinstance(down, NativeExperts)
+        count, hidden, inputs = down.shape
+        chosen, factors = chosen.contiguous(), factors.contiguous()
+        out = gated.new_empty(len(chosen), hidden)
+        given = (
+            address(gated, down.weight.dtype, chosen.numel() * inputs),
+            down.weight.address,
+            address(bias, torch.float32, count * hidden),
+            address(chosen, torch.int64),
+            address(factors, torch.float32, chosen.numel()),
+        )
+        self.c.add_up_experts(DTYPES[gated.dtype], *given, out.data_ptr(), *chosen.shape, count)
+        return out
+
+    # ---- everything else
+
+    def embed(self, token_ids: Tensor, weight: Weight) -> Tensor:
+        assert isinstance(weight, NativeWeight)
+        token_ids = token_ids.contiguous()
+        out = token_ids.new_empty(len(token_ids), weight.shape[1], dtype=weight.dtype)
+        given = address(token_ids, torch.int64), weight.address
+        self.c.embed(DTYPES[out.dtype], *given, out.data_ptr(), len(token_ids))
+        return out
+
+    def compute_slot_mapping(
+        self,
+        token_ids: Tensor,
+        rows: Tensor,
+        query_start_loc: Tensor,
+        num_computed: Tensor,
+        last_tokens: Tensor,
+        tables: Tensor,
+        block_size: int,
+        max_query_len: int,
+    ) -> PlacedTokens:
+        num_groups, num_rows, _ = tables.shape
+        count, kind = len(rows), torch.int32
+        if tables.dtype is not kind or not tables.is_cpu or tables.stride(2) != 1:
+            raise wrong(tables, "int32 on cpu with tables in one piece")
+        tokens = token_ids.new_empty(2 + num_groups, len(token_ids), dtype=torch.int64)
+        seq_lens = token_ids.new_empty(count)
+        runs = address(rows, kind), address(query_start_loc, kind, count + 1), address(num_computed, kind, count)
+        given = address(token_ids, kind), *runs, address(last_tokens, torch.int64, num_rows), tables.data_ptr()
+        sizes = *tables.stride()[:2], num_groups, num_rows, count, len(token_ids), block_size
+        placed = PlacedTokens(tokens[0], tokens[1], tokens[2:], seq_lens)
+        self.c.compute_slot_mapping(*given, *sizes, *(own.data_ptr() for own in placed))
+        return placed
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return self._rms_norm(x, None, weight, eps)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        return self._rms_norm(x, residual, weight, eps), residual
+
+    def _rms_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        x = x.contiguous()
+        out, size = torch.empty_like(x), x.shape[-1]
+        added = address(residual, x.dtype, x.numel()), address(weight, torch.float32, size)
+        inputs = address(x, x.dtype), *added
+        self.c.rms_norm(DTYPES[x.dtype], *inputs, out.data_ptr(), x.numel() // size, size, eps)
+        return out
+
+    def choose_tokens(
+        self, logits: Tensor, table: SamplingTable, rows: Tensor, positions: Tensor, last_tokens: Tensor | None = None
+    ) -> Tensor:
+        logits, places = logits.contiguous(), positions.to(torch.int32)
+        tokens = logits.new_empty(len(logits), dtype=torch.int64)
+        if self._table is not table:  # those of an engine stay where they are
+            columns = table.temperature, table.top_k, table.top_p, table.min_p, table.seeds
+            self._columns = [*map(address, columns, TABLE_DTYPES, repeat(len(table.seeds)))]
+            self._table = table
+        asked = address(rows, torch.int32, len(logits)), address(places, torch.int32, len(logits))
+        given = address(logits, torch.float32), *asked, *self._columns
+        outputs = LEAST_TEMPERATURE, tokens.data_ptr(), address(last_tokens, torch.int64, len(table.seeds))
+        if self.c.choose_tokens(*given, *outputs, *logits.shape):
+            return tokens
+        return super().choose_tokens(logits, table, rows, positions, last_tokens)
+
+    def draw_tokens(self, logits: Tensor, keys: Tensor, temperature: Tensor) -> Tensor:
+        logits, keys, temperature = logits.contiguous(), keys.contiguous(), temperature.contiguous()
+        tokens = torch.empty_like(keys)
+        asked = address(keys, torch.int64, len(logits)), address(temperature, torch.float32, len(logits))
+        self.c.draw_tokens(address(logits, torch.float32), *asked, tokens.data_ptr(), *logits.shape)
+        return tokens
+
+    def log_sum_exp(self, logits: Tensor) -> Tensor:
+        """[n, count] -> [n]: ln(sum of exp(logit))."""
+        logits = logits.contiguous()
+        out = logits.new_empty(len(logits))
+        self.c.log_sum_exp(address(logits, torch.float32), out.data_ptr(), *logits.shape)
+        return out
+
+    def keep_likeliest(self, logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Iterator[Kept]:
+        return keep_likeliest(logits, top_k, top_p, min_p, self.log_sum_exp)
+
+
+def normed(
+    x: Tensor, residual: Tensor | None, norm: Tensor | None, eps: float, weight: NativeWeight
+) -> tuple[int | None, int | None, int | None, float]:
+    """What a product takes, before the weight: its input in one piece, and how that is normed."""
+    inputs, kind = weight.shape[1], weight.dtype
+    size = len(x) * inputs
+    return address(x, kind, size), address(residual, kind, size), address(norm, torch.float32, inputs), eps

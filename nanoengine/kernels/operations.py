@@ -1,0 +1,182 @@
+"""Kernels: the operations that layers are made of, beyond those of the core."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from nanoengine.core.kernels import CoreKernels, Weight, WeightSlot
+from nanoengine.kernels import recurrences
+from nanoengine.kernels.quantized.tensor import QuantizedExperts, QuantizedTensor
+
+Changes = tuple[Tensor | None, Tensor | None, float, Tensor | None, Tensor | None]
+"""What happens to the heads of q and k: (q_weight, k_weight, eps, cos, sin). The weights of the norms are [head_dim] float32, cos
+and sin [num_tokens, 1, head_dim / 2] float32; None for both of a pair leaves the norm, or the rotation, out."""
+
+
+@runtime_checkable
+class QuantizedSlot(WeightSlot, Protocol):
+    """A place that takes quantized rows as they are; those that kernels would rather have as numbers, it dequantizes.
+
+    All rows of a weight need not be of one format: of qkv_proj, v often has more bits than q and k.
+    """
+
+    def copy_quantized(self, source: QuantizedTensor, /) -> None: ...
+
+
+@runtime_checkable
+class SlotInParts(WeightSlot, Protocol):
+    """A place for a tensor that is several matrices, each with a place of its own."""
+
+    def parts(
+        self, source: Tensor | QuantizedTensor | QuantizedExperts, /
+    ) -> Iterator[tuple[Tensor | QuantizedTensor, WeightSlot]]: ...
+
+
+class QuantizableWeight(Weight, Protocol):
+    """A matrix [outputs, inputs] whose rows may be quantized."""
+
+    def formats(self) -> Mapping[str, int]:
+        """Bytes that it takes, by the name of the format that they are in."""
+        ...
+
+    def rows(self, first: int, count: int) -> QuantizedSlot:
+        """Rows [first, first + count), to be filled from a checkpoint."""
+        ...
+
+
+class Puts(Protocol):
+    """A weight that is put together of rows."""
+
+    shape: torch.Size
+
+    def put_numbers(self, first: int, source: Tensor) -> None:
+        """Rows from `first` on become these numbers."""
+
+    def put_quantized(self, first: int, source: QuantizedTensor) -> None:
+        """The same with quantized ones, which stay that as far as the weight can hold them."""
+
+
+class WeightRows:
+    """Rows [first, first + count) of such a weight."""
+
+    def __init__(self, weight: Puts, first: int, count: int):
+        self.weight, self.first = weight, first
+        self.shape = torch.Size((count, weight.shape[1]))
+
+    def copy_(self, source: Tensor) -> None:
+        assert source.shape == self.shape
+        self.weight.put_numbers(self.first, source)
+
+    def copy_quantized(self, source: QuantizedTensor) -> None:
+        assert source.shape == self.shape
+        self.weight.put_quantized(self.first, source)
+
+
+class ExpertWeights(Protocol):
+    """A matrix [outputs, inputs] for each expert, in whatever order its kernels read them."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """(experts, outputs, inputs)"""
+        ...
+
+    def formats(self) -> Mapping[str, int]:
+        """As of a `QuantizableWeight`."""
+        ...
+
+    def expert(self, index: int) -> QuantizedSlot:
+        """The matrix of one expert, to be filled from a checkpoint."""
+        ...
+
+
+class ExpertBiases(NamedTuple):
+    """What is added to the three products of each expert, float32."""
+
+    gate: Tensor  # [experts, size]
+    up: Tensor  # [experts, size]
+    down: Tensor  # [experts, hidden]
+
+
+class Kernels(CoreKernels, ABC):
+    """One implementation, with mixtures of experts, other activations, and quantized weights."""
+
+    quantized_products: str
+    """How quantized weights are multiplied, for the start-up line."""
+
+    short_conv = staticmethod(recurrences.short_conv)
+    delta_rule = staticmethod(recurrences.delta_rule)
+    mamba2 = staticmethod(recurrences.mamba2)
+    gated_norm = staticmethod(recurrences.gated_norm)
+    sigmoid_gate = staticmethod(recurrences.sigmoid_gate)
+
+    @abstractmethod
+    def new_weight(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> QuantizableWeight:
+        """A matrix with unset rows."""
+
+    @abstractmethod
+    def gate(self, both: Tensor, activation: str) -> Tensor:
+        """GATES[activation](first half of each row, second half) (`gates.py`): [num_tokens, 2 * width] -> [num_tokens, width]."""
+        ...
+
+    @abstractmethod
+    def gated_linear(self, x: Tensor, weight: Weight, activation: str = "silu") -> Tensor:
+        """GATES[activation](x G^T, x U^T) (`gates.py`), where the rows of the weight are G and then U: [num_tokens, inputs] ->
+        [num_tokens, outputs / 2]."""
+        ...
+
+    def norm_linear(
+        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """`linear` of the norm of x + residual, and that sum; of x, if there is no residual. `norm` is the weight of the norm."""
+        normed, residual = self._norm(x, residual, norm, eps)
+        return self.linear(normed, weight, bias), residual
+
+    def norm_gated_linear(
+        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, activation: str = "silu"
+    ) -> tuple[Tensor, Tensor]:
+        """The same with `gated_linear` in place of the product."""
+        normed, residual = self._norm(x, residual, norm, eps)
+        return self.gated_linear(normed, weight, activation), residual
+
+    def _norm(self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        return (self.rms_norm(x, norm, eps), x) if residual is None else self.add_rms_norm(x, residual, norm, eps)
+
+    @abstractmethod
+    def new_experts(
+        self, experts: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device
+    ) -> ExpertWeights:
+        """A matrix with unset rows for each expert."""
+        ...
+
+    @abstractmethod
+    def experts(
+        self,
+        x: Tensor,
+        weights: Sequence[ExpertWeights],
+        chosen: Tensor,
+        factors: Tensor,
+        activation: str = "silu",
+        biases: ExpertBiases | None = None,
+    ) -> Tensor:
+        """A mixture of experts: sum over j of factors[i, j] * (D_e GATES[activation](G_e x_i, U_e x_i)), where e = chosen[i, j].
+
+        The sum is float32, and rounded once. It is added up in an order that no other row of x changes; a row that is not finite
+        spoils no other.
+
+        Args:
+            x: [num_tokens, hidden].
+            weights: gate and up, matrices [size, hidden], and down, [hidden, size].
+            chosen: [num_tokens, k] int64, the experts of each token, which must exist and differ.
+            factors: [num_tokens, k] float32.
+            activation: one of `gates.py`.
+            biases: of the three products.
+
+        Returns:
+            [num_tokens, hidden].
+        """
+        ...

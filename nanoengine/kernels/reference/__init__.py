@@ -1,0 +1,1 @@
+"""Operations in plain torch: the definition that all other kernels are compared with."""

@@ -1,0 +1,115 @@
+"""The kernels in plain torch: they run on every device, and they are the oracle that others are tested against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nanoengine.core.kernels import CoreKernels, DenseWeight, Weight
+from nanoengine.core.sampling import Kept
+from nanoengine.kernels.operations import ExpertBiases, ExpertWeights, Kernels
+from nanoengine.kernels.quantized.tensor import QuantizedTensor
+from nanoengine.kernels.reference.filters import keep_likeliest
+from nanoengine.kernels.reference.gates import GATES, gated
+
+
+class DenseRows:
+    """Rows of a tensor, to be filled from a checkpoint; quantized ones are dequantized."""
+
+    def __init__(self, tensor: Tensor):
+        self.tensor, self.shape = tensor, tensor.shape
+
+    def copy_(self, source: Tensor) -> None:
+        self.tensor.copy_(source)
+
+    def copy_quantized(self, source: QuantizedTensor) -> None:
+        self.tensor.copy_(source.dequantize(self.tensor.dtype))
+
+
+def bytes_by_dtype(tensor: Tensor) -> dict[str, int]:
+    return {str(tensor.dtype).removeprefix("torch."): tensor.nbytes}
+
+
+class RowMajor(DenseWeight):
+    """A weight as one tensor [outputs, inputs]."""
+
+    def formats(self) -> Mapping[str, int]:
+        return bytes_by_dtype(self.tensor)
+
+    def rows(self, first: int, count: int) -> DenseRows:
+        return DenseRows(self.tensor[first : first + count])
+
+
+class RowMajorExperts:
+    """The weights of experts as one tensor [experts, outputs, inputs]."""
+
+    def __init__(self, experts: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device):
+        self.tensor = torch.empty(experts, outputs, inputs, dtype=dtype, device=device)
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.tensor.shape
+
+    def formats(self) -> Mapping[str, int]:
+        return bytes_by_dtype(self.tensor)
+
+    def expert(self, index: int) -> DenseRows:
+        return DenseRows(self.tensor[index])
+
+
+class TorchKernels(Kernels):
+    """Operations of torch, one after the other.
+
+    Args:
+        reason: why they were chosen, if not by name.
+    """
+
+    quantized_products = "dequantized when they were loaded"
+
+    def __init__(self, reason: str | None = None):
+        self.description = reason or CoreKernels.description
+
+    def new_weight(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> RowMajor:
+        return RowMajor(outputs, inputs, dtype, device)
+
+    def gate(self, both: Tensor, activation: str) -> Tensor:
+        return gated(both, activation)
+
+    def gated_linear(self, x: Tensor, weight: Weight, activation: str = "silu") -> Tensor:
+        return gated(self.linear(x, weight, None), activation)
+
+    def new_experts(
+        self, experts: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device
+    ) -> RowMajorExperts:
+        return RowMajorExperts(experts, outputs, inputs, dtype, device)
+
+    def experts(
+        self,
+        x: Tensor,
+        weights: Sequence[ExpertWeights],
+        chosen: Tensor,
+        factors: Tensor,
+        activation: str = "silu",
+        biases: ExpertBiases | None = None,
+    ) -> Tensor:
+        gate, up, down = (own.tensor for own in weights if isinstance(own, RowMajorExperts))
+        total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        for expert in chosen.unique().tolist():
+            tokens, choices = torch.where(chosen == expert)
+            rows = x[tokens]
+            of_gate, of_up, of_down = (None,) * 3 if biases is None else (bias[expert].to(x.dtype) for bias in biases)
+            values = F.linear(rows, gate[expert], of_gate), F.linear(rows, up[expert], of_up)
+            results = F.linear(GATES[activation](*values), down[expert], of_down).float()
+            total.index_add_(0, tokens, results * factors[tokens, choices, None])
+        return total.to(x.dtype)
+
+    def keep_likeliest(self, logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Iterator[Kept]:
+        return keep_likeliest(logits, top_k, top_p, min_p, log_sum_exp)
+
+
+def log_sum_exp(logits: Tensor) -> Tensor:
+    """ln(sum of exp(logits)) of each row: [n, count] -> [n]."""
+    return logits.logsumexp(-1)

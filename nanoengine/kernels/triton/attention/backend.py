@@ -1,0 +1,114 @@
+"""Paged attention in Triton kernels, for NVIDIA GPUs; with TRITON_INTERPRET=1 they run on the CPU, slowly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanoengine.core.attention import AttentionSpec, KVLayer, Runs
+from nanoengine.kernels.attention import AttentionBackend, window_of
+from nanoengine.kernels.operations import Changes
+from nanoengine.kernels.reference.kv_int8 import SCALE_BYTES
+from nanoengine.kernels.triton.launch import unsupported_reason
+from nanoengine.kernels.triton.tuning import Tuning, load_tuning
+
+BLOCK_SIZES = tuple(1 << i for i in range(4, 9))
+HEAD_DIMS = range(16, 257, 16)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+CAPABILITY = (8, 0)
+"""The least compute capability: earlier ones do not copy asynchronously, nor multiply bfloat16."""
+
+
+class TritonAttention(AttentionBackend):
+    """K/V are read once, from their blocks, for all query heads that share them; sums are float32.
+
+    In a block, all tokens of a head lie together: a head is read in pieces as large as they can be. Scales follow numbers.
+
+    Args:
+        tuning: how its kernels are launched; what was chosen for this GPU if nothing is said.
+    """
+
+    name = "triton"
+    features = frozenset({"window", "chunked", "sinks", "soft_cap"})
+    capturable = True
+    captures_prompts = True
+    quantizes = True
+
+    def __init__(self, block_size: int, tuning: Tuning | None = None):
+        # Triton is not installed everywhere, and whoever asks unsupported_reason must not need it.
+        from nanoengine.kernels.triton.attention.drafted_decode import drafted_decode
+        from nanoengine.kernels.triton.attention.kv_int8 import views
+        from nanoengine.kernels.triton.attention.paged_decode import paged_decode
+        from nanoengine.kernels.triton.attention.paged_prefill import paged_prefill
+        from nanoengine.kernels.triton.attention.rotate_and_write import rotate_and_write, write_kv
+        from nanoengine.kernels.triton.attention.split_kv import Workspace
+
+        self.block_size = block_size
+        self.tuning = tuning or load_tuning()
+        self._rotate_and_write, self._write = rotate_and_write, write_kv
+        self._prefill, self._decode, self._decode_drafted = paged_prefill, paged_decode, drafted_decode
+        self._int8_views = views
+        self._workspace = Workspace()
+
+    @staticmethod
+    def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
+        if block_size not in BLOCK_SIZES:
+            return f"block_size {block_size} is not a power of two from {BLOCK_SIZES[0]} to {BLOCK_SIZES[-1]}"
+        if head_dim not in HEAD_DIMS:
+            return f"head_dim {head_dim} is not a multiple of {HEAD_DIMS.step} up to {HEAD_DIMS[-1]}"
+        if dtype not in DTYPES:
+            return f"it computes in bfloat16, float16 and float32, not in {str(dtype).removeprefix('torch.')}"
+        if reason := unsupported_reason(device):
+            return reason
+        if device.type == "cuda" and (capability := torch.cuda.get_device_capability(device)) < CAPABILITY:
+            has, needs = (".".join(map(str, version)) for version in (capability, CAPABILITY))
+            return f"the GPU has compute capability {has}, and {needs} is the least"
+        return None
+
+    def kv_shape(
+        self, num_blocks: int, num_kv_heads: int, head_dim: int, *, quantized: bool = False
+    ) -> tuple[int, ...]:
+        if quantized:
+            return (num_blocks, num_kv_heads, self.block_size * (head_dim + SCALE_BYTES))
+        return (num_blocks, num_kv_heads, self.block_size, head_dim)
+
+    def rotate_and_write(self, qkv: Tensor, changes: Changes, kv: KVLayer, slot_mapping: Tensor) -> Tensor:
+        views, scales = self._views(kv)
+        options = {**scales, "launch": self.tuning.launch(len(qkv))}
+        return self._rotate_and_write(qkv, changes, views, slot_mapping, **options)
+
+    def write_kv(self, k: Tensor, v: Tensor, kv: KVLayer, slot_mapping: Tensor) -> None:
+        caches, scales = self._views(kv)
+        self._write(k, v, caches, slot_mapping, **scales)
+
+    def decode(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
+        caches, scales = self._views(kv)
+        given = q, *caches, runs.block_tables, runs.seq_lens, spec.scale, self._workspace, self.tuning
+        asked = {**scales, **_asked(spec), "sinks": sinks}
+        if runs.longest > 1 or len(q) != len(runs.seq_lens):  # padding may have more tokens than one, or none
+            return self._decode_drafted(*given, runs.query_start_loc, runs.longest, **asked)
+        if runs.plan is None:
+            runs.plan = {}  # the layers of a step fill it
+        return self._decode(*given, runs.plan, **asked)
+
+    def prefill(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
+        tables, starts, lens = runs.block_tables, runs.query_start_loc, runs.seq_lens
+        (caches, scales), longest = self._views(kv), runs.longest
+        asked = {**scales, **_asked(spec), "sinks": sinks, "tuning": self.tuning}
+        return self._prefill(q, *caches, tables, starts, lens, longest, spec.scale, **asked)
+
+    def _views(self, kv: KVLayer) -> tuple[KVLayer, dict[str, Any]]:
+        """K and V as kernels take them, [num_blocks, block_size, num_kv_heads, head_dim], and the scales of an int8 cache."""
+        k_cache, v_cache = kv
+        if k_cache.dtype is not torch.int8:
+            return (k_cache.transpose(1, 2), v_cache.transpose(1, 2)), {}
+        (k, k_scales), (v, v_scales) = (self._int8_views(cache, self.block_size) for cache in kv)
+        return (k, v), {"k_scales": k_scales, "v_scales": v_scales}
+
+
+def _asked(spec: AttentionSpec) -> dict[str, Any]:
+    """What a layer asks for beside a scale."""
+    return {"window": window_of(spec), "soft_cap": spec.soft_cap}

@@ -1,0 +1,122 @@
+"""What the attention kernels share: how they want K, V and queries to lie, how they multiply, and what a layer may ask for."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nanoengine.kernels.triton.attention.kv_int8 import check_scales
+
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+LOG2E = tl.constexpr(math.log2(math.e))
+"""What makes an exponent of base e one of base 2."""
+
+LOWEST = tl.constexpr(-1e38)
+"""Far below any score and any logarithm of a sum of weights, but finite, so that differences are never NaN."""
+
+
+@triton.jit
+def dot(a, b, acc):
+    """a @ b + acc in float32, whatever the dtype of a and b."""
+    if INTERPRETED:  # Triton's interpreter would multiply the bits of bfloat16 as integers
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision="ieee")  # float32 is not rounded to tf32
+
+
+@triton.jit
+def first_seen(position, WINDOW: tl.constexpr):
+    """The first token that the token at a position sees, in a window of so many tokens; 0 is no limit, and windows of less than 0
+    stand still: they begin at multiples of their size.
+    """
+    first = 0
+    if WINDOW < 0:
+        first = tl.maximum(position // -WINDOW * -WINDOW, first)
+    elif WINDOW:
+        first = tl.maximum(position - (WINDOW - 1), first)
+    return first
+
+
+@triton.jit
+def capped(scores, CAP: tl.constexpr):
+    """CAP * tanh(score / CAP), where scores have log2(e) in them, before and after; 0 is no cap.
+
+    tanh(x) = 1 - 2 / (exp(2 x) + 1) holds where the exponential is infinite, and where it is 0.
+    """
+    if CAP > 0:
+        scores = (CAP * LOG2E) * (1.0 - 2.0 / (tl.exp2(scores * (2.0 / CAP)) + 1.0))
+    return scores
+
+
+@triton.jit
+def within(exists, dim, HEAD_DIM: tl.constexpr):
+    """[rows, dimensions], or [rows, 1]: what there is of rows, in registers for a power of two of dimensions."""
+    PADDED: tl.constexpr = dim.shape[0] > HEAD_DIM
+    return exists[:, None] & (dim < HEAD_DIM)[None, :] if PADDED else exists[:, None]
+
+
+@triton.jit
+def load_heads(place, dim, HEAD_DIM: tl.constexpr):
+    """Heads at places [rows, dimensions]; zeros beyond what a head has."""
+    PADDED: tl.constexpr = dim.shape[0] > HEAD_DIM
+    return tl.load(place, mask=(dim < HEAD_DIM)[None, :], other=0) if PADDED else tl.load(place)
+
+
+@triton.jit
+def ask_for(
+    k_head,
+    v_head,
+    table,
+    start,
+    end,
+    block_stride,
+    slot_stride,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Ask for K and V of the first TOKENS tokens from `start` on: they come into the L2 cache, and nothing is read (compute
+    capability 9.0 and later).
+    """
+    BYTES: tl.constexpr = HEAD_DIM * k_head.dtype.element_ty.primitive_bitwidth // 8
+    if not INTERPRETED and start < end:
+        i = tl.arange(0, 2 * TOKENS)
+        token = tl.minimum(start + i % TOKENS, end - 1)
+        block = tl.load(table + token // BLOCK_SIZE).to(tl.int64)
+        place = tl.where(i < TOKENS, k_head, v_head) + block * block_stride + token % BLOCK_SIZE * slot_stride
+        hint: tl.constexpr = f"cp.async.bulk.prefetch.L2.global [$1], {BYTES}; mov.u32 $0, 0;"
+        tl.inline_asm_elementwise(hint, "=r,l", [place], dtype=tl.int32, is_pure=False, pack=1)
+
+
+def aligned(q: Tensor) -> Tensor:
+    """Queries [rows, heads, head_dim] as they are, or if a head is not one piece at a multiple of 16 bytes, a copy of them."""
+    ragged = q.stride(2) != 1 or any(stride * q.element_size() % 16 for stride in q.stride()[:2]) or q.data_ptr() % 16
+    return q.clone(memory_format=torch.contiguous_format) if ragged else q
+
+
+def cache_strides(
+    k_cache: Tensor, v_cache: Tensor, k_scales: Tensor | None = None, v_scales: Tensor | None = None
+) -> tuple[int, int, int]:
+    """How many elements apart are blocks, slots and heads, in K and in V.
+
+    Args:
+        k_scales, v_scales: of an int8 cache.
+
+    Raises:
+        ValueError: K and V differ in it, or a head of a token is not in one piece that starts at a multiple of 16 bytes.
+    """
+    strides = k_cache.stride()
+    if v_cache.stride() != strides:
+        raise ValueError(f"K has strides {strides}, V has {v_cache.stride()}: they must be the same")
+    if strides[3] != 1 or any(stride * k_cache.element_size() % 16 for stride in strides[:3]):
+        raise ValueError(f"a cache of strides {strides} does not hold every head of a token at a multiple of 16 bytes")
+    if k_cache.data_ptr() % 16 or v_cache.data_ptr() % 16:
+        raise ValueError("a cache does not start at a multiple of 16 bytes")
+    if k_scales is not None and v_scales is not None:
+        check_scales(k_cache, k_scales)
+        check_scales(v_cache, v_scales)
+    return strides[0], strides[1], strides[2]

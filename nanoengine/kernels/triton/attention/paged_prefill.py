@@ -1,0 +1,296 @@
+"""Causal attention of the new tokens of each sequence over its paged K/V, whatever part of it was there before.
+
+It knows block tables and lengths. Whose tokens they are, and how the cache came to be filled, it does not know.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nanoengine.kernels.triton.attention.kv_int8 import NUMBERS_IN_SCALE, dequantized
+from nanoengine.kernels.triton.attention.paged_cache import (
+    LOG2E,
+    LOWEST,
+    aligned,
+    cache_strides,
+    capped,
+    dot,
+    first_seen,
+    load_heads,
+    within,
+)
+from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning
+
+MOST_HEADS = 16
+"""Most query heads of a group that share a tile; a larger group takes several tiles."""
+
+
+@triton.jit
+def _walk(
+    acc,
+    total,
+    highest,
+    query,
+    position,
+    start,
+    end,
+    k_head,
+    v_head,
+    k_scales,
+    v_scales,
+    table,
+    block_stride,
+    slot_stride,
+    scale,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Attend to tokens `start` to `end`. Unless MASKED, those are whole tiles, and every row sees them all."""
+    ALIGNED: tl.constexpr = 16 // (k_head.dtype.element_ty.primitive_bitwidth // 8)  # elements in 16 bytes
+    dim = tl.arange(0, query.shape[1])
+    # In shared memory are, in turn, the block ids of a tile, K and V: the compiler's pipeline runs over all three, and a
+    # loop of 5 stages has two tiles there.
+    for first in range(start, end, TILE):
+        token = first + tl.arange(0, TILE)
+        visible = token[None, :] <= position[:, None]
+        if MASKED and WINDOW:
+            visible &= token[None, :] >= first_seen(position, WINDOW)[:, None]
+        if MASKED:
+            token = tl.minimum(token, end - 1)  # a place beyond the end repeats the last token: no weight, but finite
+        block = tl.load(table + token // BLOCK_SIZE).to(tl.int64)  # times the stride it may not fit 32 bits
+        place = tl.multiple_of(block * block_stride + token % BLOCK_SIZE * slot_stride, ALIGNED)[:, None] + dim[None, :]
+        k = load_heads(k_head + place, dim, HEAD_DIM)
+        v = load_heads(v_head + place, dim, HEAD_DIM)
+        if k_scales is not None:
+            scale_place = block * (block_stride // NUMBERS_IN_SCALE) + token % BLOCK_SIZE
+            k = dequantized(k, tl.load(k_scales + scale_place), query.dtype)
+            v = dequantized(v, tl.load(v_scales + scale_place), query.dtype)
+        scores = dot(query, tl.trans(k), tl.zeros([ROWS, TILE], tl.float32)) * scale
+        scores = capped(scores, SOFT_CAP)
+        if MASKED:
+            scores = tl.where(visible, scores, float("-inf"))
+        higher = tl.maximum(highest, tl.max(scores, axis=1))  # finite: LOWEST, or every row sees the first token
+        shrink = tl.exp2(highest - higher)
+        weights = tl.exp2(scores - higher[:, None])
+        total = total * shrink + tl.sum(weights, axis=1)
+        acc = dot(weights.to(v.dtype), v, acc * shrink[:, None])
+        highest = higher
+    return acc, total, highest
+
+
+# The stride changes from step to step; where the sequences begin in lists that others lead, from batch to batch.
+@triton.jit(
+    do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["block_tables", "query_start_loc", "seq_lens"]
+)
+def _prefill_kernel(
+    out,
+    q,
+    k_cache,
+    v_cache,
+    k_scales,
+    v_scales,
+    block_tables,
+    query_start_loc,
+    seq_lens,
+    sinks,
+    scale,
+    q_token_stride,
+    q_head_stride,
+    block_stride,
+    slot_stride,
+    kv_head_stride,
+    table_stride,
+    GROUP: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+):
+    """Program (i, j, t): in sequence j, tile t from the end, for the i-th lot of HEADS query heads that share a KV head.
+
+    A tile has ROWS rows: HEADS of each of its tokens. `scale` has log2(e) in it: all exponentials are of base 2.
+    """
+    LOTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
+    ALIGNED: tl.constexpr = 16 // (k_cache.dtype.element_ty.primitive_bitwidth // 8)  # elements in 16 bytes
+    Q_ALIGNED: tl.constexpr = 16 // (q.dtype.element_ty.primitive_bitwidth // 8)
+    TOKENS: tl.constexpr = ROWS // HEADS
+    kv_head = tl.program_id(0) // LOTS
+    seq = tl.program_id(1).to(tl.int64)
+    start = tl.load(query_start_loc + seq)
+    query_len = tl.load(query_start_loc + seq + 1) - start
+    first = (tl.num_programs(2) - 1 - tl.program_id(2)) * TOKENS  # the late ones see most, and so they begin
+    if first >= query_len:
+        return
+
+    seq_len = tl.load(seq_lens + seq)
+    row = tl.arange(0, ROWS)
+    token = first + row // HEADS
+    in_group = (tl.program_id(0) % LOTS) * HEADS + row % HEADS
+    dim = tl.arange(0, triton.next_power_of_2(HEAD_DIM))
+    # The launch has made sure of these multiples of 16 bytes. To know them makes loads wide, and those of K/V asynchronous.
+    q_start = tl.multiple_of(q + start.to(tl.int64) * q_token_stride, 16)
+    q_token = tl.minimum(token, query_len - 1)  # rows beyond the last token or head repeat it, and are not stored
+    q_head = kv_head * GROUP + tl.minimum(in_group, GROUP - 1)
+    q_place = tl.multiple_of(q_token.to(tl.int64) * q_token_stride + q_head * q_head_stride, Q_ALIGNED)
+    query = load_heads(q_start + q_place[:, None] + dim[None, :], dim, HEAD_DIM)
+    head_start = tl.multiple_of(kv_head.to(tl.int64) * kv_head_stride, ALIGNED)
+    k_head = tl.multiple_of(k_cache + head_start, 16)
+    v_head = tl.multiple_of(v_cache + head_start, 16)
+    table = block_tables + seq * table_stride
+    if k_scales is not None:
+        k_scales += head_start // NUMBERS_IN_SCALE
+        v_scales += head_start // NUMBERS_IN_SCALE
+
+    history = seq_len - query_len
+    position = history + q_token
+    seen = tl.minimum(history + first + TOKENS, seq_len)
+    acc = tl.zeros([ROWS, dim.shape[0]], tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    highest = tl.full([ROWS], LOWEST if WINDOW else float("-inf"), tl.float32)
+    if sinks is not None:  # a weight without a value
+        highest = tl.maximum(tl.load(sinks + q_head) * LOG2E, LOWEST)
+        total += 1.0
+    # What all rows see needs no mask. Before it is, in a window, what the later rows do not see any more.
+    if WINDOW:
+        earliest = first_seen(history + first, WINDOW)
+        lost = first_seen(seen - 1, WINDOW) - earliest
+        seen_by_all = tl.minimum(earliest + tl.cdiv(lost, TILE) * TILE, seen)
+        acc, total, highest = _walk(
+            acc, total, highest, query, position, earliest, seen_by_all, k_head, v_head, k_scales,
+            v_scales, table, block_stride, slot_stride, scale,
+            HEAD_DIM, BLOCK_SIZE, ROWS, TILE, WINDOW, SOFT_CAP, True,
+        )  # fmt: skip
+        first_masked = seen_by_all + tl.maximum(history + first + 1 - seen_by_all, 0) // TILE * TILE
+    else:
+        seen_by_all = 0
+        first_masked = tl.maximum(history + first + 1, 0) // TILE * TILE
+    acc, total, highest = _walk(
+        acc, total, highest, query, position, seen_by_all, first_masked, k_head, v_head, k_scales,
+        v_scales, table, block_stride, slot_stride, scale,
+        HEAD_DIM, BLOCK_SIZE, ROWS, TILE, WINDOW, SOFT_CAP, False,
+    )  # fmt: skip
+    acc, total, highest = _walk(
+        acc, total, highest, query, position, first_masked, seen, k_head, v_head, k_scales,
+        v_scales, table, block_stride, slot_stride, scale,
+        HEAD_DIM, BLOCK_SIZE, ROWS, TILE, WINDOW, SOFT_CAP, True,
+    )  # fmt: skip
+    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # zeros, if the sequence is empty
+    num_heads = tl.num_programs(0) // LOTS * GROUP
+    out_row = (start + token).to(tl.int64) * num_heads + kv_head * GROUP + in_group
+    present = (token < query_len) & (in_group < GROUP)
+    place = out_row[:, None] * HEAD_DIM + dim[None, :]
+    tl.store(out + place, result.to(out.dtype.element_ty), mask=within(present, dim, HEAD_DIM))
+
+
+def paged_prefill(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    max_query_len: int,
+    scale: float,
+    *,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
+    window: int = 0,
+    sinks: Tensor | None = None,
+    soft_cap: float | None = None,
+    tuning: Tuning = DEFAULTS,
+) -> Tensor:
+    """Attention of the last tokens of each sequence, each over the tokens up to itself that it sees.
+
+    FlashAttention-2 (Dao, 2023), with the query heads that share K and V side by side in a tile, as if they were tokens.
+
+    Args:
+        q: [num_tokens, num_heads, head_dim], head_dim a multiple of 16 up to 256: the new tokens of all sequences.
+        k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim] of the dtype of q or int8, with the same strides: see
+            `paged_cache.cache_strides`. A block_size is a power of two. The new tokens are in it.
+        block_tables: [num_seqs, width] int32, rows may have gaps.
+        query_start_loc: [num_seqs + 1] int32: the new tokens of sequence i are [start[i], start[i + 1]).
+        seq_lens: [num_seqs] int32, new tokens included; if it is 0, the results of that sequence are zeros.
+        max_query_len: of all sequences, or more.
+        scale: factor of the scores, before the softmax.
+        k_scales, v_scales: those of an int8 cache: see `kv_int8.views`.
+        window: tokens that each sees, its own included; all if 0. Less than 0: windows begin at multiples of that size.
+            In a block table, what stands before the first of them is not read.
+        sinks: [num_heads] float32, contiguous: one more score for each head, which takes weight and has no value.
+        soft_cap: scores become soft_cap * tanh(score / soft_cap); not those of sinks.
+        tuning: how 16-bit numbers are computed.
+
+    Returns:
+        [num_tokens, num_heads, head_dim], of the dtype of q; sums are float32.
+
+    Raises:
+        ValueError: the cache does not lie as the kernel reads it.
+    """
+    num_tokens, num_heads, head_dim = q.shape
+    block_size, num_kv_heads = k_cache.shape[1:3]
+    strides = cache_strides(k_cache, v_cache, k_scales, v_scales)
+    q = aligned(q)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if not num_tokens:
+        return out
+    group = num_heads // num_kv_heads
+    heads = min(triton.next_power_of_2(group), MOST_HEADS)
+    is_short = max_query_len <= tuning.short_prompt
+    rows, tile, num_warps, num_stages = _shape(q.dtype, head_dim, int8=k_scales is not None, is_short=is_short)
+    grid = (num_kv_heads * triton.cdiv(group, heads), len(seq_lens), triton.cdiv(max_query_len, rows // heads))
+    _prefill_kernel[grid](
+        out,
+        q,
+        k_cache,
+        v_cache,
+        k_scales,
+        v_scales,
+        block_tables,
+        query_start_loc,
+        seq_lens,
+        sinks,
+        scale * math.log2(math.e),
+        *q.stride()[:2],
+        *strides,
+        block_tables.stride(0),
+        GROUP=group,
+        HEADS=heads,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        ROWS=rows,
+        TILE=tile,
+        WINDOW=window,
+        SOFT_CAP=soft_cap or 0.0,
+        num_warps=num_warps,
+        num_stages=num_stages,
+    )
+    return out
+
+
+def _shape(dtype: torch.dtype, head_dim: int, *, int8: bool, is_short: bool) -> tuple[int, int, int, int]:
+    """Rows and tokens in a tile, warps and stages: what fits the 163 KB of shared memory of an A100, without spills.
+
+    Short prompts have few tiles: smaller ones are work for more multiprocessors, two of them for each.
+
+    float32 is multiplied without tensor cores, to be exact; its small tiles are for the compiler, which unrolls all of one.
+    An int8 tile passes through registers on its way: there is room for fewer rows, and in float32 for no tile ahead of its turn.
+    """
+    if dtype is torch.float32:
+        return 32, 16, 8, 1 if int8 else 3
+    if head_dim > 128:
+        return 64, 32, 8, 5
+    if is_short and not int8:
+        return 64, 64, 4, 4
+    return 64 if int8 else 128, 64, 8, 5

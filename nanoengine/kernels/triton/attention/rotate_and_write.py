@@ -1,0 +1,266 @@
+"""All that happens to q, k and v between their projection and attention, in one kernel: the norms of the heads of q and k, the
+rotary embedding, and the writing of K and V to the paged cache. It knows slots, not sequences. Norms, rotation and q may each be
+missing.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nanoengine.core.attention import KVLayer
+from nanoengine.kernels.operations import Changes
+from nanoengine.kernels.triton import dependent
+from nanoengine.kernels.triton.attention.kv_int8 import NUMBERS_IN_SCALE, check_scales, quantized, scale_of
+from nanoengine.kernels.triton.attention.paged_cache import within
+
+ELEMENTS = 1024
+"""Of a group of heads: enough for wide reads, and few enough that one token still is work for several programs."""
+
+
+@triton.jit
+def _store(
+    cache,
+    scales,
+    block,
+    place,
+    head,
+    block_stride,
+    slot_stride,
+    head_stride,
+    first,
+    second,
+    written,
+    dtype: tl.constexpr,
+    HALF: tl.constexpr,
+):
+    """Write the halves of the heads of a token, each [heads, HALF] float32, rounded to a dtype even if 8 bits are kept of it."""
+    head = head.to(tl.int64)[:, None]
+    pair = tl.arange(0, first.shape[1])
+    target = cache + block * block_stride + place * slot_stride + head * head_stride + pair[None, :]
+    first, second = first.to(dtype), second.to(dtype)
+    if scales is not None:
+        first, second = first.to(tl.float32), second.to(tl.float32)
+        scale = tl.maximum(scale_of(first), scale_of(second), propagate_nan=tl.PropagateNan.ALL)
+        first, second = quantized(first, scale), quantized(second, scale)
+        scale_place = (block * block_stride + head * head_stride) // NUMBERS_IN_SCALE + place
+        tl.store(scales + scale_place, scale[:, None], mask=written)
+    if pair.shape[0] > HALF:
+        written = written & (pair < HALF)[None, :]
+    tl.store(target, first, mask=written)
+    tl.store(target + HALF, second, mask=written)
+
+
+@triton.jit
+def _rotate_and_write_kernel(
+    q,
+    k,
+    v,
+    q_weight,
+    k_weight,
+    eps,
+    cos,
+    sin,
+    slots,
+    q_out,
+    k_cache,
+    v_cache,
+    k_scales,
+    v_scales,
+    num_heads,
+    num_kv_heads,
+    q_stride,
+    k_stride,
+    v_stride,
+    angle_stride,
+    k_block_stride,
+    k_slot_stride,
+    k_head_stride,
+    v_block_stride,
+    v_slot_stride,
+    v_head_stride,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEADS: tl.constexpr,
+    NORM: tl.constexpr,
+    ROTATE: tl.constexpr,
+    LAUNCH: tl.constexpr,
+):
+    """Program (i, j): group j of the heads of token i. The groups of q come first, then those of k and those of v."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    dependent.start(LAUNCH)
+    dependent.wait(LAUNCH)  # the kernel before may still write what this one reads, or read where it writes
+    token = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1)
+    q_groups = tl.cdiv(num_heads, HEADS)
+    kv_groups = tl.cdiv(num_kv_heads, HEADS)
+    is_q = group < q_groups
+    is_v = group >= q_groups + kv_groups
+
+    # The group's heads among all of q, k or v.
+    group_of_kind = tl.where(is_q, group, tl.where(is_v, group - q_groups - kv_groups, group - q_groups))
+    count = tl.where(is_q, num_heads, num_kv_heads)
+    stride = tl.where(is_q, q_stride, tl.where(is_v, v_stride, k_stride))
+    head = group_of_kind * HEADS + tl.arange(0, HEADS)
+    pair = tl.arange(0, triton.next_power_of_2(HALF))
+    mask = within(head < count, pair, HALF)
+    heads = q if is_q else (v if is_v else k)
+    source = heads + token * stride + (head * HEAD_DIM)[:, None] + pair[None, :]
+    first = tl.load(source, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(source + HALF, mask=mask, other=0.0).to(tl.float32)
+
+    slot = tl.load(slots + token)
+    block, place = slot // BLOCK_SIZE, slot % BLOCK_SIZE
+    written = (head < tl.where(slot < 0, 0, count))[:, None]
+    if is_v:
+        _store(
+            v_cache, v_scales, block, place, head, v_block_stride, v_slot_stride, v_head_stride, first, second, written,
+            v.dtype.element_ty, HALF,
+        )  # fmt: skip
+    else:
+        there = (pair < HALF) if pair.shape[0] > HALF else None
+        if NORM:
+            square = tl.sum(first * first + second * second, axis=1) / HEAD_DIM
+            scale = (1.0 / tl.sqrt(square + eps))[:, None]
+            weight = (q_weight if is_q else k_weight) + pair
+            first = first * scale * tl.load(weight, mask=there)[None, :]
+            second = second * scale * tl.load(weight + HALF, mask=there)[None, :]
+        if ROTATE:
+            angle = token * angle_stride + pair
+            cosine, sine = tl.load(cos + angle, mask=there)[None, :], tl.load(sin + angle, mask=there)[None, :]
+            first, second = first * cosine - second * sine, second * cosine + first * sine
+        if is_q:
+            target = q_out + token * num_heads * HEAD_DIM + (head * HEAD_DIM)[:, None] + pair[None, :]
+            tl.store(target, first.to(q_out.dtype.element_ty), mask=mask)
+            tl.store(target + HALF, second.to(q_out.dtype.element_ty), mask=mask)
+        else:
+            _store(
+                k_cache, k_scales, block, place, head, k_block_stride, k_slot_stride, k_head_stride, first, second, written,
+                k.dtype.element_ty, HALF,
+            )  # fmt: skip
+
+
+def rotate_and_write(
+    qkv: Tensor,
+    changes: Changes,
+    kv: KVLayer,
+    slot_mapping: Tensor,
+    *,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
+    launch: int = 0,
+) -> Tensor:
+    """Norm and rotate the heads of q and k, write k and v to the cache, and return q.
+
+    RMSNorm (Zhang and Sennrich, 2019) and the rotary embedding (Su et al., RoFormer, 2021; half-split layout) are computed in
+    float32, and rounded once, at the end.
+
+    Args:
+        qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], the heads of q, then of k, then of v; rows may have gaps.
+        changes: norms and rotation, see `attention.backend`.
+        kv: each [num_blocks, block_size, num_kv_heads, head_dim], with any strides but for the last dimension's, 1.
+        slot_mapping: [num_tokens] int64: where each token is written, in slots of the cache; -1 is nowhere.
+        k_scales, v_scales: those of an int8 cache: see `kv_int8.views`.
+        launch: see `dependent.py`.
+
+    Returns:
+        q, [num_tokens, num_heads, head_dim], of the dtype of qkv.
+    """
+    width = qkv.shape[1]
+    num_kv_heads, head_dim = kv[0].shape[2:]
+    num_heads = width // head_dim - 2 * num_kv_heads
+    assert qkv.stride(1) == 1
+    q, k, v = qkv.unflatten(1, (-1, head_dim)).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    q_out = q.new_empty(q.shape)
+    _launch(q, k, v, changes, slot_mapping, q_out, kv, k_scales, v_scales, launch)
+    return q_out
+
+
+def write_kv(
+    k: Tensor,
+    v: Tensor,
+    kv: KVLayer,
+    slot_mapping: Tensor,
+    *,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
+) -> None:
+    """Write k and v to the cache, as they are or in 8 bits.
+
+    Args:
+        k, v: [num_tokens, num_kv_heads, head_dim] of the cache's dtype, unless that is int8; rows may have gaps, heads may not.
+        kv, slot_mapping, k_scales, v_scales: as for `rotate_and_write`.
+    """
+    no_q, unchanged = k[:, :0], (None, None, 0.0, None, None)
+    _launch(no_q, k, v, unchanged, slot_mapping, no_q, kv, k_scales, v_scales, dependent.LAUNCH_PLAIN)
+
+
+def _launch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    changes: Changes,
+    slot_mapping: Tensor,
+    q_out: Tensor,
+    kv: KVLayer,
+    k_scales: Tensor | None,
+    v_scales: Tensor | None,
+    launch: int,
+) -> None:
+    """q, k and v are [num_tokens, heads, head_dim]; rows may have gaps, heads may not."""
+    (q_weight, k_weight, _, cos, sin), (k_cache, v_cache) = changes, kv
+    num_tokens, num_kv_heads, head_dim = k.shape
+    num_heads = q.shape[1]
+    assert k.stride()[1:] == v.stride()[1:] == (head_dim, 1)
+    assert k_cache.stride(3) == v_cache.stride(3) == 1
+    assert slot_mapping.is_contiguous()
+    if k_scales is not None and v_scales is not None:
+        check_scales(k_cache, k_scales)
+        check_scales(v_cache, v_scales)
+    angle_stride = 0
+    if cos is not None and sin is not None:
+        assert cos.stride(2) == sin.stride(2) == 1
+        angle_stride = cos.stride(0)
+        assert sin.stride(0) == angle_stride
+    if not num_tokens:
+        return
+    heads = heads_of_a_group(head_dim)
+    grid = (num_tokens, triton.cdiv(num_heads, heads) + 2 * triton.cdiv(num_kv_heads, heads))
+    _rotate_and_write_kernel[grid](
+        q,
+        k,
+        v,
+        *changes,
+        slot_mapping,
+        q_out,
+        *kv,
+        k_scales,
+        v_scales,
+        num_heads,
+        num_kv_heads,
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
+        angle_stride,
+        *k_cache.stride()[:3],
+        *v_cache.stride()[:3],
+        BLOCK_SIZE=k_cache.shape[1],
+        HEAD_DIM=head_dim,
+        HEADS=heads,
+        NORM=q_weight is not None and k_weight is not None,
+        ROTATE=cos is not None and sin is not None,
+        LAUNCH=launch,
+        num_warps=_num_warps(k.itemsize),
+        **dependent.options(launch),
+    )
+
+
+def heads_of_a_group(head_dim: int) -> int:
+    """Heads that a program works on."""
+    return max(1, ELEMENTS // triton.next_power_of_2(head_dim))
+
+
+def _num_warps(itemsize: int) -> int:
+    """Such that every thread reads 16 bytes at a time."""
+    return ELEMENTS // 2 * itemsize // 16 // 32

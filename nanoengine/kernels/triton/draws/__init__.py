@@ -1,0 +1,1 @@
+"""Draws of tokens: filters and noise."""

@@ -1,0 +1,194 @@
+"""The operations of layers on an NVIDIA GPU: products by cuBLAS, or of few rows by our own kernels together with what is around
+them, the rest by Triton kernels, and the steps around the model that the device does by itself, so that the host need not wait
+for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nanoengine.core.kernels import SamplingTable, Weight
+from nanoengine.kernels.operations import ExpertBiases, ExpertWeights, Kernels
+from nanoengine.kernels.reference.operations import RowMajor, RowMajorExperts
+from nanoengine.kernels.triton.attention.split_kv import Workspace
+from nanoengine.kernels.triton.compute_slot_mapping import compute_slot_mapping
+from nanoengine.kernels.triton.draws.sampling import choose_tokens
+from nanoengine.kernels.triton.launch import float8_unsupported_reason
+from nanoengine.kernels.triton.products.activation import gate_and_multiply, sigmoid_gate
+from nanoengine.kernels.triton.products.experts import mixture
+from nanoengine.kernels.triton.products.few_rows import MANY_OUTPUTS, ROWS, most_rows, product_of_few_rows
+from nanoengine.kernels.triton.products.float8 import Float8Rows, ScaledProduct, scaled_mm
+from nanoengine.kernels.triton.products.gemv import MOST_ROWS as MOST_GEMV_ROWS
+from nanoengine.kernels.triton.products.gemv import WIDEST_NORMED, gemv
+from nanoengine.kernels.triton.products.norm import add_rms_norm, gated_norm, rms_norm
+from nanoengine.kernels.triton.products.packed import Packed
+from nanoengine.kernels.triton.products.packed_gemv import MOST_ROWS as MOST_PACKED_GEMV_ROWS
+from nanoengine.kernels.triton.products.packed_gemv import packed_gemv
+from nanoengine.kernels.triton.products.swap_ab import MOST_ROWS as MOST_SWAPPED_ROWS
+from nanoengine.kernels.triton.products.swap_ab import swap_ab
+from nanoengine.kernels.triton.products.weights import LateWeight
+from nanoengine.kernels.triton.recurrence import delta_rule, mamba2
+from nanoengine.kernels.triton.short_conv import short_conv
+from nanoengine.kernels.triton.tuning import Tuning, load_tuning
+
+Content = RowMajor | Packed | Float8Rows
+
+
+class TritonKernels(Kernels):
+    """Nothing here waits for the device, so that all of it can be captured in a CUDA graph.
+
+    Quantized weights stay so: those of whole numbers are dequantized as a product of few rows reads them, and for more rows one
+    whole weight at a time, into a temporary tensor; floats of 8 bits are multiplied with rows of x that are rounded to match, if
+    the device does that. Experts, and what comes in other formats, are dequantized as they are loaded.
+
+    Args:
+        tuning: what to compute by which of our own products; what was chosen for this GPU if not given.
+        multiply: the product of floats of 8 bits, if not torch's own on the devices that have it.
+    """
+
+    name = "triton"
+    description = "Triton kernels and cuBLAS"
+    fingerprint = str(torch.__version__)
+    quantized_products = "whole numbers dequantized as they are read, floats of 8 bits as such"
+    capturable = True
+    short_conv, delta_rule, mamba2 = staticmethod(short_conv), staticmethod(delta_rule), staticmethod(mamba2)
+    gated_norm, sigmoid_gate = staticmethod(gated_norm), staticmethod(sigmoid_gate)
+    compute_slot_mapping = staticmethod(compute_slot_mapping)
+
+    def __init__(self, tuning: Tuning | None = None, multiply: ScaledProduct | None = None) -> None:
+        self.tuning = tuning or load_tuning()
+        self.multiply = multiply
+        self._workspace = Workspace()
+
+    def _launch(self, rows: Tensor) -> int:
+        """Of all that is no product, by the rows of a step."""
+        return self.tuning.launch(len(rows))
+
+    def new_weight(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> LateWeight:
+        has_float8 = self.multiply is not None or float8_unsupported_reason(device) is None
+        return LateWeight(outputs, inputs, dtype, device, has_float8=has_float8)
+
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+        content = _content(weight)
+        if isinstance(content, Float8Rows):
+            return content.product(x, bias, x.dtype, self.multiply or scaled_mm)
+        if (own := self._product(x, content, bias=bias)) is not None:
+            return own[0]
+        return F.linear(x, _numbers(content, x.dtype), bias)
+
+    def logits(self, hidden: Tensor, weight: Weight) -> Tensor:
+        content = _content(weight)
+        if isinstance(content, Float8Rows):
+            return content.product(hidden, None, torch.float32, self.multiply or scaled_mm)
+        if (own := self._product(hidden, content, out_dtype=torch.float32)) is not None:
+            return own[0]
+        numbers = _numbers(content, hidden.dtype)
+        if hidden.is_cuda and hidden.dtype in (torch.float16, torch.bfloat16):
+            # The sums are float32 anyway: rounding them to half precision would make equals of different logits.
+            return torch.mm(hidden, numbers.T, out_dtype=torch.float32)
+        return F.linear(hidden, numbers).float()
+
+    def embed(self, token_ids: Tensor, weight: Weight) -> Tensor:
+        content = _content(weight)
+        if isinstance(content, RowMajor):
+            return F.embedding(token_ids, content.tensor)
+        return content.dequantize(_of(weight).dtype, token_ids)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return rms_norm(x, weight, eps, self._launch(x))
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        return add_rms_norm(x, residual, weight, eps, self._launch(x))
+
+    def gate(self, both: Tensor, activation: str) -> Tensor:
+        return gate_and_multiply(both, activation, self._launch(both))
+
+    def gated_linear(self, x: Tensor, weight: Weight, activation: str = "silu") -> Tensor:
+        content = _content(weight)
+        if (own := self._product(x, content, activation=activation)) is not None:
+            return own[0]
+        return self.gate(self.linear(x, weight, None), activation)
+
+    def norm_linear(
+        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        own = self._product(x, _content(weight), bias=bias, residual=residual, norm=norm, eps=eps)
+        if own is not None:
+            return own
+        return super().norm_linear(x, residual, norm, eps, weight, bias)
+
+    def norm_gated_linear(
+        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, activation: str = "silu"
+    ) -> tuple[Tensor, Tensor]:
+        own = self._product(x, _content(weight), residual=residual, norm=norm, eps=eps, activation=activation)
+        if own is not None:
+            return own
+        return super().norm_gated_linear(x, residual, norm, eps, weight, activation)
+
+    def choose_tokens(
+        self, logits: Tensor, table: SamplingTable, rows: Tensor, positions: Tensor, last_tokens: Tensor | None = None
+    ) -> Tensor:
+        return choose_tokens(logits, table, rows, positions, last_tokens, self._launch(logits))
+
+    def new_experts(
+        self, experts: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device
+    ) -> RowMajorExperts:
+        return RowMajorExperts(experts, outputs, inputs, dtype, device)
+
+    def experts(
+        self,
+        x: Tensor,
+        weights: Sequence[ExpertWeights],
+        chosen: Tensor,
+        factors: Tensor,
+        activation: str = "silu",
+        biases: ExpertBiases | None = None,
+    ) -> Tensor:
+        gate, up, down = (own.tensor for own in weights if isinstance(own, RowMajorExperts))
+        return mixture(x, gate, up, down, chosen, factors, activation, biases)
+
+    def _product(
+        self, x: Tensor, content: Content, *, norm: Tensor | None = None, **around: Any
+    ) -> tuple[Tensor, Tensor] | None:
+        """What `product_of_few_rows` returns, by the kernel of ours that is made for so many rows.
+
+        None: a norm is better computed by itself, and then the product of that; or, without a norm, the product by cuBLAS, whose
+        programs share what they read.
+        """
+        if isinstance(content, Float8Rows):
+            return None
+        tuning, rows = self.tuning, len(x)
+        options = {**around, "norm": norm, "launch": tuning.launch(rows, product=True)}
+        if isinstance(content, Packed):
+            if rows <= MOST_PACKED_GEMV_ROWS:
+                return packed_gemv(x, content, **options)
+            most = most_rows(x.dtype) if norm is None else ROWS
+            return product_of_few_rows(x, content, **options) if rows <= most else None
+        weight = content.tensor
+        outputs = len(weight) if around.get("activation") is None else len(weight) // 2
+        if outputs < MANY_OUTPUTS:  # with more, few_rows.py has so many programs that memory never stands still
+            if rows <= MOST_GEMV_ROWS and (rows == 1 or norm is None or x.shape[1] <= WIDEST_NORMED):
+                return gemv(x, weight, **options)
+            if rows <= min(tuning.swapped_rows, MOST_SWAPPED_ROWS) and x.dtype is not torch.float32:
+                del options["norm"]
+                return None if norm is not None else (swap_ab(x, weight, self._workspace, **options), x)
+        return product_of_few_rows(x, weight, **options) if rows <= ROWS else None
+
+
+def _of(weight: Weight) -> LateWeight:
+    assert isinstance(weight, LateWeight)
+    return weight
+
+
+def _content(weight: Weight) -> Content:
+    return _of(weight).content
+
+
+def _numbers(content: RowMajor | Packed, dtype: torch.dtype) -> Tensor:
+    """Those of a packed weight are a temporary tensor as large as all of it."""
+    return content.tensor if isinstance(content, RowMajor) else content.dequantize(dtype)

@@ -1,0 +1,208 @@
+"""Products of 5 to 64 rows with the weights as the left factor: x W^T is computed as the transpose of W x^T.
+
+Tensor cores multiply tiles of 64 rows of the left factor by 8 to 256 columns of the right one. With a few rows of x as the left
+factor most of a tile is empty; as the right one they are as many columns as there are ("swap-AB"). While a program waits for the
+kernel before, which computes the rows, its weights come into the L2 cache.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nanoengine.kernels.reference.gates import ACTIVATIONS
+from nanoengine.kernels.triton import dependent
+from nanoengine.kernels.triton.attention.paged_cache import INTERPRETED, dot
+from nanoengine.kernels.triton.attention.split_kv import Workspace
+from nanoengine.kernels.triton.launch import num_multiprocessors
+from nanoengine.kernels.triton.products.activation import gated
+
+MOST_ROWS = 64
+"""Rows of a program. For more of them, programs that share rows as well as weights are quicker."""
+
+LEAST_ROWS = 16
+"""Columns of the right factor that Triton multiplies at least. Those that are not there are zeros."""
+
+TILE = 64
+"""Rows of the left factor: outputs of a program, or half as many gates and what they are multiplied with."""
+
+DEPTH = 64
+"""Inputs that are multiplied at a time."""
+
+LEAST_STEPS = 4
+"""Times DEPTH inputs that a part of a product has at least."""
+
+LEAST_PARTS = 3
+"""Into fewer parts a product is not cut: to put them together takes more time than is saved."""
+
+NUM_WARPS = 4
+NUM_STAGES = 4
+
+
+@triton.jit
+def _prefetch(pointers, counts):
+    """Ask for so many elements behind each pointer, a multiple of 16 bytes that begins at one; for none if it is not positive.
+
+    A thread asks at a time, all others of its warp after it: a few large pieces are quicker than many small ones.
+    """
+    sizes = counts * (pointers.dtype.element_ty.primitive_bitwidth // 8)
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.gt.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
+        "=r,l,r",
+        [pointers, sizes],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _swap_ab_kernel(
+    x,
+    weight,
+    bias,
+    out,
+    partial,
+    arrivals,
+    num_rows,
+    INPUTS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PARTS: tl.constexpr,
+    PART: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    GATE: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    BIAS: tl.constexpr,
+    LAUNCH: tl.constexpr,
+):
+    """Program (i, p): PART inputs of tile i, which is TILE outputs, or the gates and the other values of half as many.
+
+    Programs of a tile that has several parts write float32 sums to `partial`, [tiles, PARTS, TILE, ROWS]; the last to arrive, by
+    the count of `arrivals`, adds them in the order of the parts.
+    """
+    dependent.start(LAUNCH)
+    OWN: tl.constexpr = TILE // 2 if GATE else TILE
+    first = tl.program_id(0) * OWN
+    line = tl.arange(0, TILE)
+    output = first + line % OWN
+    matrix_row = output + line // OWN * OUTPUTS  # weights of gates, and behind those what they are multiplied with
+    start = tl.program_id(1) * PART
+    end = tl.minimum(start + PART, INPUTS)
+    line_start = weight + matrix_row.to(tl.int64) * INPUTS
+    if PREFETCH:
+        HALF: tl.constexpr = PART // 2
+        piece = start + tl.arange(0, 2)[None, :] * HALF
+        count = tl.where((output < OUTPUTS)[:, None], tl.minimum(end - piece, HALF), 0)
+        _prefetch(line_start[:, None] + piece, count)
+    if BIAS:
+        offset = tl.load(bias + output, mask=output < OUTPUTS, other=0.0).to(tl.float32)
+    dependent.wait(LAUNCH)
+
+    row, step = tl.arange(0, ROWS), tl.arange(0, DEPTH)
+    has_row = (row < num_rows)[None, :]
+    acc = tl.zeros([TILE, ROWS], tl.float32)
+    for depth in range(start, end, DEPTH):
+        column = depth + step
+        weights_mask = tl.full([TILE, DEPTH], True, tl.int1)
+        rows_mask = has_row
+        if INPUTS % DEPTH:
+            weights_mask &= (column < INPUTS)[None, :]
+            rows_mask = has_row & (column < INPUTS)[:, None]
+        if OUTPUTS % OWN:
+            weights_mask &= (output < OUTPUTS)[:, None]
+        weights = tl.load(line_start[:, None] + column[None, :], mask=weights_mask, other=0.0)
+        rows = tl.load(x + row[None, :] * INPUTS + column[:, None], mask=rows_mask, other=0.0)
+        acc = dot(weights, rows, acc)
+
+    if PARTS > 1:
+        place = partial + tl.program_id(0) * (PARTS * TILE * ROWS) + line[:, None] * ROWS + row[None, :]
+        tl.store(place + tl.program_id(1) * (TILE * ROWS), acc)
+        # One thread counts for all: before it does, all have stored; then all see what others stored before they counted.
+        tl.debug_barrier()
+        if tl.atomic_add(arrivals + tl.program_id(0), 1, sem="acq_rel", scope="gpu") != PARTS - 1:
+            return
+        tl.store(arrivals + tl.program_id(0), 0)  # nobody else comes before the next launch
+        acc = tl.zeros([TILE, ROWS], tl.float32)
+        for part in tl.range(0, PARTS, num_stages=4):  # asks for sums three rounds before they are added
+            acc += tl.load(place + part * (TILE * ROWS))
+    if GATE:
+        gate, up = tl.split(tl.permute(tl.reshape(acc, [2, OWN, ROWS]), [1, 2, 0]))
+        acc = gated(gate, up, ACTIVATION)
+    if BIAS:
+        acc += offset[:, None]
+    output = first + tl.arange(0, OWN)
+    target = out + row[None, :] * OUTPUTS + output[:, None]
+    tl.store(target, acc.to(out.dtype.element_ty), mask=(output < OUTPUTS)[:, None] & has_row)
+
+
+def swap_ab(
+    x: Tensor,
+    weight: Tensor,
+    workspace: Workspace,
+    *,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    out_dtype: torch.dtype | None = None,
+    launch: int = 0,
+) -> Tensor:
+    """x W^T + bias, or the gate of it; sums are float32, and rounded once.
+
+    Where tiles are too few to fill the device, their inputs are cut into parts that run side by side.
+
+    Args:
+        x: [num_rows, inputs] of 16-bit numbers, at most MOST_ROWS rows.
+        weight: [outputs, inputs]; for gates those of the gates, and then those of what they are multiplied with.
+        workspace: of the engine; no other launch may use it at the same time.
+        bias: [outputs]; gates have none.
+        activation: by which the first half of the outputs gates the second; without one there are no gates.
+        out_dtype: that of x, if not given.
+        launch: see `dependent.py`.
+
+    Returns:
+        [num_rows, outputs], or half as wide for gates.
+    """
+    num_rows, inputs = x.shape
+    outputs = weight.shape[0] if activation is None else weight.shape[0] // 2
+    assert num_rows <= MOST_ROWS
+    assert x.dtype != torch.float32
+    assert weight.is_contiguous()
+    assert bias is None or activation is None
+    x = x.contiguous()
+    out = x.new_empty(num_rows, outputs, dtype=out_dtype or x.dtype)
+    if not num_rows:
+        return out
+    rows = max(LEAST_ROWS, triton.next_power_of_2(num_rows))
+    tiles = triton.cdiv(weight.shape[0], TILE)
+    steps = triton.cdiv(inputs, DEPTH)
+    parts = _parts(tiles, steps, num_multiprocessors(x.device, 132))
+    partial = x.new_empty(tiles * TILE * rows * parts if parts > 1 else 0, dtype=torch.float32)
+    _swap_ab_kernel[(tiles, parts)](
+        *(x, weight, bias, out, partial, workspace.counters(tiles, x.device), num_rows),
+        INPUTS=inputs,
+        OUTPUTS=outputs,
+        ROWS=rows,
+        TILE=TILE,
+        DEPTH=DEPTH,
+        PARTS=parts,
+        PART=triton.cdiv(steps, parts) * DEPTH,
+        PREFETCH=bool(launch) and not INTERPRETED.value and inputs % 8 == 0 and weight.data_ptr() % 16 == 0,
+        GATE=activation is not None,
+        ACTIVATION=0 if activation is None else ACTIVATIONS.index(activation),
+        BIAS=bias is not None,
+        LAUNCH=launch,
+        num_warps=NUM_WARPS,
+        num_stages=NUM_STAGES,
+        **dependent.options(launch),
+    )
+    return out
+
+
+def _parts(tiles: int, steps: int, num_sms: int) -> int:
+    """Parts of so many steps that a tile is cut into; none of them is empty."""
+    parts = min(num_sms // tiles, steps // LEAST_STEPS)
+    return triton.cdiv(steps, triton.cdiv(steps, parts)) if parts >= LEAST_PARTS else 1

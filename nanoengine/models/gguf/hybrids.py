@@ -1,0 +1,78 @@
+"""What the metadata of a file says of layers with states, in the words of Hugging Face's config.json.
+
+Some fields are not Hugging Face's: "qkvz_is_packed" and "ba_is_packed" say which projections stand as in Qwen3-Next,
+"linears_are_split" that those of Granite have a tensor each, and "value_heads_are_tiled" that the heads of Qwen3.5 stand in
+another order. Weights stay in the order of the file, since `ssm_out` is quantized along heads, in blocks that may be wider than a
+head and cannot be cut there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from nanoengine.models.gguf.keys import Keys
+from nanoengine.models.gguf.tensor_names import DELTA_NETS, PACKED_BA, PACKED_QKVZ
+
+DELTA_KEYS = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+    "full_attention_interval": "full_attention_interval",
+}
+DELTA_EXPERT_KEYS = {
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
+MAMBA_KEYS = {
+    "ssm.conv_kernel": "mamba_d_conv",
+    "ssm.state_size": "mamba_d_state",
+    "ssm.group_count": "mamba_n_groups",
+    "ssm.time_step_rank": "mamba_n_heads",
+    "expert_count": "num_local_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_shared_feed_forward_length": "shared_intermediate_size",
+}
+LFM2_KEYS = {"shortconv.l_cache": "conv_L_cache"}
+OF_STATES = ("ssm.", "shortconv.")
+"""How keys begin that a file of these architectures must have."""
+
+
+def complete_hybrid(keys: Keys, config: dict[str, Any], tensors: Collection[str]) -> None:
+    """Add what is no number of its own: which layers attend, and sizes that follow from others.
+
+    Raises:
+        UnsupportedModel: sizes that do not fit together.
+    """
+    name, layers = config["architectures"][0], config["num_hidden_layers"]
+    have_states: list[int] | None = None
+    if name in DELTA_NETS:
+        if "attention.recurrent_layers" in keys:
+            have_states = keys.each("attention.recurrent_layers", layers)
+        config["num_hidden_layers"] = layers - keys.number("nextn_predict_layers", default=0)
+        config["linear_value_head_dim"] = _share(keys, "ssm.inner_size", config["linear_num_value_heads"])
+        for field, tensor in (("qkvz_is_packed", PACKED_QKVZ), ("ba_is_packed", PACKED_BA)):
+            config[field] = any(own.endswith(f".{tensor}") for own in tensors)
+        config["value_heads_are_tiled"] = name != "Qwen3NextForCausalLM"
+        keys.ignore("rope.dimension_sections")  # of pictures: the positions of a text's token are equal in all of them
+    else:
+        have_states = [count == 0 for count in keys.each("attention.head_count_kv", layers)]
+    if name == "GraniteMoeHybridForCausalLM":
+        config["mamba_expand"] = _share(keys, "ssm.inner_size", config["hidden_size"])
+        config["mamba_conv_bias"] = any(own.endswith(".ssm_conv1d.bias") for own in tensors)
+        config["position_embedding_type"] = "rope" if keys.flag("rope.scaling.finetuned", default=True) else "nope"
+        config.setdefault("num_local_experts", 0)
+        config.setdefault("shared_intermediate_size", config["intermediate_size"])
+    if have_states is not None:
+        kinds = "full_attention", "conv" if name == "Lfm2ForCausalLM" else "linear_attention"
+        config["layer_types"] = [kinds[bool(is_so)] for is_so in have_states[: config["num_hidden_layers"]]]
+
+
+def _share(keys: Keys, key: str, among: int) -> int:
+    value = keys.number(key)
+    if not among or value % among:
+        raise keys.unsupported(key, value, f"a multiple of {among}")
+    return value // among

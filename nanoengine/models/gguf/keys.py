@@ -1,0 +1,125 @@
+"""The keys that a file has of its architecture: each is read, or without effect, or refused by name.
+
+Whatever is said of an architecture and not translated could change what it computes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+
+from nanoengine.errors import UnsupportedModel, shown
+from nanoengine.models.gguf.file import GGUFFile
+
+REALS = (
+    *("epsilon", "scale", "factor", "freq_base", "freq_base_swa", "scale_linear"),
+    *("softcapping", "beta_fast", "beta_slow"),
+)
+"""How the keys end whose values need not be whole."""
+
+WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("attention.causal", "expert_weights_norm"), (True,)),
+    **dict.fromkeys(("attention.clamp_kqv", "attention.max_alibi_bias", "attention.scale"), (0.0,)),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), (0.0,)),
+    **dict.fromkeys(("attention.sliding_window", "expert_count", "expert_used_count", "expert_shared_count"), (0,)),
+    "expert_gating_func": (1,),
+    "expert_weights_scale": (0.0, 1.0),
+    "nextn_predict_layers": (0,),
+    "rope.scaling.yarn_ext_factor": (-1.0, 1.0),
+    "rope.scaling.yarn_log_multiplier": (0.0,),
+}
+"""Keys that are not translated -> the values with which they change nothing."""
+
+NOT_OF_THE_MODEL = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "pooling_type"}
+"""Keys that change no hidden state: the embedding has the size of the vocabulary, the next two tell of the model's making, and
+the last of what is made of the states.
+"""
+
+
+class Keys:
+    """The keys of a file's architecture, without its name before them. Every one must be read, or be without effect.
+
+    Raises:
+        UnsupportedModel: the architecture is not one of `known`.
+    """
+
+    def __init__(self, file: GGUFFile, known: Collection[str]):
+        self._path, self._metadata = file.path, file.metadata
+        architecture = file.metadata.get("general.architecture")
+        if not isinstance(architecture, str) or architecture not in known:
+            raise UnsupportedModel(
+                f"{file.path} has general.architecture {shown(architecture)}; supported are {', '.join(known)}"
+            )
+        self.architecture = architecture
+        self._prefix = f"{self.architecture}."
+        self._unread = {key.removeprefix(self._prefix) for key in file.metadata if key.startswith(self._prefix)}
+
+    def __contains__(self, key: str) -> bool:
+        return self._prefix + key in self._metadata
+
+    def number(self, key: str, default: float | None = None, *, some_have_none: bool = False) -> Any:
+        """A count, or a number where the key is of REALS; that of all layers if they have one each, or of those that have not 0.
+
+        Raises:
+            UnsupportedModel: it is none, or layers differ.
+        """
+        value = self._read(key, default)
+        if isinstance(value, np.ndarray) and some_have_none and value.any():
+            value = value[value != 0]
+        if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
+            value = value[0].item()
+        is_number = type(value) is int or (type(value) is float and key.endswith(REALS) and math.isfinite(value))
+        if not is_number or value < 0:
+            kind = "a number" if key.endswith(REALS) else "a count"
+            raise self.unsupported(key, value, f"{kind}, equal in all layers")
+        return value
+
+    def each(self, key: str, layers: int) -> list[int]:
+        """A count, or whether it is so, of each layer.
+
+        Raises:
+            UnsupportedModel: they are not so many, or no counts.
+        """
+        value = self._read(key, None)
+        counts = value.tolist() if isinstance(value, np.ndarray) else value
+        if not isinstance(counts, list) or len(counts) != layers or not all(isinstance(n, int) for n in counts):
+            raise self.unsupported(key, value, f"a count of each of {layers} layers")
+        return counts
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._read(key, default)
+        if not isinstance(value, bool):
+            raise self.unsupported(key, value, "true or false")
+        return value
+
+    def ignore(self, key: str) -> None:
+        """One that changes nothing here, whatever it says."""
+        self._unread.discard(key)
+
+    def text(self, key: str, default: str) -> str:
+        value = self._read(key, default)
+        if not isinstance(value, str):
+            raise self.unsupported(key, value, "text")
+        return value
+
+    def unsupported(self, key: str, value: object, supported: str) -> UnsupportedModel:
+        return UnsupportedModel(f"{self._path} has {self._prefix}{key} {shown(value)}; supported is {supported}")
+
+    def check_rest(self) -> None:
+        """UnsupportedModel if a key was not read that could change what the model computes."""
+        for key in sorted(self._unread - NOT_OF_THE_MODEL):
+            value = self._metadata[self._prefix + key]
+            if key not in WITHOUT_EFFECT:
+                raise UnsupportedModel(f"{self._path} has {self._prefix}{key} {shown(value)}, which is not supported")
+            if isinstance(value, np.ndarray | list) or value not in WITHOUT_EFFECT[key]:
+                raise self.unsupported(key, value, " or ".join(map(str, WITHOUT_EFFECT[key])))
+
+    def _read(self, key: str, default: Any) -> Any:
+        self._unread.discard(key)
+        value = self._metadata.get(self._prefix + key, default)
+        if value is None:
+            raise UnsupportedModel(f"{self._path} has no {self._prefix}{key}: convert the model anew")
+        return value

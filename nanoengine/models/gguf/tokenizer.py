@@ -1,0 +1,270 @@
+"""The tokenizer that a GGUF file describes in its metadata, built for the library `tokenizers`.
+
+Keys are those of the format (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, "Tokenizer"). Text is cut, merged and
+given its special tokens as llama.cpp does it with `parse_special` (src/llama-vocab.cpp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+
+from nanoengine.errors import UnsupportedModel, shown
+from nanoengine.models.gguf.pre_tokenizers import find_pre_tokenizer
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
+"""Types of tokens (tokenizer.ggml.token_type). All but the first are found in text before anything else is done to it."""
+
+NAMES = {"bos": "bos", "eos": "eos", "eot": "eot", "eom": "eom", "unk": "unknown", "sep": "seperator", "pad": "padding"}
+"""Special tokens, and their names in the keys. The format spells the separator so."""
+
+LONGEST_PIECE = 512
+"""Characters of a SentencePiece token; those of models have a tenth of it."""
+
+FILL_NAMES = (("fim_pre", "fim_suf", "fim_mid"), ("prefix", "suffix", "middle"))
+"""Names in the keys of the marks of `nanoengine/models/fill_in_middle.py`: those of today, and those of older files."""
+
+TEMPLATE_NAMES = ("bos", "eos", "unk", "sep", "pad")
+
+ENDS_OF_TURN = (
+    *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>"),
+    *("<end_of_turn>", "<turn|>", "<|tool_response>", "<|endoftext|>", "<|end_of_text|>", "<end_of_utterance>"),
+    *("<EOT>", "_<EOT>", "[EOT]", "[EOS]", "</s>", "<eos>", "[e~[", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
+)
+"""Texts of tokens that end a turn, as llama.cpp has it: many files name one of their ends only."""
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFVocabulary:
+    """What a file says of text and tokens.
+
+    Attributes:
+        tokenizer: text to ids and back; encodes with the tokens that the file adds to a prompt.
+        special_tokens: texts of the special tokens by the names that chat templates use, such as "bos_token".
+        eos_token_id: the end of text.
+        end_token_ids: that one, and all other ends of a turn, in ascending order.
+        chat_templates: by name; "default" is the one without a name.
+        fill_names: texts of the marks before a prefix, a suffix and a middle; empty: the file names none.
+    """
+
+    tokenizer: Tokenizer
+    special_tokens: dict[str, str]
+    eos_token_id: int | None
+    end_token_ids: list[int]
+    chat_templates: dict[str, str]
+    fill_names: list[str]
+
+
+def read_vocabulary(metadata: Mapping[str, Any]) -> GGUFVocabulary:
+    """Build what `metadata`, the table of a GGUF file, describes.
+
+    Raises:
+        UnsupportedModel: a kind of tokenizer other than BPE and SentencePiece's BPE, an unknown way to cut text, or values
+            that are missing, of a wrong type, or contradict one another.
+    """
+    model = _get(metadata, "tokenizer.ggml.model", str)
+    if model not in ("gpt2", "gemma4", "llama"):
+        raise UnsupportedModel(
+            f"tokenizer.ggml.model is {shown(model)}: this engine knows gpt2, gemma4 and llama;"
+            " give the model's tokenizer.json with the option tokenizer"
+        )
+    tokens = _tokens(metadata)
+    vocab = {token: i for i, token in enumerate(tokens)}
+    if len(vocab) != len(tokens):
+        raise UnsupportedModel(f"tokenizer.ggml.tokens has {len(tokens)} tokens, of which only {len(vocab)} differ")
+    ids = {name: _special_id(metadata, key, len(tokens)) for name, key in NAMES.items()}
+    if model == "llama":
+        ids |= {name: i for name, i in (("unk", 0), ("bos", 1), ("eos", 2)) if ids[name] is None and i < len(tokens)}
+        tokenizer, add_bos = _sentencepiece(metadata, vocab, ids["unk"]), True
+    else:
+        tokenizer, add_bos = _bpe(metadata, vocab, "gemma4" if model == "gemma4" else None)
+    types = _numbers(metadata, "tokenizer.ggml.token_type", len(tokens), default=NORMAL).astype(np.int64)
+    ends = _ends_of_turn(vocab, types)
+    types[ends] = np.where(types[ends] == NORMAL, CONTROL, types[ends])
+    ends += [i for name in ("eos", "eot", "eom") if (i := ids[name]) is not None]
+    marks = _fill_marks(metadata, len(tokens))
+    types[marks] = np.where(types[marks] == NORMAL, CONTROL, types[marks])
+    _add_special_tokens(tokenizer, metadata, tokens, types)
+    _add_ends_of_text(tokenizer, metadata, tokens, ids, add_bos or model == "gemma4")
+    return GGUFVocabulary(
+        tokenizer,
+        {f"{name}_token": tokens[i] for name in TEMPLATE_NAMES if (i := ids[name]) is not None},
+        ids["eos"],
+        sorted(set(ends)),
+        _chat_templates(metadata),
+        [tokens[i] for i in marks],
+    )
+
+
+# ---- the two kinds
+
+
+def _bpe(metadata: Mapping[str, Any], vocab: dict[str, int], pre: str | None) -> tuple[Tokenizer, bool]:
+    """Merges in the order of a list, in words (https://arxiv.org/abs/1508.07909); and whether prompts begin with a token."""
+    kind = find_pre_tokenizer(pre or _get(metadata, "tokenizer.ggml.pre", str, "default") or "default")
+    merges = [tuple(merge.split(" ", 1)) for merge in _strings(metadata, "tokenizer.ggml.merges")]
+    if not {2}.issuperset(map(len, merges)):
+        wrong = next(merge for merge in merges if len(merge) != 2)
+        raise UnsupportedModel(
+            f"tokenizer.ggml.merges has {shown(wrong[0])}: it must be two tokens with a space between"
+        )
+    options = {"ignore_merges": kind.ignore_merges, "byte_fallback": not kind.byte_level}
+    tokenizer = Tokenizer(_bpe_model(vocab, merges, **options))
+    if normalizer := kind.normalizer():
+        tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = kind.build()
+    tokenizer.decoder = decoders.ByteLevel() if kind.byte_level else _plain_decoder(strip_space=False)
+    return tokenizer, kind.add_bos
+
+
+def _sentencepiece(metadata: Mapping[str, Any], vocab: dict[str, int], unk: int | None) -> Tokenizer:
+    """Of all neighbours that together are a token, those whose token has the highest score are merged first."""
+    scores = _numbers(metadata, "tokenizer.ggml.scores", len(vocab))
+    if np.isnan(scores).any():
+        raise UnsupportedModel("tokenizer.ggml.scores has a score that is no number")
+    add_space = _get(metadata, "tokenizer.ggml.add_space_prefix", bool, True)
+    if (longest := max(map(len, vocab))) > LONGEST_PIECE:  # all ways to cut it in two are looked at
+        raise UnsupportedModel(
+            f"tokenizer.ggml.tokens has one of {longest} characters: at most {LONGEST_PIECE} are read"
+        )
+    by_score = np.argsort(-scores, kind="stable").tolist()
+    tokens = list(vocab)
+    merges = [
+        (token[:i], token[i:])
+        for token in (tokens[i] for i in by_score)
+        for i in range(1, len(token))
+        if token[:i] in vocab and token[i:] in vocab
+    ]
+    unk_token = None if unk is None else tokens[unk]
+    tokenizer = Tokenizer(_bpe_model(vocab, merges, byte_fallback=True, unk_token=unk_token, fuse_unk=True))
+    spaces: list[normalizers.Normalizer] = [normalizers.Replace(" ", "▁")]
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), *spaces] if add_space else spaces)
+    tokenizer.decoder = _plain_decoder(strip_space=add_space)
+    return tokenizer
+
+
+def _bpe_model(vocab: dict[str, int], merges: list[Any], **options: Any) -> models.BPE:
+    try:
+        return models.BPE(vocab=vocab, merges=merges, **options)
+    except Exception as error:  # nothing finer; what is left to go wrong are merges of unknown tokens
+        raise UnsupportedModel(f"tokenizer.ggml.merges do not fit tokenizer.ggml.tokens: {error}") from error
+
+
+def _plain_decoder(*, strip_space: bool) -> decoders.Decoder:
+    steps: list[decoders.Decoder] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if strip_space else steps)
+
+
+# ---- special tokens
+
+
+def _add_special_tokens(
+    tokenizer: Tokenizer, metadata: Mapping[str, Any], tokens: list[str], types: np.ndarray
+) -> None:
+    # llama.cpp knows Phi-3 by its name: its special tokens take the spaces that follow them.
+    is_phi3 = any(name in _get(metadata, "general.name", str, "").lower() for name in ("phi-3", "phi3"))
+    keeps_spaces, added = ("<unk>", "<s>", "<|endoftext|>"), []
+    for i in np.flatnonzero(np.isin(types, (UNKNOWN, CONTROL, USER_DEFINED))).tolist():
+        special, rstrip = bool(types[i] != USER_DEFINED), is_phi3 and tokens[i] not in keeps_spaces
+        added.append(AddedToken(tokens[i], normalized=False, special=special, rstrip=rstrip))
+    tokenizer.add_tokens(added)
+
+
+def _add_ends_of_text(
+    tokenizer: Tokenizer, metadata: Mapping[str, Any], tokens: list[str], ids: Mapping[str, int | None], add_bos: bool
+) -> None:
+    """Have the tokenizer begin a prompt with the first-of-text token, and end it with the last, if the file says so."""
+    single, used = ["$A"], []
+    for name, default in (("bos", add_bos), ("eos", False)):
+        key = f"tokenizer.ggml.add_{name}_token"
+        if _get(metadata, key, bool, default):
+            if (i := ids[name]) is None:
+                raise UnsupportedModel(f"{key} is true, but tokenizer.ggml.{name}_token_id is missing")
+            used.append({"id": name, "ids": [i], "tokens": [tokens[i]]})
+            single.insert(0 if name == "bos" else len(single), name)
+    if used:
+        tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=used)
+
+
+def _ends_of_turn(vocab: Mapping[str, int], types: np.ndarray) -> list[int]:
+    # What a model was taught as text, such as HTML's </s>, ends no turn (llama.cpp: it does, except in Gemma 4).
+    known = [text for text in ENDS_OF_TURN if text in vocab]
+    found = {text for text in known if types[vocab[text]] == CONTROL or text.startswith("<|")}
+    if "<|end|>" in found and ({"<|return|>", "<|call|>"} <= found or {"<|flush|>", "<|calls|>"} <= found):
+        found.remove("<|end|>")  # there it ends a message, and the turn goes on
+    return [vocab[text] for text in found]
+
+
+def _fill_marks(metadata: Mapping[str, Any], num_tokens: int) -> list[int]:
+    """Ids of the marks before a prefix, a suffix and a middle; none unless the file names all three."""
+    for names in FILL_NAMES:
+        ids = [i for name in names if (i := _special_id(metadata, name, num_tokens)) is not None]
+        if len(ids) == len(names):
+            return ids
+    return []
+
+
+def _special_id(metadata: Mapping[str, Any], name: str, num_tokens: int) -> int | None:
+    key = f"tokenizer.ggml.{name}_token_id"
+    token_id: int | None = _get(metadata, key, int, None)
+    if token_id is not None and not 0 <= token_id < num_tokens:
+        raise UnsupportedModel(f"{key} is {token_id}: the file has {num_tokens} tokens, from 0 on")
+    return token_id
+
+
+def _chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
+    keys = {f"tokenizer.chat_template.{name}": name for name in _strings(metadata, "tokenizer.chat_templates", [])}
+    templates = {name: _get(metadata, key, str) for key, name in keys.items()}
+    if (default := _get(metadata, "tokenizer.chat_template", str, None)) is not None:
+        templates["default"] = default
+    return templates
+
+
+# ---- values
+
+
+_MISSING = object()
+
+
+def _get(metadata: Mapping[str, Any], key: str, kind: type, default: Any = _MISSING) -> Any:
+    value = metadata.get(key, default)
+    if value is _MISSING:
+        raise UnsupportedModel(f"the GGUF file has no {key}; give the model's tokenizer.json with the option tokenizer")
+    if value is not default and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
+        raise UnsupportedModel(f"{key} is {shown(value)}: it must be of type {kind.__name__}")
+    return value
+
+
+def _strings(metadata: Mapping[str, Any], key: str, default: Any = _MISSING) -> list[str]:
+    values: list[Any] = _get(metadata, key, list, default)
+    if not {str}.issuperset(map(type, values)):
+        wrong = next(value for value in values if type(value) is not str)
+        raise UnsupportedModel(f"{key} has {shown(wrong)}: it must be a list of strings")
+    return values
+
+
+def _tokens(metadata: Mapping[str, Any]) -> list[str]:
+    tokens = _strings(metadata, "tokenizer.ggml.tokens")
+    if not tokens:
+        raise UnsupportedModel("tokenizer.ggml.tokens is empty: a tokenizer needs tokens")
+    return [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)] if "" in tokens else tokens
+
+
+def _numbers(metadata: Mapping[str, Any], key: str, length: int, default: float | None = None) -> np.ndarray:
+    """One number for each token. An array or a list, as the reader gives it."""
+    values = metadata.get(key)
+    if values is None and default is not None:
+        return np.full(length, default)
+    try:
+        numbers = np.asarray([] if values is None else values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise UnsupportedModel(f"{key} must be a list of numbers: {error}") from error
+    if numbers.shape != (length,):
+        raise UnsupportedModel(
+            f"{key} has the shape {numbers.shape}: it must have a number for each of {length} tokens"
+        )
+    return numbers

@@ -1,0 +1,52 @@
+"""Attention that norms, rotates and writes in one go where the backend offers that; with norms over all heads together; and with
+queries that grow.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from nanoengine.core.attention import AttentionSpec, KVLayer
+from nanoengine.core.layers import Angles, PagedAttention, RMSNorm
+from nanoengine.core.model_config import DenseConfig
+from nanoengine.kernels.attention import AttentionBackend
+
+
+class Attention(PagedAttention):
+    """The core's, over a backend that may offer `rotate_and_write`."""
+
+    backend: AttentionBackend
+
+    def write(self, qkv: Tensor, angles: Angles | None, kv: KVLayer, slot_mapping: Tensor) -> Tensor:
+        if self.backend.rotate_and_write is None:
+            return super().write(qkv, angles, kv, slot_mapping)
+        q_weight, k_weight = (norm.weight for norm in self.norms) if self.norms else (None, None)
+        eps = self.norms[0].eps if self.norms else 0.0
+        cos, sin = (None, None) if angles is None else angles
+        return self.backend.rotate_and_write(qkv, (q_weight, k_weight, eps, cos, sin), kv, slot_mapping)
+
+
+class WideNormAttention(Attention):
+    """With norms over all heads of q together, and all of k (OLMo 2), before all that a backend may do in one go."""
+
+    def __init__(
+        self, layer: int, config: DenseConfig, spec: AttentionSpec, backend: AttentionBackend, *norms: RMSNorm
+    ):
+        super().__init__(layer, config, spec, backend)
+        self.wide_norms = norms
+
+    def write(self, qkv: Tensor, angles: Angles | None, kv: KVLayer, slot_mapping: Tensor) -> Tensor:
+        width = self.num_kv_heads * self.head_dim
+        q, k, _ = qkv.split((qkv.shape[1] - 2 * width, width, width), dim=1)
+        for norm, part in zip(self.wide_norms, (q, k), strict=True):
+            part.copy_(norm(part.contiguous()))
+        return super().write(qkv, angles, kv, slot_mapping)
+
+
+class ScaledAttention(Attention):
+    """Nothing is rotated, and queries are multiplied by factors that stand in place of angles: see `QueryScale`."""
+
+    def write(self, qkv: Tensor, angles: Angles | None, kv: KVLayer, slot_mapping: Tensor) -> Tensor:
+        assert angles is not None
+        qkv[:, : qkv.shape[1] - 2 * self.num_kv_heads * self.head_dim].mul_(angles[0])
+        return super().write(qkv, None, kv, slot_mapping)

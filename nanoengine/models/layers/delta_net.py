@@ -1,0 +1,77 @@
+"""DeltaNet: linear attention by the gated delta rule (Yang et al., 2024), as in Qwen3-Next and Qwen3.5."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from nanoengine.core.attention import KVLayer
+from nanoengine.core.kernels import WeightSlot
+from nanoengine.kernels.recurrences import Decay, StateRuns
+from nanoengine.models.layers.factory import Factory
+from nanoengine.models.layers.mixer import Mixer
+from nanoengine.models.layers.share import Part
+from nanoengine.models.layers.slots import Reordered
+from nanoengine.models.model_config import StateConfig
+
+
+class DeltaNet(Mixer):
+    """q, k and v go through a convolution and the recurrence; a norm of each head, gated by z, is behind it.
+
+    Args:
+        eps: of that norm.
+    """
+
+    prefix = "linear_attn"
+
+    def __init__(self, layer: int, hidden_size: int, facts: StateConfig, factory: Factory, eps: float):
+        key, value, number = Part("groups", facts.depth), Part("heads", facts.width), Part("heads")
+        projections = ((key, key, value), (value,), (number,), (number,))  # q, k, v; z; b; a
+        super().__init__(layer, hidden_size, facts, factory, projections, 0, value)
+        heads, self.eps = facts.num_heads, eps
+        self.decay = Decay(factory.floats(heads), factory.floats(heads))
+        self.norm = factory.floats(facts.width)
+
+    @cached_property
+    def own_decay(self) -> Decay:
+        """Of the heads that are computed here."""
+        return Decay(*(self.share.pick(part, Part("heads")) for part in self.decay))
+
+    def mix(self, projected: Tensor, states: KVLayer, runs: StateRuns) -> Tensor:
+        qkv, z, b, a = projected.split(self.widths, dim=-1)
+        qkv = self.kernels.short_conv(qkv, *self.convolution, states[0], runs, silu=True)
+        groups = self.share.count("groups")
+        out = self.kernels.delta_rule(qkv, a, b, self.own_decay, groups, states[1], runs, tiled=self.facts.is_tiled)
+        out = self.kernels.gated_norm(out, z, self.norm, self.eps, self.facts.width, gate_first=False)
+        return self.share.gather(out, self.mixed)
+
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
+        slots = (
+            self._projections(prefix) | self.out_proj.slots(prefix, "out_proj") | self.conv_slots(f"{prefix}.conv1d")
+        )
+        decay = {f"{prefix}.A_log": self.decay.log_rate, f"{prefix}.dt_bias": self.decay.bias}
+        return slots | decay | {f"{prefix}.norm.weight": self.norm}
+
+    def _projections(self, prefix: str) -> dict[str, WeightSlot]:
+        """Qwen3-Next has q, k, v and z of one key head after those of another, and so b and a."""
+        facts, first = self.facts, sum(self.in_proj.out_features[:2])
+        groups, own = facts.num_groups, facts.num_heads // facts.num_groups  # value heads of a key head
+        slots = self.in_proj.slots(prefix, "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+        rows = self.in_proj.weight.rows
+        for name, parts, place, sizes in (
+            ("qkvz", ("qkv", "z"), rows(0, first), (facts.depth, facts.depth, own * facts.width, own * facts.width)),
+            ("ba", ("b", "a"), rows(first, 2 * facts.num_heads), (own, own)),
+        ):
+            if name in facts.packed:
+                for part in parts:
+                    del slots[f"{prefix}.in_proj_{part}.weight"]
+                slots[f"{prefix}.in_proj_{name}.weight"] = Reordered(place, _unpacked(groups, *sizes), 1)
+        return slots
+
+
+def _unpacked(groups: int, *sizes: int) -> list[int]:
+    """Rows that stand group by group, in each one part after the other, in the order of the parts."""
+    rows = torch.arange(groups * sum(sizes), dtype=torch.int64, device="cpu").view(groups, -1)
+    return torch.cat([part.flatten() for part in rows.split(sizes, dim=1)]).tolist()

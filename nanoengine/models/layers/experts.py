@@ -1,0 +1,127 @@
+"""A sparse MLP: a router chooses experts for every token, and their outputs are added up by how likely it thinks them.
+
+Mixtral (Jiang et al., 2024), Qwen3-MoE (Qwen3 technical report, 2025) and gpt-oss (OpenAI, 2025), in the numerics and tensor
+names of transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nanoengine.core.kernels import WeightSlot
+from nanoengine.core.layers import Linear, RMSNorm
+from nanoengine.kernels.operations import ExpertBiases
+from nanoengine.models.layers.factory import Factory
+from nanoengine.models.layers.slots import InterleavedColumns, InterleavedExperts, StackedExperts, dense
+from nanoengine.models.model_config import ExpertsConfig
+
+
+class Experts:
+    """Stands where an MLP would, behind the same norm.
+
+    The router's logits have the dtype of the model, its probabilities and factors are float32.
+
+    Args:
+        factory: makes the weights.
+        hidden_size: width of a token.
+        facts: experts that there are, those that a token has, their width and biases, and whether the factors of a token are
+            divided by their sum.
+        activation: of their gates, one of `kernels/reference/gates.py`.
+    """
+
+    def __init__(self, factory: Factory, hidden_size: int, facts: ExpertsConfig, activation: str = "silu"):
+        self.kernels, self.facts, self.activation = factory.kernels, facts, activation
+        count, width = facts.num_experts, facts.intermediate_size
+        self.router = Linear(factory, hidden_size, count, bias=facts.has_biases)
+        self.gate = factory.experts(count, width, hidden_size)
+        self.up = factory.experts(count, width, hidden_size)
+        self.down = factory.experts(count, hidden_size, width)
+        self.biases: ExpertBiases | None = None
+        if facts.has_biases:
+            widths = (width, width, hidden_size)
+            self.biases = ExpertBiases(*(factory.floats(count, size) for size in widths))
+
+    def __call__(self, norm: RMSNorm, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """(its output for the norm of the next residual, that residual): [num_tokens, hidden_size] each.
+
+        The residual that is given may be overwritten.
+        """
+        x, residual = norm.add_and_norm(hidden, residual)
+        return self.routed(x), residual
+
+    def routed(self, x: Tensor) -> Tensor:
+        """What the chosen experts make of each token."""
+        chosen, factors = self.route(x)
+        if self.facts.weighs_inputs:
+            x, factors = self.kernels.sigmoid_gate(x, factors), torch.ones_like(factors, dtype=torch.float32)
+        weights = self.gate, self.up, self.down
+        return self.kernels.experts(x, weights, chosen, factors, self.activation, self.biases)
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[num_tokens, hidden_size] -> [num_tokens, num_chosen] experts, the likeliest first, and as many factors, or the logits
+        of those that weigh inputs.
+        """
+        logits = self.router(x)
+        if self.facts.weighs_inputs:
+            highest, chosen = logits.topk(self.facts.num_chosen)
+            return chosen, highest
+        probabilities = logits.softmax(-1, dtype=torch.float32)
+        factors, chosen = probabilities.topk(self.facts.num_chosen)
+        if self.facts.normalize:
+            factors = factors / factors.sum(-1, keepdim=True)
+        return chosen, factors
+
+    def slots(
+        self, prefix: str, router: str, names: Sequence[str], gate_up: Sequence[str] = ("gate_proj", "up_proj")
+    ) -> dict[str, WeightSlot]:
+        """Checkpoint name -> slot: of the router, and of the gate, up and down of each expert, `prefix.experts.i.name`.
+
+        With two names, one tensor has the gates and ups of all experts, in turn or one behind the other, and another what goes
+        down. `gate_up`: names of those of an MLP beside the experts.
+        """
+        # A choice between experts is not worth the bytes of so small a matrix: it is never quantized.
+        slots: dict[str, WeightSlot] = {name: dense(slot) for name, slot in self.router.slots(prefix, router).items()}
+        if self.facts.are_stacked:
+            both, down = (f"{prefix}.experts.{name}" for name in names)
+            turned = self.facts.are_transposed
+            places = [StackedExperts(*own, transposed=turned) for own in ((self.gate, self.up), (self.down,))]
+            return slots | dict(zip((both, down), places, strict=True))
+        if len(names) == 2:
+            both, down = (f"{prefix}.experts.{name}" for name in names)
+            slots |= {both: InterleavedExperts(self.gate, self.up), down: InterleavedExperts(self.down)}
+            if self.biases is not None:
+                slots |= {f"{both}_bias": InterleavedColumns(self.biases[:2]), f"{down}_bias": self.biases.down}
+            return slots
+        for name, weights in zip(names, (self.gate, self.up, self.down), strict=True):
+            for i in range(self.facts.num_experts):
+                slots[f"{prefix}.experts.{i}.{name}.weight"] = weights.expert(i)
+        return slots
+
+
+class ExpertsAndShared(Experts):
+    """Beside the experts there is an MLP that every token goes through; a gate may weigh it (Qwen2-MoE)."""
+
+    def __init__(self, factory: Factory, hidden_size: int, facts: ExpertsConfig, activation: str = "silu"):
+        super().__init__(factory, hidden_size, facts, activation)
+        self.gate_up_proj = Linear(factory, hidden_size, facts.shared_size, facts.shared_size)
+        self.down_proj = Linear(factory, facts.shared_size, hidden_size)
+        self.shared_gate = Linear(factory, hidden_size, 1) if facts.shared_is_gated else None
+
+    def __call__(self, norm: RMSNorm, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        x, residual = norm.add_and_norm(hidden, residual)
+        routed = self.routed(x)
+        shared = self.down_proj(self.kernels.gated_linear(x, self.gate_up_proj.weight, self.activation))
+        if self.shared_gate is not None:
+            shared = self.kernels.sigmoid_gate(shared, self.shared_gate(x))
+        return routed + shared, residual
+
+    def slots(
+        self, prefix: str, router: str, names: Sequence[str], gate_up: Sequence[str] = ("gate_proj", "up_proj")
+    ) -> dict[str, WeightSlot]:
+        slots = super().slots(prefix, router, names)
+        slots |= self.gate_up_proj.slots(f"{prefix}.shared_expert", *gate_up)
+        slots |= self.down_proj.slots(f"{prefix}.shared_expert", "down_proj")
+        return slots if self.shared_gate is None else slots | self.shared_gate.slots(prefix, "shared_expert_gate")

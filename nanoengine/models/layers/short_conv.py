@@ -1,0 +1,32 @@
+"""ShortConv: a gated convolution over three tokens or so (LFM2, Liquid AI, 2025). Its state is the last two inputs."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from nanoengine.core.attention import KVLayer
+from nanoengine.core.kernels import WeightSlot
+from nanoengine.kernels.recurrences import StateRuns
+from nanoengine.models.layers.factory import Factory
+from nanoengine.models.layers.mixer import Mixer
+from nanoengine.models.layers.share import Part
+from nanoengine.models.model_config import StateConfig
+
+
+class ShortConv(Mixer):
+    """in_proj makes B, C and x of a token; what comes out is C * conv(B * x)."""
+
+    prefix = "conv"
+
+    def __init__(self, layer: int, hidden_size: int, facts: StateConfig, factory: Factory):
+        each = Part("channels")
+        super().__init__(layer, hidden_size, facts, factory, ((each,), (each,), (each,)), 2, each)
+
+    def mix(self, projected: Tensor, states: KVLayer, runs: StateRuns) -> Tensor:
+        before, after, x = projected.chunk(3, dim=-1)
+        out = self.kernels.short_conv(x, *self.convolution, states[0], runs, before=before, after=after)
+        return self.share.gather(out, self.mixed)
+
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
+        projections = self.in_proj.slots(prefix, "in_proj") | self.out_proj.slots(prefix, "out_proj")
+        return projections | self.conv_slots(f"{prefix}.conv")

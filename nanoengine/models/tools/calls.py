@@ -1,0 +1,182 @@
+"""Readers of calls in JSON: they find the end of a call in text that comes in pieces, and parse the whole call."""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from enum import Enum, auto
+from typing import Any
+
+from nanoengine.models.tools.marks import past_space
+
+ENDS_A_STRING = re.compile(r'["\\]')
+OUTSIDE = re.compile(r'["{}\[\]]|[^\s\d:,.+\-Etruefalsn]')
+"""Outside of strings in JSON: characters that open or close something, and characters that JSON does not have."""
+
+HEADER = re.compile(r"\s{0,8}([\w.\-]{1,128})(?:\[CALL_ID\]\w{0,64})?(?:\[ARGS\])?\s{0,8}(?=\{)")
+MAX_HEADER_CHARS = 300
+
+loads = json.JSONDecoder(strict=False).decode
+"""Parses JSON in which strings have line breaks that are not escaped, as small models write them."""
+
+NameAndArguments = tuple[str, str]
+"""The name of a tool, and the JSON text of its arguments."""
+
+
+class Outcome(Enum):
+    """The result of reading a part of a text."""
+
+    MORE = auto()
+    """It may be the beginning of a call: more text is needed."""
+    WHOLE = auto()
+    """It is a whole call."""
+    TEXT = auto()
+    """It is no call."""
+
+
+class CallReader(ABC):
+    """Reads one call, from behind its mark on, in pieces.
+
+    Args:
+        names: of the tools; None: any name is one.
+    """
+
+    def __init__(self, names: Collection[str] | None):
+        self.names = names
+
+    @abstractmethod
+    def scan(self, text: str, start: int, is_last: bool) -> tuple[Outcome, int]:
+        """Read on from `start`; return the outcome, and the place up to which the text was read. On `MORE`, the next call gets
+        the text behind that place again, and more: it must be short, so that reading a call takes time in its length.
+        """
+
+    @abstractmethod
+    def calls(self, text: str) -> list[NameAndArguments] | None:
+        """The calls of a whole text, from behind the mark on; None: it is no call.
+
+        Raises:
+            ValueError, RecursionError: it is no call.
+        """
+
+
+class JsonEnd:
+    """Finds the end of an object or a list, in text that comes in pieces."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = self._is_escaped = False
+
+    def find(self, text: str, at: int) -> tuple[Outcome, int]:
+        """As `CallReader.scan`; no character is read twice."""
+        while at < len(text):
+            if self._is_escaped:
+                self._is_escaped = False
+                at += 1
+                continue
+            match = (ENDS_A_STRING if self._in_string else OUTSIDE).search(text, at)
+            if match is None:
+                return Outcome.MORE, len(text)
+            character, at = match[0], match.end()
+            if character == "\\" and self._in_string:
+                self._is_escaped = True
+            elif character == '"':
+                self._in_string = not self._in_string
+            elif character in "{[":
+                self._depth += 1
+            elif character in "]}":
+                self._depth -= 1
+                if not self._depth:
+                    return Outcome.WHOLE, at
+            else:
+                return Outcome.TEXT, at - 1
+        return Outcome.MORE, at
+
+
+class JsonCalls(CallReader):
+    """An object that is a call, or a list of them."""
+
+    def __init__(self, names: Collection[str] | None):
+        super().__init__(names)
+        self._end: JsonEnd | None = None
+
+    def scan(self, text: str, start: int, is_last: bool) -> tuple[Outcome, int]:
+        outcome, at = Outcome.MORE, start
+        if self._end is None:
+            at = past_space(text, at)
+            if at < len(text):
+                if text[at] not in "{[":
+                    return Outcome.TEXT, at
+                self._end = JsonEnd()
+        if self._end is not None:
+            outcome, at = self._end.find(text, at)
+        return (Outcome.TEXT if is_last and outcome is Outcome.MORE else outcome), at
+
+    def calls(self, text: str) -> list[NameAndArguments] | None:
+        values = loads(text)
+        found = [read_call(own, self.names) for own in (values if isinstance(values, list) else [values])]
+        calls = [own for own in found if own is not None]
+        return calls if calls and len(calls) == len(found) else None
+
+
+class ItemCall(JsonCalls):
+    """One call of a list, with the bracket or comma in front of it."""
+
+    def scan(self, text: str, start: int, is_last: bool) -> tuple[Outcome, int]:
+        return super().scan(text, past_space(text, start, "[,") if self._end is None else start, is_last)
+
+    def calls(self, text: str) -> list[NameAndArguments] | None:
+        return super().calls(text[text.index("{") :])
+
+
+class ArgsCalls(JsonCalls):
+    """NAME[ARGS] and the arguments; or JSON without a name. [ARGS] may be missing."""
+
+    _name = ""
+
+    def scan(self, text: str, start: int, is_last: bool) -> tuple[Outcome, int]:
+        if self._end is None:
+            head = text[start : start + MAX_HEADER_CHARS]
+            begun = head.lstrip()[:1]
+            if (header := HEADER.match(head)) is not None:
+                self._name, start = header[1], start + header.end()
+            elif begun not in ("{", "["):
+                if "{" in head or len(head) == MAX_HEADER_CHARS or is_last:
+                    return Outcome.TEXT, start
+                return Outcome.MORE, start
+        return super().scan(text, start, is_last)
+
+    def calls(self, text: str) -> list[NameAndArguments] | None:
+        return arguments_of(self._name, text, self.names) if self._name else super().calls(text)
+
+
+def arguments_of(name: str, text: str, names: Collection[str] | None) -> list[NameAndArguments] | None:
+    """The call of a tool whose arguments are at the end of a text; None: it is no call."""
+    found = read_call({"name": name, "arguments": text[text.find("{") :]}, names)
+    return None if found is None else [found]
+
+
+def read_call(value: Any, names: Collection[str] | None) -> NameAndArguments | None:
+    """The call that a JSON value is, in the forms that models write; None: it is no call.
+
+    Raises:
+        ValueError, RecursionError: arguments that JSON does not have.
+    """
+    value = value.get("function", value) if isinstance(value, Mapping) and "name" not in value else value
+    name = value.get("name") if isinstance(value, Mapping) else None
+    if not isinstance(name, str) or (names is not None and name not in names):
+        return None
+    arguments = value.get("arguments", value.get("parameters"))
+    if isinstance(arguments, str):
+        arguments = loads(arguments) if arguments.strip() else {}
+    if arguments is None and names is not None:  # a known tool without arguments
+        arguments = {}
+    if not isinstance(arguments, Mapping):
+        return None
+    text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        text = json.dumps(arguments)
+    return name, text

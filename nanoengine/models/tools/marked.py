@@ -1,0 +1,127 @@
+"""Marked: reads answers of text, thoughts, and calls that begin with a mark."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from nanoengine.models.tools.calls import ArgsCalls, CallReader, ItemCall, JsonCalls, Outcome
+from nanoengine.models.tools.formats import END_OF_THOUGHT, THINK, ToolFormat
+from nanoengine.models.tools.marks import Marks, past_space
+from nanoengine.models.tools.reading import Reading, Reasoning, Text
+from nanoengine.models.tools.values import Kinds
+from nanoengine.models.tools.xml_calls import XmlCalls
+
+
+class Marked(Reading):
+    """Reads an answer whose calls stand behind marks.
+
+    Args: see `AnswerParser`.
+    """
+
+    def __init__(
+        self,
+        format: ToolFormat | None,
+        names: Collection[str] | None,
+        schemas: Mapping[str, Any],
+        most: int | None,
+        thinks: bool,
+        is_thinking: bool,
+        dropped: Collection[str],
+        whole: Collection[str],
+        is_forced: bool,
+    ):
+        self._begins = frozenset() if format is None else frozenset(format.begins or ["{"])
+        super().__init__(most, whole, dropped, is_bare="{" not in self._begins, is_forced=is_forced)
+        self.format, self.names, self.schemas, self._kinds = format, names, schemas, Kinds()
+        self._marks, self._end_of_thought = Marks((*self._begins, *dropped)), Marks([END_OF_THOUGHT])
+        self._is_list = is_forced and format is not None and format.shape == "list"  # its calls are events one by one
+        self._mark = ""  # of the call that is read
+        self._reader: CallReader | None = None
+        self._held: list[str] = []  # the text that was read behind it
+        self._read_rest = self._read_text
+        self._state = self._read_start if thinks or is_thinking else self._read_whole
+        if is_thinking:
+            self._kind, self._is_fresh = Reasoning, True
+
+    def _read_start(self, is_last: bool) -> bool:
+        """Some models write <think> though the prompt ends with it."""
+        self._say(self._read(past_space(self._text, self._at)))
+        begun = self._text[self._at : self._at + len(THINK)]
+        if begun == THINK:
+            self._at += len(THINK)
+            return self._switch(Reasoning, self._read_thought)
+        if not is_last and THINK.startswith(begun):
+            return False
+        self._state = self._read_thought if self._kind is Reasoning else self._read_whole
+        return True
+
+    def _read_thought(self, is_last: bool) -> bool:
+        mark = self._read_to(self._end_of_thought, is_last)
+        return mark is not None and self._switch(Text, self._read_whole)
+
+    def _read_text(self, is_last: bool) -> bool:
+        mark = self._read_to(self._marks, is_last)
+        if mark is None:
+            return False
+        if mark[0] in self._begins:
+            self._mark, self._held, self._reader = mark[0], [], self._new_reader()
+            if mark[0] == "{":  # no mark, but the call itself
+                self._mark, self._at = "", mark.start()
+            self._state = self._read_call
+        return True
+
+    def _read_to(self, marks: Marks, is_last: bool) -> re.Match[str] | None:
+        """Add the text before the next mark to the events, and go behind the mark; None: there is no mark yet."""
+        mark, free = marks.find(self._text, self._at, is_last and not self._is_cut)
+        self._say(self._read(free))
+        if mark is not None:
+            self._at = mark.end()
+        return mark
+
+    def _new_reader(self) -> CallReader:
+        assert self.format is not None
+        if self.format.shape == "xml":
+            return XmlCalls(self.names, self.schemas, self._kinds)
+        if self._is_list:
+            return ItemCall(self.names)
+        return (ArgsCalls if self.format.shape == "args" else JsonCalls)(self.names)
+
+    def _read_call(self, is_last: bool) -> bool:
+        assert self._reader is not None
+        outcome, end = self._reader.scan(self._text, self._at, is_last)
+        self._held.append(self._read(end))
+        if outcome is Outcome.MORE:
+            return False
+        read = "".join(self._held)
+        if outcome is Outcome.WHOLE and self._tell(self._reader.calls, read):
+            self._held, self._state = [], self._read_end
+            if Text not in self._told:  # white space around calls is of the text if there is text on both sides
+                self._space, self._is_fresh = [], True
+            return True
+        self._state = self._read_text
+        if self._is_cut:
+            self._read(len(self._text))
+        else:
+            self._say(self._mark + read)
+        return True
+
+    def _read_end(self, is_last: bool) -> bool:
+        """Read behind a call, where the end mark may be."""
+        assert self.format is not None
+        end, between = self.format.end, "]" if self._is_list else self.format.between
+        space = self._read(past_space(self._text, self._at, between))
+        self._held += filter(str.isspace, space)
+        begun = self._text[self._at : self._at + len(end)]
+        if not is_last and (self._at == len(self._text) or (begun != end and end.startswith(begun))):
+            return False
+        if self._is_list and self._text[self._at : self._at + 1] == ",":
+            self._reader, self._state = self._new_reader(), self._read_call
+            return True
+        if end and begun == end:
+            self._at += len(end)
+        elif not self._is_fresh:
+            self._space += self._held
+        self._state = self._read_text
+        return True

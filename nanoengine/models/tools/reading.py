@@ -1,0 +1,154 @@
+"""Reading: turns text that comes in pieces into events: texts, thoughts and calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from nanoengine.models.tools.calls import NameAndArguments
+from nanoengine.models.tools.marks import past_space
+from nanoengine.models.tools.whole import WholeCall
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A piece of the text for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """A piece of the model's thoughts."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a tool, whole. `index` counts from 0; `arguments` is the JSON text of an object."""
+
+    index: int
+    name: str
+    arguments: str
+
+
+Event = Text | Reasoning | Call
+
+State = Callable[[bool], bool]
+"""Reads a part of the text; False: it needs more. The argument: whether no more text will come."""
+
+
+class Reading:
+    """A state machine: `_state` reads a part of the text, and sets the state that reads the next part.
+
+    Args:
+        most: the most calls; later ones are left out.
+        whole, dropped: see `AnswerParser`.
+        is_bare: see `WholeCall`.
+        is_forced: see `AnswerParser`.
+    """
+
+    _state: State
+    _read_rest: State
+    """The state that reads an answer with more than one call alone."""
+
+    def __init__(
+        self,
+        most: int | None,
+        whole: Collection[str] = (),
+        dropped: Collection[str] = (),
+        *,
+        is_bare: bool = True,
+        is_forced: bool = False,
+    ):
+        self.most, self.is_forced = most, is_forced
+        self.has_repeated = False  # a call came that is equal to an earlier one
+        self._whole, self._dropped, self._is_bare = whole, dropped, is_bare
+        self._whole_call: WholeCall | None = None
+        self._text, self._at = "", 0  # the text, and the place up to which it was read
+        self._space: list[str] = []  # white space that belongs to the text if more text follows
+        self._is_fresh = False  # white space at the beginning is left out
+        self._kind: type[Text | Reasoning] = Text
+        self._told: set[type[Text | Reasoning]] = set()
+        self._num_calls = 0
+        self._seen: set[NameAndArguments] = set()
+        self._is_cut = False  # the text ends by a limit: a call that was begun is left out
+        self._events: list[Event] = []
+
+    @property
+    def num_held(self) -> int:
+        """The number of characters that are read again when more come."""
+        return len(self._text) - self._at
+
+    def push(self, text: str) -> list[Event]:
+        self._text, self._at = self._text[self._at :] + text, 0
+        return self._run(False)
+
+    def finish(self, is_cut: bool = False) -> list[Event]:
+        self._is_cut = is_cut
+        events = self._run(True)
+        if self._space and not self._num_calls and self._kind is Text and not self._is_fresh:
+            events.append(Text("".join(self._space)))
+        return events
+
+    def _run(self, is_last: bool) -> list[Event]:
+        while self._state(is_last):
+            pass
+        events, self._events = self._events, []
+        return events
+
+    def _read(self, end: int) -> str:
+        """The text up to a place, which is read now."""
+        text, self._at = self._text[self._at : end], end
+        return text
+
+    def _say(self, text: str) -> None:
+        text = text.lstrip() if self._is_fresh else text
+        said = text.rstrip()
+        if said:
+            self._events.append(self._kind("".join(self._space) + said))
+            self._told.add(self._kind)
+            self._is_fresh = False
+            self._space.clear()
+        if len(said) < len(text):
+            self._space.append(text[len(said) :])
+
+    def _read_whole(self, is_last: bool) -> bool:
+        """Read an answer that may be one call alone; if it is not, read it from its beginning in another state."""
+        if self._whole_call is None:
+            self._say(self._read(past_space(self._text, self._at)))
+            begun = self._text[self._at : self._at + 1]
+            if not self._whole or begun not in ("`", "{"):
+                self._state = self._read_rest if begun or not self._whole else self._state
+                return bool(begun)
+            self._whole_call = WholeCall(self._whole, self._is_bare, self._dropped)
+        own, text = self._whole_call, self._read(len(self._text))
+        if own.push(text) and not is_last:
+            return False
+        self._state, self._whole_call = self._read_rest, None
+        if is_last and self._tell(lambda _: own.calls(), ""):
+            self._space.clear()
+        else:
+            self._text, self._at = own.text, 0
+        return True
+
+    def _switch(self, kind: type[Text | Reasoning], state: State) -> bool:
+        """Change the kind of the text. White space between kinds is left out; messages of one kind have a line break between."""
+        self._kind, self._is_fresh, self._state = kind, True, state
+        self._space = ["\n"] if kind in self._told else []
+        return True
+
+    def _tell(self, calls: Callable[[str], list[NameAndArguments] | None], text: str) -> bool:
+        """Add the calls of a text to the events; False: it is no call."""
+        try:
+            found = calls(text)
+        except (ValueError, RecursionError):
+            return False
+        for own in found or ():
+            self.has_repeated |= self.is_forced and own in self._seen
+            self._seen.add(own)
+            if not self.has_repeated and (self.most is None or self._num_calls < self.most):
+                self._events.append(Call(self._num_calls, *own))
+                self._num_calls += 1
+        return found is not None

@@ -1,5 +1,0 @@
-"""Ray: replicas on many machines, and a deployment of Ray Serve."""
-
-from nanoengine.ray.deployment import deployment
-
-__all__ = ["deployment"]

@@ -1,0 +1,181 @@
+"""Tensor parallelism as a capability. In the process that has the requests it asks for a group of workers; in each worker it
+takes a part of every weight, and of the heads and their K/V.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from nanoengine.core.attention import AttentionMetadata, AttentionSpec, KVLayer
+from nanoengine.core.capability import Capability
+from nanoengine.core.errors import InvalidConfig
+from nanoengine.core.messages import StepResult
+from nanoengine.core.model_runner import RunnerPart
+from nanoengine.core.qwen3 import DenseLayer
+from nanoengine.core.startup import Startup
+from nanoengine.kernels.attention import AttentionBackend
+from nanoengine.kernels.native.attention import NativeAttention
+from nanoengine.kernels.operations import Kernels
+from nanoengine.kernels.triton.tuning import Tuning
+from nanoengine.models.decoder import MLP, SelfAttention, SparseMLP
+from nanoengine.models.layers.mixer import Mixer
+from nanoengine.models.model_config import ModelConfig
+from nanoengine.scale.parallel import context
+from nanoengine.scale.parallel.communicator import Communicator, Distributed, SharedMemory
+from nanoengine.scale.parallel.context import SharedContext, check_context
+from nanoengine.scale.parallel.group import Group, GroupFactory
+from nanoengine.scale.parallel.kernels import GroupKernels
+from nanoengine.scale.parallel.options import ParallelOptions
+from nanoengine.scale.parallel.shares import Shares
+from nanoengine.scale.parallel.states import units_of_ranks
+from nanoengine.scale.worker.member import Member
+
+SHARED = (SelfAttention, Mixer, MLP, SparseMLP)
+"""Parts of layers whose weights `GroupFactory` can share out."""
+
+
+class Parallel(Capability):
+    """It must stand before the worker process, which makes the group."""
+
+    options = ParallelOptions
+    group: Group | None = None
+
+    def describe(self, startup: Startup) -> None:
+        self.asked = startup.config.of(ParallelOptions)
+        startup.num_ranks = self.asked.tensor_parallel_size
+
+    def model(self, startup: Startup) -> None:
+        """In a worker, set the factory with which the model is made."""
+        member = startup.config.options.get(Member)
+        if startup.num_ranks == 1 or member is None:
+            return
+        config = cast(ModelConfig, startup.model_config)
+        communicator = self._communicator(startup, member, config)
+        _launch_in_order(startup.kernels, startup.backend)
+        self.group = group = Group(config, communicator, shares_context=self.asked.shares_context)
+        if group.shares_context:
+            assert isinstance(startup.backend, NativeAttention)
+            assert isinstance(communicator, SharedMemory)
+            SharedContext(startup.backend, startup.kernels, communicator)
+        else:
+            HeadsOfRank(cast(AttentionBackend, startup.backend), group)
+
+        def factory(kernels: Kernels, dtype: torch.dtype, device: torch.device) -> GroupFactory:
+            return GroupFactory(GroupKernels(kernels, group), dtype, device, group=group)
+
+        startup.factory, startup.kept_rows = factory, group.kept_rows
+
+    def _communicator(self, startup: Startup, member: Member, config: ModelConfig) -> Communicator:
+        device = startup.device.torch_device
+        if device.type == "cuda":
+            return Distributed(member, "nccl", device)
+        num_bytes = row_bytes(config)
+        if self.asked.shares_context:
+            max_len = startup.config.max_model_len or config.max_position_embeddings
+            num_bytes = max(num_bytes, context.row_bytes(config, max_len))
+        return SharedMemory.of_member(member, num_bytes)
+
+    def before_pool(self, startup: Startup) -> None:
+        config, size = startup.model_config, startup.num_ranks
+        if size == 1:
+            return
+        if self.group is not None:
+            check_layers(startup.model.layers, size)
+        shares = Shares(size, config.num_heads, config.num_kv_heads, config.head_dim)
+        if config.states is not None:
+            units_of_ranks(config.states, size)  # raises InvalidConfig if a rank would have none
+        if self.asked.shares_context:
+            check_context(startup, size)
+        elif self.group is None:
+            # The pool's bytes are those of all ranks. Of K/V heads that several of them have, there is more than one copy.
+            copies = sum(map(len, shares.kv_heads)) - config.num_kv_heads
+            startup.block_bytes += copies * startup.bytes_of_block(startup.groups) // config.num_kv_heads
+        else:
+            rank = self.group.rank
+            for part in (layer.self_attn for layer in startup.model.layers):
+                if isinstance(part, SelfAttention):
+                    part.attention.num_kv_heads = len(shares.kv_heads[rank])
+                    part.gate_size = part.gate_size and len(shares.heads[rank]) * config.head_dim
+
+    def runner(self, startup: Startup) -> None:
+        if self.group is not None:
+            startup.runner.parts.append(EndOfStep(self.group.communicator))
+
+    def describe_itself(self, startup: Startup) -> str | None:
+        return f"{startup.num_ranks} ranks" if startup.num_ranks > 1 else None
+
+
+def _launch_in_order(*users: object) -> None:
+    """Let no Triton kernel start before the kernel before it has ended: between them are gathers, and biases that are made at
+    their first use.
+    """
+    for user in users:
+        if isinstance(tuning := getattr(user, "tuning", None), Tuning):
+            user.tuning = replace(tuning, dependent_launch=0)  # type: ignore[attr-defined]
+
+
+class HeadsOfRank:
+    """Replaces methods of an attention backend in a rank that has all tokens of some heads: the outputs of the heads of all ranks
+    are gathered.
+    """
+
+    def __init__(self, own: AttentionBackend, group: Group):
+        self._kv_shape, self._attend, self._group = own.kv_shape, own.attend, group
+        shares, rank = group.shares, group.rank
+        self._heads, self._num_kv_heads = shares.heads[rank], len(shares.kv_heads[rank])
+        self._columns = shares.columns(shares.heads)
+        own.kv_shape, own.attend = self.kv_shape, self.attend  # type: ignore[method-assign]
+
+    def kv_shape(self, num_blocks: int, num_kv_heads: int, head_dim: int, **more: Any) -> tuple[int, ...]:
+        return self._kv_shape(num_blocks, self._num_kv_heads, head_dim, **more)
+
+    def attend(
+        self,
+        q: Tensor,
+        kv: KVLayer,
+        metadata: AttentionMetadata,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        of_heads = None if sinks is None else sinks[self._heads.start : self._heads.stop]
+        own = self._attend(q, kv, metadata, spec, of_heads)
+        return self._group.gather(own.flatten(1), self._columns).unflatten(1, (-1, q.shape[-1]))
+
+
+class EndOfStep(RunnerPart):
+    """Checks at the end of a step that all ranks have taken part in it."""
+
+    def __init__(self, communicator: Communicator):
+        self._communicator = communicator
+
+    def end(self, result: StepResult) -> None:
+        self._communicator.check()
+
+
+def check_layers(layers: Iterable[DenseLayer], ranks: int) -> None:
+    """Check that ranks can share every part of every layer.
+
+    Raises:
+        InvalidConfig: a layer has a part whose weights cannot be shared.
+    """
+    for layer in layers:
+        for part in (layer.self_attn, layer.mlp):
+            if not isinstance(part, SHARED):
+                raise InvalidConfig(
+                    f"tensor_parallel_size is {ranks}, but a layer of the model has a {type(part).__name__}, which ranks do not "
+                    "share: use 1"
+                )
+
+
+def row_bytes(config: ModelConfig) -> int:
+    """Upper bound of the bytes of a row that is gathered."""
+    experts = 0 if config.experts is None else config.experts.intermediate_size
+    heads, states = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim, config.states
+    of_states = 0 if states is None else max(states.channels, states.num_heads * states.width)
+    sizes = config.vocab_size, config.hidden_size, config.intermediate_size, experts, heads, of_states
+    return 4 * max(sizes)

@@ -1,0 +1,140 @@
+"""Kernels of a rank: it computes some outputs of every product, and gathers the outputs of the other ranks.
+
+Nothing is summed across ranks: a sum is computed by one rank, over all inputs, in the order of one device. So all bits are those
+of one device, whatever the dtype, the quantization and the number of ranks. In each layer there are four gathers: of the heads
+behind attention, of the outputs of o_proj, of the gated values, and of the outputs of down_proj.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nanoengine.core.kernels import Weight
+from nanoengine.errors import InvalidConfig
+from nanoengine.kernels.native.operations import NativeKernels
+from nanoengine.kernels.operations import ExpertBiases, ExpertWeights, Kernels, QuantizableWeight
+from nanoengine.scale.parallel.group import Group
+from nanoengine.scale.parallel.weights import PartialExperts, PartialWeight
+
+
+class GroupKernels(Kernels):
+    """The kernels that layers call, around `own` kernels. Results have all outputs, but for those of q, k and v, and the gates
+    before `gate`.
+    """
+
+    def __init__(self, own: Kernels, group: Group):
+        self.own, self.group = own, group
+        self.name, self.description, self.quantized_products = own.name, own.description, own.quantized_products
+        # Layers with states have a share of their own: see `ShareOfRank`.
+        self.short_conv, self.delta_rule, self.mamba2 = own.short_conv, own.delta_rule, own.mamba2
+        self.gated_norm = own.gated_norm
+
+    def new_weight(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> QuantizableWeight:
+        return self.own.new_weight(outputs, inputs, dtype, device)
+
+    def new_experts(
+        self, experts: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device
+    ) -> ExpertWeights:
+        if not isinstance(self.own, NativeKernels):
+            raise InvalidConfig(
+                f"tensor_parallel_size is {self.group.communicator.size}, but the {self.own.name} kernels compute mixtures of "
+                "experts in one piece: use the native kernels, or one rank"
+            )
+        return self.own.new_experts(experts, outputs, inputs, dtype, device)
+
+    # ---- products
+
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+        assert isinstance(weight, PartialWeight)
+        return self._whole(self.own.linear(x, weight.own, weight.bias(bias)), weight)
+
+    def norm_linear(
+        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        assert isinstance(weight, PartialWeight)
+        out, residual = self.own.norm_linear(x, residual, norm, eps, weight.own, weight.bias(bias))
+        return self._whole(out, weight), residual
+
+    def logits(self, hidden: Tensor, weight: Weight) -> Tensor:
+        assert isinstance(weight, PartialWeight)
+        return self._whole(self.own.logits(hidden, weight.own), weight)
+
+    def gated_linear(self, x: Tensor, weight: Weight, activation: str = "silu") -> Tensor:
+        assert isinstance(weight, PartialWeight)
+        return self._gated(self.own.gated_linear(x, weight.own, activation), weight)
+
+    def norm_gated_linear(
+        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, activation: str = "silu"
+    ) -> tuple[Tensor, Tensor]:
+        assert isinstance(weight, PartialWeight)
+        gated, residual = self.own.norm_gated_linear(x, residual, norm, eps, weight.own, activation)
+        return self._gated(gated, weight), residual
+
+    def gate(self, both: Tensor, activation: str) -> Tensor:
+        """Gate the values of an MLP, in a layer without experts, and gather them."""
+        columns = self.group.shares.outputs(self.group.config.intermediate_size)
+        return self.group.gather(self.own.gate(both, activation), columns)
+
+    def experts(
+        self,
+        x: Tensor,
+        weights: Sequence[ExpertWeights],
+        chosen: Tensor,
+        factors: Tensor,
+        activation: str = "silu",
+        biases: ExpertBiases | None = None,
+    ) -> Tensor:
+        gate, up, down = (own for own in weights if isinstance(own, PartialExperts))
+        assert isinstance(self.own, NativeKernels)
+        of_gates = None if biases is None else (gate.bias(biases.gate), up.bias(biases.up))
+        gated = self.own.gate_experts(x, (gate.own, up.own), chosen, activation, of_gates)
+        gated = self.group.gather(gated, gate.columns)
+        of_down = None if biases is None else down.bias(biases.down)
+        return self.group.gather(self.own.add_up_experts(gated, down.own, chosen, factors, of_down), down.columns)
+
+    # ---- everything else
+
+    def embed(self, token_ids: Tensor, weight: Weight) -> Tensor:
+        """Each rank looks up the tokens of its part of the vocabulary, and any row for other tokens, which is dropped."""
+        assert isinstance(weight, PartialWeight)
+        assert weight.columns is not None
+        vocabulary, (own,) = weight.columns, weight.ranges
+        found = self.own.embed((token_ids - own.start).clamp(0, len(own) - 1), weight.own)
+        if len(own) == weight.shape[0]:
+            return found
+        width, size = found.shape[1], len(vocabulary)
+        of_ranks = self.group.communicator.gather(found, [width] * size).view(-1, size, width)
+        ends = torch.tensor([each.stop for each in vocabulary], dtype=torch.int64, device=token_ids.device)
+        owners = (token_ids[:, None] >= ends).sum(1)
+        return of_ranks.gather(1, owners[:, None, None].expand(-1, 1, width))[:, 0]
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """If x has some heads, and the weight is for all of them, the heads of the other ranks are gathered first."""
+        if x.shape[-1] == weight.shape[0]:
+            return self.own.rms_norm(x, weight, eps)
+        shares = self.group.shares
+        are_queries = weight.shape[0] == shares.num_heads * shares.head_dim
+        columns = shares.columns(shares.heads if are_queries else shares.kv_heads)
+        own = columns[self.group.rank]
+        return self.own.rms_norm(self.group.gather(x, columns), weight, eps)[:, own.start : own.stop]
+
+    def sigmoid_gate(self, x: Tensor, gate: Tensor) -> Tensor:
+        """If x has all heads, and the gate is for some of them, the gates of the other ranks are gathered first."""
+        if gate.shape[1] not in (1, x.shape[1]):
+            shares = self.group.shares
+            gate = self.group.gather(gate, shares.columns(shares.heads))
+        return self.own.sigmoid_gate(x, gate)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        return self.own.add_rms_norm(x, residual, weight, eps)
+
+    def _whole(self, out: Tensor, weight: PartialWeight) -> Tensor:
+        is_one = len(weight.ranges) == 1
+        return self.group.gather(out, weight.columns) if is_one and weight.columns is not None else out
+
+    def _gated(self, gated: Tensor, weight: PartialWeight) -> Tensor:
+        assert weight.columns is not None
+        return self.group.gather(gated, weight.columns)

@@ -1,0 +1,68 @@
+"""A deployment of Ray Serve: the server's endpoints behind the proxies of Serve, and replicas as `RayCarrier` starts them.
+
+Serve's own replica is the front, and there is one of it: requests, text and the router. Tokens pass from the engines to it on
+sockets, and from it through Serve's proxies to the clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from nanoengine.scale.ray.cluster import package
+
+if TYPE_CHECKING:
+    from nanoengine.serve.server.serving import Serving
+
+SERVER_OPTIONS: Mapping[str, Any] = {"host": "0.0.0.0"}
+"""Unless somebody says otherwise: requests come under any name, since Serve's proxies listen and not this server."""
+
+
+def deployment(
+    model: str = "demo",
+    *,
+    replicas: int = 1,
+    server: Mapping[str, Any] = {},
+    front: Mapping[str, Any] = {},
+    **options: Any,
+) -> Any:
+    """An application for `ray.serve.run`, or for `serve run MODULE:NAME`.
+
+    Args:
+        model: see `LLM`; every node must have it.
+        replicas: engines, each on a node that has room for it.
+        server: options of the server (`ServerConfig`), such as {"api_key": ("secret",)}; host and port are Serve's.
+        front: options of Serve's deployment, such as {"ray_actor_options": {"num_cpus": 2}}: without, it takes none
+            that the engines could have.
+        options: of the engines, as for `LLM`; ray_cpus and ray_gpus are the room of each.
+
+    Raises:
+        MissingPackage: Ray Serve is not installed.
+    """
+    serve = package("ray.serve")
+    kind = serve.deployment(serve.ingress()(Front), name="nanoengine", num_replicas=1, max_ongoing_requests=4096)
+    kind = kind.options(**{"ray_actor_options": {"num_cpus": 0}, **front})
+    return kind.bind(model, {"ray": True, "replicas": replicas, **options}, {**SERVER_OPTIONS, **server})
+
+
+class Front:
+    """What Serve runs."""
+
+    def __init__(self, model: str, options: Mapping[str, Any], server: Mapping[str, Any]):
+        from nanoengine.log import show_log
+        from nanoengine.serve.server.config import ServerConfig
+        from nanoengine.serve.server.serve import open_serving
+
+        config = ServerConfig(**server)
+        show_log(config.log_level, config.log_format)
+        self.serving: Serving = open_serving(model, options, config)
+
+    def __serve_build_asgi_app__(self) -> Any:
+        from nanoengine.serve.server.app import make_app
+
+        return make_app(self.serving)
+
+    def check_health(self) -> None:
+        """Raises where the engines are given up: Serve then starts the front anew."""
+        if self.serving.engine.error is not None:
+            raise RuntimeError(self.serving.closed_because)

@@ -1,0 +1,190 @@
+"""ReplicatedEngine: an LLMEngine whose requests are computed by replicas.
+
+Its requests and sequences are mirrors: the results of the replicas are written there, so the users of an engine (`LLM`,
+`AsyncLLMEngine`, the server) use this engine like any other. A step of it handles the messages that have come.
+"""
+
+from __future__ import annotations
+
+import copy
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from nanoengine.core.detokenizer import Detokenizer
+from nanoengine.core.errors import InvalidRequest, shown
+from nanoengine.core.llm_engine import LLMEngine
+from nanoengine.core.messages import Launched, StepPlan, StepResult
+from nanoengine.core.outputs import FinishReason
+from nanoengine.core.sequence import Request, Sequence
+from nanoengine.scale.replicas.carrier import Carrier
+from nanoengine.scale.replicas.fleet import Fleet
+from nanoengine.scale.replicas.messages import Finish, Forget
+from nanoengine.scale.replicas.options import ReplicaOptions
+from nanoengine.scale.replicas.router import Router
+from nanoengine.scale.replicas.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from nanoengine.features.lora.adapters import Adapters
+
+
+class ReplicatedEngine(LLMEngine):
+    """See `LLMEngine`.
+
+    Args:
+        own: an engine without tensors, whose checks of requests and hashes of prompts are used.
+        carrier: starts replicas.
+        options: the number of replicas, and the limits after which one counts as lost.
+        seed: of the generator of seeds, for requests without a seed.
+        adapters: the LoRA adapters of the requests.
+
+    Raises:
+        NanoEngineError: what the start-up of a replica raised.
+        EngineDead: a replica ended without a word, or took too long.
+    """
+
+    def __init__(
+        self,
+        own: LLMEngine,
+        carrier: Carrier,
+        options: ReplicaOptions,
+        *,
+        seed: int = 0,
+        adapters: Adapters | None = None,
+    ):
+        blocks = own.scheduler.blocks
+        router, begin = Router(blocks.block_size), own.scheduler._unqueue
+        hashes = lambda seq: [hash for hash, _ in blocks.hit_hashes(seq)]  # noqa: E731
+        fleet = Fleet(router, hashes, begin, adapters)
+        self.supervisor = Supervisor(fleet, carrier, options)
+        super().__init__(
+            own.scheduler,
+            Watching(self.supervisor),
+            own.tokenizer,
+            vocab_size=own.vocab_size,
+            max_model_len=own.max_model_len,
+            eos_token_ids=own.eos_token_ids,
+            seed=seed,
+            default_params=own.default_params,
+        )
+        self.fleet, self.inbox = fleet, Inbox(self.supervisor)
+        try:
+            while self.supervisor.num_ready < options.replicas:
+                self.supervisor.watch()
+                if self.supervisor.failure is not None:
+                    raise self.supervisor.failure
+        except BaseException:
+            self.supervisor.close(0.0)
+            raise
+        facts = self.supervisor.facts
+        assert facts is not None
+        self.max_model_len, blocks.seed = facts.max_model_len, facts.hash_seed
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self.requests)
+
+    @property
+    def unavailable(self) -> str | None:
+        """Why no request can be computed now; None: some replica runs, or will soon."""
+        return self.supervisor.unavailable
+
+    def submit(self, request: Request) -> None:
+        self._check_open()
+        if request.request_id in self.requests or request.sequences:
+            raise InvalidRequest(
+                f"request_id {shown(request.request_id)} is in use, or was submitted before: make a new request"
+            )
+        if request.params.seed is None:  # the request keeps its seed when it moves
+            request.params = copy.copy(request.params)
+            request.params.keep("seed", self._seeds.getrandbits(63))
+        params: Any = request.params
+        for index in range(params.num_sequences):
+            seq = Sequence(
+                self._num_sequences,
+                request,
+                index=index,
+                eos_token_ids=self.eos_token_ids,
+                max_model_len=self.max_model_len,
+            )
+            seq.detokenizer = Detokenizer(self.tokenizer.decode)  # its text comes from the replica
+            seq.logprobs = None if getattr(params, "num_logprobs", None) is None else []
+            self._num_sequences += 1
+            request.sequences.append(seq)
+            self.scheduler.add(seq)
+        if getattr(params, "prompt_logprobs", None) is not None:
+            request.prompt_logprobs = [None] * len(request.prompt_token_ids)
+            request.sequences[0].reads_cache = False
+        self.requests[request.request_id] = request
+        self.fleet.submit(request)
+
+    def abort(self, request_id: str, reason: FinishReason = "abort") -> bool:
+        request = self.requests.pop(request_id, None)
+        if request is None:
+            return False
+        self.fleet.abort(request, Finish(reason, None, None, None, None))
+        return True
+
+    def step(self) -> list[Request]:
+        """Wait until a message has come, or `Supervisor.wake` is called; returns the requests that advanced or ended."""
+        self._check_open()
+        if not self.supervisor.touched:
+            self.executor.launch(StepPlan())()
+            self.supervisor.watch()
+        touched, self.supervisor.touched = self.supervisor.touched, {}
+        for request in touched:
+            if request.finished:
+                self.requests.pop(request.request_id, None)
+        return list(touched)
+
+    def reset_prefix_cache(self) -> bool:
+        if self.has_unfinished:
+            return False
+        self.supervisor.tell_all(Forget())
+        return True
+
+    def restart(self) -> None:
+        """See `Supervisor.restart`."""
+        self.supervisor.restart()
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        for request_id in list(self.requests):
+            self.abort(request_id)
+        self._is_closed = True
+        self.supervisor.close()
+
+
+class Watching:
+    """The executor: a plan is carried out when a message has come. `LLM` lets Ctrl-C through during this wait alone."""
+
+    def __init__(self, supervisor: Supervisor):
+        self.supervisor = supervisor
+
+    def launch(self, plan: StepPlan) -> Launched:
+        return self._wait
+
+    def _wait(self) -> StepResult:
+        self.supervisor.wait()
+        return StepResult([])
+
+    def close(self) -> None: ...
+
+
+class Inbox(SimpleQueue[Any]):
+    """The queue of calls from other threads (`AsyncLLMEngine`). `put` ends the wait for messages of replicas; `get` handles these
+    messages while it waits for a call.
+    """
+
+    def __init__(self, supervisor: Supervisor):
+        super().__init__()
+        self._supervisor = supervisor
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        super().put(item, block, timeout)
+        self._supervisor.wake()
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        while self.empty():
+            self._supervisor.watch()
+        return super().get(block, timeout)

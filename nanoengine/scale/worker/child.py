@@ -1,0 +1,124 @@
+"""A process of this package that another one starts, with a socket between them: its start, its signs of life, its end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from nanoengine.log import log_of_child
+
+logger = logging.getLogger("nanoengine")
+
+RETRY_SECONDS = (0.0, 1.0, 5.0, 15.0, 60.0)
+"""Seconds to wait before a process is started again, by the number of failures in a row before."""
+
+LIFE_SECONDS = 1.0
+"""How often a process that starts gives a sign of life."""
+
+REAP_SECONDS = 5.0
+"""How long a killed process is waited for: the kernel may hold it, for a device or a disk."""
+
+
+def start_child(
+    module: str, *descriptors: int, environment: Mapping[str, str] | None = None
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Run a module in a process with a socket to this one. Its arguments are the number of its end of the socket, and those of
+    `show_log`. It imports nothing from the working folder, which may be the folder of a model.
+
+    Args:
+        descriptors: open files that it inherits.
+        environment: variables that are added to those of this process, or replace them.
+    """
+    own, other = socket.socketpair()
+    root = str(Path(__file__).parents[3])
+    paths = os.pathsep.join(filter(None, (root, *os.environ.get("PYTHONPATH", "").split(os.pathsep))))
+    with other:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module, str(other.fileno()), *log_of_child()],
+            pass_fds=[other.fileno(), *descriptors],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": paths, **(environment or {})},
+        )
+    return process, own
+
+
+def end_children(*processes: subprocess.Popen[bytes]) -> None:
+    """Kill processes, and wait at most `REAP_SECONDS` for each to be gone."""
+    for process in processes:
+        process.kill()
+    for process in processes:
+        try:
+            process.wait(REAP_SECONDS)
+        except subprocess.TimeoutExpired:
+            logger.error(
+                "process %d was killed, and is not gone after %g seconds: it is left", process.pid, REAP_SECONDS
+            )
+
+
+def ending_of(process: subprocess.Popen[bytes]) -> str:
+    """How a process ended whose socket is closed, such as "was killed by SIGKILL"."""
+    try:
+        status = process.wait(0.5)
+    except subprocess.TimeoutExpired:
+        return "has closed its socket"
+    if status >= 0:
+        return f"has ended with exit code {status}"
+    with suppress(ValueError):  # a signal without a name
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"was killed by signal {-status}"
+
+
+# ---- in the process
+
+
+@contextmanager
+def signs_of_life(say: Callable[[], object]) -> Iterator[None]:
+    """Call `say` at once and then every `LIFE_SECONDS`, from another thread, while the body of the `with` runs."""
+    is_over = threading.Event()
+
+    def repeat() -> None:
+        with suppress(OSError):  # the other side is gone
+            say()
+            while not is_over.wait(LIFE_SECONDS):
+                say()
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def receive(connection: Connection) -> Any:
+    """The next message from the process that started this one. This process ends when the other is gone, or when a message
+    cannot be read.
+    """
+    try:
+        return connection.recv()
+    except (EOFError, OSError):
+        os._exit(0)  # also in the middle of a step: nobody waits for its result
+    except Exception:
+        logger.critical("process %d ends: it cannot read a message", os.getpid(), exc_info=True)
+        os._exit(1)
+
+
+def portable(error: Exception) -> Exception:
+    """The error itself if it can be pickled, otherwise a RuntimeError with its text."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception as problem:  # raised by a part of the error
+        return RuntimeError(f"{type(error).__name__}: {error} ({problem})")
+    return error

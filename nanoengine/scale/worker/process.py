@@ -1,0 +1,73 @@
+"""A worker process: builds an engine, of which it uses the executor, and carries out the plans that come.
+
+`python -m nanoengine.scale.worker.process FD`: messages are pickled, and come and go on the socket FD. First come the config
+and who of the group this is. `ALIVE` goes back once a second while the engine is built, then (0, whether it went well, None or
+error). Then plans come, numbered without gaps, and for each of them (number, whether it went well, result or error) goes back.
+Only rank 0 sends results. The process ends when None comes, or when nobody is at the other end any more.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from dataclasses import replace
+from functools import partial
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any
+
+from nanoengine.builder import build_engine
+from nanoengine.core.config import EngineConfig
+from nanoengine.log import show_log
+from nanoengine.scale.worker.child import portable, receive, signs_of_life
+from nanoengine.scale.worker.member import ALIVE, Member
+
+
+def main(handle: int) -> None:
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # they are for the process that has the requests, which ends this one
+        signal.signal(number, signal.SIG_IGN)
+    connection = Connection(handle)
+    messages: SimpleQueue[Any] = SimpleQueue()
+    threading.Thread(target=_receive, args=(connection, messages), daemon=True).start()
+    config, member, use_tqdm = messages.get()
+    try:
+        with signs_of_life(partial(connection.send, ALIVE)):
+            executor = build_engine(config_of(config, member), use_tqdm).engine.executor
+    except Exception as error:
+        connection.send((0, False, portable(error)))
+        return
+    connection.send((0, True, None))
+    last = None
+    while (message := messages.get()) is not None:
+        number, plan = message
+        if last is not None and number != last + 1:
+            raise RuntimeError(f"plan {number} has come behind plan {last}")
+        last = number
+        answer: tuple[int, bool, object]
+        try:
+            result = executor.launch(plan)()
+            answer = number, True, result if member.rank == 0 else None
+        except Exception as error:
+            answer = number, False, portable(error)
+        connection.send(answer)
+
+
+def config_of(config: EngineConfig, member: Member) -> EngineConfig:
+    """The config of one process of the group: on machines with GPUs each has one of its own."""
+    is_one_of_many = member.size > 1 and config.device.startswith("cuda")
+    device = f"cuda:{member.rank}" if is_one_of_many else config.device
+    return replace(config, device=device, options={**config.options, Member: member})
+
+
+def _receive(connection: Connection, messages: SimpleQueue[Any]) -> None:
+    while True:
+        messages.put(receive(connection))
+
+
+if __name__ == "__main__":
+    show_log(*sys.argv[2:])
+    main(int(sys.argv[1]))

@@ -1,0 +1,1 @@
+"""Doors: an asynchronous engine, the server, a chat, the command line."""

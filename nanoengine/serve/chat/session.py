@@ -1,0 +1,157 @@
+"""Session: a conversation with a model, without a terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Generator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from nanoengine.core.model_config import MAX_JSON_BYTES, read_file
+from nanoengine.errors import InvalidSamplingParams, NanoEngineError, PromptTooLong, shown
+from nanoengine.llm import LLM
+from nanoengine.serve.chat.answer import Answer, Piece, Stats
+
+SETTINGS: tuple[str, ...] = ("temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "min_tokens", "stop")
+SETTINGS += ("repetition_penalty", "presence_penalty", "frequency_penalty")
+ROLES = ("user", "assistant")
+
+FREE, FREED = 1 / 4, 1 / 2
+"""Parts of the model's context: a conversation that leaves less than the first for an answer loses its oldest turns, until it
+leaves the second. The prefix cache has what is left of it then, until it is as long again."""
+
+
+class ChatError(Exception):
+    """A command of the user cannot be done; the message says why."""
+
+
+class Session:
+    """The messages of a conversation, and the parameters of its answers.
+
+    Args:
+        llm: a model.
+        params: sampling parameters of all answers; `/set` changes them.
+        system: a system message; empty: none.
+    """
+
+    def __init__(self, llm: LLM, params: Any, system: str = ""):
+        self.llm, self.params, self.system = llm, params, system
+        self.messages: list[dict[str, str]] = []
+        self.stats: list[Stats] = []
+        """Of all answers, also of those that were forgotten."""
+        self.num_left_out = 0
+        """The first messages that the model no longer reads: its context is full."""
+        self._defaults = params
+
+    def ask(self, text: str) -> Generator[Piece, None, None]:
+        """The answer to a message, as it comes. What was said stays in the conversation, also if it is stopped in the middle.
+
+        Raises:
+            NanoEngineError: the model cannot answer; the message is then no part of the conversation.
+        """
+        return self._answer([*self.messages, {"role": "user", "content": text}])
+
+    def retry(self) -> Generator[Piece, None, None]:
+        """Another answer to the last message, in place of the last answer. Raises as `ask`, and ChatError before a message."""
+        last = next((i for i in reversed(range(len(self.messages))) if self.messages[i]["role"] == "user"), None)
+        if last is None:
+            raise ChatError("nothing was asked yet")
+        return self._answer(self.messages[: last + 1])
+
+    def _answer(self, asked: list[dict[str, str]]) -> Generator[Piece, None, None]:
+        return self._pieces(self._fitting(asked), asked)
+
+    def _fitting(self, asked: list[dict[str, str]]) -> Answer:
+        """The answer to as many of the last turns as leave room for it; at least to the last one."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        starts = [i for i, own in enumerate(asked) if own["role"] == "user" and i >= self.num_left_out] or [
+            len(asked) - 1
+        ]
+        most = self.llm.engine.max_model_len
+        free = min(most * FREE, self.params.max_tokens or most)
+        last = starts[-1]
+        for start in starts:
+            wanted = free if start == self.num_left_out else most * FREED
+            try:
+                answer = Answer(self.llm, [*system, *asked[start:]], self.params)
+            except PromptTooLong:
+                if start == last:
+                    raise
+                continue
+            if start == last or most - len(answer.request.prompt_token_ids) >= wanted:
+                break
+        self.num_left_out = start
+        return answer
+
+    def _pieces(self, answer: Answer, asked: list[dict[str, str]]) -> Generator[Piece, None, None]:
+        before, said = self.messages, {"role": "assistant", "content": ""}
+        self.messages = [*asked, said]
+        try:
+            with closing(iter(answer)) as pieces:  # at once: what is no longer read is no longer computed
+                for piece in pieces:
+                    said["content"] += "" if piece.is_thought else piece.text
+                    yield piece
+        except NanoEngineError:
+            self.messages = before
+            raise
+        finally:
+            self.stats.append(answer.stats)
+
+    def reset(self) -> None:
+        """Forget the messages; the system message stays."""
+        self.messages, self.num_left_out = [], 0
+
+    def set(self, name: str, value: str) -> None:
+        """Change a sampling parameter; "default" gives back what it was at first. Raises ChatError."""
+        if name not in SETTINGS:
+            raise ChatError(f"{name} cannot be set: {', '.join(SETTINGS)} can")
+        found: Any = value
+        if value == "default":
+            found = getattr(self._defaults, name)
+        elif name != "stop":
+            try:
+                found = None if value == "none" else json.loads(value)
+            except ValueError:
+                raise ChatError(f"{name} must be a number, not {shown(value)}") from None
+        try:
+            self.params = dataclasses.replace(self.params, **{name: found})
+        except InvalidSamplingParams as error:
+            raise ChatError(str(error)) from error
+
+    def save(self, path: Path) -> None:
+        """Write the conversation to a file; another chat is replaced, and no other file. Raises ChatError."""
+        if path.exists():
+            try:
+                read_chat(path)
+            except ChatError as error:
+                raise ChatError(f"{path} is there, and it is no chat: give another name") from error
+        chat = {"system": self.system, "messages": self.messages}
+        try:
+            path.write_text(json.dumps(chat, ensure_ascii=False, indent=1) + "\n", "utf-8")
+        except (OSError, ValueError) as error:
+            raise ChatError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from error
+
+    def load(self, path: Path) -> None:
+        """Go on with a conversation that `save` has written. Raises ChatError; then all is as it was."""
+        (self.system, self.messages), self.num_left_out = read_chat(path), 0
+
+
+def read_chat(path: Path) -> tuple[str, list[dict[str, str]]]:
+    """The system message and the messages of a file."""
+    try:
+        chat = json.loads(read_file(path, MAX_JSON_BYTES).decode())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ChatError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    if (
+        not isinstance(chat, dict)
+        or not isinstance(chat.get("system"), str)
+        or not isinstance(chat.get("messages"), list)
+    ):
+        raise ChatError(f'{path} is no chat: it must have "system" and "messages", as /save writes them')
+    for message in chat["messages"]:
+        is_one = isinstance(message, dict) and message.keys() == {"role", "content"}
+        if not is_one or message["role"] not in ROLES or not isinstance(message["content"], str):
+            raise ChatError(f"{path} is no chat: each message must have a role (user or assistant) and a content")
+    return chat["system"], chat["messages"]

@@ -1,0 +1,337 @@
+"""Answers with text: whole JSON, or a stream of server-sent events, made from the deltas of a job."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar, Generic, TypeVar
+
+import msgspec
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from nanoengine.core.outputs import RequestOutput
+from nanoengine.core.sequence import Request
+from nanoengine.features.sampling.params import SamplingParams
+from nanoengine.serve.aio.request_stream import Delta
+from nanoengine.serve.server.answer_bytes import answer_bytes
+from nanoengine.serve.server.errors import REASON, Problem, problem_of
+from nanoengine.serve.server.http import CONNECTION
+from nanoengine.serve.server.jobs import Job
+from nanoengine.serve.server.logprobs import LogprobShapes, Progress
+from nanoengine.serve.server.params import MANY
+from nanoengine.serve.server.pieces import Pieces, in_pieces
+from nanoengine.serve.server.protocol import Generation
+from nanoengine.serve.server.scope import SENT
+from nanoengine.serve.server.serving import FEW, Encoding, Serving
+
+logger = logging.getLogger("nanoengine.serve.server")
+
+G = TypeVar("G", bound=Generation)
+
+encode = msgspec.json.encode
+
+MANY_CHARS = 1 << 16
+"""An answer that repeats more characters of its request is made in a thread for text."""
+
+DONE = b"data: [DONE]\n\n"
+
+PING_SECONDS = 10
+"""Seconds of silence after which a stream sends a ping."""
+
+HEADERS = [
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would hold chunks back
+]
+
+
+def json_response(value: Any, status: int = 200) -> Response:
+    return Response(encode(value), status, media_type="application/json")
+
+
+class ChoicesAnswer(Generic[G]):
+    """Makes one answer with a list of choices, as /v1/completions and /v1/chat/completions have it. Subclasses make the choices.
+
+    Args:
+        serving: the served model.
+        request: the body of the request.
+        job_id: the id of the answer.
+        params: sampling parameters of each prompt.
+    """
+
+    kind: ClassVar[str]
+    kind_of_chunks: ClassVar[str]
+    plain: ClassVar[tuple[bytes, bytes]]  # before and behind the text, in a chunk with text alone
+    is_parsed = False  # the text may hold thoughts and calls
+
+    def __init__(self, serving: Serving, request: G, job_id: str, params: SamplingParams):
+        self.serving, self.request, self.job_id, self.params = serving, request, job_id, params
+        self.created = int(time.time())
+        self.num_prompt_tokens: list[int] = []
+        self.echoes: list[str] = []  # text before the choices of each prompt; empty: none
+        self.shapes = LogprobShapes(serving.token_texts, bool(request.return_tokens_as_token_ids))
+
+    async def send(self, http: HTTPRequest, num_prompts: int, tokens: Callable[[], Encoding]) -> Response | EventStream:
+        """Start a job for the prompts, and make its answer. Arguments and errors as for `Serving.start`."""
+        serving, params = self.serving, self.params
+        job = await serving.start(http, self.job_id, self.request, params, num_prompts, tokens, self.size)
+        self.num_prompt_tokens = [len(own.prompt_token_ids) for own in job.requests]
+        if self.request.stream:
+            return EventStream(serving, job, self.events(job))
+        async with serving.jobs.running(job, http.receive, serving.config.request_timeout):
+            await job.end()
+        num_new = sum(seq.num_tokens - seq.num_prompt_tokens for own in job.requests for seq in own.sequences)
+        is_long = len(job.requests) * params.num_sequences > FEW or self.num_repeated > MANY_CHARS or num_new > MANY
+        with_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
+        body = await serving.make(self.body, job.requests, slow=is_long or with_logprobs)
+        return Pieces(body)
+
+    def size(self, requests: Sequence[Request]) -> int:
+        """The most bytes that the answer takes."""
+        max_model_len, copies = self.serving.max_model_len, self.num_copies
+        return answer_bytes(requests, max_model_len, repeated=self.num_repeated, num_copies=copies)
+
+    @property
+    def num_copies(self) -> int:
+        """How often the answer repeats data of a prompt, such as its log probabilities."""
+        return self.request.n or 1
+
+    @property
+    def num_repeated(self) -> int:
+        """The number of characters of the request that the answer repeats."""
+        return sum(map(len, self.echoes)) * (self.request.n or 1)
+
+    # ---- whole
+
+    def body(self, requests: list[Request]) -> list[bytes]:
+        """The whole answer as JSON in pieces: each is encoded in a short time, and other threads run between them."""
+        outputs = [request.output() for request in requests]
+        num_new = sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
+        num_cached = sum(output.num_cached_tokens for output in outputs)
+        common = {
+            "id": self.job_id,
+            "object": self.kind,
+            "created": self.created,
+            "model": self.serving.names.answered(self.request.model),
+        }
+        pieces = [encode(common)[:-1] + b',"choices":[']
+        for number, output in enumerate(outputs):
+            for index in range(len(output.outputs)):
+                pieces += [encode(self.choice(number, output, index)), b","]
+        rest = {
+            "service_tier": None,
+            "system_fingerprint": self.serving.fingerprint,
+            "usage": self.serving.usage(sum(self.num_prompt_tokens), num_new, num_cached),
+            **self.rest(outputs[0]),
+        }
+        pieces[-1] = b"]," + encode(rest)[1:]
+        return pieces
+
+    def choice(self, number: int, output: RequestOutput, index: int) -> dict[str, Any]:
+        """The JSON of one completion.
+
+        Args:
+            number: of the prompt.
+            output: of the prompt.
+            index: of the completion.
+        """
+        raise NotImplementedError
+
+    def rest(self, output: RequestOutput) -> dict[str, Any]:
+        """More fields of the answer, beside its choices."""
+        return {}
+
+    def prompt_logprobs(self, output: RequestOutput) -> list[dict[str, Any] | None] | None:
+        if output.prompt_logprobs is None:
+            return None
+        return self.shapes.prompt(output.prompt_token_ids, output.prompt_logprobs)
+
+    # ---- in chunks
+
+    async def events(self, job: Job) -> AsyncIterator[bytes]:
+        """The chunks of a stream; those that are ready at the same time come together."""
+        serving, request, n = self.serving, self.request, self.request.n or 1
+        common = {
+            "id": self.job_id,
+            "object": self.kind_of_chunks,
+            "created": self.created,
+            "model": serving.names.answered(request.model),
+        }
+        chunks = Chunks(common, serving.fingerprint)
+        options = request.stream_options
+        with_usage = options is not None and bool(options.include_usage)
+        each = with_usage and options is not None and bool(options.continuous_usage_stats)
+        is_plain = self.params.logprobs is None and not request.return_token_ids and not self.is_parsed
+        choices = [Progress() for _ in range(n * len(job.requests))]
+        has_begun = False
+
+        def plain(number: int, delta: Delta) -> bytes:
+            """The chunk of a delta with text alone."""
+            index = number * n + delta.index
+            num_tokens = choices[index].num_tokens + len(delta.token_ids)
+            usage = usage_json(self.num_prompt_tokens[number], num_tokens) if each else b""
+            start, end = self.plain
+            return chunks.chunk(start % index + encode(delta.text) + end, usage)
+
+        def write_now(deltas: list[Delta]) -> bool:
+            if any(delta.finish_reason is not None for delta in deltas):
+                return False
+            is_written = job.write_now(b"".join([plain(0, delta) for delta in deltas]))
+            for delta in deltas if is_written else ():
+                choices[delta.index].advance(delta.token_ids)
+            return is_written
+
+        async for news in job.deltas():
+            parts = []
+            if not has_begun:
+                usage = usage_json(self.num_prompt_tokens[0], 0) if each else b""
+                make_all = partial(self._first_chunks, chunks, usage)
+                parts = await serving.make(make_all, job, slow=self.num_repeated > MANY_CHARS)
+                has_begun = True
+                if is_plain and not self.echoes:
+                    job.take_now(write_now)
+            for number, delta in news:
+                index = number * n + delta.index
+                progress = choices[index]
+                is_first = not progress.num_tokens
+                if is_plain and delta.finish_reason is None and not (is_first and self.echoes):
+                    parts.append(plain(number, delta))
+                    progress.advance(delta.token_ids)
+                    continue
+                make = partial(self._encoded, job.requests[number], index, delta)
+                own = await serving.make(make, progress, slow=is_first and bool(request.echo))
+                progress.advance(delta.token_ids)
+                if not own:
+                    continue
+                usage = usage_json(self.num_prompt_tokens[number], progress.num_tokens) if each else b""
+                parts += [chunks.chunk(choice, usage) for choice in own[:-1]]
+                is_last = delta.finish_reason is not None and not with_usage
+                parts.append(chunks.last(own[-1], usage) if is_last else chunks.chunk(own[-1], usage))
+            for part in in_pieces(parts):
+                yield part
+        if with_usage:
+            num_new = sum(progress.num_tokens for progress in choices)
+            yield chunks.usage(serving.usage(sum(self.num_prompt_tokens), num_new, job.num_cached_tokens))
+
+    def _first_chunks(self, chunks: Chunks, usage: bytes, job: Job) -> list[bytes]:
+        return [chunks.chunk(encode(choice), rest + usage) for choice, rest in self.beginning(job)]
+
+    def _encoded(self, own: Request, index: int, delta: Delta, progress: Progress) -> list[bytes]:
+        return [encode(piece) for piece in self.pieces(own, index, delta, progress)]
+
+    def beginning(self, job: Job) -> list[tuple[dict[str, Any], bytes]]:
+        """Chunks before the first delta: the choice of each, and the JSON of its other fields, from a comma on."""
+        return []
+
+    def pieces(self, own: Request, index: int, delta: Delta, progress: Progress) -> list[dict[str, Any]]:
+        """The choices of the chunks of a delta; none if the parser still holds its text."""
+        raise NotImplementedError
+
+
+class Chunks:
+    """Makes the events of one stream; the fields that all chunks share are encoded once.
+
+    Args:
+        common: fields of every chunk: id, object, created, model.
+        fingerprint: of the server, for the last chunk.
+    """
+
+    def __init__(self, common: dict[str, Any], fingerprint: str):
+        self._head = b"data: " + encode(common)[:-1] + b',"choices":['
+        self._fingerprint = b',"system_fingerprint":' + encode(fingerprint)
+
+    def chunk(self, choice: bytes, rest: bytes = b"") -> bytes:
+        """One event: a choice, and the other fields of the chunk, from a comma on."""
+        return b"".join((self._head, choice, b"]", rest, b"}\n\n"))
+
+    def usage(self, usage: dict[str, Any]) -> bytes:
+        """The last chunk of a stream with `include_usage`, which has no choice."""
+        return self.last(b"", b',"usage":' + encode(usage))
+
+    def last(self, choice: bytes, rest: bytes) -> bytes:
+        """The last chunk of any other stream."""
+        return self.chunk(choice, rest + self._fingerprint)
+
+
+def usage_json(num_prompt: int, num_completion: int) -> bytes:
+    """The field `usage` of a chunk, from a comma on."""
+    return b',"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d}' % (
+        num_prompt,
+        num_prompt + num_completion,
+        num_completion,
+    )
+
+
+class EventStream:
+    """Sends the events of a job as they come, and ends the job with the client.
+
+    Args:
+        serving: the served model, whose jobs are ended at shutdown.
+        job: its deltas become the events.
+        events: the bytes of the events.
+        failed: makes the last event of a stream that an error ends.
+        done: the last bytes.
+        ping: sent after `PING_SECONDS` of silence: some clients give up on a silent stream. Empty: never.
+        media_type: of the stream.
+    """
+
+    def __init__(
+        self,
+        serving: Serving,
+        job: Job,
+        events: AsyncIterator[bytes],
+        *,
+        failed: Callable[[Problem], bytes] = lambda problem: b"data: " + encode(problem.table()) + b"\n\n",
+        done: bytes = DONE,
+        ping: bytes = b"",
+        media_type: bytes = b"text/event-stream; charset=utf-8",
+    ):
+        self._serving, self._job, self._events = serving, job, events
+        self._failed, self._done, self._ping = failed, done, ping
+        self._headers = [(b"content-type", media_type), *HEADERS]
+        self._was_silent = True
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def write(body: bytes, more: bool = True) -> None:
+            self._was_silent = False
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+
+        def write_now(body: bytes) -> bool:
+            if not scope[CONNECTION].write_now(body):
+                return False
+            scope[SENT] += len(body)
+            self._was_silent = False
+            return True
+
+        if CONNECTION in scope:  # of our own server
+            self._job.write_now = write_now
+            if scope["http_version"] == "1.0":
+                send = scope[CONNECTION].without_chunks(send)
+        async with self._serving.jobs.running(self._job, receive, self._serving.config.request_timeout):
+            await send({"type": "http.response.start", "status": 200, "headers": self._headers})
+            pinging = asyncio.create_task(self._keep_alive(write)) if self._ping else None
+            try:
+                async for event in self._events:
+                    await write(event)
+            except Exception as error:  # the status is sent: whatever it was, the stream must say so
+                problem = problem_of(error)
+                scope[REASON] = problem.message
+                if problem.status >= 500:
+                    trace = None if isinstance(error, Problem) else error
+                    logger.error("%s: %s", HTTPRequest(scope).url.path, error, exc_info=trace)
+                await write(self._failed(problem))
+            finally:
+                if pinging is not None:
+                    pinging.cancel()
+            await write(self._done, more=False)
+
+    async def _keep_alive(self, write: Callable[[bytes], Awaitable[None]]) -> None:
+        while True:
+            self._was_silent = True
+            await asyncio.sleep(PING_SECONDS)
+            if self._was_silent:
+                await write(self._ping)

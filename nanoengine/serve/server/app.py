@@ -1,0 +1,78 @@
+"""The ASGI application: routes of all endpoints, the middleware around them, and the answers to errors."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+
+from nanoengine.errors import NanoEngineError
+from nanoengine.serve.server.endpoints import ENDPOINTS, VIEW
+from nanoengine.serve.server.errors import Problem, problem_of
+from nanoengine.serve.server.http import BoundedHTTP, Connections
+from nanoengine.serve.server.middleware import Identify
+from nanoengine.serve.server.page import FILES, file_route
+from nanoengine.serve.server.serving import Serving
+
+logger = logging.getLogger("nanoengine.serve.server")
+
+SECONDS_TO_SAY_SO = 2
+"""Seconds after all requests were aborted, in which clients receive the last event of their streams."""
+
+
+def make_app(serving: Serving) -> Starlette:
+    """The application that serves a model."""
+    config = serving.config
+    endpoints, files = (*ENDPOINTS, VIEW) if config.page else ENDPOINTS, sorted(FILES) if config.page else []
+    routes = [*(own.route(serving) for own in endpoints), *map(file_route, files)]
+    middleware, origins = [Middleware(Identify, config, endpoints, serving.work_share)], config.cors_origin
+    if origins is not None:  # around all: pages may read why they are refused
+        middleware.insert(0, Middleware(CORSMiddleware, origins, allow_methods=["*"], allow_headers=["*"]))
+    handlers: dict[Any, Any] = {NanoEngineError: _answer_error, HTTPException: _answer_http_error}
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+    app.router.redirect_slashes = False  # to whatever host the request names
+    return app
+
+
+def http_settings(serving: Serving) -> uvicorn.Config:
+    """How uvicorn serves the application."""
+    return uvicorn.Config(
+        make_app(serving),
+        http=partial(BoundedHTTP, Connections(serving.config.max_connections)),  # type: ignore[arg-type]
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,  # ours says more
+        server_header=False,
+        proxy_headers=serving.config.forwarded_allow_ips is not None,
+        forwarded_allow_ips=list(serving.config.forwarded_allow_ips or ()),
+        timeout_graceful_shutdown=SECONDS_TO_SAY_SO,
+        **serving.config.tls,
+    )
+
+
+async def _answer_error(http: HTTPRequest, error: NanoEngineError) -> Response:
+    problem = problem_of(error)
+    if problem.status >= 500 and not isinstance(error, Problem):
+        logger.error("%s: %s", http.url.path, error, exc_info=error)
+    return problem.response(http.scope)
+
+
+async def _answer_http_error(http: HTTPRequest, error: HTTPException) -> Response:
+    """Of Starlette's own: no such path, no such method."""
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        problem = Problem(405, f"{http.url.path[:80]} does not take {http.method}", headers=error.headers)
+    elif error.status_code == HTTPStatus.NOT_FOUND:
+        problem = Problem(404, f"there is no {http.url.path[:80]} here; /openapi.json lists what there is")
+    else:
+        problem = Problem(error.status_code, error.detail, headers=error.headers)
+    return problem.response(http.scope)

@@ -1,0 +1,188 @@
+"""Fields of requests that are not taken. One rule holds for every interface:
+
+A field that a request lists is taken, or it is ignored because it can change nothing here (`IGNORED` and its like). Any other is
+taken where it asks for nothing, so that newer clients are served, and refused by its name where it asks for something: an option
+that is silently dropped gives wrong answers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any, get_args
+
+import msgspec
+
+from nanoengine.errors import did_you_mean
+from nanoengine.serve.server.errors import Problem
+
+IGNORED = (
+    *("user", "store", "metadata", "service_tier", "safety_identifier", "session_id"),
+    *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "spaces_between_special_tokens"),
+    *("mm_payload", "return_mm_kwargs", "return_token_offsets"),
+    *("cache_prompt", "id_slot", "keep_alive"),
+)
+"""Fields that can change nothing here: notes of the client's, hints about other servers' caches, and what concerns images,
+of which there are none."""
+
+OF_CHATS = ("verbosity",)
+OF_EMBEDDINGS = ("user", "metadata", "keep_alive")
+
+IGNORED_MESSAGES = (
+    *("metadata", "service_tier", "cache_control", "context_management", "inference_geo", "speed", "betas"),
+    *("billing_policy", "fallback_credit_token", "fallbacks", "user_profile_id", "workspace_id"),
+)
+"""Caches, prices, places and other models of another server; context_management asks one to forget parts of long conversations
+by itself."""
+
+IGNORED_RESPONSES = (
+    *(
+        "client_metadata",
+        "metadata",
+        "user",
+        "safety_identifier",
+        "service_tier",
+        "stream_options",
+        "context_management",
+    ),
+    *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "max_tool_calls", "access_programs"),
+    *("background_options", "image"),
+)
+"""max_tool_calls is of tools that another server calls by itself."""
+
+IGNORED_OLLAMA = ("truncate", "shift")
+
+IGNORED_OPTIONS = (
+    *("num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_gqa", "numa"),
+    *("low_vram", "f16_kv", "vocab_only", "use_mmap", "use_mlock", "logits_all", "embedding_only", "draft_num_predict"),
+    *("rope_frequency_base", "rope_frequency_scale", "mirostat_eta", "mirostat_tau", "penalize_newline"),
+)
+"""How Ollama lays a model out in memory; the length of the context is the server's."""
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(
+        ("use_beam_search", "early_stopping", "watermarking", "return_weight_versions", "background"), (False,)
+    ),
+    **dict.fromkeys(("logprobs", "return_progress"), (False,)),
+    **dict.fromkeys(("length_penalty", "typical_p", "typ_p", "tfs_z", "dynatemp_exponent", "n_cmpl"), (1,)),
+    **dict.fromkeys(("routed_experts_prompt_start", "top_logprobs", "n_probs", "mirostat"), (0,)),
+    **dict.fromkeys(("dynatemp_range", "xtc_probability", "dry_multiplier"), (0,)),
+    "modalities": (["text"],),
+    "function_call": ("none",),
+    "truncation": ("disabled",),
+    "chat_template": (),
+}
+"""Fields of abilities that are not here, with the values that ask for nothing in each, beside those that are empty."""
+
+ANY_SERVERS_CHOICE = ("auto", "default")
+"""Values that ask for nothing in a field that nobody here knows."""
+
+INSTEAD: dict[str, tuple[str, ...]] = {
+    **{f"guided_{kind}": (f'structured_outputs {{"{kind}": ...}}',) for kind in ("json", "regex", "choice", "grammar")},
+    "functions": ("tools",),
+    "function_call": ("tool_choice",),
+    "enable_thinking": ('chat_template_kwargs {"enable_thinking": ...}', "thinking", "think"),
+    "do_sample": ("temperature (0: the likeliest token)",),
+    **dict.fromkeys(("n_predict", "num_predict", "max_length"), ("max_tokens", "max_output_tokens")),
+    "stop_sequences": ("stop",),
+    "stop": ("stop_sequences",),
+    "max_tokens": ("num_predict",),
+    "input": ("messages", "prompt"),
+    "messages": ("input",),
+    "system": ("messages (role system)", "instructions"),
+    "response_format": ("text.format", "format", "output_config.format"),
+}
+"""What gives the same here, for names of older clients and of other interfaces: that counts whose field the request has."""
+
+
+MAX_NEUTRAL_BYTES = 32
+"""As JSON, no value that asks for nothing is longer."""
+
+EMPTY: tuple[Any, ...] = (None, [], {})
+
+SAID_BY_EMPTY = ("allowed_token_ids", "request_ids", "json_schema", "guided_json", "schema")
+"""Where an empty value says something: no token, no request, any JSON."""
+
+
+class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a client sends. A field that is null or empty means what it means to leave the field out."""
+
+    def __post_init__(self) -> None:
+        for name, default in _defaults(type(self)):
+            value = getattr(self, name)
+            if value is not default and (not value or isinstance(value, msgspec.Raw)) and _is_empty(name, value):
+                setattr(self, name, default)
+
+
+@cache
+def _defaults(kind: type[msgspec.Struct]) -> list[tuple[str, Any]]:
+    """Of the fields that may be left out."""
+    return [(own.name, own.default) for own in msgspec.structs.fields(kind) if own.default is not msgspec.NODEFAULT]
+
+
+def _is_empty(name: str, value: Any) -> bool:
+    empty = EMPTY[:1] if name in SAID_BY_EMPTY else EMPTY
+    return _asks_for_nothing(bytes(value), empty) if isinstance(value, msgspec.Raw) else value in empty
+
+
+def with_fields(base: type[msgspec.Struct], names: Iterable[str]) -> type[msgspec.Struct]:
+    """A request that has these fields too, with whatever values, which are not built: nobody reads them."""
+    return msgspec.defstruct(base.__name__, [(name, msgspec.Raw, None) for name in names], bases=(base,), kw_only=True)
+
+
+def without_unknown(body: bytes, kind: type[msgspec.Struct], place: str = "") -> bytes:
+    """The JSON of a request without the fields that it does not have, if they ask for nothing.
+
+    Raises:
+        Problem: one asks for something.
+        msgspec.DecodeError: it is no table.
+    """
+    known, kept = _tables(kind), {}
+    for name, raw in msgspec.json.decode(body, type=dict[str, msgspec.Raw]).items():
+        if name not in known:
+            check_unknown(name, bytes(raw), known, place)
+        elif (inner := known[name]) is not None and bytes(raw).startswith(b"{"):
+            kept[name] = msgspec.Raw(without_unknown(bytes(raw), inner, f"{place}{name}."))
+        else:
+            kept[name] = raw
+    return msgspec.json.encode(kept)
+
+
+def check_unknown(name: str, raw: bytes, known: Mapping[str, type[Body] | None], place: str) -> None:
+    """See that a field that is not known asks for nothing.
+
+    Args:
+        name, raw: of it, and its value as JSON.
+        known: fields that are, and the kinds of those that are tables.
+        place: before the name in messages.
+
+    Raises:
+        Problem: it asks for something; the message says how else to get it, where there is a way.
+    """
+    empty = EMPTY[:1] if name in SAID_BY_EMPTY else (*EMPTY, "")
+    if _asks_for_nothing(raw, (*empty, *NEUTRAL.get(name, ANY_SERVERS_CHOICE))):
+        return
+    ways = [f"{field}.{name}" for field, own in known.items() if own and name in _tables(own)]
+    ways += [own for own in INSTEAD.get(name, ()) if re.split(r"\W", own)[0] in known]
+    near = "" if name in NEUTRAL else did_you_mean(name, known)
+    way = f"give {ways[0]}" if ways else f"leave it out{near}"
+    where = f"{place}{name[:80]}"
+    raise Problem(400, f"{where or repr(where)} is not supported: {way}", where.partition(".")[0])
+
+
+@cache
+def _tables(kind: type[msgspec.Struct]) -> dict[str, type[Body] | None]:
+    """The fields of a request, and the kinds of those that are tables with fields of their own."""
+    found: dict[str, type[Body] | None] = {}
+    for own in msgspec.structs.fields(kind):
+        kinds = (part for part in (own.type, *get_args(own.type)) if isinstance(part, type) and issubclass(part, Body))
+        found[own.encode_name] = next(kinds, None)
+    return found
+
+
+def _asks_for_nothing(raw: bytes, neutral: tuple[Any, ...]) -> bool:
+    try:
+        return len(raw) <= MAX_NEUTRAL_BYTES and msgspec.json.decode(raw) in neutral
+    except (msgspec.DecodeError, UnicodeDecodeError):  # nobody has looked at these values before
+        return False

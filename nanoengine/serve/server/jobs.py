@@ -1,0 +1,210 @@
+"""Job: the engine's work for one HTTP request. It ends with its answer, its client, its time limit or the server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from starlette.types import Receive
+
+from nanoengine.core.sequence import Phase, Request
+from nanoengine.serve.aio.async_llm_engine import AsyncLLMEngine
+from nanoengine.serve.aio.request_stream import Delta
+from nanoengine.serve.server.errors import Problem
+
+MOST_AT_ONCE = 64
+"""Deltas that are handled before other tasks of the event loop run: a slow reader may have thousands."""
+
+SECONDS_TO_SAY_SO = 5
+"""Seconds after a job was aborted, in which a slow client may read the last event. Then the connection is closed."""
+
+
+class Job:
+    """Requests that were submitted together.
+
+    Args:
+        job_id: the id of the answer.
+        engine: computes them.
+        requests: one for each prompt.
+        interval: see `RequestStream`.
+    """
+
+    def __init__(self, job_id: str, engine: AsyncLLMEngine, requests: Sequence[Request], interval: int | None):
+        self.job_id = job_id
+        self.problem: Problem | None = None  # the error that ends the answer
+        self.write_now: Callable[[bytes], bool] = lambda _: (
+            False
+        )  # writes bytes to the client at once; False: its socket is full
+        self._engine = engine
+        self.requests = list(requests)
+        self._streams = [engine.submit(request, interval) for request in requests]
+
+    def take_now(self, take: Callable[[list[Delta]], bool]) -> None:
+        """See `RequestStream.take_now`; of one prompt, since those of several wait for each other."""
+        if len(self._streams) == 1:
+            self._streams[0].take_now = take
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """The number of prompt tokens that were in the prefix cache, of the sequences that have begun."""
+        return sum(request.sequences[0].num_cached_tokens or 0 for request in self.requests)
+
+    def num_sequences_of(self, client: str) -> int:
+        """The number of sequences of a client that have not ended."""
+        own = (request for request in self.requests if request.client == client and not request.finished)
+        return sum(request.params.num_sequences for request in own)
+
+    def abort(self, problem: Problem | None = None) -> None:
+        """End what still runs; without a problem, the client gets what there is, with the finish reason "abort"."""
+        self.problem = self.problem or problem
+        for stream in self._streams:
+            self._engine.cancel(stream)
+
+    async def end(self) -> None:
+        """Wait until all requests have ended; `requests` then hold the results.
+
+        Raises:
+            StepFailed, EngineDead: see `RequestStream.end`.
+            Problem: what it was aborted with.
+        """
+        for stream in self._streams:
+            await stream.end()
+        if self.problem is not None:
+            raise self.problem
+
+    async def deltas(self) -> AsyncIterator[list[tuple[int, Delta]]]:
+        """Lists of deltas since the last list, each delta with the number of its prompt. Raises as `end`."""
+        if len(self._streams) == 1:
+            async for deltas in self._streams[0]:
+                for start in range(0, len(deltas), MOST_AT_ONCE):
+                    yield [(0, delta) for delta in deltas[start : start + MOST_AT_ONCE]]
+                    if len(deltas) > MOST_AT_ONCE:
+                        await asyncio.sleep(0)
+        else:
+            waiting = {asyncio.ensure_future(anext(stream)): i for i, stream in enumerate(self._streams)}
+            try:
+                while waiting:
+                    done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                    news: list[tuple[int, Delta]] = []
+                    for task in done:
+                        number = waiting.pop(task)
+                        with contextlib.suppress(StopAsyncIteration):
+                            news += [(number, delta) for delta in task.result()]
+                            waiting[asyncio.ensure_future(anext(self._streams[number]))] = number
+                    for start in range(0, len(news), MOST_AT_ONCE):
+                        yield news[start : start + MOST_AT_ONCE]
+                        if len(news) > MOST_AT_ONCE:
+                            await asyncio.sleep(0)
+            finally:
+                for task in waiting:
+                    task.cancel()
+        if self.problem is not None:
+            raise self.problem
+
+
+def most_tokens(request: Request, max_model_len: int) -> int:
+    """The most tokens of a request: of its prompt and of its completions."""
+    num_prompt, params = len(request.prompt_token_ids), request.params
+    return params.num_sequences * min(max_model_len, num_prompt + (params.max_tokens or max_model_len))
+
+
+class Jobs:
+    """All jobs that run."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[Job, asyncio.Task[None] | None] = {}  # the task that makes the answer
+        self._none = asyncio.Event()
+        self._none.set()
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def num_sequences_of(self, client: str) -> int:
+        """The number of sequences of a client that have not ended; those that are not submitted yet count."""
+        return sum(job.num_sequences_of(client) for job in self._jobs)
+
+    def waiting_tokens(self, max_model_len: int) -> Counter[str]:
+        """By client: the most tokens of its waiting sequences."""
+        count: Counter[str] = Counter()
+        for request in (request for job in self._jobs for request in job.requests):
+            if not request.sequences:  # the engine has not heard of it
+                num_waiting = request.params.num_sequences
+            else:
+                num_waiting = sum(seq.phase is Phase.WAITING for seq in request.sequences)
+            if num_waiting:
+                size = most_tokens(request, max_model_len)
+                count[request.client] += size * num_waiting // request.params.num_sequences
+        return count
+
+    @asynccontextmanager
+    async def running(self, job: Job, receive: Receive, timeout: float | None) -> AsyncIterator[None]:
+        """The context in which the answer of a job is made.
+
+        The job is aborted when its client hangs up, when its time is over, and when the context is left.
+        """
+        self._jobs[job] = asyncio.current_task()
+        self._none.clear()
+        loop = asyncio.get_running_loop()
+        client = loop.create_task(until_gone(receive))
+        client.add_done_callback(
+            lambda task: None if task.cancelled() else job.abort(Problem(499, "the client is gone"))
+        )
+        clock = None
+        if timeout is not None:
+            message = f"the request has taken {timeout:g} s, which is its limit: ask for fewer tokens, or raise request_timeout"
+            clock = loop.call_later(timeout, self._end, job, Problem(504, message))
+        try:
+            yield
+        finally:
+            if clock is not None:
+                clock.cancel()
+            client.cancel()
+            job.abort()
+            del self._jobs[job]
+            if not self._jobs:
+                self._none.set()
+
+    def abort(
+        self, job_ids: Sequence[str] | None = None, client: str | None = None, problem: Problem | None = None
+    ) -> int:
+        """Abort jobs, and return their number.
+
+        Args:
+            job_ids: ids of answers or of the engine's requests; None: all jobs.
+            client: jobs of this client alone; None: of all clients.
+            problem: see `Job.abort`.
+        """
+        wanted = None if job_ids is None else set(job_ids)
+        found = [
+            job
+            for job in self._jobs
+            if (wanted is None or not wanted.isdisjoint((job.job_id, *(r.request_id for r in job.requests))))
+            and client in (None, job.requests[0].client)
+        ]
+        for job in found:
+            job.abort(problem)
+        return len(found)
+
+    def cut_off(self, *jobs: Job) -> None:
+        """Cancel the tasks that make answers, although their clients do not read; without arguments those of all jobs."""
+        for job in jobs or list(self._jobs):
+            if (task := self._jobs.get(job)) is not None:
+                job.abort()
+                task.cancel()
+
+    def _end(self, job: Job, problem: Problem) -> None:
+        job.abort(problem)
+        asyncio.get_running_loop().call_later(SECONDS_TO_SAY_SO, self.cut_off, job)
+
+    async def none_left(self) -> None:
+        """Wait until no job runs."""
+        await self._none.wait()
+
+
+async def until_gone(receive: Receive) -> None:
+    """Wait until the client has hung up; its request was read before."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,326 @@
+"""Ollama's interface: /api/chat, /api/generate and what its clients ask before (https://docs.ollama.com/api).
+
+Streams are lines of JSON, and are what a client gets that does not say. No model is loaded or unloaded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import msgspec
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+
+import nanoengine
+from nanoengine.builder import is_installed
+from nanoengine.errors import InvalidPrompt
+from nanoengine.models.tools.parser import Call, Event, Reasoning
+from nanoengine.serve.server.answers import EventStream, encode, json_response
+from nanoengine.serve.server.errors import Problem
+from nanoengine.serve.server.fields import IGNORED_OLLAMA, IGNORED_OPTIONS, Body, with_fields
+from nanoengine.serve.server.protocol import SAME, LocalSampling, Positive, Table, Texts, TranslatedRequest
+from nanoengine.serve.server.replies import Usage, Writer, reply, tool_call
+from nanoengine.serve.server.scope import new_id
+from nanoengine.serve.server.serving import Serving
+
+NEVER = "9999-12-31T23:59:59Z"
+"""The time at which a model is unloaded."""
+
+
+class Options(with_fields(LocalSampling, IGNORED_OPTIONS), kw_only=True):  # type: ignore[misc, call-arg]
+    """How to sample, and how to lay the model out in memory. Penalties are of the whole text, or of none with repeat_last_n 0."""
+
+    num_predict: int | None = None
+    repeat_last_n: int | None = None
+
+    def of_chat(self) -> Table:
+        off = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+        return super().of_chat() | (off if self.repeat_last_n == 0 else {})
+
+
+class _Asked(with_fields(Body, IGNORED_OLLAMA), kw_only=True):  # type: ignore[misc, call-arg]
+    """Fields of both requests."""
+
+    model: str
+    stream: bool | None = True
+    format: str | Table | None = None
+    options: Options | None = None
+    think: bool | str | None = None
+    keep_alive: float | str | None = None
+
+    def chat(self, messages: list[Table], tools: list[Table] | None = None) -> TranslatedRequest:
+        """A conversation, as /v1/chat/completions has it."""
+        options = self.options or Options()
+        limit = options.num_predict
+        kwargs: Table = {} if self.think is None else {"enable_thinking": self.think is not False}
+        if isinstance(self.think, str):
+            kwargs["reasoning_effort"] = self.think
+        return TranslatedRequest(
+            messages=messages,
+            tools=tools or None,
+            stream=self.stream is not False,
+            max_tokens=None if limit is None or limit < 0 else limit,
+            response_format=_format(self.format),
+            chat_template_kwargs=kwargs,
+            names={"response_format": "format"},
+            **options.of_chat(),
+        )
+
+
+class OllamaChatRequest(_Asked, kw_only=True):  # type: ignore[call-arg]
+    """POST /api/chat."""
+
+    messages: list[Table] | None = None
+    tools: list[Table] | None = None
+
+
+class OllamaGenerateRequest(_Asked, kw_only=True):  # type: ignore[call-arg]
+    """POST /api/generate."""
+
+    prompt: str | None = ""
+    system: str | None = None
+    suffix: str | None = None
+    raw: bool | None = False
+
+
+class OllamaShowRequest(with_fields(Body, ("verbose",)), kw_only=True):  # type: ignore[misc, call-arg]
+    """POST /api/show. `name` is what older clients call the model."""
+
+    model: str | None = None
+    name: str | None = None
+
+
+class OllamaEmbedRequest(with_fields(Body, ("keep_alive",)), kw_only=True):  # type: ignore[misc, call-arg]
+    """POST /api/embed. No option of sampling can change an embedding."""
+
+    model: str
+    input: Texts | None = None
+    truncate: bool | None = True
+    dimensions: Positive | None = None
+    options: Options | None = None
+
+
+class OllamaEmbeddingsRequest(with_fields(Body, ("keep_alive",)), kw_only=True):  # type: ignore[misc, call-arg]
+    """POST /api/embeddings, as older clients have it."""
+
+    model: str
+    prompt: str | None = ""
+    options: Options | None = None
+
+
+async def chat(http: HTTPRequest, serving: Serving) -> Response | EventStream:
+    """Answer a conversation."""
+    request, messages = await serving.read_as(http, OllamaChatRequest, _messages)
+    if not messages:
+        return _loaded(request, message={"role": "assistant", "content": ""})
+    writer = OllamaWriter(request.model, is_chat=True)
+    return await reply(http, serving, request.chat(messages, request.tools), new_id("ollama-", http, None), writer)
+
+
+async def generate(http: HTTPRequest, serving: Serving) -> Response | EventStream:
+    """Answer one prompt."""
+    request = await serving.read(http, OllamaGenerateRequest)
+    if not request.prompt and not request.suffix:
+        return _loaded(request, response="")
+    first = [{"role": "system", "content": request.system}] if request.system else []
+    asked = request.chat([*first, {"role": "user", "content": request.prompt}])
+    text = request.prompt if request.raw else None
+    if not serving.tokenizer.chat_templates:  # it goes on with texts
+        text = "\n".join(filter(None, (request.system, request.prompt)))
+    if request.suffix:
+        marks = serving.prompts.fill_marks
+        text, asked.stop_token_ids = marks.prompt(request.prompt or "", request.suffix), list(marks.ends)
+    asked.add_special_tokens = text is not None
+    writer = OllamaWriter(request.model, is_chat=False)
+    return await reply(http, serving, asked, new_id("ollama-", http, None), writer, text)
+
+
+async def tags(_: HTTPRequest, serving: Serving) -> Response:
+    """The model under each of its names, and its adapters."""
+    return json_response({"models": [_listed(serving, name) for name in serving.names.all]})
+
+
+async def ps(_: HTTPRequest, serving: Serving) -> Response:
+    """The models in memory: all of them, for ever."""
+    card, names = serving.card, serving.names.all
+    rest = {
+        "size_vram": card.size if serving.on_gpu else 0,
+        "context_length": serving.max_model_len,
+        "expires_at": NEVER,
+    }
+    return json_response({"models": [_listed(serving, name) | rest for name in names]})
+
+
+def _listed(serving: Serving, name: str) -> Table:
+    card, is_own = serving.card, serving.names.is_own(name)
+    details = card.details if is_own else {**card.details, "parent_model": serving.name}
+    own = {"modified_at": card.modified, "size": card.size, "digest": card.digest, "details": details}
+    return {"name": name, "model": name, **own}
+
+
+async def show(http: HTTPRequest, serving: Serving) -> Response:
+    """The abilities, the template and the sizes of the model."""
+    request = await serving.read(http, OllamaShowRequest)
+    name = request.model or request.name
+    if name is None:
+        raise Problem(400, "model is missing", "model")
+    serving.names.check(name)
+    info = await serving.text.run(serving.tokenizer.info)
+    card = serving.card
+    can = [*(["completion"] if card.writes else []), *(["embedding"] if is_installed("pooling") else [])]
+    with suppress(InvalidPrompt):
+        can += ["insert"] if serving.prompts.fill_marks else []
+    if template := info.get("chat_template"):
+        can += ["tools", *(["thinking"] if "</think>" in str(template) or "<|channel|>" in str(template) else [])]
+    return json_response(
+        {
+            "modelfile": "",
+            "parameters": _advised(serving.defaults),
+            "template": template or "",
+            "details": _listed(serving, name)["details"],
+            "modified_at": card.modified,
+            "model_info": card.info | {f"{card.details['family']}.context_length": serving.max_model_len},
+            "capabilities": can,
+        }
+    )
+
+
+def _advised(defaults: Mapping[str, Any]) -> str:
+    """The default sampling parameters, one on each line."""
+    names = {name: name for name in SAME} | {"repetition_penalty": "repeat_penalty"}
+    return "\n".join(f"{theirs} {defaults[name]}" for name, theirs in names.items() if name in defaults)
+
+
+async def version(_: HTTPRequest, __: Serving) -> Response:
+    return json_response({"version": nanoengine.__version__})
+
+
+# ---- what clients send
+
+
+def _messages(request: OllamaChatRequest) -> list[Table]:
+    return [_message(own, f"messages[{index}]") for index, own in enumerate(request.messages or ())]
+
+
+def _message(message: Table, where: str) -> Table:
+    if message.get("images"):
+        raise Problem(400, f"{where}: images are not supported: this model takes text", "messages")
+    if not isinstance(message.get("role"), str) or not isinstance(message.get("content") or "", str):
+        raise Problem(400, f"{where}: a message has a role, and a content that is a text", "messages")
+    found = {"role": message["role"], "content": message.get("content") or ""}
+    if message.get("thinking"):
+        found["reasoning_content"] = message["thinking"]
+    if message.get("tool_name"):
+        found["name"] = message["tool_name"]
+    if calls := message.get("tool_calls"):
+        if not isinstance(calls, list):
+            raise Problem(400, f"{where}: tool_calls must be a list", "messages")
+        found["tool_calls"] = [_call(own, index, where) for index, own in enumerate(calls)]
+    return found
+
+
+def _call(own: Any, index: int, where: str) -> Table:
+    made = own.get("function") if isinstance(own, dict) else None
+    if not isinstance(made, dict) or not isinstance(made.get("name"), str):
+        raise Problem(400, f"{where}: tool_calls[{index}] must have a function with a name", "messages")
+    return tool_call(own.get("id") or f"call_{index}", made["name"], made.get("arguments") or {})
+
+
+def _format(format: str | Table | None) -> Table | None:
+    if not format:
+        return None
+    if isinstance(format, dict):
+        return {"type": "json_schema", "json_schema": {"schema": format}}
+    if format != "json":
+        raise Problem(400, f"format is {format[:80]!r}: it must be 'json' or a schema", "format")
+    return {"type": "json_object"}
+
+
+# ---- what they are told
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _loaded(request: _Asked, **said: Any) -> Response:
+    """The answer to a request without a prompt, which loads or unloads a model in Ollama; here the model stays."""
+    reason = "unload" if str(request.keep_alive).rstrip("smh") in ("0", "0.0") else "load"
+    return json_response({"model": request.model, "created_at": _now(), **said, "done": True, "done_reason": reason})
+
+
+class OllamaWriter(Writer):
+    """One answer. Arguments: the model as the client calls it, and whether it is a message or a text."""
+
+    media_type: ClassVar[bytes] = b"application/x-ndjson"
+    ping: ClassVar[bytes] = b""  # its clients take no empty lines
+    names = MappingProxyType({"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"})
+
+    def __init__(self, model: str, is_chat: bool):
+        super().__init__()
+        self._model, self._is_chat = model, is_chat
+        self._said: Table = {}
+        self._whole: Table = {}
+        self._name = ""  # of the tool of the open call
+        self._start = time.monotonic_ns()
+        self._first = 0  # the time of the first token
+
+    def write(self, event: Table) -> bytes:
+        return encode(event) + b"\n"
+
+    def _line(self, said: Table, **rest: Any) -> Table:
+        own = {"message": {"role": "assistant", "content": "", **said}} if self._is_chat else {"response": "", **said}
+        return {"model": self._model, "created_at": _now(), **own, "done": False, **rest}
+
+    def begin(self, usage: Usage) -> Iterator[Table]:
+        yield from ()
+
+    def open(self, event: Event) -> Iterator[Table]:
+        self._first = self._first or time.monotonic_ns()
+        self._name = event.name if isinstance(event, Call) else ""
+        yield from ()
+
+    def add(self, text: str) -> Iterator[Table]:
+        if self._kind is Call:
+            function = {
+                "index": len(self._said.get("tool_calls", ())),
+                "name": self._name,
+                "arguments": msgspec.json.decode(text),
+            }
+            said: Table = {"tool_calls": [{"id": self.prompt.new_id(), "function": function}]}
+            self._said.setdefault("tool_calls", []).extend(said["tool_calls"])
+        else:
+            said = {"thinking" if self._kind is Reasoning else "content" if self._is_chat else "response": text}
+            for name in said:
+                self._said[name] = self._said.get(name, "") + text
+        yield self._line(said)
+
+    def close(self) -> Iterator[Table]:
+        yield from ()
+
+    def end(self, reason: str | None, stop: str | int | None, usage: Usage) -> Iterator[Table]:
+        now = time.monotonic_ns()
+        first = self._first or now if self.ttft is None else self._start + int(1e9 * self.ttft)
+        rest = {
+            "done": True,
+            "done_reason": "length" if reason == "length" else "stop",
+            "total_duration": now - self._start,
+            "load_duration": 0,
+            "prompt_eval_count": usage.prompt,
+            "prompt_eval_duration": first - self._start,
+            "eval_count": usage.new,
+            "eval_duration": now - first,
+        }
+        self._whole = self._line(self._said) | rest
+        yield self._line({}) | rest
+
+    def failed(self, problem: Problem) -> bytes:
+        return self.write(problem.table("/api/"))
+
+    def body(self) -> Table:
+        return self._whole

@@ -1,0 +1,111 @@
+"""Endpoints for the operation of a server: health, version, models, metrics, aborting requests, resetting the prefix cache."""
+
+from __future__ import annotations
+
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+
+import nanoengine
+from nanoengine.core.llm_engine import LLMEngine
+from nanoengine.serve.server.answers import json_response
+from nanoengine.serve.server.errors import Problem
+from nanoengine.serve.server.metrics import CONTENT_TYPE
+from nanoengine.serve.server.protocol import AbortRequest
+from nanoengine.serve.server.scope import ADMIN, CLIENT
+from nanoengine.serve.server.serving import Serving
+
+
+async def health(_: HTTPRequest, serving: Serving) -> Response:
+    """200 while requests are served: 503 with the reason when the engine has died, or the server is ending."""
+    if serving.closed_because is not None:
+        return json_response({"status": serving.closed_because}, 503)
+    return Response(status_code=200)
+
+
+async def version(_: HTTPRequest, __: Serving) -> Response:
+    return json_response({"version": nanoengine.__version__})
+
+
+async def load(_: HTTPRequest, serving: Serving) -> Response:
+    """The number of requests that are being answered."""
+    return json_response({"server_load": len(serving.jobs)})
+
+
+async def models(_: HTTPRequest, serving: Serving) -> Response:
+    """The model, under each of its names, and its adapters."""
+    names = serving.names.all
+    return json_response({"object": "list", "data": [_model(serving, name) for name in names]})
+
+
+async def model(http: HTTPRequest, serving: Serving) -> Response:
+    """The model, or an adapter, if this is its name."""
+    name = http.path_params["name"]
+    return json_response(_model(serving, name))
+
+
+def _model(serving: Serving, name: str) -> dict[str, object]:
+    adapter = serving.names.check(name)
+    permission = {
+        "id": f"modelperm-{name}",
+        "object": "model_permission",
+        "created": serving.created,
+        "allow_create_engine": False,
+        "allow_sampling": True,
+        "allow_logprobs": True,
+        "allow_search_indices": False,
+        "allow_view": True,
+        "allow_fine_tuning": False,
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
+    }
+    return {
+        "id": name,
+        "object": "model",
+        "created": serving.created,
+        "owned_by": "nanoengine",
+        "root": serving.root if adapter is None else adapter.path,
+        "parent": None if adapter is None else serving.name,
+        "max_model_len": serving.max_model_len,
+        "permission": [permission],
+    }
+
+
+async def metrics(http: HTTPRequest, serving: Serving) -> Response:
+    """All counters between two steps, for Prometheus; one result is kept for a second. Each replica has a label; with
+    `?engine=all` they are added up.
+    """
+    text = serving.summed_metrics_text if http.query_params.get("engine") == "all" else serving.metrics_text
+    return Response(await text.get(), media_type=CONTENT_TYPE)
+
+
+async def abort_requests(http: HTTPRequest, serving: Serving) -> Response:
+    """End requests of this client, by the ids of their answers; all of them, if the field is missing. An admin ends anybody's.
+
+    Without keys, many clients may come from one address, such as that of a proxy: there only an admin ends all.
+    """
+    request = await serving.read(http, AbortRequest)
+    if request.request_ids is None and http.scope[CLIENT] != ADMIN and serving.config.api_key is None:
+        raise Problem(
+            403, "only an admin may abort all where there are no keys: give request_ids, or --admin-key", "request_ids"
+        )
+    count = serving.jobs.abort(request.request_ids, None if http.scope[CLIENT] == ADMIN else http.scope[CLIENT])
+    return json_response({"status": "aborted", "aborted": count})
+
+
+async def reset_prefix_cache(_: HTTPRequest, serving: Serving) -> Response:
+    """Forget all cached prefixes; refused while requests run."""
+    done = await serving.engine.call(LLMEngine.reset_prefix_cache)
+    return json_response({"success": done})
+
+
+async def restart_replicas(_: HTTPRequest, serving: Serving) -> Response:
+    """Start all replicas anew, one after the other; requests go on."""
+
+    def restart(engine: LLMEngine) -> bool:
+        own = getattr(engine, "restart", None)  # of an engine that has replicas
+        if own is not None:
+            own()
+        return own is not None
+
+    return json_response({"success": await serving.engine.call(restart)})

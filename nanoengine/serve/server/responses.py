@@ -1,0 +1,330 @@
+"""POST /v1/responses: OpenAI's newer interface, which Codex speaks (https://platform.openai.com/docs/api-reference/responses)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+
+from nanoengine.models.tools.parser import Call, Event, Reasoning, Text
+from nanoengine.serve.server.answers import EventStream, encode, json_response
+from nanoengine.serve.server.errors import Problem
+from nanoengine.serve.server.fields import IGNORED_RESPONSES, check_unknown, with_fields
+from nanoengine.serve.server.protocol import Int64, Named, Table, TranslatedRequest
+from nanoengine.serve.server.reading import SLOW_BYTES, check_size
+from nanoengine.serve.server.replies import Usage, Writer, choice_of, merge_system_messages, reply
+from nanoengine.serve.server.response_items import Tools, encode_thought, input_items, page, turns
+from nanoengine.serve.server.response_store import Stored
+from nanoengine.serve.server.scope import CLIENT, new_id
+from nanoengine.serve.server.serving import Serving
+from nanoengine.serve.server.text import IS_LONG
+
+ENCRYPTED = "reasoning.encrypted_content"
+
+
+KNOWN = {
+    "reasoning": ("effort", "summary", "generate_summary", "context", "mode"),
+    "text": ("format", "verbosity"),
+}
+"""Known fields of tables; the tables are repeated in the answer."""
+
+SAME = (
+    *("temperature", "top_p", "top_k", "min_p", "seed"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
+"""Fields that have the same names in /v1/chat/completions; some are vLLM's."""
+
+
+class ResponsesRequest(
+    with_fields(Named, IGNORED_RESPONSES),  # type: ignore[misc]
+    kw_only=True,  # type: ignore[call-arg]
+):
+    """POST /v1/responses."""
+
+    input: str | list[Table]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = True
+    include: list[str] | None = None
+    stream: bool | None = False
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: Int64 | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    chat_template_kwargs: Table | None = None
+    text: Table | None = None
+    reasoning: Table | None = None
+    tools: list[Table] | None = None
+    tool_choice: str | Table | None = None
+    parallel_tool_calls: bool | None = True
+
+    def check(self) -> None:
+        for field, known in KNOWN.items():
+            for name in (table := getattr(self, field) or {}).keys() - known:
+                check_unknown(name, encode(table[name]), dict.fromkeys(known), f"{field}.")
+        if "message.output_text.logprobs" in (self.include or ()):
+            raise Problem(400, "include: message.output_text.logprobs is not supported: leave it out", "include")
+        if not self.input:
+            raise Problem(400, "input is empty: give text or items", "input")
+
+    def chat(self, items: list[Table], tools: Tools) -> TranslatedRequest:
+        """The conversation of all items, as /v1/chat/completions has it."""
+        first = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        effort = (self.reasoning or {}).get("effort")
+        kwargs = dict(self.chat_template_kwargs or {})
+        if effort is not None:
+            kwargs |= {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
+        return TranslatedRequest(
+            messages=merge_system_messages([*first, *turns(items)]),
+            tools=tools.tables or None,
+            tool_choice=_choice(self.tool_choice) if tools.tables or self.tool_choice != "auto" else None,
+            parallel_tool_calls=self.parallel_tool_calls,
+            response_format=_format((self.text or {}).get("format")),
+            names={"response_format": "text.format", **tools.fields},
+            turns="input",
+            chat_template_kwargs=kwargs,
+            max_tokens=self.max_output_tokens,
+            stream=self.stream,
+            **{name: getattr(self, name) for name in SAME},
+        )
+
+
+async def responses(http: HTTPRequest, serving: Serving) -> Response | EventStream:
+    """Answer a conversation, or go on with one."""
+    request = await serving.read(http, ResponsesRequest)
+    client, response_id = http.scope[CLIENT], new_id("resp_", http, None)
+    id_before = request.previous_response_id
+    known = () if id_before is None else _stored(http, serving, id_before).items
+    IS_LONG.set(IS_LONG.get() or sum(map(len, known)) > SLOW_BYTES)
+
+    def begun(request: ResponsesRequest) -> tuple[TranslatedRequest, ResponsesWriter]:
+        own = input_items(request.input)
+        tools, parts = Tools(request.tools or []), (*known, encode(own))
+        chat = request.chat([*(item for part in known for item in msgspec.json.decode(part)), *own], tools)
+        if known:
+            check_size(chat, serving.max_model_len, serving.config.max_text_chars)
+
+        def keep(response: Table) -> None:
+            stored = Stored(encode(response), (*parts, encode(response["output"])))
+            serving.responses.put(client, response_id, stored, stored.size)
+
+        keeper = keep if request.store is not False else None
+        return chat, ResponsesWriter(response_id, request, tools, keeper)
+
+    chat, writer = await serving.make(begun, request, slow=IS_LONG.get())
+    writer.response["model"] = request.model or serving.name
+    return await reply(http, serving, chat, response_id, writer)
+
+
+async def response(http: HTTPRequest, serving: Serving) -> Response:
+    """GET: an answer that was stored."""
+    return Response(_stored(http, serving, http.path_params["response_id"]).body, media_type="application/json")
+
+
+async def response_input_items(http: HTTPRequest, serving: Serving) -> Response:
+    """GET: the conversation before a stored answer, in pages."""
+    response_id = http.path_params["response_id"]
+    stored = _stored(http, serving, response_id)
+    IS_LONG.set(stored.size > SLOW_BYTES)
+
+    def told(parts: Sequence[bytes]) -> Response:
+        items = [item for part in parts for item in msgspec.json.decode(part)]
+        return json_response(page(items, response_id, http.query_params))
+
+    return await serving.make(told, stored.items[:-1], slow=IS_LONG.get())
+
+
+async def delete_response(http: HTTPRequest, serving: Serving) -> Response:
+    """DELETE: a stored answer."""
+    response_id = http.path_params["response_id"]
+    _stored(http, serving, response_id)
+    serving.responses.delete(http.scope[CLIENT], response_id)
+    return json_response({"id": response_id, "object": "response.deleted", "deleted": True})
+
+
+def _stored(http: HTTPRequest, serving: Serving, response_id: str) -> Stored:
+    stored = serving.responses.get(http.scope[CLIENT], response_id)
+    if stored is None:
+        message = (
+            f"Response with id {response_id[:80]!r} not found: it was not stored (store), or has made room for others"
+        )
+        raise Problem(404, message, "previous_response_id")
+    return stored
+
+
+def _choice(choice: str | Table | None) -> str | Table | None:
+    if not isinstance(choice, dict):
+        return choice
+    if choice.get("type") == "function":
+        return choice_of(choice.get("name", ""))
+    if choice.get("type") == "allowed_tools":
+        given = choice.get("tools")
+        tools = [
+            choice_of(own.get("name", ""))
+            for own in (given if isinstance(given, list) else ())
+            if isinstance(own, dict)
+        ]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
+    message = f"tool_choice.type is {str(choice.get('type'))[:80]!r}: it must be function or allowed_tools"
+    raise Problem(400, message, "tool_choice")
+
+
+def _format(table: Any) -> Table | None:
+    if not table:
+        return None
+    if not isinstance(table, dict):
+        raise Problem(400, f"text.format must be an object, not {str(table)[:80]!r}", "text")
+    if table.get("type") != "json_schema":
+        return table
+    return {"type": "json_schema", "json_schema": {"schema": table.get("schema")}}
+
+
+def _encoded(value: Any) -> msgspec.Raw:
+    """The JSON of a value that may be long and is in several events."""
+    return msgspec.Raw(encode(value))
+
+
+class ResponsesWriter(Writer):
+    """One response.
+
+    Args:
+        response_id: of the response.
+        request: its body.
+        tools: of the request.
+        keep: stores the whole response; None: it is not stored.
+    """
+
+    names = MappingProxyType({"max_tokens": "max_output_tokens"})
+
+    def __init__(self, response_id: str, request: ResponsesRequest, tools: Tools, keep: Callable[[Table], None] | None):
+        super().__init__()
+        self._tools, self._keep = tools, keep
+        self._id = response_id.removeprefix("resp_")
+        self._is_carried = ENCRYPTED in (request.include or ())
+        self._text = ""  # of the open block
+        self._number = 0
+        self.response: Table = {
+            "id": response_id,
+            "object": "response",
+            "created_at": int(time.time()),
+            "status": "in_progress",
+            "background": False,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": _encoded(request.instructions),
+            "max_output_tokens": request.max_output_tokens,
+            "model": request.model,
+            "output": [],
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
+            "previous_response_id": request.previous_response_id,
+            "reasoning": {"effort": None, "summary": None, **(request.reasoning or {})},
+            "store": request.store is not False,
+            "temperature": request.temperature,
+            "text": {"format": {"type": "text"}, **(request.text or {})},
+            "tool_choice": request.tool_choice or "auto",
+            "tools": _encoded(request.tools or []),
+            "top_p": request.top_p,
+            "truncation": "disabled",
+            "usage": None,
+            "user": request.user,
+            "metadata": request.metadata or {},
+        }
+
+    def _event(self, kind: str, **fields: Any) -> Table:
+        self._number += 1
+        return {"type": f"response.{kind}", "sequence_number": self._number - 1, **fields}
+
+    def _of_item(self, kind: str, **fields: Any) -> Table:
+        output = self.response["output"]
+        return self._event(kind, item_id=output[-1]["id"], output_index=len(output) - 1, **fields)
+
+    def begin(self, usage: Usage) -> Iterator[Table]:
+        for kind in ("created", "in_progress"):
+            yield self._event(kind, response=dict(self.response))
+
+    def open(self, event: Event) -> Iterator[Table]:
+        output = self.response["output"]
+        place = f"{self._id}_{len(output)}"
+        item: Table = {"id": f"msg_{place}", "type": "message", "role": "assistant", "content": []}
+        if isinstance(event, Reasoning):
+            item = {"id": f"rs_{place}", "type": "reasoning", "summary": [], "content": []}
+        elif isinstance(event, Call):
+            item = {"id": f"fc_{place}", "type": "function_call", "call_id": self.prompt.new_id(), "arguments": ""}
+            item |= self._tools.names(event.name)
+        item["status"] = "in_progress"
+        output.append(item)
+        self._text = ""
+        yield self._event("output_item.added", output_index=len(output) - 1, item=dict(item))
+        if "content" in item:
+            yield self._of_item("content_part.added", content_index=0, part=self._part())
+
+    def _part(self) -> Table:
+        if self._kind is Reasoning:
+            return {"type": "reasoning_text", "text": self._text}
+        return {"type": "output_text", "text": self._text, "annotations": [], "logprobs": []}
+
+    def add(self, text: str) -> Iterator[Table]:
+        self._text += text
+        if self._kind is Call:
+            yield self._of_item("function_call_arguments.delta", delta=text)
+        elif self._kind is Reasoning:
+            yield self._of_item("reasoning_text.delta", content_index=0, delta=text)
+        else:
+            yield self._of_item("output_text.delta", content_index=0, delta=text, logprobs=[])
+
+    def close(self) -> Iterator[Table]:
+        output, text = self.response["output"], self._text
+        item = output[-1]
+        if self._kind is Call:
+            item["arguments"] = text
+            yield self._of_item("function_call_arguments.done", name=item["name"], arguments=text)
+        else:
+            item["content"] = [part := self._part()]
+            if self._kind is Reasoning:
+                if self._is_carried:
+                    item["encrypted_content"] = encode_thought(text)
+                yield self._of_item("reasoning_text.done", content_index=0, text=text)
+            else:
+                yield self._of_item("output_text.done", content_index=0, text=text, logprobs=[])
+            yield self._of_item("content_part.done", content_index=0, part=part)
+        item["status"] = "completed"
+        yield self._event("output_item.done", output_index=len(output) - 1, item=dict(item))
+
+    def end(self, reason: str | None, stop: str | int | None, usage: Usage) -> Iterator[Table]:
+        if not self.response["output"]:  # an answer of no words
+            yield from self.say([Text("")])
+            yield from self.close_last()
+        is_whole = reason in ("stop", "tool_calls")
+        self.response |= {
+            "status": "completed" if is_whole else "incomplete",
+            "usage": {
+                "input_tokens": usage.prompt,
+                "input_tokens_details": {"cached_tokens": usage.cached},
+                "output_tokens": usage.new,
+                "output_tokens_details": {"reasoning_tokens": 0},  # they are not counted apart
+                "total_tokens": usage.prompt + usage.new,
+            },
+        }
+        if not is_whole:
+            self.response["incomplete_details"] = {"reason": "max_output_tokens" if reason == "length" else reason}
+        if self._keep is not None:
+            self._keep(self.response)
+        yield self._event("completed" if is_whole else "incomplete", response=self.response)
+
+    def failed(self, problem: Problem) -> bytes:
+        code = "server_error" if problem.status >= 500 else "invalid_prompt"
+        self.response |= {"status": "failed", "error": {"code": code, "message": problem.message}}
+        return self.write(self._event("failed", response=self.response))
+
+    def body(self) -> Table:
+        return self.response

@@ -1,0 +1,272 @@
+"""Runs the server: loads the model, listens, and on SIGTERM, SIGHUP or Ctrl-C waits for running requests, and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import gc
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+
+from nanoengine.builder import build_engine, is_installed, read_config
+from nanoengine.errors import InvalidConfig, shown
+from nanoengine.kernels.options import KernelOptions
+from nanoengine.models.names import find_model
+from nanoengine.models.options import ModelOptions
+from nanoengine.models.tokenizer_trial import try_tokenizer
+from nanoengine.serve.aio.async_llm_engine import AsyncLLMEngine
+from nanoengine.serve.server.app import SECONDS_TO_SAY_SO, http_settings
+from nanoengine.serve.server.config import TLS, ServerConfig
+from nanoengine.serve.server.errors import Problem
+from nanoengine.serve.server.serving import Serving
+
+logger = logging.getLogger("nanoengine.serve.server")
+
+OTHER_DESCRIPTORS = 256
+"""Open files that are no connections."""
+
+HARD_END_SECONDS = 15.0
+"""Seconds after the time for running requests, in which the rest of the server ends; what has not ended then hangs."""
+
+SWITCH_SECONDS = 1e-3
+"""Seconds for which Python lets one thread run while others wait: the engine's thread waits for other threads so long."""
+
+
+def serve(model: str, options: Mapping[str, Any], config: ServerConfig) -> None:
+    """Serve a model until a signal ends it.
+
+    Args:
+        model, options: see `LLM`. Where they do not say otherwise, the policy is "mixed", and a step is small enough that running
+            streams go on while prompts are read.
+        config: of the server.
+
+    Raises:
+        InvalidConfig: the address cannot be listened on, or the files of TLS cannot be used.
+        Others: see `LLM`. No port is open before the model is loaded.
+    """
+    over = threading.Event()
+    _check_tls(config)
+    with ExitStack() as stack:  # the address first: a model may take long to load for one that is taken
+        stack.callback(over.set)
+        if config.uds is not None:
+            stack.enter_context(_only_server_at(config.uds))
+        own = stack.enter_context(_socket(config))
+        if config.uds is not None:
+            stack.callback(Path(config.uds).unlink, missing_ok=True)
+        serving = open_serving(model, options, config)
+        stack.callback(serving.close)
+        sys.setswitchinterval(SWITCH_SECONDS)
+        gc.collect()
+        gc.freeze()  # what is here now stays: to look through all of it again takes 100 ms, in which no other thread runs
+        _allow_descriptors(2 * config.max_connections + OTHER_DESCRIPTORS)
+        _Server(http_settings(serving), serving, own, over).run(sockets=[own])
+
+
+def open_serving(model: str, options: Mapping[str, Any], config: ServerConfig) -> Serving:
+    """Load the model, and make the state that endpoints share; see `serve`."""
+    engine_config = read_config(model, {**_defaults(options), **options})
+    try_tokenizer(find_model(str(engine_config.of(ModelOptions).tokenizer or model)))
+    serving = Serving(lambda: build_engine(engine_config), config, model)
+    serving.cache_config = {
+        "cache_dtype": engine_config.of(KernelOptions).kv_cache_dtype,
+        "enable_prefix_caching": str(engine_config.enable_prefix_caching),
+        "gpu_memory_utilization": str(engine_config.gpu_memory_utilization),
+    }
+    return serving
+
+
+def _check_tls(config: ServerConfig) -> None:
+    files = {name: path for name in TLS if name.endswith(("file", "certs")) and (path := getattr(config, name))}
+    password = config.ssl_keyfile_password or " "  # without one, OpenSSL asks the terminal
+    try:
+        for path in files.values():  # OpenSSL does not say which one is not there
+            Path(path).read_bytes()
+        uvicorn.Config(Starlette(), log_config=None, **config.tls | {"ssl_keyfile_password": password}).load()
+    except (OSError, ValueError) as error:
+        named = ", ".join(f"{name}={shown(path)}" for name, path in files.items())
+        raise InvalidConfig(f"TLS needs PEM files, and the password of the key; {named}: {error}") from error
+
+
+def _allow_descriptors(count: int) -> None:
+    """Raise the limit of open files of this process, if the system allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+
+
+def _log_once(last: list[float], loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Without free file descriptors asyncio logs thousands of errors a second: log one line a minute."""
+    error = context.get("exception")
+    if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+        loop.default_exception_handler(context)
+    elif not last or loop.time() - last[0] > 60:
+        last[:] = [loop.time()]
+        logger.error("no connection can be taken: %s; lower max_connections, or raise `ulimit -n`", error)
+
+
+def _defaults(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Defaults of the engine for a server; those of `LLM` are for batches."""
+    import torch  # the engine needs it in a moment
+
+    on_gpu = options.get("device", "auto") != "cpu" and torch.cuda.is_available()
+    budget = options.get("max_num_batched_tokens") or (2048 if on_gpu else 512)
+    return {
+        "scheduling_policy": "mixed",
+        "max_num_batched_tokens": budget,
+        "long_prefill_token_threshold": max(1, budget // 2) if isinstance(budget, int) else None,
+        **({"min_priority": 0} if is_installed("fairness") else {}),
+    }
+
+
+@contextmanager
+def _only_server_at(path: str) -> Iterator[None]:
+    """Hold the lock of a Unix socket's path, a file beside it.
+
+    Raises:
+        InvalidConfig: another server has it, or the place cannot be written.
+    """
+    lock = Path(path + ".lock")
+    try:
+        # No link is followed to the file of somebody else, and a pipe is not waited for.
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    except OSError as error:
+        raise InvalidConfig(f"uds is {path}, whose lock {lock} cannot be written: {error}") from error
+    with open(descriptor, "r+b", buffering=0) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise _another_listens(path) from error
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+
+
+def _another_listens(path: str) -> InvalidConfig:
+    return InvalidConfig(f"uds is {path}, where another server listens: end it, or choose another path")
+
+
+def _socket(config: ServerConfig) -> socket.socket:
+    """The socket of the server: bound, and not listening yet."""
+    try:
+        if config.uds is not None:
+            if Path(config.uds).is_socket():  # of a server that was killed: ours hold the lock, and others listen
+                with socket.socket(socket.AF_UNIX) as probe, suppress(ConnectionRefusedError):
+                    probe.connect(config.uds)
+                    raise _another_listens(config.uds)
+                Path(config.uds).unlink()
+            own = socket.socket(socket.AF_UNIX)
+            own.bind(config.uds)
+            return own
+        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+        # With the protocol named, asyncio switches Nagle's algorithm off: a first token would wait 40 ms for an acknowledgement.
+        own = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        own.bind((config.host, config.port))
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # until it listens: others that bind it must fail now
+        return own
+    except OSError as error:
+        raise _cannot_listen(config, error) from error
+
+
+def _cannot_listen(config: ServerConfig, error: OSError) -> InvalidConfig:
+    where = config.uds or f"{config.host}, port {config.port}"
+    return InvalidConfig(f"cannot listen at {where}: {error}; choose another host, port or uds")
+
+
+def _end_hard(engine: AsyncLLMEngine, over: threading.Event) -> None:
+    """End the process although a step or a thread for text hangs. Files that are being written have time limits of their own."""
+    over.wait(HARD_END_SECONDS)
+    while engine.is_ending and not over.wait(0.1):
+        pass
+    if not over.is_set():
+        logger.critical("the server has not ended in time: the process ends as it stands")
+        logging.shutdown()
+        os._exit(1)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which ends when its jobs have ended."""
+
+    def __init__(self, settings: uvicorn.Config, serving: Serving, own: socket.socket, over: threading.Event):
+        super().__init__(settings)
+        self._over = over
+        self._serving = serving
+        self._socket = own
+        self._ending: asyncio.Task[None] | None = None
+        self._hurry = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        config = self._serving.config
+        asyncio.get_running_loop().set_exception_handler(partial(_log_once, []))
+        if config.uds is None:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            await super().startup(sockets)
+        except OSError as error:
+            raise _cannot_listen(config, error) from error
+        if self.should_exit:
+            return
+        address = self._socket.getsockname()
+        host = f"[{address[0]}]" if ":" in address[0] else address[0]
+        where = config.uds or f"{'https' if config.tls else 'http'}://{host}:{address[1]}"
+        chat = "" if config.uds or not config.page else " (a browser shows a chat there; clients of OpenAI add /v1)"
+        logger.info("serving %s at %s%s", self._serving.name, where, chat)
+        if config.is_open:
+            logger.warning("everybody who reaches %s is served: give --api-key, and TLS (docs/service.md)", where)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """SIGTERM, Ctrl-C and SIGHUP (unless `nohup` holds it off) end the server; uvicorn's own handlers would raise them again
+        before everything is closed.
+        """
+        loop = asyncio.get_running_loop()
+        is_held_off = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        signals = (signal.SIGINT, signal.SIGTERM, *(() if is_held_off else (signal.SIGHUP,)))
+        for number in signals:
+            loop.add_signal_handler(number, self._end)
+        try:
+            yield
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+    def _end(self) -> None:
+        """The first call: refuse new requests, and give running ones time to end. The second call: end at once."""
+        serving = self._serving
+        if self._ending is None:
+            logger.info("shutting down: %d calls are being answered", len(serving.jobs))
+            serving.is_draining = True
+            self._ending = asyncio.get_running_loop().create_task(self._drain())
+        else:
+            self._hurry.set()
+
+    async def _drain(self) -> None:
+        jobs = self._serving.jobs
+        waits = [asyncio.ensure_future(jobs.none_left()), asyncio.ensure_future(self._hurry.wait())]
+        await asyncio.wait(waits, timeout=self._serving.config.shutdown_timeout, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        problem = Problem(503, "the server is shutting down, and the answer is not whole: ask again")
+        if count := jobs.abort(problem=problem):
+            logger.info("aborted what had not ended: %d calls", count)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(jobs.none_left(), SECONDS_TO_SAY_SO)
+            jobs.cut_off()
+        threading.Thread(target=_end_hard, args=(self._serving.engine, self._over), daemon=True).start()
+        self.should_exit = True

@@ -1,0 +1,208 @@
+"""Text: renders chats, encodes and decodes, in threads of its own, so that one long prompt holds nobody else up."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from array import array
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextvars import ContextVar
+from functools import partial
+from typing import Any, TypeVar
+
+from nanoengine.core.detokenizer import INCOMPLETE
+from nanoengine.errors import InvalidPrompt, shown
+from nanoengine.features.fair_cache import FairCache
+from nanoengine.models.tokenizer import Message, ModelTokenizer
+from nanoengine.serve.server.errors import Problem
+from nanoengine.serve.server.turns import Turns
+from nanoengine.serve.server.work_share import WorkShare
+
+T = TypeVar("T")
+
+CURRENT_CLIENT = ContextVar("CURRENT_CLIENT", default="")
+"""The client whose request a task of the event loop answers."""
+
+IS_LONG = ContextVar("IS_LONG", default=False)
+"""Whether the body of that request is long."""
+
+CHARS_OF_A_PIECE = 64
+"""Added to the characters and tokens of each remembered piece: a short one takes memory, too."""
+
+MAX_MARK_CHARS = 128
+"""The longest special token in front of which chats are cut."""
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+MOST_PARTS = 4
+"""Tokens before one that may be parts of the same character."""
+
+
+class TextThreads:
+    """A bounded pool: what is asked for beyond it waits, and the event loop goes on. One client never has all threads, if there
+    are several, and what is short never waits for what is long.
+
+    Args:
+        num_threads: as many texts as are worked on at once, long ones and short ones.
+        share: is charged with what the threads work.
+    """
+
+    def __init__(self, num_threads: int, share: WorkShare | None = None):
+        self._share, of_client = share or WorkShare(), max(1, num_threads - 1)
+        self._turns = {is_long: Turns(num_threads, of_client, share=self._share) for is_long in (False, True)}
+
+    async def run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """The result of a function, called in one of the threads."""
+        return await self._turns[IS_LONG.get()].run(CURRENT_CLIENT.get(), partial(function, *args, **kwargs))
+
+    async def finish(self, steps: Generator[None, None, T]) -> T:
+        """What a generator returns. Between two of its steps it is the turn of other clients."""
+        while (found := await self.run(_step, steps)) is None:
+            await self._share.paid(CURRENT_CLIENT.get())
+        return found[0]
+
+    def close(self) -> None:
+        for turns in self._turns.values():
+            turns.close()
+
+
+def _step(steps: Generator[None, None, T]) -> tuple[T] | None:
+    try:
+        next(steps)
+    except StopIteration as end:
+        return (end.value,)
+    return None
+
+
+class ChatEncoder:
+    """Rendered conversations to token ids; what a client has had encoded before is remembered, message by message.
+
+    Every turn of a chat comes with all turns before it. A tokenizer first splits a text at its special tokens, which templates
+    write around messages, and what is between two of them has the same tokens wherever it stands. So a rendered chat is cut in
+    front of every special token, and only pieces that this client has not sent before are encoded: how long that takes would tell
+    it what others have sent.
+
+    Args:
+        tokenizer: of the model.
+        max_chars: characters and tokens of all pieces that are remembered; see `FairCache` for what goes first.
+    """
+
+    def __init__(self, tokenizer: ModelTokenizer, max_chars: int):
+        self.tokenizer = tokenizer
+        self.pieces: FairCache[tuple[str, str], array[int]] = FairCache(max_chars)
+        tokens = tokenizer.added_tokens()
+        # A single word is found only beside what is no letter: nothing is cut then.
+        if any(token.single_word or len(token.content) > MAX_MARK_CHARS for token in tokens):
+            tokens = []
+        # The longest first, as the tokenizer matches. No cut before a token with lstrip: it takes the blanks before it.
+        found = sorted({token.content for token in tokens if token.content})
+        self._tokens = re.compile(longest_of(found)) if found and max_chars else None
+        self._kept = {token.content for token in tokens if token.lstrip}
+
+    def encode(self, text: str, *, client: str = "", salt: str = "", add_special_tokens: bool = False) -> list[int]:
+        """Token ids of a rendered chat; templates write all special tokens themselves, so more are added only if asked for.
+
+        Args:
+            text: the chat.
+            client, salt: whose it is; pieces are found under the same two only.
+            add_special_tokens: as the tokenizer adds them to any text.
+        """
+        if add_special_tokens:
+            return self.tokenizer.encode(text)
+        token_ids: list[int] = []
+        for piece in self._cut(text):
+            if (known := self.pieces.get(client, (salt, piece))) is None:
+                known = array("i", self.tokenizer.encode(piece, add_special_tokens=False))
+                self.pieces.put(client, (salt, piece), known, len(piece) + len(known) + CHARS_OF_A_PIECE)
+            token_ids += known
+        return token_ids
+
+    def _cut(self, text: str) -> list[str]:
+        if self._tokens is None:
+            return [text]
+        cuts = [match.start() for match in self._tokens.finditer(text) if match[0] not in self._kept]
+        return [text[start:end] for start, end in itertools.pairwise(dict.fromkeys([0, *cuts, len(text)]))]
+
+
+def longest_of(texts: Sequence[str]) -> str:
+    """An expression for the longest of some sorted texts that stands at a place. What several begin with is compared once: a
+    vocabulary may have thousands of special tokens, and a text of a client the beginning of all of them at every place.
+    """
+    found = []
+    for _, group in itertools.groupby((text for text in texts if text), lambda text: text[0]):
+        own = list(group)
+        head = os.path.commonprefix(own)  # noqa: RUF071 - of texts
+        found.append(re.escape(head) + longest_of([text[len(head) :] for text in own]))
+    if not found:
+        return ""
+    return f"(?:{'|'.join(found)})" + ("?" if "" in texts else "")
+
+
+def joined(message: Message) -> Mapping[str, Any]:
+    """A message whose content is one text: templates of models for text alone take no parts."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not content and isinstance(message, Mapping) and isinstance(message.get("refusal"), str):
+        content = [{"type": "refusal", "refusal": message["refusal"]}]
+    if not isinstance(content, list) or not content:
+        return message
+    texts = []
+    for part in content:
+        kind = part.get("type") or "text" if isinstance(part, Mapping) else None
+        if kind in ("text", "refusal") and isinstance(part.get(kind), str):
+            texts.append(part[kind])
+        elif isinstance(part, str):
+            texts.append(part)
+        else:
+            raise InvalidPrompt(f"content holds a part of type {str(kind)[:80]!r}: this model takes text")
+    return {**message, "content": "\n".join(texts)}
+
+
+def check_turns(messages: Sequence[Message], template: str, field: str) -> None:
+    """See that each message is of a role that is known, and that each result of a tool has its call before it.
+
+    Args:
+        messages: of a conversation.
+        template: of the model: it may know further roles, which it has as texts.
+        field: what the client calls the messages.
+
+    Raises:
+        Problem: a message has another role, or no call.
+    """
+    called: set[Any] = set()
+    for index, message in enumerate(messages):
+        role = message.get("role")
+        if isinstance(role, str) and role not in ROLES and not any(f"{q}{role}{q}" in template for q in "'\""):
+            roles = f"{', '.join(ROLES)}, or one that the chat template names"
+            raise Problem(400, f"{field}[{index}]: role is {shown(role)}: it must be one of {roles}", field)
+        if role == "assistant" and isinstance(calls := message.get("tool_calls"), list):
+            called |= {str(call.get("id")) for call in calls if isinstance(call, dict)}
+        call_id = message.get("tool_call_id")
+        if role == "tool" and (not called or (call_id is not None and str(call_id) not in called)):
+            own = f"a result of a tool (tool_call_id {shown(call_id)})"
+            raise Problem(400, f"{field}: {own} answers no call that a message before it has made", field)
+
+
+class TokenTexts:
+    """The texts of single tokens, for log probabilities."""
+
+    def __init__(self, tokenizer: ModelTokenizer):
+        self._tokenizer = tokenizer
+        self._texts: dict[int, tuple[str, str]] = {}  # alone, where a decoder may drop a space; in a text
+
+    def after(self, before: Sequence[int], token: int) -> str:
+        """The text that a token adds to those before it: nothing while a character is incomplete, then the whole character."""
+        if token not in self._texts:
+            alone = self._decode([token])
+            self._texts[token] = alone, self._decode([token, token])[len(alone) :]
+        alone, text = self._texts[token]
+        if INCOMPLETE not in text:
+            return text if alone == text or self._tokenizer.decode(before) else alone
+        for count in range(1, len(before) + 1):
+            whole = self._decode([*before[-count:], token])
+            if not whole.endswith(INCOMPLETE):
+                return whole[len(self._decode(before[-count:]).rstrip(INCOMPLETE)) :]
+        return ""
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)

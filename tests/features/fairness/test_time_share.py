@@ -1,0 +1,312 @@
+"""Clients share time: beside N - 1 others a client waits at most N times as long as alone, and all get the same tokens.
+
+Time is what steps are predicted to take: no test waits for a clock.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+from nanoengine.core.llm_engine import LLMEngine
+from nanoengine.core.sequence import Request
+from tests.core.toys import ToyModel, check, make_engine, run
+from tests.features.fairness.sharing import POLICIES, Recorder, rows_of_clients, shared_engine, submit
+
+ROOM = {"num_blocks": 40_000, "max_model_len": 520, "max_num_seqs": 64, "max_num_batched_tokens": 64}
+"""Blocks and rows for all: time alone is short."""
+
+HEAVY = {
+    "one long prompt": [(500, 2, 1)],
+    "many prompts": [(45, 2, 1)] * 20,
+    "many rows": [(8, 40, 40)],
+    "prompts and rows": [(100, 30, 10), (400, 2, 1)],
+}
+"""What others ask for: tokens of a prompt, new ones, completions."""
+
+
+def time_alone(length: int, max_tokens: int, n: int, **options: Any) -> float:
+    recorder = Recorder()
+    engine = make_engine(parts=[recorder], **ROOM, **options)
+    submit(engine, length, "alone", max_tokens, n=n)
+    run(engine, [])
+    return recorder.now
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("heavy", HEAVY)
+@pytest.mark.parametrize("others", [1, 3])
+def test_a_light_client_takes_at_most_its_share_of_the_time(depth: int, heavy: str, others: int) -> None:
+    """One chat after the other: each takes as many times as long as alone as there are clients, and the steps that were in
+    flight when it came; and the others have the rest."""
+    recorder = Recorder()
+    engine, _ = shared_engine(**ROOM, policy="mixed", depth=depth, parts=[recorder])
+    alone = time_alone(12, 10, 1, policy="mixed", depth=depth)
+    for number in range(others):
+        for length, max_tokens, n in HEAVY[heavy]:
+            submit(engine, length + number, f"heavy {number}", max_tokens, n=n)
+    for _ in range(5):
+        engine.step()
+    for _ in range(4):
+        start, before = recorder.now, recorder.longest
+        chat = submit(engine, 12, "light", 10)
+        while not chat.finished:
+            engine.step()
+            check(engine.scheduler)
+        num_clients = others + 1
+        assert recorder.now - start <= num_clients * alone + depth * before
+        engine.step()
+    run(engine, [])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nobody_waits_longer_than_the_time_of_all_and_tokens_are_those_alone(seed: int) -> None:
+    """Drawn loads of two to six clients. From its arrival to its end, a request of a client that has no other takes N times as
+    long as alone, and one step more for each that was in flight and each other client that came meanwhile."""
+    rng = random.Random(seed)
+    depth, num_clients = rng.choice([1, 2]), rng.randint(2, 6)
+    options: dict[str, Any] = {"policy": "mixed", "depth": depth}
+    recorder = Recorder()
+    engine, time = shared_engine(**ROOM, **options, parts=[recorder])
+    waiting: list[tuple[int, int, tuple[int, int, int]]] = []
+    for client in range(num_clients):
+        at = rng.randint(0, 20)
+        for _ in range(rng.randint(1, 4)):
+            wish = rng.choice([(5, 9, 1), (100, 3, 1), (20, 15, 15), (450, 2, 1), (40, 20, 4)])
+            waiting.append((at, client, wish))
+            at += rng.randint(0, 60)
+    waiting.sort()
+    running: dict[Request, tuple[float, tuple[int, int, int], int]] = {}
+    of_client = defaultdict[int, list[Request]](list)
+    arrivals: list[float] = []
+    now = 0
+    alone = {wish: time_alone(*wish, **options) for _, _, wish in waiting}
+    while waiting or engine.has_unfinished:
+        while waiting and waiting[0][0] <= now:
+            _, client, wish = waiting.pop(0)
+            unfinished = [own for own in of_client[client] if not own.finished]
+            if not unfinished:
+                arrivals.append(recorder.now)
+            request = submit(engine, wish[0] + client, f"{client}", wish[1], n=wish[2])
+            of_client[client].append(request)
+            if not unfinished:
+                running[request] = recorder.now, wish, client
+        engine.step()
+        check(engine.scheduler)
+        now += 1
+        for request in [own for own in running if own.finished]:
+            start, wish, client = running.pop(request)
+            if sum(own.finished for own in of_client[client]) == len(of_client[client]) == 1:
+                pieces = depth + sum(at >= start for at in arrivals)
+                bound = num_clients * alone[wish] + pieces * recorder.longest
+                assert recorder.now - start <= bound, (wish, client)
+    assert not time.num_unfinished
+    together = {
+        (seq.request.client, len(seq.request.prompt_token_ids), seq.index): seq.output_token_ids
+        for own in of_client.values()
+        for request in own
+        for seq in request.sequences
+    }
+    other = make_engine(model=ToyModel(4), **ROOM)
+    expected = {}
+    for client, own in of_client.items():
+        for request in own:
+            same = submit(
+                other, len(request.prompt_token_ids), f"{client}", request.params.max_tokens or 1, n=request.params.n
+            )
+            run(other, [])
+            for seq in same.sequences:
+                expected[f"{client}", len(request.prompt_token_ids), seq.index] = seq.output_token_ids
+    assert together == expected
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_equal_clients_are_all_in_every_step(policy: str) -> None:
+    """Many small clients share the reading of the weights."""
+    recorder = Recorder()
+    engine, _ = shared_engine(**ROOM, policy=policy, parts=[recorder])
+    for number in range(32):
+        submit(engine, 3, f"{number}", 20)
+    while not all(seq.output_token_ids for seq in engine.scheduler.running) or not engine.scheduler.running:
+        engine.step()
+    recorder.steps.clear()
+    run(engine, [])
+    assert {len(step.decodes) for step in recorder.steps[:15]} == {32}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_clients_with_much_work_have_equal_time(policy: str) -> None:
+    """However different their work is. Who is in a step of another may add as much as that has, and both pay half of what a step
+    takes without rows: so it gets a little more."""
+    recorder = Recorder()
+    engine, time = shared_engine(**ROOM, policy=policy, parts=[recorder])
+    submit(engine, 8, "rows", 60, n=40)
+    submit(engine, 500, "prompt", 2)
+    submit(engine, 501, "prompt", 2)
+    while len(time.num_unfinished) == 2:
+        engine.step()
+        check(engine.scheduler)
+        served = [time.clocks[client] for client in ("rows", "prompt")]
+        assert min(served) >= 0.45 * sum(served) - recorder.longest
+    run(engine, [])
+
+
+def test_a_client_that_comes_back_is_not_served_twice() -> None:
+    """Its clock stands where it was, if the others are behind it: many short requests are one long one."""
+    engine, time = shared_engine(**ROOM, policy="mixed")
+    submit(engine, 500, "long", 2)
+    submit(engine, 8, "rows", 3, n=10)
+    while "rows" in time.num_unfinished:
+        engine.step()
+    time.clocks["rows"] += 100
+    submit(engine, 8, "rows", 3)
+    assert time.clocks["rows"] > 100
+    submit(engine, 8, "new", 3)
+    assert time.clocks["new"] == time.clocks["long"]
+    run(engine, [])
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("priority", [0, -(2**63)])
+def test_who_took_every_row_gives_a_newcomer_its_part(depth: int, priority: int) -> None:
+    engine, _ = shared_engine(num_blocks=900, max_num_seqs=32, policy="mixed", depth=depth)
+    flood = [submit(engine, 5, "flood", 50, n=16, priority=priority) for _ in range(2)]
+    for _ in range(3):
+        engine.step()
+    assert rows_of_clients(engine) == {"flood": 32}
+    newcomer = submit(engine, 9, "newcomer", 30, n=20)
+    for _ in range(2 * depth + 2):
+        engine.step()
+        check(engine.scheduler)
+    assert newcomer.sequences[0].output_token_ids
+    for _ in range(16):
+        engine.step()
+        check(engine.scheduler)
+    assert rows_of_clients(engine) == {"flood": 16, "newcomer": 16}
+    run(engine, [])
+    lengths = [len(seq.output_token_ids) for request in (*flood, newcomer) for seq in request.sequences]
+    assert lengths == [50] * 32 + [30] * 20
+
+
+def test_a_client_that_is_alone_has_every_step_and_pays_nothing() -> None:
+    """What shares out the steps is asked only while there are two."""
+    engine, time = shared_engine()
+    parts, mine = engine.scheduler.parts, [submit(engine, 5, "a", 2, n=2)]
+    assert time not in parts
+    others = [submit(engine, 5, client, 9) for client in ("b", "c")]
+    assert (time in parts, time.num_unfinished) == (True, {"a": 2, "b": 1, "c": 1})
+    engine.abort(others[0].request_id)
+    assert (time in parts, time.num_unfinished) == (True, {"a": 2, "c": 1})
+    engine.abort(others[1].request_id)
+    assert (time in parts, time.num_unfinished) == (False, {"a": 2})
+    run(engine, [])
+    assert (time in parts, time.num_unfinished, mine[0].finished) == (False, {}, True)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_small_pools_few_rows_and_small_steps_end_too(seed: int) -> None:
+    """Where blocks, rows and tokens of a step are all short, everybody gets all tokens, and the same as alone."""
+    rng = random.Random(seed)
+    budget = rng.choice([3, 16, 40])
+    options: dict[str, Any] = {
+        "max_num_batched_tokens": budget,
+        "max_num_seqs": rng.choice([2, 3, 8]),
+        "num_blocks": rng.choice([16, 40]),
+        "enable_prefix_caching": rng.random() < 0.5,
+        "policy": rng.choice(POLICIES),
+        "max_chunk": rng.choice([None, 1, 7]),
+        "depth": rng.choice([1, 2]),
+    }
+    wishes = [
+        (rng.randint(1, 30), rng.choice("aabc"), rng.randint(1, 12), rng.choice([1, 1, 3]), rng.choice([0, 0, -1, 1]))
+        for _ in range(12)
+    ]
+    arrivals = [rng.randint(0, 12) for _ in wishes]
+    victim = rng.randrange(24)
+
+    def serve(engine: LLMEngine, *, aborts: bool) -> list[Request]:
+        requests: list[Request] = []
+        for now in range(5000):
+            for (length, client, max_tokens, n, priority), came in zip(wishes, arrivals, strict=True):
+                if came == now:
+                    requests.append(submit(engine, length, client, max_tokens, n=n, priority=priority))
+            if now > 12 and not engine.has_unfinished:
+                return requests
+            engine.step()
+            check(engine.scheduler)
+            if aborts and victim == now and engine.requests:
+                engine.abort(next(iter(engine.requests)))
+        raise AssertionError("the engine does not come to an end")
+
+    alone = serve(make_engine(num_blocks=900, model=ToyModel(4)), aborts=False)
+    engine, time = shared_engine(**options)
+    together = serve(engine, aborts=True)
+    assert not time.num_unfinished
+    was_aborted = [any(seq.finish_reason == "abort" for seq in request.sequences) for request in together]
+    assert sum(was_aborted) <= 1
+    for request, same, aborted in zip(together, alone, was_aborted, strict=True):
+        pairs = zip(request.sequences, same.sequences, strict=True)
+        assert aborted or all(seq.output_token_ids == other.output_token_ids for seq, other in pairs)
+
+
+def test_waiting_sequences_are_looked_at_once_a_step_and_only_while_one_may_start() -> None:
+    class Counted(list[Any]):
+        num_looks = 0
+
+        def __iter__(self) -> Any:
+            for seq in super().__iter__():
+                self.num_looks += 1
+                yield seq
+
+    engine, time = shared_engine(max_num_seqs=64, num_blocks=4000, policy="mixed")
+    for _ in range(2000):
+        submit(engine, 5, "crowd", 40)
+    for _ in range(32):
+        submit(engine, 6, "late", 40)
+    looked = engine.scheduler.waiting = Counted(engine.scheduler.waiting)
+    engine.step()
+    assert looked.num_looks <= 3 * 2032, "for whom the step is, who is first, and who comes then"
+    while rows_of_clients(engine)["late"] < 32:
+        engine.step()
+    looked.num_looks = 0
+    engine.step()
+    assert looked.num_looks == 0, "no row is free"
+    assert time.num_unfinished == {"crowd": 2000, "late": 32}
+
+
+def test_rows_that_had_no_place_come_first_in_the_next_step() -> None:
+    """All rows of a client go on equally fast, though few have a place beside another."""
+    engine, _ = shared_engine(**ROOM, policy="mixed")
+    rows = submit(engine, 8, "rows", 200, n=40)
+    while not all(seq.output_token_ids for seq in rows.sequences):
+        engine.step()
+    submit(engine, 3, "light", 200)
+    before = [len(seq.output_token_ids) for seq in rows.sequences]
+    for _ in range(60):
+        engine.step()
+    new = [len(seq.output_token_ids) - count for seq, count in zip(rows.sequences, before, strict=True)]
+    assert len(engine.scheduler.running) == 41
+    assert 10 < min(new) <= max(new) < 60
+    assert max(new) - min(new) <= 2
+    for client in ("rows", "light"):
+        for request in [own for own in engine.requests.values() if own.client == client]:
+            engine.abort(request.request_id)
+
+
+def test_somebody_goes_on_though_there_is_time_for_no_token() -> None:
+    """The client that a step is for may find no block, or wait for one that another computes."""
+    engine, time = shared_engine(**ROOM, policy="mixed")
+    first, second = submit(engine, 50, "first"), submit(engine, 60, "second")
+    time.make_way([], engine.scheduler.waiting)
+    other = second if time._leader == "first" else first
+    time._left = {other.client: 1e-9}
+    [seq] = other.sequences
+    assert time.allowed(seq, 64) == 1
+    seq.num_computed = 1
+    time.took(seq, 1)
+    assert time.allowed(seq, 64) == 0
+    seq.num_computed = 0
+    run(engine, [])

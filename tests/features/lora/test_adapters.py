@@ -1,0 +1,379 @@
+"""Requests with adapters, in engines: alone and together, in drawn ways, loaded anew, in the cache, and at the limits."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nanoengine import LLM, BeamSearchParams, LoRARequest, RequestOutput, SamplingParams
+from nanoengine.core.config import POLICIES
+from nanoengine.core.sequence import Request
+from nanoengine.errors import InvalidConfig, InvalidRequest, StepFailed
+from nanoengine.features.lora.adapters import Adapters, adapters_of
+from nanoengine.features.lora.products import Products
+from nanoengine.features.lora.runner_part import AdapterPart
+from tests.e2e.small_engine import Broken, assert_idle, raise_at, sabotage, step
+from tests.features.lora.written import ALL, linear_layers, merged, write_adapter
+from tests.features.speculation.scripted import HARM, Scripted
+from tests.features.speculation.test_every_way import knowing
+from tests.kernels.marks import needs_kernels
+from tests.models.families import family_checkpoint
+from tests.support import fill_kv_with_nan, model_runner
+
+SHARED = [(3 * i + 1) % 200 for i in range(70)]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return family_checkpoint(tmp_path_factory.mktemp("model"), "Llama", seed=5, head_dim=32)
+
+
+@pytest.fixture(scope="module")
+def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[LoRARequest]:
+    """Of all layers, of some, and of other ranks."""
+    folder, layers = tmp_path_factory.mktemp("adapters"), linear_layers(model)
+    written = [
+        write_adapter(folder / "0", layers, 1),
+        write_adapter(folder / "1", layers, 2, targets=("q_proj", "down_proj"), r=9, dtype=torch.bfloat16),
+        write_adapter(folder / "2", layers, 3, use_rslora=True, rank_pattern={"o_proj": 17}, dtype=torch.float16),
+    ]
+    return [LoRARequest(f"adapter {i}", i + 1, str(path)) for i, path in enumerate(written)]
+
+
+def opened(model: Path, **options: Any) -> LLM:
+    defaults = {"num_kv_blocks": 100, "device": "cpu", "dtype": "float32", "max_model_len": 256, "enable_lora": True}
+    llm = LLM(str(model), use_tqdm=False, **defaults | options)
+    fill_kv_with_nan(llm)
+    return llm
+
+
+def own_adapters(llm: LLM) -> Adapters:
+    return adapters_of(llm.engine.scheduler.parts)
+
+
+def own_products(llm: LLM) -> Products:
+    (part,) = (own for own in model_runner(llm).parts if isinstance(own, AdapterPart))
+    return part.products
+
+
+@pytest.fixture(scope="module")
+def llm(model: Path) -> Iterator[LLM]:
+    with opened(model, max_loras=3) as own:
+        yield own
+
+
+def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def said(output: RequestOutput) -> Any:
+    """Tokens and log probabilities of all completions."""
+    return [
+        (own.token_ids, [[(token, entry.logprob) for token, entry in place.items()] for place in own.logprobs or ()])
+        for own in output.outputs
+    ]
+
+
+# ---- one number
+
+
+def draw_asked(rng: random.Random, adapters: list[LoRARequest]) -> tuple[list[int], SamplingParams, LoRARequest | None]:
+    prompt = SHARED[: rng.choice([0, 16, 33, 64])] + [rng.randrange(250) for _ in range(rng.randint(1, 30))]
+    chosen: dict[str, Any] = rng.choice([{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.7, "n": 2}])
+    params = SamplingParams(
+        seed=rng.randrange(99), max_tokens=rng.randint(4, 14), logprobs=1, ignore_eos=True, **chosen
+    )
+    return prompt, params, rng.choice([None, *adapters])
+
+
+def make(llm: LLM, prompt: list[int], params: SamplingParams, adapter: LoRARequest | None) -> Request:
+    request = llm.engine.make_request(prompt, params)
+    if adapter is not None:
+        own_adapters(llm).use_each([request], adapter)
+    return request
+
+
+Asked = Sequence[tuple[list[int], SamplingParams, LoRARequest | None]]
+
+
+def one_by_one(llm: LLM, asked: Asked) -> list[Request]:
+    """Each request alone, to its end."""
+    made = [make(llm, *own) for own in asked]
+    for request in made:
+        llm.engine.submit(request)
+        while not request.finished:
+            llm.engine.step()
+    return made
+
+
+def guess_with_harm(llm: LLM, alone: list[Request], rng: random.Random) -> None:
+    """Drafts of somebody who has read the answers, and errs or means harm."""
+    speculation = llm.built.capabilities["speculation"].speculation
+    assert speculation is not None
+    speculation.step_tokens = 1000
+    speculation.proposer = Scripted(HARM[rng.choice(sorted(HARM))](knowing(alone)))
+
+
+@needs_kernels
+@pytest.mark.parametrize("seed", range(14))
+def test_what_is_said_with_adapters_has_the_same_bits_in_every_way(
+    model: Path, adapters: list[LoRARequest], tmp_path: Path, seed: int
+) -> None:
+    rng = random.Random(seed)
+    asked = [draw_asked(rng, adapters) for _ in range(9)]
+    options: dict[str, Any] = {
+        "dtype": rng.choice(["float32", "bfloat16"]),
+        "quantization": rng.choice([None, "int8", "int4"]),
+        "kernels": "native",
+    }
+    with opened(model, enforce_eager=True, enable_prefix_caching=False, num_threads=1, **options) as llm:
+        alone = one_by_one(llm, asked)
+        right = [said(request.output()) for request in alone]
+    with opened(model, enable_lora=False, enforce_eager=True, num_threads=1, **options) as llm:
+        plain = [own if own[2] is None else None for own in asked]
+        for own, expected in zip(plain, right, strict=True):
+            if own is not None:
+                assert said(llm.generate([own[0]], own[1], use_tqdm=False)[0]) == expected, "without any adapters"
+    way: dict[str, Any] = {
+        "scheduling_policy": rng.choice(POLICIES),
+        "async_scheduling": rng.random() < 0.5,
+        "max_num_batched_tokens": rng.choice([16, 64, 8192]),
+        "max_num_seqs": rng.choice([3, 256]),
+        "num_kv_blocks": rng.choice([17, 60]),
+        "enforce_eager": rng.random() < 0.3,
+        "speculation": rng.choice([None, "ngram"]),
+        **rng.choice([{}, {"preemption_mode": "swap", "kv_host_memory": 1 << 26}, {"kv_disk_path": str(tmp_path)}]),
+    }
+    with opened(model, max_loras=3, **options, **way) as llm:
+        if way["speculation"]:
+            guess_with_harm(llm, alone, rng)
+        for round in range(2):  # the second finds what the first has left in the cache
+            order = rng.sample(range(len(asked)), len(asked))
+            made = [make(llm, *asked[i]) for i in order]
+            for request in made:
+                llm.engine.submit(request)
+                step(llm, rng.randint(0, 2))
+            while llm.engine.has_unfinished:
+                step(llm)
+            assert [said(own.output()) for own in made] == [right[i] for i in order], (round, way, options)
+        assert_idle(llm)
+
+
+def test_steps_with_adapters_are_recorded_beside_those_without(llm: LLM, adapters: list[LoRARequest]) -> None:
+    recorder = model_runner(llm).recorder
+    if recorder is None:
+        pytest.skip("nothing is recorded here")
+    for adapter in (None, adapters[0], adapters[1]):
+        llm.generate([[5, 6, 7]], GREEDY, lora_request=adapter, use_tqdm=False)
+    kinds = {variant for bucket, variant in recorder._replays if bucket.num_runs == 1}  # type: ignore[attr-defined]
+    assert kinds == {False, True}
+
+
+# ---- right
+
+
+def test_adapters_say_what_the_merged_model_of_transformers_says(
+    llm: LLM, model: Path, adapters: list[LoRARequest]
+) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=3, prompt_logprobs=3)
+    prompts = [SHARED[: 20 + i] for i in range(3)]
+    outputs = llm.generate(prompts, params, lora_request=adapters, use_tqdm=False)
+    for adapter, prompt, output in zip(adapters, prompts, outputs, strict=True):
+        own = output.outputs[0]
+        with torch.no_grad():
+            logits = merged(model, Path(adapter.lora_path))(torch.tensor([prompt + own.token_ids])).logits[0]
+        right = logits.log_softmax(-1)
+        entries = [*(output.prompt_logprobs or ())[1:], *(own.logprobs or ())]
+        for at, entry in enumerate(entries):
+            assert entry is not None
+            assert all(abs(right[at, token] - one.logprob) < 1e-4 for token, one in entry.items())
+        assert right[len(prompt) - 1 : -1].argmax(-1).tolist() == own.token_ids
+
+
+FUSED = ("Phi3", "Qwen3-MoE", "Gemma3", "Granite, biases", "Phi3, partial, long factors")
+
+
+@pytest.mark.parametrize("shape", FUSED)
+@pytest.mark.parametrize("kernels", ["torch", "auto"])
+def test_families_with_fused_and_reordered_layers(tmp_path: Path, shape: str, kernels: str) -> None:
+    """Attention alone where there are experts."""
+    sizes = {"head_dim": 32} if shape in ("Qwen3-MoE", "Granite, biases") else {}
+    folder = family_checkpoint(tmp_path / "model", shape, seed=3, **sizes)
+    layers = {name: own for name, own in linear_layers(folder).items() if ".experts" not in name}
+    path = write_adapter(tmp_path / "adapter", layers, 4, size=0.15)
+    with opened(
+        folder, num_kv_blocks=200, kernels=kernels, attention_backend="torch" if kernels == "torch" else "auto"
+    ) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
+        wanted = LoRARequest("own", 1, str(path))
+        plain, own = llm.generate([SHARED, SHARED], params, lora_request=[None, wanted], use_tqdm=False)
+    found = own.outputs[0].token_ids
+    with torch.no_grad():
+        right = merged(folder, path)(torch.tensor([SHARED + found])).logits[0, len(SHARED) - 1 : -1].argmax(-1).tolist()
+    assert found == right
+    assert plain.outputs[0].token_ids != found
+
+
+# ---- the cache, and loading anew
+
+
+def test_prefix_hits_never_cross_adapters(llm: LLM, adapters: list[LoRARequest]) -> None:
+    llm.reset_prefix_cache()
+    cached = []
+    for adapter in (None, adapters[0], adapters[1], None, adapters[0], adapters[1]):
+        (output,) = llm.generate([SHARED], GREEDY, lora_request=adapter, use_tqdm=False)
+        cached.append(output.num_cached_tokens)
+    assert cached == [0, 0, 0, 64, 64, 64]
+
+
+def test_a_changed_file_under_the_same_name_is_another_adapter(
+    llm: LLM, model: Path, adapters: list[LoRARequest], tmp_path: Path
+) -> None:
+    layers, wanted = linear_layers(model), LoRARequest("changing", 1, str(tmp_path / "own"))
+    found, cached = [], []
+    for seed in (1, 7, 1):
+        write_adapter(tmp_path / "own", layers, seed)
+        (output,) = llm.generate([SHARED], GREEDY, lora_request=wanted, use_tqdm=False)
+        found.append(output.outputs[0].token_ids)
+        cached.append(output.num_cached_tokens)
+    assert found[0] == found[2] != found[1]
+    assert cached[1:] == [0, 64], "what the same bytes have computed is found again"
+    (same,) = llm.generate([SHARED], GREEDY, lora_request=adapters[0], use_tqdm=False)
+    assert (same.outputs[0].token_ids, same.num_cached_tokens) == (found[0], 64), "by another name, too"
+
+
+def test_one_that_is_replaced_or_unloaded_stays_for_its_requests(
+    model: Path, adapters: list[LoRARequest], tmp_path: Path
+) -> None:
+    with opened(model) as llm:
+        expected = tokens(llm.generate([SHARED], GREEDY, lora_request=adapters[0], use_tqdm=False))[0]
+        own, products = own_adapters(llm), own_products(llm)
+        own.unload("adapter 0")
+        shutil.copytree(adapters[0].lora_path, tmp_path / "own")
+        own.load("own", str(tmp_path / "own"))
+        request = make(llm, SHARED, GREEDY, LoRARequest("own"))
+        llm.engine.submit(request)
+        step(llm, 2)
+        write_adapter(tmp_path / "own", linear_layers(model), 9)
+        own.load("own", str(tmp_path / "own"))
+        step(llm, 1)
+        own.unload("own")
+        while llm.engine.has_unfinished:
+            step(llm)
+        assert request.sequences[0].output_token_ids == expected
+        with pytest.raises(InvalidRequest, match="no adapter 'own' is loaded"):
+            own.unload("own")
+        assert own.wants_step()
+        llm.engine.step()
+        assert not own.wants_step()
+        kept = [*products.adapters, *getattr(products, "_memory", ())]
+        assert not kept, "the runner has given back what nobody needs"
+
+
+# ---- beside other features
+
+
+def test_beams_have_their_adapter(llm: LLM, adapters: list[LoRARequest], model: Path) -> None:
+    params = BeamSearchParams(beam_width=2, max_tokens=4, ignore_eos=True)
+    (found,) = llm.beam_search([SHARED], params, lora_request=adapters[0], use_tqdm=False)
+    (plain,) = llm.beam_search([SHARED], params, use_tqdm=False)
+    assert found.outputs[0].token_ids != plain.outputs[0].token_ids
+    best = found.outputs[0]
+    with torch.no_grad():
+        logits = merged(model, Path(adapters[0].lora_path))(torch.tensor([SHARED + best.token_ids])).logits[0]
+    own = logits.log_softmax(-1)[len(SHARED) - 1 : -1].gather(-1, torch.tensor(best.token_ids)[:, None]).sum().item()
+    assert abs(own - (best.cumulative_logprob or 0.0)) < 1e-3
+
+
+def test_chats_streams_and_embeddings_take_an_adapter(llm: LLM, adapters: list[LoRARequest]) -> None:
+    text, own = "abc" * 9, adapters[0]
+    (expected,) = llm.generate([text], GREEDY, lora_request=own, use_tqdm=False)
+    assert "".join(llm.stream(text, GREEDY, lora_request=own)) == expected.outputs[0].text
+    first, second, third = (
+        llm.embed([text], lora_request=adapter, use_tqdm=False)[0].embedding for adapter in (None, own, own)
+    )
+    assert (second == third).all()
+    assert not (first == second).all()
+
+
+def test_after_a_failed_step_adapters_are_loaded_again(
+    model: Path, adapters: list[LoRARequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which of the orders of a failed step were carried out, nobody knows."""
+    with opened(model) as llm:
+        expected = tokens(llm.generate([SHARED] * 3, GREEDY, lora_request=adapters, use_tqdm=False))
+        llm.reset_prefix_cache()
+        for slot in range(3):
+            own_products(llm).drop(slot)
+        with monkeypatch.context() as patch:
+            sabotage(llm, patch, raise_at(1, Broken()))
+            with pytest.raises(StepFailed):
+                llm.generate([SHARED[:40]], GREEDY, lora_request=adapters[0], use_tqdm=False)
+        assert tokens(llm.generate([SHARED] * 3, GREEDY, lora_request=adapters, use_tqdm=False)) == expected
+
+
+def test_a_worker_process_has_adapters_too(model: Path, adapters: list[LoRARequest]) -> None:
+    with opened(model) as llm:
+        expected = tokens(llm.generate([SHARED] * 2, GREEDY, lora_request=[None, adapters[0]], use_tqdm=False))
+    options = {"device": "cpu", "dtype": "float32", "num_kv_blocks": 50, "max_model_len": 256, "enable_lora": True}
+    with LLM(str(model), worker_process=True, use_tqdm=False, **options) as llm:
+        for _ in range(2):
+            found = tokens(llm.generate([SHARED] * 2, GREEDY, lora_request=[None, adapters[0]], use_tqdm=False))
+            assert found == expected
+            llm.engine.executor.executor.processes[0].kill()  # type: ignore[attr-defined] # the next one knows no adapter
+
+
+# ---- limits
+
+
+def test_limits_are_told_by_their_names(model: Path, adapters: list[LoRARequest]) -> None:
+    with opened(model, max_loras=2) as llm:
+        own = own_adapters(llm)
+        for adapter in adapters[:2]:
+            own.load(adapter.lora_name, adapter.lora_path)
+        with pytest.raises(InvalidRequest, match=r"2 are loaded or in use, the most that may be \(max_loras\)"):
+            own.load("third", adapters[2].lora_path)
+        with pytest.raises(InvalidRequest, match="'adapter 0' is loaded: unload it"):
+            own.load("adapter 0", adapters[2].lora_path, replaces=False)
+        with pytest.raises(InvalidRequest, match="no room"):
+            llm.generate([[1]] * 3, GREEDY, lora_request=[adapters[2], adapters[0], adapters[1]], use_tqdm=False)
+        found = tokens(llm.generate([SHARED], GREEDY, lora_request=adapters[2], use_tqdm=False))  # it makes room
+        assert set(own.loaded) == {"adapter 2", "adapter 1"} or set(own.loaded) == {"adapter 2", "adapter 0"}
+        assert found == tokens(llm.generate([SHARED], GREEDY, lora_request=adapters[2], use_tqdm=False))
+    size = len((Path(adapters[0].lora_path) / "adapter_model.safetensors").read_bytes())
+    with opened(model, max_lora_bytes=size + 10) as llm:
+        own_adapters(llm).load("one", adapters[0].lora_path)
+        with pytest.raises(InvalidRequest, match="max_lora_bytes"):
+            own_adapters(llm).load("two", adapters[1].lora_path)
+
+
+def test_mistakes_are_told_before_anything_runs(model: Path, llm: LLM, adapters: list[LoRARequest]) -> None:
+    for wanted, message in (
+        ("adapter 0", "it must be a LoRARequest"),
+        ([{}], "it must be a LoRARequest"),
+        (LoRARequest("unknown"), "no adapter 'unknown' is loaded"),
+        ([adapters[0]] * 2, "2 entries for 1 prompts"),
+    ):
+        with pytest.raises(InvalidRequest, match=message):
+            llm.generate([[1, 2]], GREEDY, lora_request=wanted, use_tqdm=False)  # type: ignore[arg-type]
+    for fields in (("", 1), (1, 1), ("a", 0), ("a", True), ("a\n", 1), ("a", 1, 5)):
+        with pytest.raises(InvalidRequest):
+            LoRARequest(*fields)  # type: ignore[arg-type]
+    with opened(model, enable_lora=False) as plain:
+        with pytest.raises(InvalidRequest, match="set enable_lora=True"):
+            plain.generate([[1]], GREEDY, lora_request=adapters[0], use_tqdm=False)
+        assert tokens(plain.generate([[1]], GREEDY, lora_request=[None], use_tqdm=False))
+    for options in ({"lora_modules": ["a=b"], "enable_lora": False}, {"lora_modules": "a=b"}, {"lora_modules": ["a"]}):
+        with pytest.raises(InvalidConfig, match="lora_modules"):
+            opened(model, **options)
+    with opened(model, lora_modules=[f"first={adapters[0].lora_path}"]) as started:
+        assert list(own_adapters(started).loaded) == ["first"]
+    assert json.loads((Path(adapters[0].lora_path) / "adapter_config.json").read_text())["target_modules"] == [*ALL]

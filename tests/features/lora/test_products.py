@@ -1,0 +1,202 @@
+"""Products with adapters: rows without any have the bits that the kernels give them, rows with one those that they have alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from nanoengine.features.lora.native_products import NativeProducts
+from nanoengine.features.lora.places import Place
+from nanoengine.features.lora.products import Group, Products
+from nanoengine.kernels.native.operations import NativeKernels
+from nanoengine.kernels.operations import Kernels, Weight
+from nanoengine.kernels.reference.gates import ACTIVATIONS, GATES
+from nanoengine.kernels.reference.operations import TorchKernels
+from tests.features.lora.written import adapter_of
+from tests.kernels.contract_cases import CPU, EPS, Case, Kind
+from tests.kernels.marks import needs_kernels
+from tests.support import threads
+
+NUM_ADAPTERS = 5
+Call = Callable[[Tensor, Kernels], Tensor]
+
+
+@dataclass
+class Drawn:
+    """A matrix, and adapters of some of its parts."""
+
+    case: Case
+    weight: Weight
+    places: dict[str, Place]
+    adapters: list[dict[str, tuple[Tensor, Tensor, float]]]
+    slots: np.ndarray  # of each row; -1: none
+
+    def products(self) -> Products:
+        kernels = self.case.kernels
+        if isinstance(kernels, NativeKernels):
+            limits = {"max_adapters": NUM_ADAPTERS, "max_rows": self.case.rows}
+            return NativeProducts(kernels, [self.weight], self.places, **limits)
+        return Products(kernels, [self.weight], self.places, CPU)
+
+    def delta(self, x: Tensor) -> Tensor:
+        """What the adapters add, in float64."""
+        total = torch.zeros(len(x), self.weight.shape[0], dtype=torch.float64)
+        for row, slot in enumerate(self.slots):
+            for name, (a, b, scale) in self.adapters[slot].items() if slot >= 0 else ():
+                place = self.places[name]
+                added = scale * (b.double()[place.order] @ (a.double() @ x[row].double()))
+                total[row, place.first : place.first + place.count] += added
+        return total
+
+
+def draw(case: Case, outputs: Sequence[int]) -> Drawn:
+    """Parts with and without adapters, of ranks at the edges of what kernels cut."""
+    rng, matrix = case.rng, case.matrix(*outputs)
+    inputs, dtype = case.inputs, rng.choice([torch.float32, torch.bfloat16, torch.float16])
+    firsts = np.cumsum([0, *outputs]).tolist()
+    places = {
+        str(i): Place(0, first, count, inputs, torch.randperm(count) if rng.random() < 0.3 else torch.arange(count))
+        for i, (first, count) in enumerate(zip(firsts, outputs, strict=False))
+    }
+    adapters = []
+    for _ in range(NUM_ADAPTERS):
+        rank = rng.choice([1, 2, 3, 4, 7, 8, 9, 16, 17])
+        chosen = [name for name in places if rng.random() < 0.8]
+        parts = {name: (case.numbers(rank, inputs), case.numbers(places[name].count, rank)) for name in chosen}
+        adapters.append({name: (a.to(dtype), b.to(dtype), rng.choice([0.5, 1.7])) for name, (a, b) in parts.items()})
+    most = rng.choice([0, 1, 2, NUM_ADAPTERS - 1])
+    slots = np.array([rng.randint(-1, most) if rng.random() < 0.7 else -1 for _ in range(case.rows)])
+    return Drawn(case, matrix.weight, places, adapters, slots)
+
+
+def groups_of(slots: np.ndarray) -> list[Group]:
+    return [Group(int(slot), np.flatnonzero(slots == slot)) for slot in np.unique(slots) if slot >= 0]
+
+
+def kind_of(kernels: Sequence[Kernels]) -> Kind:
+    formats = () if isinstance(kernels[0], TorchKernels) else Kind.formats
+    return Kind(kernels, formats=formats, dtypes=(torch.float32, torch.bfloat16))
+
+
+@pytest.fixture(scope="module")
+def native() -> Kind:
+    kinds = ("int8", "int16", "bfloat16", "float32")
+    return kind_of([NativeKernels(activation_dtype=kind) for kind in kinds])
+
+
+def operation(case: Case) -> tuple[list[int], Callable[[Weight], Call], Callable[[Drawn], Tensor]]:
+    """A drawn function of kernels: outputs of its matrix; what calls it; what it should be, from sums in float64."""
+    rng, is_normed, is_gated = case.rng, case.rng.random() < 0.5, case.rng.random() < 0.5
+    half, activation = case.outputs, rng.choice(ACTIVATIONS)
+    parts = rng.choice([(half, half), (2 * half,), (half, 2 * half, half)])
+    norm = case.numbers(1, dtype=torch.float32)  # drawn again below: the matrix decides how many inputs there are
+    has_residual, has_bias = rng.random() < 0.5, not is_gated and rng.random() < 0.5
+    given: dict[str, Tensor] = {}
+
+    def call_of(weight: Weight) -> Call:
+        size = case.x.shape
+        given["norm"] = case.numbers(size[1], dtype=torch.float32) + norm
+        given["residual"], given["bias"] = case.numbers(*size), case.numbers(weight.shape[0])
+        bias = given["bias"] if has_bias else None
+
+        def call(rows: Tensor, kernels: Kernels) -> Tensor:
+            x = case.x[rows].clone()
+            if not is_normed:
+                return kernels.gated_linear(x, weight, activation) if is_gated else kernels.linear(x, weight, bias)
+            residual = given["residual"][rows].clone() if has_residual else None
+            before = x, residual, given["norm"], EPS, weight
+            out, total = (
+                kernels.norm_gated_linear(*before, activation) if is_gated else kernels.norm_linear(*before, bias)
+            )
+            summed = case.x[rows] + given["residual"][rows] if has_residual else case.x[rows]
+            assert torch.equal(total.nan_to_num(), summed.nan_to_num())
+            return out
+
+        return call
+
+    def expected(drawn: Drawn) -> Tensor:
+        x = case.x
+        if is_normed:
+            x = case.x + given["residual"] if has_residual else case.x
+            x = case.kernels.rms_norm(x, given["norm"], EPS)
+        sums = case.kernels.logits(x, drawn.weight).double() + drawn.delta(x)
+        if not is_gated:
+            return sums + given["bias"].double() if has_bias else sums
+        return GATES[activation](*sums.chunk(2, 1))
+
+    return list(parts), call_of, expected
+
+
+def check(kind: Kind, seed: int) -> None:
+    case = Case(kind, seed)
+    outputs, call_of, expected = operation(case)
+    drawn = draw(case, outputs)
+    call, rows = call_of(drawn.weight), torch.arange(case.rows)
+    plain = call(rows, case.kernels)
+    products = drawn.products()
+    for slot, parts in enumerate(drawn.adapters):
+        products.put(slot, adapter_of(parts))
+    products.install()
+    try:
+        products.begin([])
+        assert torch.equal(call(rows, case.kernels), plain), "no row has an adapter"
+        right = expected(drawn)
+        products.begin(groups_of(drawn.slots))
+        found, base = call(rows, case.kernels), torch.from_numpy(drawn.slots < 0)
+        tolerance = 1e-4 if case.dtype is torch.float32 else 0.03
+        assert ((found.double() - right).norm(dim=1) <= tolerance * right.norm(dim=1) + tolerance).all()
+        if kind.is_native:
+            assert torch.equal(found[base], plain[base]), "rows without adapters are what they were"
+            with threads(2):
+                assert torch.equal(call(rows, case.kernels), found)
+            check_alone(drawn, products, call, found)
+    finally:
+        for name in ("linear", "gated_linear", "norm_linear", "norm_gated_linear"):
+            vars(case.kernels).pop(name, None)
+
+
+def check_alone(drawn: Drawn, products: Products, call: Call, found: Tensor) -> None:
+    """Some rows by themselves, and all beside a row that is not finite."""
+    case = drawn.case
+    some = torch.tensor(case.rng.sample(range(case.rows), case.rng.randint(1, min(case.rows, 9))))
+    products.begin(groups_of(drawn.slots[some.numpy()]))
+    assert torch.equal(call(some, case.kernels), found[some])
+    spoilt = case.rng.randrange(case.rows)
+    case.x[spoilt, 0] = torch.nan
+    products.begin(groups_of(drawn.slots))
+    rest = torch.arange(case.rows) != spoilt
+    assert torch.equal(call(torch.arange(case.rows), case.kernels)[rest], found[rest])
+
+
+@needs_kernels
+@pytest.mark.parametrize("part", range(4))
+def test_native_rows_have_the_bits_that_they_have_without_others(native: Kind, part: int) -> None:
+    for seed in range(40 * part, 40 * (part + 1)):
+        try:
+            check(native, seed)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+
+
+def test_torch_computes_the_same_formula() -> None:
+    for seed in range(30):
+        check(kind_of([TorchKernels()]), seed)
+
+
+@needs_kernels
+def test_an_adapter_that_was_dropped_adds_nothing(native: Kind) -> None:
+    case = Case(native, 3)
+    drawn = draw(case, [33])
+    products, x = drawn.products(), case.x
+    plain = case.kernels.linear(x, drawn.weight, None)
+    a, b = case.numbers(4, case.inputs), case.numbers(33, 4)
+    products.put(1, adapter_of({"0": (a, b, 1.0)}))
+    products.begin([Group(1, np.arange(case.rows))])
+    assert not torch.equal(products.linear(x, drawn.weight, None), plain)
+    products.drop(1)
+    assert torch.equal(products.linear(x, drawn.weight, None), plain)

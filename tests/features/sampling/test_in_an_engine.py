@@ -1,0 +1,261 @@
+"""The capability in the core's engine: answers are those of a slow loop over one sequence, however they are scheduled."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from nanoengine.core.errors import NotFiniteLogits, NoTokenLeft
+from nanoengine.core.llm_engine import LLMEngine
+from nanoengine.core.messages import StepResult
+from nanoengine.core.sampling_params import CoreSamplingParams, ModelFacts
+from nanoengine.core.sequence import Request
+from nanoengine.features.sampling.params import SamplingParams
+from tests.core.test_policy_every_way import draw_way
+from tests.core.toys import VOCAB, run
+from tests.features.sampling.toy_engine import SampledToy, alone, digest_of, logits_of, make
+from tests.features.speculation.toys import ToyDrafter
+
+
+def draw_params(rng: random.Random, number: int) -> SamplingParams:
+    wishes: dict[str, Any] = {
+        "presence_penalty": lambda: rng.uniform(-2, 2),
+        "frequency_penalty": lambda: rng.uniform(-2, 2),
+        "repetition_penalty": lambda: rng.uniform(0.1, 2),
+        "logit_bias": lambda: {rng.randrange(VOCAB): rng.uniform(-9, 9) for _ in range(4)},
+        "allowed_token_ids": lambda: rng.sample(range(VOCAB), 25),
+        "min_tokens": lambda: rng.randint(1, 4),
+        "logprobs": lambda: rng.randint(0, 5),
+        "prompt_logprobs": lambda: rng.randint(0, 3),
+        "n": lambda: rng.randint(2, 3),
+        "top_k": lambda: rng.randint(2, 9),
+        "stop_token_ids": lambda: rng.sample(range(VOCAB), 3),
+    }
+    found = {name: wishes[name]() for name in rng.sample(sorted(wishes), rng.randint(0, 6))}
+    if number % 3 == 0:  # of few tokens come counts above one
+        found |= {"allowed_token_ids": rng.sample(range(VOCAB), 3)}
+    temperature, max_tokens = rng.choice([0, 0.7, 2.0]), rng.randint(4, 20)
+    return SamplingParams(temperature=temperature, seed=number, max_tokens=max_tokens, **found)
+
+
+def draw_requests(engine: LLMEngine, seed: int) -> list[Request]:
+    rng = random.Random(seed)
+    shared = [rng.randrange(VOCAB) for _ in range(20)]
+    requests = []
+    for number in range(12):
+        prompt = shared[: rng.choice([0, 8, 20])] + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 15))]
+        requests.append(engine.make_request(prompt, draw_params(rng, number)))
+    return requests
+
+
+def answers(requests: list[Request]) -> list[Any]:
+    found: list[Any] = []
+    for request in requests:
+        output = request.output()
+        found += [(own.token_ids, own.finish_reason, own.logprobs, own.cumulative_logprob) for own in output.outputs]
+        found.append(output.prompt_logprobs)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_answers_are_those_of_a_slow_loop_in_every_way_of_running(seed: int) -> None:
+    engine = make()
+    requests = draw_requests(engine, seed)
+    run(engine, requests)
+    seqs = [seq for request in requests for seq in request.sequences]
+    for seq in seqs:
+        tokens, logprobs = alone(seq)
+        assert seq.output_token_ids == tokens
+        if seq.logprobs is not None:
+            assert [list(entry) for entry in seq.logprobs] == [list(entry) for entry in logprobs]
+            for entry, expected in zip(seq.logprobs, logprobs, strict=True):
+                assert [own.rank for own in entry.values()] == [rank for _, rank in expected.values()]
+                assert [own.logprob for own in entry.values()] == pytest.approx([own for own, _ in expected.values()])
+    for request in requests:
+        check_prompt_logprobs(request)
+    expected = answers(requests)
+    truth = {seq.seq_id: seq.token_ids for seq in seqs}
+    rng, seen = random.Random(seed), dict.fromkeys(("preemptions", "cached", "accepted", "failed"), 0)
+    for _ in range(10):
+        way, fails = draw_way(rng), rng.random() < 0.3
+        drafter = ToyDrafter(truth, rng) if rng.random() < 0.5 else None
+        model = SampledToy(4, failing=[rng.randint(2, 12)] if fails else [])
+        engine = make(model, [drafter] if drafter else [], **way)
+        requests = draw_requests(engine, seed)
+        run(engine, requests)
+        failed = [seq for request in requests for seq in request.sequences if type(seq.error) is RuntimeError]
+        if not failed:
+            assert answers(requests) == expected, way
+        for request in requests:
+            for seq in request.sequences:
+                if seq.logprobs is not None:
+                    assert len(seq.logprobs) == len(seq.output_token_ids), way
+        seen["preemptions"] += engine.scheduler.num_preemptions
+        seen["cached"] += sum(request.output().num_cached_tokens for request in requests)
+        seen["accepted"] += drafter.num_accepted if drafter else 0
+        seen["failed"] += len(failed)
+    assert all(seen.values()), f"the rare paths were met: {seen}"
+
+
+def check_prompt_logprobs(request: Request) -> None:
+    params, prompt, found = request.params, request.prompt_token_ids, request.output().prompt_logprobs
+    assert isinstance(params, SamplingParams)
+    if params.prompt_logprobs is None:
+        assert found is None
+        return
+    assert found is not None
+    assert found[0] is None
+    assert len(found) == len(prompt)
+    for position in range(1, len(prompt)):
+        expected = logits_of(torch.tensor([digest_of(prompt[:position])]))[0].log_softmax(-1)
+        token, entry = prompt[position], found[position]
+        top = expected.topk(params.prompt_logprobs).indices.tolist()
+        assert list(entry) == list(dict.fromkeys([token, *top]))
+        assert [own.logprob for own in entry.values()] == pytest.approx([float(expected[own]) for own in entry])
+
+
+def test_prompt_logprobs_are_computed_once_and_other_completions_read_the_cache() -> None:
+    model = SampledToy(4)
+    engine = make(model)
+    prompt = [(3 * i) % VOCAB for i in range(32)]
+    run(engine, [engine.make_request(prompt, SamplingParams(max_tokens=1))])
+    asked = [0]
+    after_forward = model.part.after_forward
+
+    def watched(plan: Any, *rest: Any) -> Any:
+        asked[0] += sum(count for _, count, _ in plan.extras.get("prompt_logprobs", ()))
+        return after_forward(plan, *rest)
+
+    model.part.after_forward = watched  # type: ignore[method-assign]
+    request = engine.make_request(prompt, SamplingParams(n=3, prompt_logprobs=1, max_tokens=3, ignore_eos=True))
+    engine.submit(request)
+    engine.step()
+    while engine.scheduler.running:
+        engine.scheduler._preempt_last()
+    assert request.sequences[0].reads_cache, "its log probabilities are there"
+    assert engine.scheduler.blocks.reset(), "all that it had is computed again"
+    run(engine, [])
+    check_prompt_logprobs(request)
+    assert asked == [31]
+    assert [seq.num_cached_tokens for seq in request.sequences] == [0, 28, 28]
+
+
+def test_what_a_dropped_step_says_of_a_prompt_counts_for_nothing() -> None:
+    """It was computed behind a step that has failed."""
+    engine = make()
+    engine.submit(request := engine.make_request([1, 2, 3], SamplingParams(prompt_logprobs=1)))
+    step = engine.scheduler.schedule()
+    assert step is not None
+    result = StepResult([], extras={"prompt_logprobs": [(0, ["garbage"] * 2)]})
+    for step.is_dropped, found in ((True, [None] * 3), (False, [None, "garbage", "garbage"])):
+        engine.scheduler.parts[0].after_step(step, result, [])
+        assert request.prompt_logprobs == found
+
+
+def test_a_stop_string_ends_the_log_probabilities_too() -> None:
+    engine = make()
+    first = engine.make_request([1], SamplingParams(seed=1, max_tokens=9, ignore_eos=True))
+    run(engine, [first])
+    text = first.output().outputs[0].text
+    truth = {1: first.sequences[0].token_ids}
+    engine = make(parts=[ToyDrafter(truth | {0: truth[1]}, random.Random(1))])
+    params = SamplingParams(seed=1, max_tokens=9, ignore_eos=True, stop=text[4], logprobs=0)
+    request = engine.make_request([1], params)
+    run(engine, [request])
+    [output] = request.output().outputs
+    assert output.text == text[: text.index(text[4])]
+    assert output.logprobs is not None
+    assert [next(iter(entry)) for entry in output.logprobs] == output.token_ids
+    assert output.cumulative_logprob == pytest.approx(
+        sum(entry[token].logprob for entry, token in zip(output.logprobs, output.token_ids, strict=True))
+    )
+
+
+@pytest.mark.parametrize("is_shown", [False, True])
+def test_a_stop_wins_over_the_length_and_is_shown_if_that_is_wanted(is_shown: bool) -> None:
+    """No string ends a text before min_tokens. Params of the core are sampled like others."""
+    engine = make()
+    wishes: dict[str, Any] = {"seed": 1, "ignore_eos": True, "include_stop_str_in_output": is_shown}
+    run(engine, [first := engine.make_request([1], CoreSamplingParams(seed=1, max_tokens=9, ignore_eos=True))])
+    text, tokens = first.output().outputs[0].text, first.output().outputs[0].token_ids
+    assert first.output().outputs[0].logprobs is None
+    place = next(place for place in range(4, 9) if text[place] not in text[:place])
+    for stop in ({"stop": [text[1], text[place]], "min_tokens": 4}, {"stop_token_ids": [tokens[place]]}):
+        params = SamplingParams(max_tokens=place + 1, **wishes, **stop)
+        run(engine, [request := engine.make_request([1], params)])
+        own = request.output().outputs[0]
+        assert own.token_ids == tokens[: place + 1]
+        assert own.text == text[: place + is_shown]
+        assert own.finish_reason == "stop"
+        assert own.stop_reason == (text[place] if "stop" in stop else tokens[place])
+
+
+# ---- rows without a token
+
+
+class Forbidding(SamplingParams):
+    """Nothing is left to sample, and nobody has checked it, as where a grammar and other rules leave nothing."""
+
+    def for_model(self, model: ModelFacts) -> SamplingParams:
+        return self
+
+
+def forbidding(**more: Any) -> SamplingParams:
+    return Forbidding(allowed_token_ids=[5], stop_token_ids=[5], min_tokens=3, temperature=0, **more)
+
+
+@pytest.mark.parametrize("policy", ["prefill_first", "mixed"])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_request_that_forbids_everything_costs_nobody_else_anything(policy: str, depth: int) -> None:
+    engine = make(policy=policy, depth=depth)
+    shared = [(7 * i) % VOCAB for i in range(24)]
+    run(engine, [engine.make_request(shared, SamplingParams(max_tokens=1))])
+    hostile = engine.make_request([*shared, 1], forbidding(max_tokens=9))
+    neighbour = engine.make_request([*shared, 2], SamplingParams(max_tokens=9, ignore_eos=True))
+    run(engine, [hostile, neighbour])
+    assert isinstance(hostile.error, NoTokenLeft)
+    assert hostile.output().outputs[0].token_ids == []
+    assert neighbour.error is None
+    again = engine.make_request([*shared, 3], SamplingParams(max_tokens=1))
+    longer = engine.make_request(neighbour.sequences[0].token_ids, SamplingParams(max_tokens=1))
+    run(engine, [again, longer])
+    assert again.output().num_cached_tokens == 24
+    assert longer.output().num_cached_tokens == 32, "the neighbour's own blocks can be found"
+
+
+def test_each_failing_request_is_told_its_own_reason() -> None:
+    model = SampledToy(4, broken=[(9, 0)])
+    engine = make(model)
+    broken = engine.make_request([9, 1], SamplingParams(allowed_token_ids=[5, 6]))
+    hostile = engine.make_request([8, 1], forbidding())
+    other = engine.make_request([8, 2], forbidding())
+    run(engine, [broken, hostile, other])
+    assert isinstance(broken.error, NotFiniteLogits)
+    assert isinstance(hostile.error, NoTokenLeft)
+    assert isinstance(other.error, NoTokenLeft)
+    assert hostile.error is not other.error
+
+
+def test_best_of_ranks_a_completion_that_failed_behind_those_that_did_not() -> None:
+    """Its log probability is 0 if it failed without a token, and no other's is above."""
+    engine = make()
+    params = SamplingParams(n=2, best_of=4, seed=3, max_tokens=5, ignore_eos=True)
+    request = engine.make_request([1, 2], params)
+    engine.submit(request)
+    engine.scheduler.finish(request.sequences[0], "error")
+    engine._retire(request.sequences[0])
+    run(engine, [])
+    assert request.sequences[0].finish_reason == "error"
+    outputs = request.output().outputs
+    assert [output.index for output in outputs] == [0, 1]
+    assert [output.finish_reason for output in outputs] == ["length", "length"]
+    scores = [output.cumulative_logprob or 0.0 for output in outputs]
+    lengths = [
+        sum(e[t].logprob for e, t in zip(s.logprobs or [], s.output_token_ids, strict=True))
+        for s in request.sequences[1:]
+    ]
+    assert scores == sorted(lengths, reverse=True)[:2]
+    assert outputs[0].logprobs is None, "they were not asked for"

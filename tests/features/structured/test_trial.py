@@ -1,0 +1,208 @@
+"""The process that tries grammars may be slow, silent, wrong, stopped or killed: a verdict is never another grammar's."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from nanoengine.core.tokenizer import read_tokenizer
+from nanoengine.errors import EngineClosed, GrammarsUnavailable, InvalidSamplingParams
+from nanoengine.features.structured import trial as trial_module
+from nanoengine.features.structured.grammars import Grammars
+from nanoengine.features.structured.params import StructuredOutputs
+from nanoengine.features.structured.trial import Trial, TrialFailed, Verdict
+from nanoengine.models.names import DEMO
+from nanoengine.serve.server.errors import problem_of
+
+STAND_IN = """
+import json, os, signal, sys, time
+
+folder = sys.argv[1]
+with open(folder + "/pids", "a") as file:
+    print(os.getpid(), file=file)
+
+
+def draw():
+    with open(folder + "/faults") as file:
+        faults = json.load(file)
+    with open(folder + "/faults", "w") as file:
+        json.dump(faults[1:], file)
+    return faults[0] if faults else "none"
+
+
+for line in sys.stdin:
+    number, value = json.loads(line)
+    fault = draw()
+    text = None if isinstance(value, dict) else value[1]
+    answer = json.dumps([number, text and ["it is bad: " + text if "bad" in text else "", len(text), text]]) + "\\n"
+    if fault.startswith("SIG"):
+        os.kill(os.getpid(), getattr(signal, fault))
+    elif fault == "slow":
+        time.sleep(0.4)
+    elif fault == "exit":
+        os._exit(3)
+    answer = {
+        "twice": answer * 2,
+        "half": answer[: len(answer) // 2],
+        "half a line": answer[:-1],
+        "garbage": "\\udcff[" * 3000 + "\\n",
+        "of before": json.dumps([number - 1, ["", 0, ""]]) + "\\n",
+        "another": json.dumps({"number": number}) + "\\n",
+        "less": json.dumps([number, 5]) + "\\n",
+    }.get(fault, answer)
+    sys.stdout.buffer.write(answer.encode(errors="surrogateescape"))
+    sys.stdout.flush()
+"""
+"""Answers as the process does, and makes the mistakes that a file names, one for each question."""
+
+FAULTS = ("twice", "garbage", "of before", "another", "less", "exit", "SIGKILL", "SIGTERM")
+COSTLY = ("slow", "half", "half a line", "SIGSTOP")
+"""They are waited for."""
+
+
+class StandIn:
+    """A trial whose process is the stand-in."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.trial = folder, Trial("", 1, [0], {})
+        self.plan()
+
+    def plan(self, *faults: str) -> None:
+        """Of the next questions; how it starts is the first, if it has not been started."""
+        (self.folder / "faults").write_text(json.dumps(faults))
+
+    def ask(self, text: str) -> Verdict | None:
+        """None: there is no process."""
+        with suppress(TrialFailed):
+            return self.trial.verdict(text)
+        return None
+
+    def is_gone(self) -> bool:
+        return not any(Path(f"/proc/{pid}").exists() for pid in (self.folder / "pids").read_text().split())
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    monkeypatch.setattr(trial_module, "COMMAND", [sys.executable, "-I", "-S", "-c", STAND_IN, str(tmp_path)])
+    monkeypatch.setattr(trial_module, "MAX_DYING", 0.1)
+    own = StandIn(tmp_path)
+    yield own
+    own.trial.close()
+    assert own.is_gone()
+
+
+def right(text: str) -> Verdict:
+    return Verdict(f"it is bad: {text}" if "bad" in text else "", len(text), text)
+
+
+def test_whatever_the_process_does_a_verdict_is_of_the_grammar_that_was_asked_for(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng, num_right = random.Random(1), 0
+    for number in range(30):
+        monkeypatch.setattr(trial_module, "MAX_WAIT", 0.2)
+        faults = [rng.choice(["none", "none", *FAULTS]) for _ in range(rng.randrange(4))]
+        if number % 4 == 0:
+            faults[:1] = [COSTLY[number // 4 % 4]]
+        stand_in.plan(*faults)
+        text = f"{rng.choice(['good', 'bad'])} {number}"
+        verdict = stand_in.ask(text)
+        num_right += verdict == right(text)
+        assert (
+            verdict is None
+            or verdict == right(text)
+            or verdict.error.startswith("the grammar was not compiled, in 2 tri")
+        )
+        stand_in.plan()
+        monkeypatch.setattr(trial_module, "MAX_WAIT", 30.0)
+        assert stand_in.ask(text) == right(text), "nothing of it is left"
+    assert num_right > 5
+
+
+@pytest.mark.parametrize("death", ["SIGKILL", "SIGTERM", "exit"])
+def test_a_grammar_is_tried_once_more_where_somebody_else_may_have_ended_its_process(
+    stand_in: StandIn, death: str
+) -> None:
+    stand_in.plan("none", death)
+    assert stand_in.ask("good") == right("good")
+    stand_in.plan(death, "none", death)
+    verdict = stand_in.ask("good")
+    assert verdict is not None
+    assert verdict.error.startswith("the grammar was not compiled, in 2 tries: the process that compiles it ")
+    assert ("ended with status 3" if death == "exit" else f"was ended by {death}") in verdict.error
+    assert stand_in.ask("bad") == right("bad")
+
+
+def test_what_a_grammar_does_to_its_process_is_its_own_fault_at_once(stand_in: StandIn) -> None:
+    stand_in.plan("none", "SIGSEGV")
+    verdict = stand_in.ask("good")
+    assert verdict is not None
+    assert verdict.error == "the grammar is nested too deeply to be compiled: make it smaller"
+    assert len((stand_in.folder / "pids").read_text().split()) == 1
+
+
+def test_a_process_that_cannot_be_started_is_nobodys_fault(stand_in: StandIn) -> None:
+    stand_in.plan("exit", "exit")
+    with pytest.raises(TrialFailed, match="cannot be started: it ended with status 3"):
+        stand_in.trial.verdict("good")
+    assert stand_in.ask("good") == right("good")
+
+
+@pytest.fixture
+def grammars() -> Iterator[Grammars]:
+    tokenizer = read_tokenizer(DEMO)
+    own = Grammars(tokenizer, tokenizer.fast.get_vocab_size(), [0])
+    yield own
+    own.close()
+
+
+def test_above_1023_descriptors_grammars_are_compiled(grammars: Grammars) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 1300:
+        pytest.skip(f"a process may have {hard} descriptors here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1300), hard))
+    try:
+        with ExitStack() as files:
+            for _ in range(1100):
+                files.enter_context(open(os.devnull))
+            grammars.matcher(StructuredOutputs(regex="a"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_process_that_was_killed_while_nothing_was_asked_is_missed_by_nobody(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grammars.matcher(StructuredOutputs(regex="a"))
+    assert grammars._trial is not None
+    assert grammars._trial._process is not None
+    os.kill(grammars._trial._process.own.pid, signal.SIGKILL)
+    grammars.matcher(StructuredOutputs(regex="b"))
+    os.kill(grammars._trial._process.own.pid, signal.SIGKILL)
+    monkeypatch.setattr(trial_module, "COMMAND", ["/nowhere/python"])
+    with pytest.raises(GrammarsUnavailable, match=r"cannot be started: .*No such file") as raised:
+        grammars.matcher(StructuredOutputs(regex="c"))
+    assert problem_of(raised.value).status == 503
+    monkeypatch.undo()
+    grammars.matcher(StructuredOutputs(regex="c"))
+    grammars.close()
+    with pytest.raises(EngineClosed):
+        grammars.matcher(StructuredOutputs(regex="a"))
+
+
+def test_the_translation_of_a_grammar_takes_its_time_in_the_process(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes the square of some lengths: hours for this text."""
+    monkeypatch.setattr("llguidance._grammar_from.any_to_lark", None)  # here, not there
+    with pytest.raises(InvalidSamplingParams, match="grammar: the grammar takes more than 1 s to compile"):
+        grammars.matcher(StructuredOutputs(grammar="\n" * 400_000))

@@ -1,0 +1,58 @@
+"""Which experts there are, and what profilers see of calls of C. What the kernels compute is tested where they are used."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from nanoengine.builder import read_config
+from nanoengine.kernels import capability
+from nanoengine.kernels.capability import NativeAndTriton
+from nanoengine.kernels.native.addresses import WrongTensor
+from nanoengine.kernels.native.operations import NativeKernels
+from tests.kernels.marks import needs_kernels
+from tests.kernels.mixtures import experts_of
+
+pytestmark = needs_kernels
+
+
+@pytest.mark.parametrize("expert", [-1, 4, 1 << 40])
+def test_a_choice_of_no_expert_is_refused(expert: int) -> None:
+    kernels = NativeKernels()
+    matrices = [experts_of(kernels, torch.randn(4, 16, 16)) for _ in range(3)]
+    with pytest.raises(WrongTensor, match="none of 4 experts"):
+        kernels.experts(torch.randn(2, 16), matrices, torch.tensor([[0, 1], [2, expert]]), torch.ones(2, 2))
+
+
+def test_profilers_see_every_call() -> None:
+    kernels, x, weight = NativeKernels(), torch.randn(3, 32), torch.rand(32)
+    with torch.profiler.profile() as profile:
+        seen = kernels.rms_norm(x, weight, 1e-6)
+    assert "nanoengine::rms_norm" in {event.key for event in profile.key_averages()}
+    assert torch.equal(seen, kernels.rms_norm(x, weight, 1e-6))
+
+
+@pytest.mark.parametrize(
+    ("asked", "checkpoint", "kernels", "dtype"),
+    [
+        ("auto", "bfloat16", "auto", torch.bfloat16),
+        ("auto", "float16", "native", torch.bfloat16),
+        ("auto", "float32", "auto", torch.float32),
+        ("auto", "float16", "torch", torch.float32),
+        ("float16", "bfloat16", "auto", torch.float16),
+    ],
+)
+def test_halves_stay_halves_where_the_native_kernels_run(
+    asked: str, checkpoint: str, kernels: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And elsewhere become what torch is fast at: here nothing but float32."""
+    monkeypatch.setattr(capability, "_is_fast", lambda *_: False)
+    config = read_config("demo", {"dtype": asked, "kernels": kernels})
+    device = SimpleNamespace(torch_device=torch.device("cpu"))
+    startup: Any = SimpleNamespace(
+        config=config, model_config=SimpleNamespace(dtype=checkpoint), device=device, use_tqdm=False
+    )
+    assert NativeAndTriton().dtype(startup) is dtype

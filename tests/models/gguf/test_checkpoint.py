@@ -1,0 +1,109 @@
+"""GGUF files of models of transformers: transformers reads the same, in every format; damage is a named error.
+
+That config and tensors are those of a folder is shown in tests/models/test_checkpoint.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import xxhash
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+from nanoengine.errors import InvalidWeights, UnsupportedModel
+from nanoengine.kernels.quantized.ggml_blocks import GGMLBlocks
+from nanoengine.models.gguf.checkpoint import GGUFCheckpoint
+from nanoengine.models.gguf.file import GGUFFile
+from tests.models.gguf.written import ARCHITECTURES, F32, tiny_model, write_gguf
+
+KNOWN_TO_TRANSFORMERS = ["llama", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text"]
+"""Types whose GGUF files transformers reads itself, with their biases."""
+
+STORED = {F32: torch.float32, GGMLQuantizationType.F16: torch.float16, GGMLQuantizationType.BF16: torch.bfloat16}
+"""Formats that are not computed when they are read."""
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GGUF file of a model."""
+    folder = tmp_path_factory.mktemp(request.param)
+    return write_gguf(*tiny_model(request.param, folder), folder / "model.gguf")
+
+
+def numbers(source: Tensor | GGMLBlocks, dtype: torch.dtype = torch.float32) -> Tensor:
+    return source if isinstance(source, Tensor) else source.dequantize(dtype)
+
+
+@pytest.mark.parametrize("model_type", KNOWN_TO_TRANSFORMERS)
+def test_transformers_reads_the_same_tensors(model_type: str, tmp_path: Path) -> None:
+    model, tensors = tiny_model(model_type, tmp_path)
+    path = write_gguf(model, tensors, tmp_path / "model.gguf", GGMLQuantizationType.Q8_0)
+    theirs = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)["tensors"]
+    ours = dict(GGUFCheckpoint(GGUFFile.open(path)).tensors(torch.float32))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(numbers(ours[name]), theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("kind", [GGMLQuantizationType.Q4_0, GGMLQuantizationType.BF16, GGMLQuantizationType.F16])
+@pytest.mark.parametrize("model_type", ["llama", "mixtral"])
+def test_rows_and_experts_are_found_in_every_format(
+    model_type: str, kind: GGMLQuantizationType, tmp_path: Path
+) -> None:
+    model, tensors = tiny_model(model_type, tmp_path)
+    checkpoint = GGUFCheckpoint(GGUFFile.open(write_gguf(model, tensors, tmp_path / "model.gguf", kind)))
+    for name, source in checkpoint.tensors(torch.bfloat16):
+        found = numbers(source, torch.bfloat16)
+        stored = kind if tensors[name].ndim > 1 else F32
+        expected = torch.from_numpy(dequantize(quantize(tensors[name].numpy(), stored), stored))
+        assert found.dtype == STORED.get(stored, torch.bfloat16)
+        assert torch.equal(found, expected.to(found.dtype)), name
+    dtypes = {header.dtype for header in checkpoint.headers()}
+    assert dtypes == {"F32", kind.name} - {"Q4_0"}
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_flipped_bytes_of_a_header_raise_named_errors_or_none(
+    written: Path, tmp_path: Path, data: st.DataObject
+) -> None:
+    content = bytearray(written.read_bytes())
+    header = min(record.offset for record in GGUFFile.open(written).tensors.values())
+    for at in data.draw(st.lists(st.integers(0, header - 1), min_size=1, max_size=3)):
+        content[at] ^= data.draw(st.integers(1, 255))
+    (tmp_path / "model.gguf").write_bytes(content)
+    with suppress(InvalidWeights, UnsupportedModel):
+        checkpoint = GGUFCheckpoint(GGUFFile.open(tmp_path / "model.gguf"))
+        shapes = {header.name: header.shape for header in checkpoint.headers()}
+        assert shapes == {name: list(tensor.shape) for name, tensor in checkpoint.tensors(torch.float32)}
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Callable[..., Path]:
+    def write(**options: Any) -> Path:
+        model, tensors = tiny_model("llama", tmp_path, attention_bias=False, mlp_bias=False, tie_word_embeddings=True)
+        return write_gguf(model, tensors, tmp_path / "model.gguf", **options)
+
+    return write
+
+
+def test_rows_that_are_not_those_of_the_heads_are_an_error(llama: Callable[..., Path]) -> None:
+    checkpoint = GGUFCheckpoint(
+        GGUFFile.open(llama(attention__head_count=3, attention__key_length=16, attention__value_length=16))
+    )
+    with pytest.raises(InvalidWeights, match=r"64 rows in blk\.0\.attn_q\.weight, no even number for 3 heads"):
+        dict(checkpoint.tensors(torch.float32))
+
+
+def test_the_fingerprint_is_of_all_bytes(llama: Callable[..., Path]) -> None:
+    path = llama()
+    assert GGUFCheckpoint(GGUFFile.open(path)).fingerprint() == xxhash.xxh3_128_hexdigest(path.read_bytes())

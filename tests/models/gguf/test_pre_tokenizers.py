@@ -1,0 +1,52 @@
+"""How text is cut into words under the names of `tokenizer.ggml.pre`."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nanoengine.errors import UnsupportedModel
+from nanoengine.models.gguf.pre_tokenizers import _BY_NAME, find_pre_tokenizer
+from tests.drawn import FAST
+
+
+def words(name: str, text: str) -> list[str]:
+    return [
+        word.replace("Ġ", " ").replace("Ċ", "\n") for word, _ in find_pre_tokenizer(name).build().pre_tokenize_str(text)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("gpt-2", "it's 1234  ok\n\n x", ["it", "'s", " 1234", " ", " ok", "\n\n", " x"]),
+        ("smollm", "it's 12  ok", ["it", "'s", " ", "1", "2", " ", " ok"]),
+        ("llama-bpe", "IT'S 12345 (x)\n\n", ["IT", "'S", " ", "123", "45", " (", "x", ")\n\n"]),
+        ("qwen2", "IT'S 123 \n x", ["IT", "'S", " ", "1", "2", "3", " \n", " x"]),
+        ("tekken", "getHTTPName 12 it's/\n", ["get", "HTTPName", " ", "1", "2", " it", "'s", "/\n"]),
+        ("gpt-4o", "getHTTPName 1234 It's/\n", ["get", "HTTPName", " ", "123", "4", " It's", "/\n"]),
+        ("falcon", "a.b 12345", ["a", ".", "b", " ", "123", "45"]),
+        ("deepseek-coder", "a b\n\n12", ["a", " b", "\n", "\n", "1", "2"]),
+        ("deepseek-v3", "(abc 1234", ["(abc", " ", "123", "4"]),
+        ("default", "a.b 12345", ["a", ".", "b", " ", "123", "45"]),
+        ("gemma4", "a b\n\nc", ["a b", "\n\n", "c"]),
+    ],
+)
+def test_text_is_cut_as_the_models_were_trained(name: str, text: str, expected: list[str]) -> None:
+    assert words(name, text) == expected
+
+
+@FAST
+@given(st.text(max_size=30))
+def test_nothing_is_lost_or_moved(text: str) -> None:
+    for name in sorted(_BY_NAME):
+        pieces = find_pre_tokenizer(name).build().pre_tokenize_str(text)
+        spans = [span for _, span in pieces]
+        assert sorted(spans) == spans, name
+        assert {at for start, end in spans for at in range(start, end)} == set(range(len(text))), name
+
+
+def test_an_unknown_name_is_named_and_so_are_the_known_ones() -> None:
+    with pytest.raises(UnsupportedModel, match=r"tokenizer.ggml.pre is 'kimi-k2', which .* knows .*qwen2"):
+        find_pre_tokenizer("kimi-k2")

@@ -1,0 +1,133 @@
+"""The sparse MLP against those of transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import GptOssConfig, MixtralConfig, Qwen3MoeConfig
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssMLP
+from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
+
+from nanoengine.core.layers import RMSNorm
+from nanoengine.models.layers.experts import Experts
+from nanoengine.models.layers.factory import Factory
+from nanoengine.models.model_config import ExpertsConfig
+
+HIDDEN, SIZE, EPS = 33, 20, 1e-6
+NAMES = {"mixtral": ("w1", "w3", "w2"), "qwen3_moe": ("gate_proj", "up_proj", "down_proj")}
+
+
+def block_of_transformers(kind: str, experts: int, chosen: int, normalize: bool) -> Any:
+    """With random weights in float32."""
+    torch.manual_seed(experts + chosen)
+    sizes = {"hidden_size": HIDDEN, "num_experts_per_tok": chosen, "experts_implementation": "eager"}
+    block: Any
+    if kind == "mixtral":
+        block = MixtralSparseMoeBlock(MixtralConfig(**sizes, num_local_experts=experts, intermediate_size=SIZE))
+    else:
+        options = {"num_experts": experts, "moe_intermediate_size": SIZE, "norm_topk_prob": normalize}
+        block = Qwen3MoeSparseMoeBlock(Qwen3MoeConfig(**sizes, **options))
+    for parameter in block.parameters():
+        parameter.data.normal_(0, parameter.shape[-1] ** -0.5)
+    block.gate.weight.data *= 3
+    return block.requires_grad_(False)
+
+
+def layer_of(factory: Factory, block: Any, names: tuple[str, str, str]) -> Experts:
+    """A layer with the weights of a block, by the names of a checkpoint."""
+    experts, hidden = block.gate.weight.shape
+    normalize = getattr(block.gate, "norm_topk_prob", True)
+    facts = ExpertsConfig(num_experts=experts, num_chosen=block.gate.top_k, intermediate_size=SIZE, normalize=normalize)
+    layer = Experts(factory, hidden, facts)
+    tensors = {"mlp.gate.weight": block.gate.weight}
+    for i in range(experts):
+        gate, up = block.experts.gate_up_proj[i].chunk(2)
+        for name, values in zip(names, (gate, up, block.experts.down_proj[i]), strict=True):
+            tensors[f"mlp.experts.{i}.{name}.weight"] = values
+    places = layer.slots("mlp", "gate", names)
+    assert places.keys() == tensors.keys()
+    for name, place in places.items():
+        assert place.shape == tensors[name].shape
+        place.copy_(tensors[name])
+    return layer
+
+
+@pytest.mark.parametrize(("rows", "experts", "chosen"), [(1, 4, 2), (7, 5, 5), (20, 3, 1)])
+def test_with_biases_and_clamped_gates_it_is_that_of_gpt_oss(
+    factory: Factory, rows: int, experts: int, chosen: int
+) -> None:
+    torch.manual_seed(rows)
+    sizes = {"hidden_size": HIDDEN, "intermediate_size": SIZE, "experts_implementation": "eager"}
+    block = GptOssMLP(GptOssConfig(**sizes, num_local_experts=experts, num_experts_per_tok=chosen))
+    for parameter in block.parameters():
+        parameter.data.normal_()  # large: some gates are clamped
+    block = block.requires_grad_(False)
+    facts = {"num_experts": experts, "num_chosen": chosen, "intermediate_size": SIZE, "normalize": True}
+    layer = Experts(factory, HIDDEN, ExpertsConfig(**facts, has_biases=True), "clamped")
+    places, tensors = layer.slots("mlp", "router", ("gate_up_proj", "down_proj")), block.state_dict(prefix="mlp.")
+    assert {name: place.shape for name, place in places.items()} == {name: t.shape for name, t in tensors.items()}
+    for name, place in places.items():
+        place.copy_(tensors[name])
+    hidden, residual = torch.randn(rows, HIDDEN), torch.randn(rows, HIDDEN)
+    right, _ = block(normed(hidden + residual)[None])
+    out, _ = layer(plain_norm(factory), hidden, residual)
+    torch.testing.assert_close(out, right[0], rtol=1e-4, atol=1e-3)
+
+
+def plain_norm(factory: Factory) -> RMSNorm:
+    norm = RMSNorm(factory, HIDDEN, EPS)
+    norm.weight.fill_(1.0)
+    return norm
+
+
+def normed(x: Tensor) -> Tensor:
+    return x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt()
+
+
+@pytest.mark.parametrize(("kind", "normalize"), [("mixtral", True), ("qwen3_moe", True), ("qwen3_moe", False)], ids=str)
+@pytest.mark.parametrize(("rows", "experts", "chosen"), [(1, 4, 2), (7, 9, 9), (20, 3, 1), (3, 64, 4)])
+def test_it_is_that_of_transformers(
+    factory: Factory, kind: str, normalize: bool, rows: int, experts: int, chosen: int
+) -> None:
+    block = block_of_transformers(kind, experts, chosen, normalize)
+    layer = layer_of(factory, block, NAMES[kind])
+    hidden, residual = torch.randn(rows, HIDDEN), torch.randn(rows, HIDDEN)
+    total = hidden + residual
+    out, carried = layer(plain_norm(factory), hidden, residual)
+    torch.testing.assert_close(out, block(normed(total)[None])[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(carried, total)
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_bfloat16_is_as_near_as_transformers_in_bfloat16(factory: Factory, kind: str) -> None:
+    """Both round the router's logits before they choose: where these differ by more than that, both choose the same."""
+    factory = Factory(factory.kernels, torch.bfloat16, factory.device)
+    block = block_of_transformers(kind, 6, 2, True).bfloat16()
+    layer = layer_of(factory, block, NAMES[kind])
+    x = torch.randn(100, HIDDEN).bfloat16()
+    likeliest = block.gate(x)[0].float().sort(descending=True).values[:, :3]
+    x = x[likeliest.diff().amax(1) < -0.1]
+    assert len(x) > 20
+    chosen, factors = layer.route(x)
+    _, expected_factors, expected = block.gate(x)
+    assert torch.equal(chosen, expected)
+    assert factors.dtype == torch.float32
+    torch.testing.assert_close(factors, expected_factors.float(), rtol=2**-5, atol=0)
+    out = factory.kernels.experts(x, (layer.gate, layer.up, layer.down), chosen, factors)
+    torch.testing.assert_close(out, block(x[None])[0], rtol=2**-5, atol=2**-5)
+
+
+def test_of_equals_it_chooses_those_that_transformers_does(factory: Factory) -> None:
+    block = block_of_transformers("mixtral", 8, 3, True)
+    block.gate.weight.data = torch.randint(-1, 2, (8, HIDDEN)).float()  # sums of whole numbers are exact in any order
+    layer = layer_of(factory, block, NAMES["mixtral"])
+    x = torch.randint(-1, 2, (60, HIDDEN)).float()
+    x[0] = 0.0  # all are equal
+    logits, _, expected = block.gate(x)
+    least = logits.gather(1, expected).amin(1, keepdim=True)
+    assert ((logits >= least).sum(1) > 3).sum() > 5, "there are ties between those that are chosen and others"
+    assert torch.equal(layer.route(x)[0], expected)

@@ -1,0 +1,269 @@
+"""What a request gets does not depend on what becomes of replicas: to the token, the text and the log probability."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from nanoengine.errors import EngineDead
+from nanoengine.features.sampling.params import SamplingParams
+from nanoengine.scale.replicas.fleet import MOST_LOSSES
+from nanoengine.scale.replicas.messages import News, Submit
+from tests.features.kv_offload.toys import Files
+
+from .world import World, answers, draw_requests, expected
+
+NUM_LIVES = 12
+
+
+def draw_way(rng: random.Random) -> dict[str, Any]:
+    return {
+        "num_blocks": rng.choice([15, 16, 25, 400]),
+        "depth": rng.choice([1, 2]),
+        "max_num_batched_tokens": rng.choice([3, 7, 64, 8192]),
+        "policy": rng.choice(["prefill_first", "mixed"]),
+        "max_num_seqs": rng.choice([2, 3, 100]),
+    }
+
+
+@pytest.mark.parametrize("has_files", [False, True])
+@pytest.mark.parametrize("seed", range(8))
+def test_nothing_is_lost_and_nothing_comes_twice_whatever_dies_when(seed: int, has_files: bool) -> None:
+    """Kills, drains, aborts, messages that are late, lost or come twice, at any moment and in any order; some replicas read and
+    write files, which others delete or cannot read.
+    """
+    want = expected(seed)
+    rng = random.Random(seed)
+    seen = dict.fromkeys(("moved", "killed", "drained", "aborted", "lost", "twice", "unplaced"), 0)
+    seen |= dict.fromkeys(("loaded", "deleted"), 0) if has_files else {}
+    files: Files | None = {} if has_files else None
+
+    def draw_member() -> dict[str, Any]:
+        way = draw_way(rng)
+        if has_files:
+            way |= {"bad": rng.choice([0.0, 0.2]), "max_staged": rng.choice([1, 3, 40])}
+        return way
+
+    for _ in range(NUM_LIVES):
+        world = World(rng, files)
+        for _ in range(rng.randint(1, 3)):
+            world.join(**draw_member())
+        requests = draw_requests(world.front, seed)
+        waiting, aborted = requests.copy(), set()
+        for _ in range(rng.randint(20, 150)):
+            act = rng.random()
+            if waiting and act < 0.2:
+                world.submit(waiting.pop(0))
+            elif act < 0.23 and world.members:
+                seen["killed"] += 1
+                number = rng.choice(list(world.members))
+                has_failed = world.kill(number)
+                assert not has_failed, "requests that get on are tried again"
+                seen["unplaced"] += bool(world.fleet.unplaced)
+            elif act < 0.26 and world.members:
+                seen["drained"] += 1
+                world.drain(rng.choice(list(world.members)))
+            elif act < 0.3:
+                world.join(**draw_member())
+            elif act < 0.31 and len(aborted) < 2:
+                victim = rng.choice(requests)
+                if victim in world.fleet.running:
+                    seen["aborted"] += 1
+                    aborted.add(victim)
+                    world.abort(victim)
+            elif files and act < 0.33:
+                seen["deleted"] += 1
+                del files[rng.choice(list(files))]
+            elif world.members:
+                member = rng.choice(list(world.members.values()))
+                act = rng.random()
+                if act < 0.3:
+                    member.read()
+                elif act < 0.65:
+                    member.step()
+                elif act < 0.68 and member.outbox:
+                    seen["lost"] += 1
+                    del member.outbox[rng.randrange(len(member.outbox))]
+                elif act < 0.71 and member.outbox:
+                    seen["twice"] += 1
+                    member.outbox.appendleft(member.outbox[0])
+                else:
+                    world.deliver(member)
+            for own in world.fleet.running.values():
+                own.num_losses = 0  # by chance some would be lost again and again without a token
+        for request in waiting:
+            world.submit(request)
+        world.join()
+        finish_without_gaps(world)
+        got = answers(requests)
+        which = [request for request in requests for _ in request.sequences]
+        for request, wanted, found in zip(which, want, got, strict=True):
+            if request in aborted:
+                tokens, text, logprobs = found[:3]
+                assert wanted[0][: len(tokens)] == tokens
+                assert wanted[1].startswith(text)
+                assert wanted[2][: len(tokens)] == logprobs
+            else:
+                assert found == wanted
+        seen["moved"] += world.fleet.num_moves
+        if has_files:
+            seen["loaded"] += sum(member.offload.stats.num_loaded_files for member in world.members.values())
+        assert world.num_begun == sum(len(request.sequences) for request in requests)
+        assert_idle(world)
+    assert all(seen.values()), f"the rare paths were met: {seen}"
+
+
+def finish_without_gaps(world: World) -> None:
+    """Run to the end. What was lost shows when more comes; a last message that was lost, never: move what waits for it."""
+    for _ in range(3):
+        for _ in range(400):
+            for member in list(world.members.values()):
+                member.read()
+                member.step()
+                world.deliver(member)
+            if not world.fleet.running:
+                return
+        for number in list(world.members):
+            if len(world.members) > 1:
+                world.drain(number)
+        world.kill(next(iter(world.members)))
+        world.join()
+        for own in world.fleet.running.values():
+            own.num_losses = 0
+    raise AssertionError("the fleet does not come to an end")
+
+
+def assert_idle(world: World) -> None:
+    """Nothing is left: no request here or there, nothing reserved, no block in use."""
+    for member in world.members.values():
+        while member.inbox:
+            member.read()
+        for _ in range(60):
+            member.step()
+        assert not member.replica.held
+        assert not member.replica._keys
+        blocks = member.replica.engine.scheduler.blocks
+        assert blocks.num_free == blocks.num_blocks
+        assert world.fleet.router.load(member.number) == 0
+        assert not world.fleet.members[member.number].running
+
+
+def test_the_router_knows_what_is_cached_and_a_gap_asks_for_all_of_it() -> None:
+    rng = random.Random(1)
+    world = World(rng)
+    members = [world.join(num_blocks=20) for _ in range(2)]
+    for seed in range(4):
+        for request in draw_requests(world.front, seed):
+            world.submit(request)
+        world.run()
+    for member in members:
+        assert told(world, member) == cached(member)
+        assert told(world, member)
+    request = draw_requests(world.front, 9, 1)[0]
+    world.submit(request)
+    own = world.fleet.running[request]
+    assert own.member is not None
+    member = world.members[own.member.number]
+    while not member.outbox or not member.outbox[0].changes:
+        member.outbox.clear()
+        member.read()
+        member.step()
+    member.outbox.clear()  # news of the cache are lost
+    world.run()
+    while member.inbox or member.outbox:
+        member.read()
+        member.step()
+        world.deliver(member)
+    assert told(world, member) == cached(member)
+
+
+def told(world: World, member: Any) -> set[bytes]:
+    return world.fleet.router.cached(member.number)
+
+
+def cached(member: Any) -> set[bytes]:
+    return set(member.replica.engine.scheduler.blocks.index[0])
+
+
+def test_a_prompt_goes_where_it_is_cached_and_a_burst_is_spread() -> None:
+    world = World(random.Random(0))
+    first, second = world.join(), world.join()
+    prompt = list(range(1, 25))
+    params = SamplingParams(max_tokens=1, seed=0)
+
+    def submitted(prompt: list[int]) -> int:
+        request = world.front.make_request(prompt, params)
+        world.submit(request)
+        member = world.fleet.running[request].member
+        assert member is not None
+        return member.number
+
+    assert submitted(prompt) == first.number
+    world.run()
+    assert submitted([40, 41, 42, 43, 44]) == second.number  # equals take turns
+    world.run()
+    for _ in range(2):
+        assert submitted([*prompt, 30]) == first.number
+        world.run()
+    assert {submitted([*prompt, 30, token]) for token in range(20)} == {first.number, second.number}
+
+
+def test_a_request_that_kills_replicas_is_ended_and_others_go_on() -> None:
+    world = World(random.Random(0))
+    poison, other = (world.front.make_request([1, 2, token], SamplingParams(max_tokens=9, seed=0)) for token in (3, 4))
+    for number in range(MOST_LOSSES):
+        member = world.join()
+        if not number:
+            world.submit(poison)
+        assert any(isinstance(message, Submit) for message in member.inbox)
+        ended = world.kill(member.number)
+    assert ended == [poison]
+    assert isinstance(poison.error, EngineDead)
+    assert poison.finished
+    world.join()
+    world.submit(other)
+    world.run()
+    assert other.finished
+    assert other.error is None
+
+
+def test_requests_without_a_replica_wait_for_one_or_are_told_that_none_comes() -> None:
+    world = World(random.Random(0))
+    requests = draw_requests(world.front, 3, 2)
+    world.submit(requests[0])
+    assert world.fleet.unplaced
+    assert world.fleet.fail(EngineDead("none lives")) == [requests[0]]
+    assert isinstance(requests[0].error, EngineDead)
+    assert {seq.finish_reason for seq in requests[0].sequences} == {"error"}
+    world.submit(requests[1])
+    world.join()
+    world.run()
+    assert answers([requests[1]]) == expected(3, 2)[len(requests[0].sequences) :]
+
+
+def test_news_of_those_who_are_gone_are_dropped() -> None:
+    world = World(random.Random(0))
+    member = world.join()
+    world.kill(member.number)
+    assert world.fleet.receive(member.number, News()) == []
+
+
+def test_what_moves_goes_on_where_it_was_and_what_has_ended_is_not_computed_again() -> None:
+    world = World(random.Random(0))
+    first, second = world.join(), world.join()
+    request = world.front.make_request([1, 2, 3], SamplingParams(n=3, max_tokens=12, seed=4, stop=["k", "m", "a"]))
+    world.submit(request)
+    while {seq.finished for seq in request.sequences} != {True, False} or first.inbox:
+        first.read()
+        first.step()
+        world.deliver(first)
+        assert not request.finished, "another seed has completions that end one after the other"
+    world.drain(first.number)
+    [submitted] = [message.resumable for message in second.inbox]
+    going_on = [seq for seq in request.sequences if not seq.finished]
+    assert submitted.completions == {seq.index: seq.output_token_ids for seq in going_on}
+    assert all(submitted.completions.values())
+    world.run()
+    assert second.replica.engine.requests == {}

@@ -1,0 +1,110 @@
+"""`python -m tests.scale.replicas.toy_process FD SECONDS`: a replica in a process, whose engine has no tensors; and its
+carrier.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from nanoengine.builder import Built
+from nanoengine.core.block_manager import BlockManager
+from nanoengine.core.config import EngineConfig
+from nanoengine.core.llm_engine import LLMEngine
+from nanoengine.core.messages import StepPlan
+from nanoengine.features.observability.kv_events import KVEventPublisher
+from nanoengine.features.observability.observer import Observer
+from nanoengine.scale.replicas.carrier import LocalReplica
+from nanoengine.scale.replicas.engine import ReplicatedEngine
+from nanoengine.scale.replicas.options import ReplicaOptions
+from nanoengine.scale.replicas.process import serve
+from tests.core.toys import Done, ToyModel, make_engine
+from tests.serve.aio.toys import LogprobListener
+
+from .world import BLOCK_SIZE, HASH_SEED
+
+DEADLY = [48] * 3
+"""A prompt that begins so kills the process that computes it."""
+
+DIES_AT_START = -1.0
+
+ENDLESS = [47] * 3
+"""And the step of one that begins so never ends."""
+
+
+class SlowModel(ToyModel):
+    """Each step takes some time, so that a signal can come before the end."""
+
+    def __init__(self, seconds: float):
+        super().__init__(BLOCK_SIZE)
+        self.seconds = seconds
+
+    def launch(self, plan: StepPlan) -> Done:
+        time.sleep(self.seconds)
+        for start in plan.started:
+            if start.token_ids[:3] == DEADLY:
+                os._exit(3)
+            while start.token_ids[:3] == ENDLESS:
+                time.sleep(1.0)
+        return super().launch(plan)
+
+
+def build(seconds: float) -> Built:
+    if seconds == DIES_AT_START:
+        os._exit(3)
+    time.sleep(min(seconds, 0.0))
+    events = KVEventPublisher()
+    blocks = BlockManager(400, BLOCK_SIZE, stores=[events])
+    engine = make_engine(blocks=blocks, model=SlowModel(seconds), parts=[LogprobListener()], policy="mixed")
+    observer = Observer(engine.max_model_len)
+    observer.events = events
+    engine.scheduler.parts.append(observer)
+    own = {"replicas": SimpleNamespace(computes="toys")}
+    return cast(
+        Built, SimpleNamespace(config=EngineConfig(model="toys"), engine=engine, metrics=observer, capabilities=own)
+    )
+
+
+class ToyCarrier:
+    """Starts such processes.
+
+    Args:
+        seconds: of each step.
+        failing: numbers of the starts that fail, from 0.
+    """
+
+    def __init__(self, seconds: float = 0.002, failing: Any = ()):
+        self.seconds, self.failing, self.num_starts = seconds, failing, 0
+        self.started: list[LocalReplica] = []
+        self.waits: dict[int, str] = {}
+
+    def start(self, number: int) -> LocalReplica:
+        self.num_starts += 1
+        if self.num_starts - 1 in self.failing:
+            raise RuntimeError("no room for it")
+        own, other = socket.socketpair()
+        command = [sys.executable, "-m", "tests.scale.replicas.toy_process", str(other.fileno()), str(self.seconds)]
+        root = Path(__file__).parents[3]
+        process = subprocess.Popen(command, pass_fds=[other.fileno()], cwd=root)
+        other.close()
+        self.started.append(LocalReplica(process, own))
+        return self.started[-1]
+
+    def close(self) -> None: ...
+
+
+def toy_replicas(count: int, carrier: ToyCarrier | None = None, **options: Any) -> ReplicatedEngine:
+    front: LLMEngine = make_engine(parts=[])
+    own = ReplicaOptions(replicas=count, **options)
+    return ReplicatedEngine(front, carrier or ToyCarrier(), own)
+
+
+if __name__ == "__main__":
+    serve(Connection(int(sys.argv[1])), lambda: build(float(sys.argv[2])), HASH_SEED)

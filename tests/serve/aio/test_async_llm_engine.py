@@ -1,0 +1,284 @@
+"""AsyncLLMEngine: the tokens of a blocking engine for many at once; readers, aborts, mistakes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+import nanoengine
+from nanoengine.core.errors import (
+    InvalidPrompt,
+    InvalidRequest,
+    InvalidSamplingParams,
+)
+from nanoengine.core.llm_engine import LLMEngine
+from nanoengine.core.outputs import CompletionOutput
+from nanoengine.features.sampling.params import SamplingParams
+from nanoengine.serve.aio.async_llm_engine import AsyncLLMEngine
+from nanoengine.serve.aio.request_stream import Delta
+from tests.core.toys import VOCAB, make_engine
+from tests.core.toys import run as run_engine
+
+from .asking import (
+    LONG,
+    Broken,
+    Make,
+    ask,
+    check_idle,
+    collect,
+    held,
+    in_loop,
+    read,
+    reasons_of,
+    run,
+    tokens_of,
+)
+from .toys import expected, greedy
+
+
+class BestOf(SamplingParams):
+    @property
+    def num_sequences(self) -> int:
+        return 2
+
+
+def test_the_package_has_it_by_name() -> None:
+    assert nanoengine.AsyncLLMEngine is AsyncLLMEngine
+    assert "AsyncLLMEngine" in nanoengine.__all__
+
+
+# ---- the same as from a blocking engine
+
+
+def drawn_requests(count: int) -> list[tuple[list[int], SamplingParams]]:
+    """Prompts, some of which begin alike, and all that changes what comes back."""
+    rng = random.Random(5)
+    requests = []
+    for i in range(count):
+        prompt = [rng.randrange(VOCAB) for _ in range(rng.choice((1, 7, 30)))] if i % 3 else list(range(i + 1))
+        params = SamplingParams(
+            seed=i, n=rng.choice((1, 1, 3)), max_tokens=rng.randrange(1, 24), stop=rng.choice(([], ["e"], ["th", "z"]))
+        )
+        requests.append((prompt, params))
+    return requests
+
+
+@pytest.fixture(scope="module")
+def answers() -> list[list[CompletionOutput]]:
+    engine = make_engine()
+    requests = [engine.make_request(*request) for request in drawn_requests(30)]
+    run_engine(engine, requests)
+    return [request.output().outputs for request in requests]
+
+
+def check_deltas(deltas: list[Delta], outputs: list[CompletionOutput]) -> None:
+    """The pieces of a request, put together."""
+    for output in outputs:
+        own = [delta for delta in deltas if delta.index == output.index]
+        assert tokens_of(own, output.index) == output.token_ids
+        assert "".join(delta.text for delta in own) == output.text
+        assert [delta.finish_reason for delta in own] == [None] * (len(own) - 1) + [output.finish_reason]
+        assert own[-1].stop_reason == output.stop_reason
+
+
+@pytest.mark.parametrize("interval", [1, 3, 1000, None])
+@pytest.mark.parametrize("options", [{}, {"num_blocks": 20, "depth": 2, "policy": "mixed"}], ids=["large", "small"])
+def test_many_at_once_get_what_a_blocking_engine_gives(
+    make: Make, answers: list[list[CompletionOutput]], interval: int | None, options: dict[str, Any]
+) -> None:
+    """An interval changes the pieces and not their sum."""
+    engine, _ = make(**options)
+
+    async def main() -> list[tuple[list[Delta], list[CompletionOutput]]]:
+        requests = [engine.make_request(*request) for request in drawn_requests(30)]
+        streams = [engine.submit(request, interval) for request in requests]
+        pieces = await asyncio.gather(*map(read, streams))
+        await check_idle(engine)
+        return list(zip(pieces, [request.output().outputs for request in requests], strict=True))
+
+    for (deltas, outputs), wanted in zip(run(main()), answers, strict=True):
+        assert outputs == wanted
+        if interval is None:
+            assert not deltas
+            continue
+        check_deltas(deltas, wanted)
+        for index in range(len(outputs)):
+            own = [delta for delta in deltas if delta.index == index]
+            assert all(len(delta.token_ids) >= interval for delta in own[1:-1])
+
+
+def test_two_event_loops_at_once(make: Make, answers: list[list[CompletionOutput]]) -> None:
+    engine, _ = make()
+    found: dict[int, list[list[Delta]]] = {}
+
+    async def every_other(start: int) -> None:
+        requests = drawn_requests(30)[start::2]
+        found[start] = await asyncio.gather(*(collect(engine.generate(*request)) for request in requests))
+
+    threads = [threading.Thread(target=run, args=(every_other(start),)) for start in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for start in (0, 1):
+        for deltas, outputs in zip(found[start], answers[start::2], strict=True):
+            check_deltas(deltas, outputs)
+
+
+# ---- readers
+
+
+@in_loop
+async def test_a_slow_reader_loses_nothing_and_holds_nobody_up(make: Make) -> None:
+    engine, _ = make()
+    slow, quick = ask(engine, 1, 2, 3), ask(engine, 4, 5, 6)
+    assert tokens_of(await read(quick)) == expected(4, 5, 6)
+    while not slow.is_over:
+        await asyncio.sleep(0)
+    deltas = await anext(slow)
+    assert (tokens_of(deltas), reasons_of(deltas)) == (expected(1, 2, 3), ["length"])
+    with pytest.raises(StopAsyncIteration):
+        await anext(slow)
+
+
+# ---- aborts
+
+
+@in_loop
+async def test_abort_before_the_start_in_the_middle_and_after_the_end(make: Make) -> None:
+    engine, gate = make(max_num_seqs=1)
+    gate.shut()
+    running, waiting = ask(engine, 1, 2, 3, request_id="running"), ask(engine, 4, 5, 6, request_id="waiting")
+    gate.let(3)
+    await held(gate)
+    assert engine.num_waiting == 1
+    for request_id in ("waiting", "running", "nobody"):
+        engine.abort(request_id)
+    gate.let()  # the step before which it stood
+    assert reasons_of(await read(waiting)) == ["abort"]
+    deltas = await read(running)
+    assert (tokens_of(deltas), reasons_of(deltas)) == (expected(1, 2, 3, max_tokens=4), ["abort"])
+    await check_idle(engine)
+    assert gate.num_steps == 4
+    engine.abort("running")
+    again = engine.submit(engine.make_request([1, 2, 3], greedy(3), "running"))
+    gate.open()
+    assert tokens_of(await read(again)) == expected(1, 2, 3, max_tokens=3)
+
+
+@pytest.mark.parametrize("way", ["closed", "cancelled"])
+@in_loop
+async def test_a_generator_that_is_left_early_aborts_within_one_step(make: Make, way: str) -> None:
+    engine, gate = make()
+    gate.shut()
+    gate.let(2)
+    generator = engine.generate([1, 2, 3], greedy(40, n=3))
+    if way == "closed":
+        async with aclosing(generator) as deltas:
+            await anext(deltas)
+            await held(gate)  # before its third step
+    else:
+        reader = asyncio.create_task(collect(generator))
+        await held(gate)
+        reader.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reader
+    gate.let()
+    await check_idle(engine)
+    assert gate.num_steps == 3
+
+
+@pytest.mark.parametrize("interval", [1, 5])
+def test_requests_of_a_loop_that_is_closed_are_aborted(make: Make, interval: int) -> None:
+    engine, gate = make()
+
+    async def leave() -> None:
+        ask(engine, 1, 2, 3, interval=interval)
+        engine.submit(engine.make_request([1, 2, 3, 4], greedy(50, n=2)), interval)
+
+    async def stay() -> None:
+        deltas = await collect(engine.generate([4, 5, 6], greedy(20)))
+        assert tokens_of(deltas) == expected(4, 5, 6, max_tokens=20)
+        await check_idle(engine)
+
+    gate.shut()
+    run(leave())
+    gate.open()
+    run(stay())
+    assert gate.num_steps <= 22, "nobody waits for the others"
+
+
+# ---- mistakes
+
+
+@in_loop
+async def test_bad_requests_never_reach_the_engine(make: Make) -> None:
+    engine, gate = make()
+    with pytest.raises(InvalidPrompt):
+        await collect(engine.generate([]))
+    with pytest.raises(InvalidSamplingParams, match="best_of"):
+        await collect(engine.generate([1], BestOf()))
+    await check_idle(engine)
+    assert gate.num_steps == 0
+
+
+@pytest.mark.parametrize("way", ["told", "cancelled"])
+@in_loop
+async def test_an_id_in_use_is_refused_and_the_first_request_goes_on(make: Make, way: str) -> None:
+    """It is not aborted by whoever was refused, and has left."""
+    engine, gate = make()
+    gate.shut()
+    first = ask(engine, 1, 2, 3, request_id="same")
+    await held(gate)
+    second = asyncio.create_task(collect(engine.generate([4, 5, 6], LONG, request_id="same")))
+    while engine.num_waiting < 2:
+        await asyncio.sleep(0)
+    if way == "cancelled":
+        second.cancel()
+    gate.open()
+    with pytest.raises(InvalidRequest if way == "told" else asyncio.CancelledError):
+        await second
+    assert tokens_of(await read(first)) == expected(1, 2, 3)
+    await check_idle(engine)
+    assert engine.num_waiting == 0
+
+
+@in_loop
+async def test_an_exception_at_submit_reaches_its_reader_and_the_engine_lives_on(make: Make) -> None:
+    engine, _ = make(parts=[Broken()])
+    with pytest.raises(LookupError, match="no such client"):
+        await collect(engine.generate([1, 2, 3], LONG, client="bad", request_id="same"))
+    await check_idle(engine)
+    deltas = await collect(engine.generate([1, 2, 3], LONG, client="good", request_id="same"))
+    assert tokens_of(deltas) == expected(1, 2, 3)
+    await check_idle(engine)
+
+
+@in_loop
+async def test_what_a_called_function_raises_is_its_callers_unless_it_has_left(make: Make) -> None:
+    engine, gate = make()
+
+    def fail(own: LLMEngine) -> None:
+        raise LookupError(f"{own.vocab_size}")
+
+    with pytest.raises(LookupError, match=f"{VOCAB}"):
+        await engine.call(fail)
+    assert await engine.call(lambda own: own.vocab_size) == VOCAB
+    gate.shut()
+    before = time.perf_counter()
+    stream = ask(engine, 1)
+    arrived = stream.request.arrival_time
+    assert arrived is not None
+    assert before <= arrived <= time.perf_counter(), "a request arrives when it is made"
+    await held(gate)
+    call = asyncio.create_task(engine.call(fail))
+    await asyncio.sleep(0)
+    call.cancel()
+    gate.open()
+    assert tokens_of(await read(stream)) == expected(1)

@@ -1,0 +1,189 @@
+"""RequestStream: what came is handed out once, in order, however it is taken."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from nanoengine.core.llm_engine import LLMEngine
+from nanoengine.serve.aio.request_stream import MOST_UNREAD, Delta, RequestStream
+
+from .toys import ShowingParams, script_engine
+
+TEXT = "naïve 🦜 语言 ✂️ end"
+
+
+def steps(engine: LLMEngine, stream: RequestStream) -> list[list[Delta]]:
+    """What each step brings."""
+    engine.submit(stream.request)
+    pieces = []
+    while engine.has_unfinished:
+        engine.step()
+        pieces.append(stream.collect())
+    return pieces
+
+
+def open_stream(
+    engine: LLMEngine, loop: asyncio.AbstractEventLoop, interval: int | None = 1, **params: object
+) -> RequestStream:
+    values = {"max_tokens": 60, **params}
+    return RequestStream(engine.make_request("?", ShowingParams(**values)), loop, interval)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def loop() -> object:
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+@pytest.mark.parametrize("interval", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize("stop", [[], ["言 "], ["🦜 语", "end"], ["zebra", "ende"]], ids=str)
+def test_pieces_joined_are_the_text(loop: asyncio.AbstractEventLoop, interval: int, stop: list[str]) -> None:
+    engine = script_engine(TEXT)
+    stream = open_stream(engine, loop, interval, stop=stop)
+    pieces = steps(engine, stream)
+    deltas = [delta for piece in pieces for delta in piece]
+    [output] = stream.request.output().outputs
+    assert "".join(delta.text for delta in deltas) == output.text
+    assert [token for delta in deltas for token in delta.token_ids] == output.token_ids
+    assert [entry for delta in deltas for entry in delta.logprobs or ()] == output.logprobs
+    assert [delta.finish_reason for delta in deltas] == [None] * (len(deltas) - 1) + ["stop"]
+    assert all(delta.stop_reason is None for delta in deltas[:-1])
+    assert deltas[-1].stop_reason == output.stop_reason
+    sizes = [len(delta.token_ids) for delta in deltas]
+    assert sizes[0] == 1, "the first is told at once"
+    assert set(sizes[1:-1]) <= {interval}
+    assert not stream.collect(), "nothing is told twice"
+
+
+def test_a_character_that_is_cut_off_is_told_at_the_end(loop: asyncio.AbstractEventLoop) -> None:
+    for max_tokens in range(1, 24):
+        engine = script_engine(TEXT)
+        stream = open_stream(engine, loop, max_tokens=max_tokens)
+        text = "".join(delta.text for piece in steps(engine, stream) for delta in piece)
+        assert text == stream.request.output().outputs[0].text == TEXT.encode()[:max_tokens].decode(errors="replace")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_however_it_is_delivered_and_taken_all_of_it_comes_in_order(seed: int) -> None:
+    rng = random.Random(seed)
+    engine = script_engine(TEXT)
+
+    async def main() -> str:
+        stream = open_stream(engine, asyncio.get_running_loop(), rng.choice((1, 3)))
+        pieces = steps(engine, stream)
+        taken: list[Delta] = []
+
+        async def take() -> None:
+            async for deltas in stream:
+                assert deltas, "there is no news without news"
+                taken.extend(deltas)
+                for _ in range(rng.randrange(4)):
+                    await asyncio.sleep(0)
+
+        reader = asyncio.create_task(take())
+        for number, piece in enumerate(pieces, start=1):
+            assert not stream.is_over
+            stream.deliver(piece, number == len(pieces))
+            for _ in range(rng.randrange(3)):
+                await asyncio.sleep(0)
+        assert stream.is_over
+        await reader
+        return "".join(delta.text for delta in taken)
+
+    assert asyncio.run(asyncio.wait_for(main(), 60)) == TEXT
+
+
+def test_what_nobody_reads_waits_in_the_sequences() -> None:
+    """Only a few lists of deltas pile up; the reader still gets all, once."""
+    engine = script_engine("a" * 500)
+
+    async def main() -> None:
+        stream = open_stream(engine, asyncio.get_running_loop(), max_tokens=400)
+        engine.submit(stream.request)
+        num_lists, text = 0, ""
+        while engine.has_unfinished:
+            engine.step()
+            if piece := stream.collect():
+                num_lists += 1
+                stream.deliver(piece, stream.request.finished)
+        async for deltas in stream:
+            text += "".join(delta.text for delta in deltas)
+        assert num_lists == MOST_UNREAD + 1
+        assert text == stream.request.output().outputs[0].text
+        assert len(text) > MOST_UNREAD + 10
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_some_deltas_are_taken_at_once_and_only_from_a_reader_who_waits(seed: int) -> None:
+    rng = random.Random(seed)
+    engine = script_engine(TEXT)
+
+    async def main() -> str:
+        stream, text, num_at_once = open_stream(engine, asyncio.get_running_loop()), "", 0
+        pieces, is_reading = steps(engine, stream), False
+
+        def take_now(deltas: list[Delta]) -> bool:
+            nonlocal text, num_at_once
+            assert not is_reading
+            if rng.random() < 0.3:
+                return False
+            text += "".join(delta.text for delta in deltas)
+            num_at_once += 1
+            return True
+
+        async def take() -> None:
+            nonlocal text, is_reading
+            async for deltas in stream:
+                is_reading = True
+                for _ in range(rng.randrange(3)):
+                    await asyncio.sleep(0)
+                text += "".join(delta.text for delta in deltas)
+                is_reading = False
+
+        stream.take_now = take_now
+        reader = asyncio.create_task(take())
+        for number, piece in enumerate(pieces, start=1):
+            await asyncio.sleep(0)
+            stream.deliver(piece, number == len(pieces))
+        await reader
+        assert num_at_once > 2
+        return text
+
+    assert asyncio.run(asyncio.wait_for(main(), 60)) == TEXT
+
+
+def test_an_error_comes_behind_what_was_told_before_it() -> None:
+    async def main() -> None:
+        stream = open_stream(script_engine(TEXT), asyncio.get_running_loop())
+        delta = Delta(0, "text", [1], None, None, None)
+        stream.deliver([delta], False)
+        stream.deliver([], True, LookupError("gone"))
+        stream.deliver([delta], True)
+        assert await anext(stream) == [delta]
+        for _ in range(2):
+            with pytest.raises(LookupError):
+                await anext(stream)
+        with pytest.raises(LookupError):
+            await stream.end()
+
+    asyncio.run(main())
+
+
+def test_a_reader_that_gave_up_waiting_is_not_woken() -> None:
+    async def main() -> None:
+        stream = open_stream(script_engine(TEXT), asyncio.get_running_loop())
+        reader = asyncio.create_task(anext(stream))
+        await asyncio.sleep(0)
+        reader.cancel()
+        stream.deliver([Delta(0, "text", [1], None, "stop", None)], True)
+        with pytest.raises(asyncio.CancelledError):
+            await reader
+        assert [delta.text for deltas in [await anext(stream)] for delta in deltas] == ["text"]
+
+    asyncio.run(main())

@@ -1,0 +1,134 @@
+"""The page in Chromium, on a toy that repeats its prompt: what only a browser shows. W3C's WebDriver drives it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+
+from tests.serve.aio.toys import PATIENCE
+from tests.serve.server.conftest import MakeServer
+from tests.serve.server.running import Server
+
+ENTER, UP = "\ue007", "\ue013"
+FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1300,900")
+HELPERS = """const all = (css) => [...document.querySelectorAll(css)], text = (css) => all(css).at(-1)?.textContent;
+const ended = () => all('.answering').length === 0 && text('.assistant footer p');
+return """
+PROGRAMS = ("chromium", "chromedriver")
+pytestmark = pytest.mark.skipif(not all(map(shutil.which, PROGRAMS)), reason=f"needs {' and '.join(PROGRAMS)}")
+
+
+class Browser:
+    """A browser with a window."""
+
+    def __init__(self) -> None:
+        self.driver = subprocess.Popen(["chromedriver", "--port=0"], stdout=subprocess.PIPE, text=True)
+        assert self.driver.stdout is not None
+        line = next(line for line in self.driver.stdout if "successfully on port" in line)
+        self.url = f"http://127.0.0.1:{line.split()[-1].rstrip('.')}/session"
+        options = {"goog:chromeOptions": {"args": FLAGS}}
+        self.url += "/" + self.does("", capabilities={"alwaysMatch": options})["sessionId"]
+
+    def does(self, command: str, **values: Any) -> Any:
+        call = Request(self.url + command, json.dumps(values).encode(), {"content-type": "application/json"})
+        with urlopen(call, timeout=PATIENCE) as response:
+            return json.load(response)["value"]
+
+    def asks(self, command: str) -> Any:
+        with urlopen(self.url + command, timeout=PATIENCE) as response:
+            return json.load(response)["value"]
+
+    def tells(self, script: str) -> Any:
+        return self.does("/execute/sync", script=HELPERS + script, args=[])
+
+    def until(self, script: str) -> Any:
+        end = time.monotonic() + PATIENCE
+        while not (value := self.tells(script)):
+            assert time.monotonic() < end, f"never {script}: {self.tells('document.body.innerText')}"
+            time.sleep(0.01)
+        return value
+
+    def types(self, keys: str) -> None:
+        actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
+        self.does("/actions", actions=[{"type": "key", "id": "keys", "actions": actions}])
+
+    def says(self, message: str) -> str:
+        """What stands below its answer."""
+        self.types(message + ENTER)
+        return str(self.until("ended()"))
+
+    def opens(self, server: Server) -> None:
+        self.does("/url", url=server.url)
+        self.until("text('#connection') === 'live' && text('#model') === 'parrot'")
+
+    def close(self) -> None:
+        with urlopen(Request(self.url, method="DELETE"), timeout=PATIENCE):
+            pass
+        self.driver.terminate()
+        self.driver.communicate()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    opened = Browser()
+    yield opened
+    opened.close()
+
+
+def begin(browser: Browser, server: Server) -> None:
+    """An answer that has begun and waits for its next step, and a view of it."""
+    server.gate.shut()
+    browser.types("a" * 60 + ENTER)
+    while not browser.tells("text('#queue').startsWith('1 ') && text('.answering .text')"):
+        server.gate.let()  # the page sees the engine between two steps
+        time.sleep(0.05)
+    assert not browser.tells("text('#story')").startswith("Nothing runs")
+
+
+def test_an_answer_that_is_stopped(browser: Browser, make_server: MakeServer) -> None:
+    server = make_server()
+    browser.opens(server)
+    begin(browser, server)
+    browser.tells("all('#stop')[0].focus()")
+    browser.types(ENTER)
+    server.gate.open()
+    assert browser.until("ended()").startswith("Stopped · ")
+    browser.until("text('#queue').startsWith('0 ')")
+    assert browser.tells("text('#story')").startswith("Nothing runs")
+    assert browser.says("the text field has the focus").startswith("Complete · ")
+
+
+def test_a_server_that_is_gone_while_another_tab_looks_on(browser: Browser, make_server: MakeServer) -> None:
+    server = make_server()
+    browser.opens(server)
+    begin(browser, server)
+    first, second = browser.asks("/window"), browser.does("/window/new", type="tab")["handle"]
+    browser.does("/window", handle=second)
+    browser.does("/url", url=server.url)
+    assert browser.until("ended()") == "Unfinished"
+    browser.does("/window", handle=first)
+    for connection in list(server._server.server_state.connections):
+        connection.loop.call_soon_threadsafe(connection.transport.abort)
+    assert browser.until("ended()").startswith("The server does not answer · ")
+    server.gate.open()
+    server.close()
+    assert browser.says("still there?") == "The server does not answer"
+
+
+def test_a_context_that_is_full(browser: Browser, make_server: MakeServer) -> None:
+    browser.opens(make_server({"max_model_len": 160}))
+    told = [browser.says(f"message {number}") for number in range(3)]
+    assert ["no longer read" in own for own in told] == [False, False, True], told
+    too_long = browser.says("b" * 200)
+    assert "maximum context length is 160 tokens" in too_long
+    assert "no longer read" not in too_long
+    browser.types(UP)
+    browser.tells("document.activeElement.value = 'short'")
+    assert browser.says("").endswith("the first 4 messages of this chat are no longer read")

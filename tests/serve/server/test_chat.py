@@ -1,0 +1,123 @@
+"""/v1/chat/completions: conversations in the model's template."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nanoengine import LLM
+from tests.serve.server.events import text_of
+from tests.serve.server.running import Server
+
+USER = {"role": "user", "content": "Write a function."}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+
+
+def prompt_of(server: Server, *contents: Any, **fields: Any) -> str:
+    """The text that the model is given."""
+    answer = server.chat(*contents, max_tokens=1, return_prompt_text=True, **fields)
+    assert answer.status == 200, answer.body
+    return str(answer.json["prompt_text"])
+
+
+# ---- the answer
+
+
+def test_the_answer_is_that_of_the_engine(demo: Server, demo_llm: LLM) -> None:
+    params = replace(demo_llm.get_default_sampling_params(), max_tokens=10, temperature=0.8, seed=3, n=2)
+    output = demo_llm.chat([USER], params, use_tqdm=False)[0]
+    answer = demo.chat(USER, max_tokens=10, temperature=0.8, seed=3, n=2).json
+    assert answer["object"] == "chat.completion"
+    assert answer["id"].startswith("chatcmpl-")
+    assert answer["model"] == "demo"
+    assert answer["usage"]["prompt_tokens"] == len(output.prompt_token_ids)
+    for choice, own in zip(answer["choices"], output.outputs, strict=True):
+        assert choice["message"] == {"role": "assistant", "content": own.text, "refusal": None, "reasoning": None}
+        assert (choice["index"], choice["finish_reason"]) == (own.index, own.finish_reason)
+
+
+def test_the_newer_name_of_max_tokens_wins(parrot: Server) -> None:
+    answer = parrot.chat("abcdef", max_tokens=9, max_completion_tokens=2)
+    assert answer.json["usage"]["completion_tokens"] == 2
+    assert parrot.chat("a", max_completion_tokens=5000).error["param"] == "max_completion_tokens"
+    assert parrot.chat("a", max_tokens=5000).error["param"] == "max_tokens"
+
+
+def test_an_answer_is_as_long_as_fits_unless_it_is_said(parrot: Server) -> None:
+    answer = parrot.chat("a" * 700, ignore_eos=True).json
+    assert answer["usage"]["total_tokens"] == 1024
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+# ---- the conversation
+
+
+def test_content_may_come_in_parts(parrot: Server) -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}, "three"]
+    whole = "<|im_start|>user\none\ntwo\nthree<|im_end|>\n<|im_start|>assistant\n"
+    assert prompt_of(parrot, {"role": "user", "content": parts}) == whole
+
+
+NO_PARTS: list[Any] = [{"type": "text"}, {"type": "text", "text": 5}, 5, None, []]
+NO_PARTS += [{"type": "image_url", "image_url": {"url": "http://localhost/x.png"}}]
+NO_PARTS += [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}]
+NO_MESSAGES: list[Any] = [[], {}, "Hello", None, [5], [[]], ["Hello"], [{}], [{"role": "user"}], [{"content": "x"}]]
+NO_MESSAGES += [[{"role": "user", "content": content}] for content in (None, 5)]
+
+
+@pytest.mark.parametrize(
+    ("messages", "named"),
+    [
+        *((messages, "") for messages in NO_MESSAGES),
+        *(([{"role": "user", "content": [part]}], "part") for part in NO_PARTS),
+    ],
+    ids=str,
+)
+def test_messages_that_are_none_are_refused(parrot: Server, messages: Any, named: str) -> None:
+    answer = parrot.post("/v1/chat/completions", {"messages": messages, "max_tokens": 1})
+    assert (answer.status, answer.error["type"]) == (400, "BadRequestError")
+    assert named in answer.error["message"]
+
+
+def test_the_template_is_told_of_tools(parrot: Server) -> None:
+    assert prompt_of(parrot, "x", tools=[TOOL]).startswith('[{"type": "function", "function": {"name": "weather"')
+    assert prompt_of(parrot, "x", tools=[TOOL], tool_choice="none").startswith("[")
+    assert prompt_of(parrot, "x", tools=None).startswith("<|im_start|>")
+
+
+def test_a_message_may_be_gone_on_with_and_echoed(parrot: Server) -> None:
+    going_on = {"add_generation_prompt": False, "continue_final_message": True}
+    prompt = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\nWell, "
+    assert prompt_of(parrot, "Hello", "Well, ", **going_on) == prompt
+    tokens = parrot.post("/tokenize", {"prompt": prompt}).json["tokens"]
+    text = "Well, " + parrot.serving.tokenizer.decode(tokens[:5])
+    for last in ("Well, ", {"role": "assistant", "content": [{"type": "text", "text": "Well, "}]}):
+        fields = {**going_on, "echo": True, "max_tokens": 5}
+        message = parrot.chat("Hello", last, **fields).json["choices"][0]["message"]
+        assert (message["role"], message["content"]) == ("assistant", text)
+        assert text_of(parrot.chat("Hello", last, **fields, stream=True).events) == text
+    refused = parrot.chat("Hello", "Well, ", continue_final_message=True)
+    assert (refused.status, refused.error["param"]) == (400, "continue_final_message")
+
+
+def test_the_prompt_may_be_told(parrot: Server) -> None:
+    answer = parrot.chat("Hello", max_tokens=2, return_token_ids=True, return_prompt_text=True).json
+    tokens = parrot.post("/tokenize", {"messages": [{"role": "user", "content": "Hello"}]}).json["tokens"]
+    assert answer["prompt_token_ids"] == tokens
+    assert parrot.serving.tokenizer.encode(answer["prompt_text"], add_special_tokens=False) == tokens
+    fields = {"return_token_ids": True, "return_prompt_text": True, "stream": True}
+    first = parrot.chat("Hello", max_tokens=2, **fields).events[0]
+    assert (first["prompt_token_ids"], first["prompt_text"]) == (tokens, answer["prompt_text"])
+
+
+# ---- log probabilities
+
+
+def test_likeliest_tokens_need_log_probabilities(demo: Server) -> None:
+    answer = demo.chat(USER, top_logprobs=2)
+    assert (answer.status, answer.error["param"]) == (400, "top_logprobs")
+    assert demo.chat(USER, logprobs=True, top_logprobs=21).status == 400
+    assert demo.chat(USER, logprobs=True, top_logprobs=-1).status == 400
+    assert demo.chat(USER, max_tokens=1, logprobs=False, top_logprobs=0).json["choices"][0]["logprobs"] is None

@@ -1,0 +1,90 @@
+"""A request's fields to the engine's."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from nanoengine.errors import InvalidSamplingParams
+from nanoengine.features.sampling.params import SamplingParams
+from nanoengine.serve.server.errors import Problem
+from nanoengine.serve.server.params import sampling_params, truncate
+from nanoengine.serve.server.protocol import CompletionRequest
+
+
+def request(**fields: object) -> CompletionRequest:
+    return msgspec.convert({"prompt": "a", **fields}, CompletionRequest)
+
+
+def params(defaults: dict[str, float] | None = None, **fields: object) -> SamplingParams:
+    made = request(**fields)
+    limits = {"max_model_len": 100, "max_n": 4}
+    return sampling_params(made, defaults or {}, **limits, max_tokens=made.max_tokens, logprobs=made.logprobs)
+
+
+def test_nothing_but_the_defaults() -> None:
+    assert params() == SamplingParams(max_tokens=16)
+
+
+def test_what_the_makers_of_a_model_advise_gives_way_to_what_a_client_says() -> None:
+    advised = {"temperature": 0.5, "top_k": 7, "max_tokens": 3}
+    assert params(advised, temperature=0.25) == SamplingParams(temperature=0.25, top_k=7, max_tokens=16)
+
+
+def test_biases_have_keys_of_text_and_are_cut_to_their_range() -> None:
+    assert params(logit_bias={"5": 200, "2": -1.5}).logit_bias == ((2, -1.5), (5, 100.0))
+    with pytest.raises(Problem, match=r"'x'.*'-1'") as caught:
+        params(logit_bias={"x": 1, "3": 1, "-1": 2})
+    assert caught.value.param == "logit_bias"
+
+
+def test_a_seed_of_minus_one_is_none() -> None:
+    assert params(seed=-1).seed is None
+    assert params(seed=3).seed == 3
+
+
+def test_errors_call_fields_as_the_client_does() -> None:
+    names = {"logprobs": "top_logprobs", "max_tokens": "max_completion_tokens"}
+    for logprobs, max_tokens, field in (
+        (50, 3, "top_logprobs"),
+        (1, 0, "max_completion_tokens"),
+        (1, 200, "max_completion_tokens"),
+    ):
+        with pytest.raises(Problem, match=f"^{field} is") as caught:
+            sampling_params(
+                request(), {}, max_model_len=100, max_n=4, max_tokens=max_tokens, names=names, logprobs=logprobs
+            )
+        assert caught.value.param == field
+    with pytest.raises(InvalidSamplingParams, match="top_p"):
+        params(top_p=2.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        *(
+            ({name: value}, f"^{name} is {value}: .* 1 to 4 .max_n.$")
+            for name in ("n", "best_of")
+            for value in (0, -1, 5)
+        ),
+        *(({"max_tokens": value}, "^max_tokens is .* 1 to 100 .max_model_len.$") for value in (0, -1, 101)),
+        *(({"min_tokens": value}, "^min_tokens is .* 0 to 100 .max_model_len.$") for value in (-1, 101)),
+    ],
+    ids=str,
+)
+def test_a_number_outside_of_its_range_is_told_what_this_server_allows(fields: dict[str, int], words: str) -> None:
+    with pytest.raises(Problem, match=words) as caught:
+        params(**fields)
+    assert caught.value.param == next(iter(fields))
+
+
+def test_a_prompt_is_cut_at_the_side_that_is_asked_for() -> None:
+    ids = list(range(10))
+    assert truncate(ids, request(), 100) == ids
+    assert truncate(ids, request(truncate_prompt_tokens=3), 100) == [7, 8, 9]
+    assert truncate(ids, request(truncate_prompt_tokens=3, truncation_side="right"), 100) == [0, 1, 2]
+    assert truncate(ids, request(truncate_prompt_tokens=50), 100) == ids
+    assert truncate(ids, request(truncate_prompt_tokens=0), 100) == []
+    assert truncate(ids, request(truncate_prompt_tokens=-1), 5) == [6, 7, 8, 9]
+    with pytest.raises(Problem, match="truncate_prompt_tokens is 101"):
+        truncate(ids, request(truncate_prompt_tokens=101), 100)

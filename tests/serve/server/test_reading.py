@@ -1,0 +1,122 @@
+"""Bodies: bounded, typed, and never a reason to fall over."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nanoengine.serve.server.endpoints import ENDPOINTS
+from tests.drawn import FAST
+from tests.serve.server.conftest import LIMITS
+from tests.serve.server.running import JSON, Server, post_bytes, read_all
+
+NO_REQUESTS = [
+    *(
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'"text"',
+        b"5",
+        b'{"prompt": "a"} x',
+        b'{"prompt": "\xff"}',
+        b'{"prompt": "\\ud83d"}',
+    ),
+    *(b'{"prompt": NaN}', b'{"prompt": "a", "temperature": Infinity}', b'{"prompt": "a", "temperature": 1e999}'),
+    *(b'{"prompt": "a", "%b": ' % name + b"9" * 10_000 + b"}" for name in (b"seed", b"n")),
+    b'{"prompt": "a", "metadata": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    *(b'{"prompt": ' + b"[" * 100_000, b"\x00" * 100, b'\xef\xbb\xbf{"prompt": 5}', b"prompt=a"),
+]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+def test_what_is_no_request_is_refused(parrot: Server, path: str) -> None:
+    for body in NO_REQUESTS:
+        answer = parrot.post(path, body)
+        assert (answer.status, answer.error["type"]) == (400, "BadRequestError"), body[:40]
+
+
+def test_text_may_have_nul_and_controls(parrot: Server) -> None:
+    text = "a\x00b\x1b[0m\u2028\r\n\n"
+    answer = parrot.complete(text, max_tokens=50, stream=True)
+    assert "".join(event["choices"][0]["text"] for event in answer.events) == text
+
+
+@pytest.mark.parametrize("length", [LIMITS["max_body_bytes"], LIMITS["max_body_bytes"] + 1])
+def test_a_body_has_a_limit(parrot: Server, length: int) -> None:
+    start, end = b'{"tokens": [1]', b"}"
+    body = start + b" " * (length - len(start) - len(end)) + end
+    answer = parrot.post("/detokenize", body)
+    if length <= LIMITS["max_body_bytes"]:
+        assert answer.status == 200
+    else:
+        assert answer.status == 413
+        assert "max_body_bytes" in answer.error["message"]
+        assert answer.error["type"] == "RequestTooLargeError"
+
+
+def test_a_body_in_chunks_has_the_same_limit(parrot: Server) -> None:
+    head = b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    connection = parrot.connect(head + b'c\r\n{"prompt": "\r\n')
+    chunk = b"10000\r\n" + b"a" * 0x10000 + b"\r\n"
+    try:
+        for _ in range(40):
+            connection.sendall(chunk)
+    except ConnectionError:
+        pass  # refused in the middle, which is as good
+    assert connection.recv(12) == b"HTTP/1.1 413"
+
+
+def test_a_request_may_come_byte_by_byte(parrot: Server) -> None:
+    data = post_bytes("/tokenize", {"prompt": "🦜"}, "connection: close\r\n")
+    connection = parrot.connect()
+    for i in range(len(data)):
+        connection.sendall(data[i : i + 1])
+    response = read_all(connection)
+    assert response.startswith(b"HTTP/1.1 200")
+    assert json.loads(response.partition(b"\r\n\r\n")[2])["count"] == 4
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/json; charset=utf-8", "Application/JSON ;x=y"])
+def test_json_may_be_called_so(parrot: Server, kind: str) -> None:
+    assert parrot.post("/tokenize", b'{"prompt": "a"}', {"content-type": kind}).status == 200
+
+
+BASES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "abc", "max_tokens": 2},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 2},
+    "/tokenize": {"prompt": "abc"},
+    "/detokenize": {"tokens": [1, 2]},
+    "/abort_requests": {"request_ids": ["nobody"]},
+}
+KEYS = ("role", "content", "type", "text", "a")
+NUMBERS = st.sampled_from([0, 1, -1, 3, 2**31, 2**63, -(2**70), 0.5, -1e300, 1e308])
+TEXTS = st.sampled_from(["", "user", "text", "a\u0000", "🦜", "x" * 300])
+VALUES = st.recursive(
+    st.none() | st.booleans() | NUMBERS | TEXTS,
+    lambda own: st.lists(own, max_size=3) | st.dictionaries(st.sampled_from(KEYS), own, max_size=3),
+    max_leaves=8,
+)
+
+
+@pytest.mark.parametrize("path", BASES)
+def test_drawn_requests_are_answered_or_refused(parrot: Server, path: str) -> None:
+    """Nothing that a client writes is a fault of the server's, and nothing keeps it from serving."""
+    body = next(own.body for own in ENDPOINTS if own.path == path and own.body is not None)
+    names = [field.encode_name for field in msgspec.structs.fields(body)]
+
+    @settings(FAST, max_examples=100)
+    @given(st.dictionaries(st.sampled_from(names), VALUES, min_size=1, max_size=2))
+    def ask(fields: dict[str, Any]) -> None:
+        answer = parrot.request("POST", path, BASES[path] | fields, JSON)
+        assert answer.status in (200, 400, 404, *((403,) if path == "/abort_requests" else ())), answer.body
+        assert answer.status == 200 or answer.error["message"]
+
+    ask()
+    assert parrot.complete("abc", max_tokens=3).json["choices"][0]["text"] == "abc"
+    parrot.check_idle()

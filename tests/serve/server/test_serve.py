@@ -1,0 +1,285 @@
+"""The server as a process: it says where it is, ends when it is told to, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nanoengine.builder import Built
+from nanoengine.errors import InvalidConfig
+from nanoengine.serve.cli import main
+from nanoengine.serve.server import serve as serve_module
+from tests.serve.aio.toys import PATIENCE
+from tests.serve.server.events import EventReader
+from tests.serve.server.running import JSON, until
+
+CUT = "the server is shutting down, and the answer is not whole: ask again"
+SMALL = ["--dtype", "float32", "--device", "cpu", "--num-kv-blocks", "600"]
+
+
+class Process:
+    """A server that was started by its command."""
+
+    def __init__(self, *arguments: str, change: str = "pass"):
+        program = f"import sys; {change}; from nanoengine.serve.cli import main; sys.exit(main(sys.argv[1:]))"
+        command = [sys.executable, "-c", program, "serve", "demo", *SMALL, *arguments]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        self.where = self._address()
+
+    def _address(self) -> str:
+        assert self.process.stderr is not None
+        said = []
+        for line in self.process.stderr:
+            said.append(line)
+            if found := re.search(r"serving demo at (\S+)", line):
+                return found[1]
+        raise AssertionError("".join(said))
+
+    def connect(self) -> http.client.HTTPConnection:
+        if self.where.startswith("http://"):
+            return http.client.HTTPConnection(self.where.removeprefix("http://"), timeout=PATIENCE)
+        connection = http.client.HTTPConnection("localhost", timeout=PATIENCE)
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.settimeout(PATIENCE)
+        connection.sock.connect(self.where)
+        return connection
+
+    def open(self, method: str, path: str, **body: Any) -> http.client.HTTPResponse:
+        return self.later(path, method, **body).getresponse()
+
+    def later(self, path: str, method: str = "POST", **body: Any) -> http.client.HTTPConnection:
+        """A connection on which this was asked."""
+        connection = self.connect()
+        connection.request(method, path, json.dumps(body) if body else None, JSON if body else {})
+        return connection
+
+    def stream(self, max_tokens: int) -> http.client.HTTPResponse:
+        """A completion that was begun: its first chunk is there."""
+        body = {"prompt": "def f(", "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+        response = self.open("POST", "/v1/completions", **body)
+        assert response.fp.peek(1)
+        return response
+
+    def tell(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def check_gone(self) -> None:
+        """It has ended as it should, and so have all processes that it began."""
+        assert self.process.wait(PATIENCE) == 0
+        with pytest.raises(ProcessLookupError):
+            os.killpg(self.process.pid, 0)
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+
+@pytest.fixture
+def processes() -> Iterator[list[Process]]:
+    started: list[Process] = []
+    yield started
+    for process in started:
+        process.kill()
+
+
+def end_of(response: http.client.HTTPResponse) -> str:
+    """Why a stream has ended, if it has come to its proper end."""
+    reader = EventReader()
+    events = reader.feed(response.read())
+    assert events[-1] == "[DONE]"
+    last = json.loads(events[-2])
+    return str(last["error"]["message"] if "error" in last else last["choices"][0]["finish_reason"])
+
+
+def test_sigterm_lets_answers_end_and_a_second_one_does_not_wait(processes: list[Process]) -> None:
+    processes.append(server := Process("--port", "0", "--shutdown-timeout", "1000"))
+    short, endless = server.stream(20), server.stream(4000)
+    server.tell(signal.SIGTERM)
+    until(lambda: server.open("GET", "/health").status == 503)
+    refused = server.open("POST", "/v1/completions", prompt="a")
+    assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+    assert end_of(short) == "length"
+    server.tell(signal.SIGTERM)
+    assert CUT in end_of(endless)
+    server.check_gone()
+
+
+def test_ctrl_c_with_no_time_to_end_aborts_and_a_socket_file_is_removed(
+    processes: list[Process], tmp_path: Path
+) -> None:
+    path = tmp_path / "socket"
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(path))
+    left.close()  # as a server that was killed leaves it
+    processes.append(server := Process("--uds", str(path), "--shutdown-timeout", "0", "--no-access-log"))
+    assert server.where == str(path)
+    endless = server.stream(4000)
+    asked: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/messages": {**asked, "stream": True, "max_tokens": 4000, "temperature": 0},
+        "/v1/responses": {"input": "x", "stream": True, "max_output_tokens": 4000, "temperature": 0},
+        "/api/chat": {**asked, "options": {"num_predict": 4000, "temperature": 0}},
+    }
+    others = [server.open("POST", path, **body) for path, body in bodies.items()]
+    whole = server.later("/v1/chat/completions", **asked, ignore_eos=True)
+    assert all(other.fp.peek(1) for other in others)
+    server.tell(signal.SIGINT)
+    assert CUT in end_of(endless)
+    ends = [json.loads(own.read().strip().splitlines()[-1].removeprefix(b"data: ")) for own in others]
+    assert [own.get("type") for own in ends] == ["error", "response.failed", None]
+    assert ends[0]["error"] == {"type": "overloaded_error", "message": CUT}
+    assert ends[1]["response"]["error"] == {"code": "server_error", "message": CUT}
+    assert ends[2] == {"error": CUT}
+    assert (whole.getresponse().status, whole.close()) == (503, None)
+    server.check_gone()
+    assert not path.exists()
+
+
+def test_a_terminal_that_is_closed_lets_answers_end(processes: list[Process]) -> None:
+    before = signal.signal(
+        signal.SIGHUP, signal.SIG_DFL
+    )  # whoever runs the tests may ignore it, and the server inherits that
+    try:
+        processes.append(server := Process("--port", "0"))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    answer = server.stream(20)
+    server.tell(signal.SIGHUP)
+    assert end_of(answer) == "length"
+    server.check_gone()
+
+
+def test_nohup_keeps_the_server_when_the_terminal_is_closed(processes: list[Process]) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the server inherits it
+    try:
+        processes.append(server := Process("--port", "0"))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    server.tell(signal.SIGHUP)
+    assert server.open("GET", "/health").status == 200
+    server.tell(signal.SIGTERM)
+    server.check_gone()
+
+
+HANGS = "import time; from nanoengine.core.llm_engine import LLMEngine; LLMEngine.step = lambda self: time.sleep(1e6)"
+SOON = "import nanoengine.serve.server.serve as serve; serve.HARD_END_SECONDS = 0.1"
+
+
+def test_a_step_that_never_ends_does_not_keep_the_process(processes: list[Process]) -> None:
+    processes.append(server := Process("--port", "0", "--shutdown-timeout", "0", change=f"{HANGS}; {SOON}"))
+    connection = server.connect()
+    connection.request("POST", "/v1/completions", json.dumps({"prompt": "a"}), JSON)
+    until(lambda: json.loads(server.open("GET", "/load").read())["server_load"] == 1)
+    server.tell(signal.SIGTERM)
+    assert server.process.wait(PATIENCE) == 1
+    assert server.process.stderr is not None
+    assert "the process ends as it stands" in server.process.stderr.read()
+
+
+# ---- where it cannot listen
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What the command says when it ends at once."""
+    assert main(["serve", "demo", *arguments]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("nanoengine: InvalidConfig: ")
+    assert "Traceback" not in said
+    return said
+
+
+def test_a_port_that_is_taken_is_said_so_before_the_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        said = refusal(capsys, "--port", str(port))
+    assert f"127.0.0.1, port {port}" in said
+    assert "in use" in said
+
+
+def test_nobody_takes_the_port_while_the_model_is_loaded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", 0))
+        port = other.getsockname()[1]
+
+    def load(*_: Any) -> Built:
+        with socket.socket() as other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with pytest.raises(OSError, match="in use"):
+                other.bind(("127.0.0.1", port))
+        raise InvalidConfig("enough was seen")
+
+    monkeypatch.setattr("nanoengine.serve.server.serve.build_engine", load)
+    assert "enough was seen" in refusal(capsys, "--port", str(port))
+
+
+def test_a_socket_file_of_a_server_that_runs_is_left_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        other.listen()
+        assert "another server" in refusal(capsys, "--uds", str(path))
+        assert path.exists()
+    file = tmp_path / "file"
+    file.write_text("mine")
+    refusal(capsys, "--uds", str(file))
+    assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize("is_link", [True, False])
+def test_a_lock_that_is_not_ours_is_left_as_it_is(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, is_link: bool
+) -> None:
+    """In a folder where all may write, somebody may have put anything in its place."""
+    precious, lock = tmp_path / "precious", tmp_path / "socket.lock"
+    precious.write_text("mine")
+    if is_link:
+        lock.symlink_to(precious)
+    else:
+        lock.mkdir()
+    assert "whose lock" in refusal(capsys, "--uds", str(tmp_path / "socket"))
+    assert precious.read_text() == "mine"
+    assert lock.exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [
+        ("--host", ["no.such.host.invalid", "a..b", "203.0.113.7"]),
+        ("--uds", ["/no/such/folder/socket", "/tmp/" + "x" * 200]),
+        ("--port", ["70000"]),
+    ],
+)
+def test_what_cannot_work_is_said_at_once(capsys: pytest.CaptureFixture[str], option: str, values: list[str]) -> None:
+    for value in values:
+        said = refusal(capsys, option, value)
+        assert option.removeprefix("--") in said or "cannot listen" in said
+
+
+def test_without_descriptors_the_log_gets_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(partial(serve_module._log_once, []))
+    for _ in range(1000):
+        loop.call_exception_handler({"message": "accept", "exception": OSError(errno.EMFILE, "Too many open files")})
+    loop.close()
+    assert len(caplog.records) == 1
+    assert "ulimit" in caplog.text

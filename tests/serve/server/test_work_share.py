@@ -1,0 +1,150 @@
+"""The server's own work is shared: who has used a second leaves as much to each other client before it is heard again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from nanoengine.serve.server import work_share
+from nanoengine.serve.server.work_share import MOST_OTHERS, RECENT_SECONDS, WorkShare
+
+
+class Clock:
+    """Time that passes only when somebody sleeps, or is said to work."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.now = self.worked = 0.0
+        monkeypatch.setattr(work_share.asyncio, "sleep", self.sleep)
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def work(self, seconds: float) -> None:
+        self.now += seconds
+        self.worked += seconds
+
+    def share(self) -> WorkShare:
+        return WorkShare(lambda: self.now, lambda: self.worked)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+async def ask(share: WorkShare, client: str, work: Callable[[], Any], num_bytes: int = 0) -> None:
+    """One request."""
+
+    async def answer() -> None:
+        work()
+
+    async with share.turn(client, num_bytes):
+        await share.measured(client, answer())
+
+
+@pytest.mark.parametrize("num_others", [0, 1, 2, 9])
+def test_who_has_worked_leaves_as_much_to_each_other(clock: Clock, num_others: int) -> None:
+    share = clock.share()
+
+    async def main() -> None:
+        for number in range(num_others):
+            await share.turn(f"other {number}", 0).__aenter__()
+        await ask(share, "client", lambda: clock.work(0.25))
+        assert clock.now == 0.25
+        await ask(share, "client", lambda: None)
+
+    asyncio.run(main())
+    assert clock.now == pytest.approx(0.25 * (1 + min(num_others, MOST_OTHERS)), abs=0.002)
+
+
+def test_several_requests_of_one_come_one_after_the_other(clock: Clock) -> None:
+    """What the first takes is not known when the second comes: the least is charged."""
+    share = clock.share()
+    begun: list[float] = []
+
+    async def main() -> None:
+        await share.turn("other", 0).__aenter__()
+        for _ in range(3):
+            await share.turn("client", 1_000_000).__aenter__()
+            begun.append(clock.now)
+
+    asyncio.run(main())
+    assert begun[0] == 0
+    assert begun[1] == pytest.approx(2.5e-3)
+    assert begun[2] == pytest.approx(5e-3)
+
+
+def test_what_was_charged_before_is_not_charged_again(clock: Clock) -> None:
+    share = clock.share()
+
+    async def main() -> None:
+        await share.turn("other", 0).__aenter__()
+        for _ in range(10):
+            await ask(share, "client", lambda: clock.work(0.016), 8_000_000)
+
+    asyncio.run(main())
+    assert clock.now == pytest.approx(0.016 * 19, abs=0.01), "others are left as much as its own work takes"
+
+
+def test_nobody_waits_for_one_that_has_gone(clock: Clock) -> None:
+    share = clock.share()
+
+    async def main() -> None:
+        await ask(share, "other", lambda: None)
+        await ask(share, "client", lambda: clock.work(0.01))
+        await ask(share, "client", lambda: clock.work(0.5))
+        assert clock.now == pytest.approx(0.52, abs=0.002), "the other was there a moment ago"
+        clock.now = 2.0
+        await ask(share, "client", lambda: None)
+        assert clock.now == 2.0
+
+    asyncio.run(main())
+    assert share.num_others("client") == 0 or clock.now - 2.0 <= RECENT_SECONDS
+    assert not share._num_requests
+    assert not share._lines
+
+
+def test_all_of_a_request_is_measured_and_goes_on_as_without(clock: Clock) -> None:
+    """Errors, results of what is awaited, and the end of its task reach it."""
+    share = clock.share()
+    seen: list[str] = []
+
+    async def failing() -> None:
+        raise KeyError("gone")
+
+    async def answer() -> None:
+        clock.work(1)
+        future = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(future.set_result, "there")
+        seen.append(await future)
+        clock.work(2)
+        try:
+            await asyncio.ensure_future(failing())
+        except KeyError:
+            seen.append("failed")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            clock.work(4)
+            seen.append("ended")
+
+    async def main(run: Awaitable[None]) -> None:
+        async with share.turn("other", 0):
+            task = asyncio.ensure_future(run)
+            while len(seen) < 2:
+                await asyncio.get_running_loop().run_in_executor(None, lambda: None)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            owed = share._ready["client"] - clock.now
+            assert owed == pytest.approx(7, abs=7), "what was paid while it went on is paid"
+            assert owed >= 4
+
+    async def run() -> None:
+        await share.measured("client", answer())
+
+    asyncio.run(main(run()))
+    assert seen == ["there", "failed", "ended"]

@@ -1,0 +1,114 @@
+"""What the command line takes, and how it tells mistakes."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+
+import pytest
+
+from nanoengine import __version__
+from nanoengine.serve.arguments import byte_count, docstring
+from nanoengine.serve.cli import generate, main
+from nanoengine.serve.server.config import ServerConfig
+from nanoengine.sizes import told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["genrate", "hi"], "did you mean 'generate'?"),
+        (["generate", "--temprature", "0.5", "hi"], "unknown argument --temprature; did you mean '--temperature'?"),
+        (["generate", "--temprature=0.5", "hi"], "did you mean '--temperature'?"),
+        (["serve", "demo", "--max-waitin-g", "5"], "did you mean '--max-waiting'?"),
+        (["generate", "--max-tokens", "many"], "--max-tokens: invalid int value: 'many'"),
+        (["generate", "--kv-cache-memory", "2 apples"], "it must be a number of bytes"),
+        (["serve", "demo", "--kv-cache-memory", "2 apples"], "it must be a number of bytes"),
+        (["serve", "demo", "--max-body-bytes", "x"], "it must be a number of bytes"),
+        (["serve"], "model, such as nanoengine serve smollm2"),
+        (["serve", "demo", "--bogus"], "unknown argument --bogus\n"),
+        (["serve", "--model", "demo"], "the model is given without --model: nanoengine serve demo\n"),
+        (["serve", "--model=demo"], "the model is given without --model: nanoengine serve demo\n"),
+        (["run", "-m", "demo"], "the model is given without -m: nanoengine run demo\n"),
+        (["generate", "-m", "demo", "hi"], "unknown argument -m\n"),
+        (["models", "x"], "unknown argument x"),
+        (["list", "x"], "unknown argument x"),
+        (["pull"], "required: name"),
+        (["ps"], "/api/ps"),
+        (["show", "smollm2"], "`nanoengine models`"),
+        (["x" * 10**6], "invalid choice"),
+        (["generate", "--" + "x" * 10**6], "unknown argument --xxx"),
+    ],
+)
+def test_wrong_arguments_are_told_in_two_lines(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    what, how = capsys.readouterr().err.splitlines(keepends=True)
+    assert what.startswith("nanoengine: ")
+    assert told in what
+    assert how.startswith("see nanoengine")
+    assert how.endswith("--help\n")
+    assert len(what) < 1000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["generate", "--model", "smolm2", "hi"], "did you mean 'smollm2'?"),
+        (["fetch", "gema-3-270m"], "did you mean 'gemma-3-270m'?"),
+        (["generate", "--model", "x" * 10**6, "hi"], "ModelNotFound: model 'xxx"),
+        (["generate", "--model", "/no/such.gguf", "hi"], "model '/no/such.gguf' is not there"),
+        (["generate", "--model", "no/such.gguf", "hi"], "model 'no/such.gguf' is not there"),
+        (["serve", "./such"], "model './such' is not there"),
+        (["serve", "demo", "--max-body-bytes", "90GiB"], "from 1 to 1 GiB"),
+        (["generate", "--device", "x" * 10**6, "hi"], "InvalidConfig: device is 'xxx"),
+        (["generate", "--stop", "", "hi"], "InvalidSamplingParams: stop"),
+    ],
+)
+def test_wrong_values_are_told_in_one_line(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 1
+    (what,) = capsys.readouterr().err.splitlines()
+    assert told in what
+    assert len(what) < 2100
+
+
+def test_without_a_command_it_says_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    for command in ("demo", "run smollm2", "serve smollm2"):
+        assert f"  nanoengine {command} " in shown
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"nanoengine {__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["demo", "generate", "chat", "serve", "models", "fetch"])
+def test_help_has_defaults_only_where_there_are_some(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "default: None" not in shown
+    assert "default: []" not in shown
+    if command == "serve":
+        assert "(default: 8000)" in shown
+
+
+def test_a_size_has_units() -> None:
+    assert byte_count("2GiB") == 2 << 30
+    sizes = {1023: "1023 bytes", 40_960: "40 KiB", 1 << 30: "1 GiB", 3 << 29: "1.5 GiB", 10**15: "931,322.575 GiB"}
+    assert {size: told(size) for size in sizes} == sizes
+    with pytest.raises(argparse.ArgumentTypeError, match="it must be a number of bytes"):
+        byte_count("2 apples")
+
+
+def test_help_is_the_same_without_docstrings() -> None:
+    code = (
+        "from nanoengine.serve.arguments import docstring; from nanoengine.serve.server.config import ServerConfig\n"
+        "from nanoengine.serve.cli import generate, main; print([docstring(ServerConfig), docstring(generate)]); main(['--help'])"
+    )
+    done = subprocess.run([sys.executable, "-OO", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"{[docstring(ServerConfig), docstring(generate)]}\n")
+    assert "Serve a model over HTTP" in done.stdout
