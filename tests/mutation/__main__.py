@@ -16,8 +16,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 
-from tests.mutation.mutant import Mutant
-from tests.mutation.rooms import ROOMS
+from tests.mutation.mutant import Mutant, read_mutants
 from tests.mutation.running import CAUGHT, SURVIVED, Outcome, Workplace, copy_checkout
 
 AS_KNOWN = "survived, as known"
@@ -26,11 +25,12 @@ AS_KNOWN = "survived, as known"
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
     parser.add_argument("names", nargs="*", help="mutants; without any, all of them")
-    parser.add_argument("--room", choices=ROOMS, help="only those of one part of the engine")
+    rooms = read_mutants()
+    parser.add_argument("--room", choices=rooms, help="only those of one part of the engine")
     parser.add_argument("--jobs", type=int, default=1, help="copies that are worked in at once")
     parser.add_argument("--trust", action="store_true", help="do not run all these tests without a mutant first")
     args = parser.parse_args()
-    mutants = [m for room, all_of in ROOMS.items() if args.room in (None, room) for m in all_of]
+    mutants = [m for room, all_of in rooms.items() if args.room in (None, room) for m in all_of]
     if unknown := set(args.names) - {mutant.name for mutant in mutants}:
         parser.error(f"there is no mutant {', '.join(sorted(unknown))}")
     mutants = [mutant for mutant in mutants if not args.names or mutant.name in args.names]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -31,3 +32,19 @@ class Mutant(NamedTuple):
     def apply(self, text: str) -> str | None:
         """The text of the file with the mistake in it; None if `old` does not occur exactly once."""
         return text.replace(self.old, self.new) if text.count(self.old) == 1 else None
+
+
+def read_mutants(path: Path = Path(__file__).parent / "mutants.txt") -> dict[str, list[Mutant]]:
+    """The mutants of each room, in the order of the file, which explains its form."""
+    rooms: dict[str, list[Mutant]] = {}
+    for block in path.read_text().partition("\n\n# ROOM\n")[2].split("\n\n")[1:]:
+        head, *lines = block.rstrip("\n").split("\n")
+        if head.startswith("## "):
+            file, *tests = head.removeprefix("## ").split(" | ")
+        elif head.startswith("# "):
+            own = rooms.setdefault(head.removeprefix("# "), [])
+        else:
+            name, _, breaks = head.partition(": ")
+            old, new, survives = ("\n".join(line[2:] for line in lines if line[0] == sign) for sign in "-+?")
+            own.append(Mutant(name, file, old, new, breaks, tuple(tests), survives))
+    return rooms

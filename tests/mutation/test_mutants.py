@@ -6,12 +6,11 @@ import ast
 from collections import Counter
 from pathlib import Path
 
-from tests.mutation.mutant import Mutant
-from tests.mutation.rooms import ROOMS
+from tests.mutation.mutant import Mutant, read_mutants
 from tests.mutation.running import CAUGHT, NOT_RUN, STALE, SURVIVED, Workplace, copy_checkout
 
 ROOT = Path(__file__).parent.parent.parent
-MUTANTS = [mutant for room in ROOMS.values() for mutant in room]
+MUTANTS = [mutant for room in read_mutants().values() for mutant in room]
 
 
 def test_every_mutant_applies_and_leaves_code_that_python_can_read() -> None:

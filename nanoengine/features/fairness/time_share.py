@@ -3,7 +3,7 @@
 Each client has a clock of the time that was spent on its work. A step is made for the client whose clock is most behind: all that
 it has to compute is in it. The others join, the most behind first, as long as the step is predicted to take no longer than N
 times what it would take without them. So who has one row gets its steps at its own pace, and who has many rows or long prompts
-gets the rest of each step; many equal clients are all in every step. A client that comes starts with the clock that is most
+gets the rest of each step; many equal clients are all in every step. A client that comes starts with the clock that was most
 behind (start-time fair queueing, Goyal et al., 1996). Virtual token counters (Sheng et al., OSDI 2024) choose by such a clock
 whose requests are admitted; here it also decides who is in a step, and how large the step is.
 """
@@ -55,6 +55,7 @@ class TimeShare(PolicyPart):
         self.max_tokens, self.max_chunk, self.is_mixed, self.clock = max_tokens, max_chunk, is_mixed, clock
         self.cost = StepCost()
         self.clocks: dict[str, float] = {}
+        self._now = 0.0  # the clock of the client that the last step was made for, before that step
         self._turns = Counter[str]()  # how many rows of a client have had a place that is not enough for all
         self._in_flight: dict[int, tuple[float, Work, dict[str, float]]] = {}  # start, work and charges of each step
         self._last_end = float("-inf")
@@ -69,9 +70,8 @@ class TimeShare(PolicyPart):
         self._held: list[Sequence] = []  # decodes that are not in it
 
     def join(self, client: str) -> None:
-        """A client comes: as if it had been served as much as who is most behind, or more if it was."""
-        present = [at for own, at in self.clocks.items() if own != client and own in self.num_unfinished]
-        now = min(present, default=0.0)
+        """A client comes: as if it had been served as much as who was most behind in the last step, or more if it was."""
+        now = self._now
         self.clocks = {own: at for own, at in self.clocks.items() if at > now or own in self.num_unfinished}
         self.clocks[client] = max(self.clocks.get(client, now), now)
         for gone in self._turns.keys() - self.num_unfinished.keys():
@@ -96,6 +96,7 @@ class TimeShare(PolicyPart):
         num_running = {client: len(decodes[client]) + len(prompts[client]) for client in clients}
         self._leader = leader = min(clients, key=lambda client: (self.clocks[client], num_running[client]))
         clients.remove(leader)
+        self._now = max(self._now, self.clocks[leader])
         if leader in starting:
             self._first = self._first_of(leader, running, waiting)
         self._own = own = decodes[leader]
@@ -171,10 +172,13 @@ class TimeShare(PolicyPart):
             share = len(clients) - place  # what a client leaves is for those behind it, and for prompts
             part, most, count, seconds = left / share, room // share, 0, 0.0
             for seq in own[:most]:
-                more = of_rows(num_rows + 1) - of_rows(num_rows) + of_told(seq)
+                more = of_rows(num_rows + count + 1) - of_rows(num_rows + count) + of_told(seq)
                 if seconds + more > part:
                     break
-                num_rows, count, seconds = num_rows + 1, count + 1, seconds + more
+                count, seconds = count + 1, seconds + more
+            if count < len(own) and seconds * len(own) > count * (of_rows(len(own)) + sum(map(of_told, own))):
+                count, seconds = 0, 0.0  # all of them in a step of its own take less time for each
+            num_rows += count
             self._turns[client] += count
             self._held += own[count:]
             room, left = room - count, left - seconds

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -31,10 +31,16 @@ class WorkShare:
     Args:
         clock: in seconds.
         worked: how long the thread that asks has worked, in seconds.
+        sleep: waits for so many seconds.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, worked: Callable[[], float] = time.thread_time):
-        self.clock, self.worked = clock, worked
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        worked: Callable[[], float] = time.thread_time,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ):
+        self.clock, self.worked, self.sleep = clock, worked, sleep
         self._num_requests = Counter[str]()
         self._left: dict[str, float] = {}  # when a client ended its last request
         self._ready: dict[str, float] = {}  # when the others have had the time that a client owes them
@@ -66,7 +72,7 @@ class WorkShare:
     async def paid(self, client: str) -> None:
         """Wait until a client owes nothing."""
         while (wait := self._ready.get(client, 0.0) - self.clock()) > 0 and self.num_others(client):
-            await asyncio.sleep(min(wait, RECENT_SECONDS))
+            await self.sleep(min(wait, RECENT_SECONDS))
 
     @asynccontextmanager
     async def turn(self, client: str, num_bytes: int) -> AsyncIterator[None]:

@@ -95,10 +95,10 @@ def test_ray_without_replicas_is_refused() -> None:
 def test_without_the_package_its_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
-    def refuse(name: str, *rest: Any) -> Any:
+    def refuse(name: str, *rest: Any, **options: Any) -> Any:
         if name.partition(".")[0] == "ray":
             raise ImportError("No module named 'ray'")
-        return real(name, *rest)
+        return real(name, *rest, **options)
 
     monkeypatch.setattr("importlib.import_module", lambda name: refuse(name))
     monkeypatch.setattr(builtins, "__import__", refuse)

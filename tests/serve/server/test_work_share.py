@@ -8,16 +8,14 @@ from typing import Any
 
 import pytest
 
-from nanoengine.serve.server import work_share
 from nanoengine.serve.server.work_share import MOST_OTHERS, RECENT_SECONDS, WorkShare
 
 
 class Clock:
     """Time that passes only when somebody sleeps, or is said to work."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+    def __init__(self) -> None:
         self.now = self.worked = 0.0
-        monkeypatch.setattr(work_share.asyncio, "sleep", self.sleep)
 
     async def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -27,12 +25,12 @@ class Clock:
         self.worked += seconds
 
     def share(self) -> WorkShare:
-        return WorkShare(lambda: self.now, lambda: self.worked)
+        return WorkShare(lambda: self.now, lambda: self.worked, self.sleep)
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch)
+def clock() -> Clock:
+    return Clock()
 
 
 async def ask(share: WorkShare, client: str, work: Callable[[], Any], num_bytes: int = 0) -> None:
