@@ -137,9 +137,9 @@ class Server:
 
     def later(self, ask: Callable[..., Answer], *args: Any, **kwargs: Any) -> Future[Answer]:
         """Ask in a thread. When this returns, what was asked for is being made."""
-        before = len(self.serving.jobs)
+        before = set(self.serving.jobs._jobs)  # one that was answered may still be in it for a moment
         future = in_thread(ask, *args, **kwargs)
-        until(lambda: len(self.serving.jobs) > before)
+        until(lambda: future.done() or set(self.serving.jobs._jobs) - before)
         return future
 
     def connect(self, data: bytes = b"") -> socket.socket:
