@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from itertools import accumulate
+from collections.abc import Iterable
+from math import ceil
 from typing import NamedTuple
 
 from nanoengine.core.sequence import Sequence
@@ -12,68 +12,121 @@ from nanoengine.core.sequence import Sequence
 class Work(NamedTuple):
     """Amounts of each kind of work in a step."""
 
-    rows: int = 0  # tokens that are decoded, drafts among them
-    prompts: int = 0  # 1 if there are tokens of prompts: such a step is not replayed from a recording
+    rows: float = 0  # tokens that are decoded, drafts among them
     prompt_tokens: float = 0
     attended: float = 0  # pairs of a token of a prompt and one before it
     logprobs: float = 0  # numbers that are looked up and told
 
 
 class Rates(NamedTuple):
-    """Seconds of one of each; those of rows depend on how many there are."""
+    """Seconds of one of each."""
 
-    prompts: float
-    prompt_tokens: float
     attended: float
     logprobs: float
 
 
-FIRST_RATES = Rates(1 / 8, 1 / 32, 1e-5, 1 / 64)
+FIRST_RATES = Rates(1e-5, 1 / 64)
 """In units of a step of one row, before steps were measured: about those of a model of 0.6B parameters on two cores."""
 
-FIRST_CURVE = tuple(1 + (2**size - 1) / 16 for size in range(14))
-"""Steps of 1, 2, 4, 8 ... rows, in the same unit."""
+FIRST_DECODES = tuple(1 + (2**place - 1) / 16 for place in range(14))
+"""Steps of 1, 2, 4, 8 ... rows that only decode, in the same unit."""
+
+FIRST_PROMPTS = tuple(1 + 2**place / 32 for place in range(14))
+"""Steps of so many tokens, some of them of prompts: a recording is not replayed for them."""
 
 LEARNING_RATE = 0.1
 """How far one step moves the rates: single steps are noisy."""
 
 RISE, FALL = 0.1, 0.5
-"""How far one step moves the curve: what disturbs a step makes it longer."""
+"""How far one step moves a curve: what disturbs a step makes it longer."""
 
 FEW = 3
-"""Steps of about so many rows that were measured, from which on the curve counts as known there."""
+"""Steps of about so many tokens that were measured, from which on a curve counts as known there: the fastest of the first."""
 
 MOST_OFF = 2.0
 """A step that took more than so many times as long as predicted, or as little, counts as if it had taken that."""
 
 
-class StepCost:
-    """Predicts a step's time as the sum of a curve over its rows and of rates of its other work, and learns both from steps that
-    were measured.
+class Curve:
+    """Seconds of a step by its number of tokens: one for 1, 2, 4, 8 ... tokens each, and straight lines between. More tokens
+    never take less time, and twice as many never more than twice the time: what is measured at one place bounds all others.
+    """
 
-    Steps that only decode move the curve; all others move each rate by its part of the prediction (exponentiated gradient,
-    Kivinen and Warmuth, 1997), so all stay positive. A wrong prediction costs fairness, and changes no token.
+    def __init__(self, seconds: Iterable[float]):
+        self.seconds = list(seconds)
+        self._num_measured = [0.0] * len(self.seconds)  # steps at each place
+
+    def _places(self, count: float) -> tuple[tuple[int, float], tuple[int, float]]:
+        """The places on both sides of a number of tokens, and how near each is: 1 on it, 0 on the other."""
+        upper = min(max((ceil(count) - 1).bit_length(), 1), len(self.seconds) - 1)
+        distance = max(count / 2 ** (upper - 1) - 1, 0.0)
+        return (upper - 1, 1 - distance), (upper, distance)
+
+    def at(self, count: float) -> float:
+        (lower, near), (upper, far) = self._places(count)
+        return near * self.seconds[lower] + far * self.seconds[upper]
+
+    def most(self, seconds: float) -> float:
+        """The number of tokens of a step that takes so long."""
+        place = next((place for place, own in enumerate(self.seconds) if own > seconds), len(self.seconds) - 1)
+        if not place:
+            return 0.0
+        low, high = self.seconds[place - 1 : place + 1]
+        return 2 ** (place - 1) * (1 + (seconds - low) / max(high - low, 1e-9))
+
+    def is_known(self, count: float) -> bool:
+        """Whether steps of about so many tokens were measured."""
+        return any(near > 0 and self._num_measured[place] >= FEW for place, near in self._places(count))
+
+    def learn(self, count: float, off: float, part: float = 1.0) -> None:
+        """A step of so many tokens took `off` times as long as predicted, and the curve is such a part of the prediction."""
+        num_measured = self._num_measured
+        for place, near in self._places(count):
+            if near <= 0:
+                continue
+            if num_measured[place] < 1 or (num_measured[place] < FEW and off < 1):
+                self.seconds[place] *= off ** (part * near)
+            else:
+                bounded = min(max(off, 1 / MOST_OFF), MOST_OFF)
+                self.seconds[place] *= bounded ** (part * near * (RISE if off > 1 else FALL * part))
+            num_measured[place] += near
+            others = [own for own in range(len(num_measured)) if own != place]
+            if num_measured[place] < FEW:
+                for own in others:
+                    if num_measured[own] >= FEW:
+                        self._bound(place, own)
+            for own in others:
+                if num_measured[place] >= FEW or num_measured[own] < FEW:
+                    self._bound(own, place)
+
+    def _bound(self, place: int, other: int) -> None:
+        """Keep one place within what another allows."""
+        seconds, times = self.seconds[other], 2.0 ** (place - other)
+        self.seconds[place] = min(max(self.seconds[place], min(seconds, seconds * times)), max(seconds, seconds * times))
+
+
+class StepCost:
+    """Predicts the time of a step: a curve over its tokens, one for steps that only decode and one for those with prompts, and
+    rates of what else is in it.
+
+    A step that was measured moves each by its part of the prediction (exponentiated gradient, Kivinen and Warmuth, 1997), so all
+    stay positive. A wrong prediction costs fairness, and changes no token.
     """
 
     def __init__(self) -> None:
-        self.rates, self.curve = FIRST_RATES, list(FIRST_CURVE)
+        self.decodes, self.prompts, self.rates = Curve(FIRST_DECODES), Curve(FIRST_PROMPTS), FIRST_RATES
         self._is_measured = False
-        self._num_measured = Counter[int]()  # steps at each place of the curve
 
     def of(self, work: Work) -> float:
         """Seconds of a step; before any was measured, in units of FIRST_RATES."""
-        return self.of_rows(work.rows) + sum(self._others(work))
+        return self.of_tokens(work.rows, work.prompt_tokens) + sum(self._others(work))
 
     def _others(self, work: Work) -> list[float]:
-        return [rate * amount for rate, amount in zip(self.rates, work[1:], strict=True)]
+        return [rate * amount for rate, amount in zip(self.rates, work[2:], strict=True)]
 
-    def of_rows(self, count: int) -> float:
-        """A step that decodes so many tokens; without any, the weights are read as well."""
-        if count <= 1:
-            return self.curve[0]
-        upper = min((count - 1).bit_length(), len(self.curve) - 1)
-        low, high = self.curve[upper - 1 : upper + 1]
-        return low + (high - low) * (count / 2 ** (upper - 1) - 1)
+    def of_tokens(self, rows: float, prompt_tokens: float = 0) -> float:
+        """What the tokens of a step take."""
+        return self.prompts.at(rows + prompt_tokens) if prompt_tokens else self.decodes.at(rows)
 
     def of_told(self, seq: Sequence) -> float:
         """What the log probabilities of a decoded token add."""
@@ -81,44 +134,27 @@ class StepCost:
         return told and told * self.rates.logprobs
 
     def of_chunk(self, seq: Sequence, start: int, count: int) -> float:
-        """What tokens of a prompt add, behind `start` others."""
-        rates, told = self.rates, told_of(seq, "prompt_logprobs")
-        return count * (rates.prompt_tokens + rates.attended * (start + count / 2) + rates.logprobs * told)
-
-    def is_known(self, rows: int) -> bool:
-        """Whether a step of about so many rows was measured."""
-        return self._num_measured[(rows - 1).bit_length()] >= FEW
+        """What tokens of a prompt behind `start` others add, beside their number."""
+        told = told_of(seq, "prompt_logprobs")
+        return count * (self.rates.attended * (start + count / 2) + self.rates.logprobs * told)
 
     def learn(self, work: Work, seconds: float) -> None:
         """A step with this work took so long."""
         others = self._others(work)
-        predicted = self.of_rows(work.rows) + sum(others)
+        predicted = self.of_tokens(work.rows, work.prompt_tokens) + sum(others)
         if not self._is_measured:  # only the unit is wrong
             off, self._is_measured = seconds / predicted, True
-            self.rates, self.curve = Rates(*(off * rate for rate in self.rates)), [off * own for own in self.curve]
+            self.rates = Rates(*(off * rate for rate in self.rates))
+            for curve in (self.decodes, self.prompts):
+                curve.seconds = [off * own for own in curve.seconds]
             predicted = seconds
-        if any(others):
-            off = min(max(seconds / predicted, 1 / MOST_OFF), MOST_OFF)
-            pairs = zip(self.rates, others, strict=True)
-            self.rates = Rates(*(rate * off ** (LEARNING_RATE * part / predicted) for rate, part in pairs))
-        else:
-            self._bend(work.rows, seconds / predicted)
-
-    def _bend(self, rows: int, off: float) -> None:
-        """A step of so many rows took `off` times as long as the curve says."""
-        upper = min((rows - 1).bit_length(), len(self.curve) - 1)
-        distance = min(2.0 - rows / 2 ** (upper - 1), 1.0) if upper else 0.0  # of the place above
-        for place, weight in ((upper, 1 - distance), (upper - 1, distance)):
-            if weight and not self._num_measured[place]:
-                self.curve[place] *= off**weight
-            elif weight:
-                near = min(max(off, 1 / MOST_OFF), MOST_OFF)
-                self.curve[place] *= near ** (weight * (RISE if off > 1 else FALL))
-        self._num_measured[upper] += 1
-        # More rows never take less time.
-        above = accumulate(self.curve[upper:], max)
-        below = list(accumulate(self.curve[upper::-1], min))[:0:-1]
-        self.curve = [*below, *above]
+        curve, off = self.prompts if work.prompt_tokens else self.decodes, seconds / predicted
+        count = work.rows + work.prompt_tokens
+        part = curve.at(count) / predicted
+        near = min(max(off, 1 / MOST_OFF), MOST_OFF)
+        pairs = zip(self.rates, others, strict=True)
+        self.rates = Rates(*(rate * near ** (LEARNING_RATE * own / predicted) for rate, own in pairs))
+        curve.learn(count, off, part)
 
 
 def told_of(seq: Sequence, kind: str) -> int:

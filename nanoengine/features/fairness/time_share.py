@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from collections.abc import Sequence as Seq
+from functools import partial
 from itertools import islice
 
 from nanoengine.core.block_manager import BlockManager
@@ -22,8 +23,8 @@ from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Phase, Request, Sequence
 from nanoengine.features.fairness.step_cost import StepCost, Work, told_of
 
-STEPS_OF_A_TRIAL = 128
-"""After so many steps one is made for its leader's decodes alone, to learn how long these take without others."""
+PART_OF_A_TRIAL = 1 / 128
+"""The part of the time in which a step is made for its leader's decodes alone, to learn how long these take without others."""
 
 
 class TimeShare(PolicyPart):
@@ -59,11 +60,12 @@ class TimeShare(PolicyPart):
         self._turns = Counter[str]()  # how many rows of a client have had a place that is not enough for all
         self._in_flight: dict[int, tuple[float, Work, dict[str, float]]] = {}  # start, work and charges of each step
         self._last_end = float("-inf")
-        self._num_untried = 0  # steps since one was made for its leader's decodes alone
+        self._last_trial = float("-inf")  # when a step was made for its leader's decodes alone
         # The rest is of the step that is made.
         self._leader = ""
         self._first: list[Sequence] = []  # waiting sequences of the leader
         self._left: dict[str, float] = {}  # seconds that prompts of each other client may add
+        self._of_token = 0.0  # what a token of theirs adds
         self._is_untouched = True  # none of them has added anything
         self._kept = 0  # tokens that are kept for prompts of the leader
         self._own: list[Sequence] = []  # decodes of the leader
@@ -103,19 +105,27 @@ class TimeShare(PolicyPart):
             self._first = self._first_of(leader, running, waiting)
         self._own = own = decodes[leader]
         num_tokens, seconds = self._prompts_of([*prompts[leader], *self._first], self.max_tokens - len(own))
-        alone = self.cost.of_rows(len(own)) + seconds + sum(map(self.cost.of_told, own))
+        alone = self.cost.of_tokens(len(own), num_tokens) + seconds + sum(map(self.cost.of_told, own))
         self._kept = min(num_tokens, self.max_tokens // 2)
         left, room = alone * len(clients), self.max_tokens - len(own) - self._kept
         if self._is_trial(own, num_tokens):
             left = 0.0
+        num_rows = len(own)
         if self.is_mixed or not num_tokens:
-            left = self._place(decodes, clients, left, room)
+            num_rows, left = self._place(decodes, clients, num_tokens, left, room)
         if num_tokens or self.is_mixed:  # else prompts of others would take the step from the leader's decodes
             with_prompts = [client for client in clients if prompts[client] or client in starting]
-            if not num_tokens:
-                left -= self.cost.rates.prompts
-            self._left = dict.fromkeys(with_prompts, left / max(1, len(with_prompts)))
+            if with_prompts:
+                self._allow_prompts(with_prompts, num_rows, num_tokens, left)
         return []
+
+    def _allow_prompts(self, clients: list[str], num_rows: int, num_tokens: int, left: float) -> None:
+        """Divide the time that is left in a step of so many rows and tokens of prompts among the prompts of other clients."""
+        of_tokens = self.cost.of_tokens
+        least = of_tokens(num_rows, max(1, num_tokens))
+        left -= least - of_tokens(num_rows, num_tokens)  # that there are prompts at all
+        most = self.cost.prompts.most(least + left) - num_rows - num_tokens
+        self._left, self._of_token = dict.fromkeys(clients, left / len(clients)), left / max(1.0, most)
 
     def _starting(self, running: Seq[Sequence]) -> Set[str]:
         """Clients that have a sequence that waits, and a row for it."""
@@ -142,30 +152,33 @@ class TimeShare(PolicyPart):
                 start = (self.blocks.find(seq) or 0) * self.blocks.block_size
             count = min(seq.num_tokens - start, self.max_chunk, budget - taken)
             taken, seconds = taken + count, seconds + self.cost.of_chunk(seq, start, count)
-        return taken, seconds + (self.cost.rates.prompts if taken else 0.0)
+        return taken, seconds
 
     def _is_trial(self, own: Seq[Sequence], num_tokens: int) -> bool:
         """Whether the step is made for the leader alone, to learn how long its rows take without others."""
         if self.clock is None or num_tokens or not self._is_sure():
             return False
-        self._num_untried += 1
-        if self.cost.is_known(len(own)) and self._num_untried < STEPS_OF_A_TRIAL:
+        now, curve = self.clock(), self.cost.decodes
+        if curve.is_known(len(own)) and curve.at(len(own)) > PART_OF_A_TRIAL * (now - self._last_trial):
             return False
-        self._num_untried = 0
+        self._last_trial = now
         return True
 
-    def _place(self, decodes: Mapping[str, list[Sequence]], clients: list[str], left: float, room: int) -> float:
-        """Leave out decodes of clients for which the step has no time, or no room: in the next step they come first. Returns the
-        time that is left.
+    def _place(
+        self, decodes: Mapping[str, list[Sequence]], clients: list[str], num_tokens: int, left: float, room: int
+    ) -> tuple[int, float]:
+        """Leave out decodes of clients for which a step of so many tokens of prompts has no time, or no room: in the next step
+        they come first. Returns the number of decodes in the step, and the time that is left.
         """
-        of_rows, of_told = self.cost.of_rows, self.cost.of_told
+        cost, of_told = self.cost, self.cost.of_told
+        of_rows = partial(cost.of_tokens, prompt_tokens=num_tokens)
         num_rows = len(self._own)
         num_others = sum(len(decodes[client]) for client in clients if client in decodes)
         seconds = of_rows(num_rows + num_others) - of_rows(num_rows)
         seconds += sum(of_told(seq) for client in clients if client in decodes for seq in decodes[client])
         if seconds <= left and num_others <= room:
             self._is_untouched = not num_others
-            return left - seconds
+            return num_rows + num_others, left - seconds
         clients = sorted(clients, key=lambda client: self.clocks[client])
         for place, client in enumerate(clients):
             if not decodes[client]:
@@ -178,14 +191,14 @@ class TimeShare(PolicyPart):
                 if seconds + more > part:
                     break
                 count, seconds = count + 1, seconds + more
-            if count < len(own) and seconds * len(own) > count * (of_rows(len(own)) + sum(map(of_told, own))):
+            if count < len(own) and seconds * len(own) > count * (cost.of_tokens(len(own)) + sum(map(of_told, own))):
                 count, seconds = 0, 0.0  # all of them in a step of its own take less time for each
             num_rows += count
             self._turns[client] += count
             self._held += own[count:]
             room, left = room - count, left - seconds
         self._is_untouched = num_rows == len(self._own)
-        return left
+        return num_rows, left
 
     def _in_turn(self, client: str, decodes: list[Sequence]) -> list[Sequence]:
         """Those first that had no place in the steps before."""
@@ -224,53 +237,42 @@ class TimeShare(PolicyPart):
 
     def _affordable(self, seq: Sequence, behind: int) -> int:
         """Tokens of a prompt for which there is time, if each costs as much as the one that is so many further."""
-        return int(self._left[seq.request.client] / self.cost.of_chunk(seq, seq.num_computed + behind, 1))
+        of_next = self._of_token + self.cost.of_chunk(seq, seq.num_computed + behind, 1)
+        return int(self._left[seq.request.client] / of_next)
 
     def took(self, seq: Sequence, count: int) -> None:
         if seq.request.client == self._leader:
             self._kept = max(0, self._kept - count)
         else:
             self._is_untouched = False
-            self._left[seq.request.client] -= self.cost.of_chunk(seq, seq.num_computed - count, count)
+            of_chunk = self.cost.of_chunk(seq, seq.num_computed - count, count)
+            self._left[seq.request.client] -= count * self._of_token + of_chunk
 
     def complete(self, step: Step) -> None:
-        """Charge the clients for it, as predicted."""
-        cost, rows = self.cost, Counter[str]()
-        charges = defaultdict[str, float](float)
-        with_prompts = set[str]()
-        num_tokens, attended, told = 0, 0.0, 0
+        """Charge the clients: each pays a part of what the step is predicted to take, by what its own work would take alone."""
+        amounts = defaultdict[str, list[float]](lambda: [0.0] * len(Work._fields))  # the `Work` of each client
         for seq in step.decodes:
-            rows[seq.request.client] += 1
-            told += self._charge_told(charges, seq, 1)
+            own = amounts[seq.request.client]
+            own[0] += 1
+            own[3] += told_of(seq, "logprobs")
         for seq, run in zip(step.runs, step.plan.runs, strict=True):
+            own, count = amounts[seq.request.client], run.num_new
+            own[3] += count * told_of(seq, "logprobs" if run.drafts else "prompt_logprobs")
             if run.drafts:
-                rows[seq.request.client] += run.num_new
-                told += self._charge_told(charges, seq, run.num_new)
+                own[0] += count
             else:
-                with_prompts.add(seq.request.client)
-                charges[seq.request.client] += cost.of_chunk(seq, run.start, run.num_new)
-                num_tokens, attended = num_tokens + run.num_new, attended + run.num_new * (run.start + run.num_new / 2)
-                told += run.num_new * told_of(seq, "prompt_logprobs")
-        num_rows, least = rows.total(), cost.of_rows(0)
-        of_row = (cost.of_rows(num_rows) - least) / max(1, num_rows)
-        for client in with_prompts:
-            charges[client] += cost.rates.prompts / len(with_prompts)
-        clients = rows.keys() | charges.keys()
-        for client in clients:
-            charges[client] += least / len(clients) + of_row * rows[client]
+                own[1] += count
+                own[2] += count * (run.start + count / 2)
+        if not amounts:
+            return
+        of, work = self.cost.of, Work(*map(sum, zip(*amounts.values(), strict=True)))
+        charges = {client: of(Work(*own)) for client, own in amounts.items()}
+        part = of(work) / sum(charges.values())
+        for client in charges:
+            charges[client] *= part
             self.clocks[client] = self.clocks.get(client, 0.0) + charges[client]
-        if self.clock is not None and charges:
-            self._in_flight[step.number] = (
-                self.clock(),
-                Work(num_rows, int(num_tokens > 0), num_tokens, attended, told),
-                charges,
-            )
-
-    def _charge_told(self, charges: dict[str, float], seq: Sequence, count: int) -> int:
-        """For the log probabilities of decoded tokens. Returns how many are told."""
-        if told := told_of(seq, "logprobs"):
-            charges[seq.request.client] += count * self.cost.of_told(seq)
-        return count * told
+        if self.clock is not None:
+            self._in_flight[step.number] = self.clock(), work, charges
 
     # ---- when its result is there
 

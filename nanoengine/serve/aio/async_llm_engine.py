@@ -1,8 +1,8 @@
 """AsyncLLMEngine: an engine whose steps run in a thread of its own, for many callers on event loops.
 
 Calls (submit, abort, functions of the engine) go into an inbox, which the thread empties between two steps: nothing in the engine
-needs a lock. The news of a step go back in one call for all its requests, so that a loop is woken once a step, however many
-streams there are.
+needs a lock. Those of one client are done in order, and those of several clients in turn. The news of a step go back in one call
+for all its requests, so that a loop is woken once a step, however many streams there are.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import logging
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
@@ -44,10 +46,11 @@ News = tuple[RequestStream, list[Delta], bool, Exception | None]
 
 
 class _Message(NamedTuple):
-    """A call for the thread, and a call that refuses it if the thread has ended."""
+    """A call for the thread, a call that refuses it if the thread has ended, and the client who asked."""
 
     do: Callable[[], object]
     refuse: Callable[[Exception], object] = lambda _: None
+    client: str = ""
 
 
 class AsyncLLMEngine:
@@ -66,6 +69,9 @@ class AsyncLLMEngine:
     def __init__(self, make: Callable[[], LLMEngine]):
         self.error: BaseException | None = None  # that has ended the engine
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
+        self._lines: dict[
+            str, deque[_Message]
+        ] = {}  # messages that wait for their turn, by client; used by the thread alone
         self._streams: dict[
             str, RequestStream
         ] = {}  # by request id, of the requests that run; used by the thread alone
@@ -122,17 +128,18 @@ class AsyncLLMEngine:
         self._check_alive()
         stream = RequestStream(request, asyncio.get_running_loop(), interval)
         self._num_sent += request.params.num_sequences
-        self._put(_Message(partial(self._submit, stream), stream.end_with))
+        self._put(_Message(partial(self._submit, stream), stream.end_with, request.client))
         return stream
 
-    def abort(self, request_id: str) -> None:
-        """End a request before the next step, if it still runs; its stream ends with the finish reason "abort"."""
-        self._put(_Message(partial(self._abort, request_id)))
+    def abort(self, request_id: str, client: str = "") -> None:
+        """End a request of a client, if it still runs; its stream ends with the finish reason "abort"."""
+        self._put(_Message(partial(self._abort, request_id), client=client))
 
     def cancel(self, stream: RequestStream) -> None:
         """Abort the request of a stream, and no other of the same id."""
         if not stream.is_over:
-            self._put(_Message(partial(self._abort, stream.request.request_id, stream)))
+            request = stream.request
+            self._put(_Message(partial(self._abort, request.request_id, stream), client=request.client))
 
     async def generate(
         self, prompt: str | Sequence[int], params: CoreSamplingParams | None = None, **options: Any
@@ -220,11 +227,22 @@ class AsyncLLMEngine:
         self._end()
 
     def _empty_inbox(self) -> None:
-        """Do calls of the inbox, `MOST_MESSAGES` of them at most if there are steps to make; without steps, wait for a call."""
+        """Do calls, one of each client in turn: a request of many prompts comes in as many calls, and nobody else may wait for all
+        of them. If there are steps to make, `MOST_MESSAGES` at most; without steps, wait for a call.
+        """
+        lines = self._lines
         for _ in range(MOST_MESSAGES):
-            if self._inbox.empty() and (self.engine.has_unfinished or self._is_closing):
+            while not self._inbox.empty() or not (lines or self.engine.has_unfinished or self._is_closing):
+                message = self._inbox.get()
+                lines.setdefault(message.client, deque()).append(message)
+            if not lines:
                 break
-            self._inbox.get().do()
+            client = next(iter(lines))
+            line = lines.pop(client)
+            message = line.popleft()
+            if line:
+                lines[client] = line  # behind those of all others
+            message.do()
 
     def _abort(self, request_id: str, stream: RequestStream | None = None) -> None:
         """Abort a request; with a stream its own, and no other of the same id."""
@@ -232,7 +250,7 @@ class AsyncLLMEngine:
         if own is None or (stream is not None and stream is not own):
             return
         if self.engine.abort(request_id) and (news := self._news(own.request)):
-            self._send([news])
+            self._send([news], waits=False)
 
     def _call(self, function: Callable[[LLMEngine], T], answer: asyncio.Future[T]) -> None:
         try:
@@ -263,14 +281,15 @@ class AsyncLLMEngine:
             return stream, deltas, True, failure_of(request)
         return (stream, deltas, False, None) if deltas else None
 
-    def _send(self, news: list[News]) -> None:
-        """One call for all streams of a loop; there is hardly ever a second loop."""
+    def _send(self, news: list[News], *, waits: bool = True) -> None:
+        """One call for all streams of a loop; there is hardly ever a second loop. Waits until they have it, but not for long."""
         for loop in {stream.loop for stream, *_ in news}:
             items = [item for item in news if item[0].loop is loop]
             is_delivered = threading.Lock()
             is_delivered.acquire()
             if call_soon(loop, partial(_deliver, items, is_delivered.release)):
-                is_delivered.acquire(timeout=DELIVERY_SECONDS)
+                if waits:
+                    is_delivered.acquire(timeout=DELIVERY_SECONDS)
             else:
                 for stream, *_ in items:  # the loop is closed: nobody is there any more
                     if self._streams.get(stream.request.request_id) is stream:
@@ -293,6 +312,8 @@ class AsyncLLMEngine:
         for stream in self._streams.values():
             stream.end_with(self._reason())
         self._streams.clear()
+        for message in chain(*self._lines.values()):
+            message.refuse(self._reason())
         self._refuse_messages()
 
     def _refuse_messages(self) -> None:

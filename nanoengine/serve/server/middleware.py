@@ -93,6 +93,8 @@ class Identify:
                 app = self._app if problem is None else problem.response(scope)
                 if scope["method"] == "POST":
                     await self._in_turn(app, scope, headers, receive, send_with_id)
+                    if status in (429, 503):
+                        self._work_share.refused(scope[CLIENT])
                 else:
                     await app(scope, receive, send_with_id)
         except Exception as error:  # nothing that one request meets may be anybody else's

@@ -21,6 +21,9 @@ SECONDS_OF_A_REQUEST = 0.5e-3
 SECONDS_OF_A_BYTE = 2e-9
 """The least that a request takes, which is charged before it is read: several of one client are not read at once."""
 
+SECONDS_OF_A_REFUSAL = 0.1
+"""What a client owes that was told to come later: reading what it sends at once would be work for nothing."""
+
 MOST_OTHERS = 3
 """Most clients do not keep the server busy: with hundreds, one may still use a quarter of its time."""
 
@@ -68,6 +71,10 @@ class WorkShare:
             del self._ready[paid]
         if others:
             self._ready[client] = max(self._ready.get(client, now), now) + seconds * min(others, MOST_OTHERS) + more
+
+    def refused(self, client: str) -> None:
+        """A client was told that there is no room now."""
+        self._owe(client, 0.0, SECONDS_OF_A_REFUSAL)
 
     async def paid(self, client: str) -> None:
         """Wait until a client owes nothing."""

@@ -17,17 +17,19 @@ def test_rates_and_curve_come_near_those_of_the_machine(seed: int) -> None:
     """
     rng = random.Random(seed)
     rates = [rate * rng.choice([0.2, 1, 5]) * 0.003 for rate in FIRST_RATES]
-    jump, slope = rng.choice([(2, 0.005), (9, 0.001)]), rng.choice([1e-5, 2e-4])
+    jump, slope = rng.choice([(2, 0.003), (9, 0.001)]), rng.choice([1e-5, 2e-4])
     cost = StepCost()
 
     def drawn() -> Work:
         rows, tokens = rng.choice([(1, 0), (5, 0), (60, 0), (1, 200), (0, 512), (30, 30)])
         told = rng.choice([0, 0, 21 * (rows + tokens)]) if tokens else 0
-        return Work(rows, int(tokens > 0), tokens, tokens * rng.randint(0, 3000), told)
+        return Work(rows, tokens, tokens * rng.randint(0, 3000), told)
 
     def taken(work: Work) -> float:
         steps = 0.003 + slope * work.rows + (jump[1] if work.rows >= jump[0] else 0)
-        return steps + sum(rate * amount for rate, amount in zip(rates, work[1:], strict=True))
+        if work.prompt_tokens:
+            steps += 0.004 + slope * work.prompt_tokens
+        return steps + sum(rate * amount for rate, amount in zip(rates, work[2:], strict=True))
 
     for _ in range(1500):
         work = drawn()
@@ -35,9 +37,12 @@ def test_rates_and_curve_come_near_those_of_the_machine(seed: int) -> None:
     for _ in range(50):
         work = drawn()
         assert 0.5 < cost.of(work) / taken(work) < 2
-    assert all(cost.is_known(rows) for rows in (1, 5, 60))
-    assert not cost.is_known(600)
-    assert all(fewer <= more for fewer, more in pairwise(cost.of_rows(rows) for rows in range(200)))
+    assert all(cost.decodes.is_known(rows) for rows in (1, 5, 60))
+    assert not cost.decodes.is_known(600)
+    for curve in (cost.decodes, cost.prompts):
+        assert all(fewer <= more for fewer, more in pairwise(curve.at(count) for count in range(200)))
+        assert all(curve.at(2 * count) <= 2.0001 * curve.at(count) for count in range(1, 200))
+        assert all(curve.most(curve.at(count)) >= count * 0.999 for count in range(200))
 
 
 def test_one_step_that_was_disturbed_moves_little() -> None:
@@ -56,5 +61,5 @@ def test_few_rows_are_learned_beside_many() -> None:
     for _ in range(20):
         cost.learn(Work(64), 0.040)
         cost.learn(Work(1), 0.002)
-    assert cost.of_rows(64) == pytest.approx(0.040)
-    assert cost.of_rows(1) == pytest.approx(0.002, rel=0.2)
+    assert cost.of_tokens(64) == pytest.approx(0.040)
+    assert cost.of_tokens(1) == pytest.approx(0.002, rel=0.2)

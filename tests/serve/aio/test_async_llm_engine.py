@@ -20,7 +20,7 @@ from nanoengine.core.errors import (
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.outputs import CompletionOutput
 from nanoengine.features.sampling.params import SamplingParams
-from nanoengine.serve.aio.async_llm_engine import AsyncLLMEngine
+from nanoengine.serve.aio.async_llm_engine import MOST_MESSAGES, AsyncLLMEngine
 from nanoengine.serve.aio.request_stream import Delta
 from tests.core.toys import VOCAB, make_engine
 from tests.core.toys import run as run_engine
@@ -51,6 +51,26 @@ class BestOf(SamplingParams):
 def test_the_package_has_it_by_name() -> None:
     assert nanoengine.AsyncLLMEngine is AsyncLLMEngine
     assert "AsyncLLMEngine" in nanoengine.__all__
+
+
+@in_loop
+async def test_a_client_with_many_requests_holds_no_other_up(make: Make) -> None:
+    """Before each step comes a call of each client in turn."""
+    engine, gate = make()
+    gate.shut()
+    ask(engine, 1)
+    await held(gate)
+    submit = engine.submit
+    many = [submit(engine.make_request([2, number % VOCAB], LONG, client="many")) for number in range(4 * MOST_MESSAGES)]
+    one = submit(engine.make_request([3], LONG, client="one"))
+    gate.let()
+    await held(gate)
+    assert one.request.sequences, "it was heard before the next step"
+    assert not many[-1].request.sequences
+    gate.open()
+    for stream in (*many, one):
+        await read(stream)
+    await check_idle(engine)
 
 
 # ---- the same as from a blocking engine

@@ -154,7 +154,7 @@ class Server:
         return self.call(self.serving.metrics.snapshot)
 
     def call(self, function: Callable[[LLMEngine], Any]) -> Any:
-        """The result of a function of the engine, from its thread: all that was asked of it before was done before."""
+        """The result of a function of the engine, from its thread."""
         return asyncio.run(self.serving.engine.call(function))
 
     def wait_until_ended(self, count: int = 1) -> None:
@@ -162,7 +162,8 @@ class Server:
         until(lambda: sum(job.problem is not None for job in list(self.serving.jobs._jobs)) == count)
 
     def check_idle(self) -> None:
-        """Nothing runs or waits, and every block is back."""
+        """Nothing runs or waits, and every block is back, when the engine has heard of all that has ended."""
+        until(lambda: not self.call(lambda engine: engine.has_unfinished))
         self.call(assert_idle)
 
 

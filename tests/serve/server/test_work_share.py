@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nanoengine.serve.server.work_share import MOST_OTHERS, RECENT_SECONDS, WorkShare
+from nanoengine.serve.server.work_share import MOST_OTHERS, RECENT_SECONDS, SECONDS_OF_A_REFUSAL, WorkShare
 
 
 class Clock:
@@ -85,6 +85,23 @@ def test_what_was_charged_before_is_not_charged_again(clock: Clock) -> None:
 
     asyncio.run(main())
     assert clock.now == pytest.approx(0.016 * 19, abs=0.01), "others are left as much as its own work takes"
+
+
+def test_who_comes_at_once_after_a_refusal_is_read_later(clock: Clock) -> None:
+    """Beside others, as ever."""
+    share = clock.share()
+
+    async def main() -> None:
+        share.refused("client")
+        await ask(share, "client", lambda: None)
+        assert clock.now == 0
+        await share.turn("other", 0).__aenter__()
+        for number in range(1, 4):
+            share.refused("client")
+            await ask(share, "client", lambda: None)
+            assert clock.now == pytest.approx(number * SECONDS_OF_A_REFUSAL, abs=0.005)
+
+    asyncio.run(main())
 
 
 def test_nobody_waits_for_one_that_has_gone(clock: Clock) -> None:
