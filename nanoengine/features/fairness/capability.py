@@ -21,13 +21,14 @@ class Fairness(Capability):
     """Shares, which are a part of the policy while several clients have requests; and how far a request may go to the front."""
 
     options = FairnessOptions
+    time: TimeShare | None = None  # what `policy` made, if clients share
 
     def policy(self, startup: Startup) -> None:
         config, options = startup.config, startup.config.of(FairnessOptions)
         if options.fair_shares:
             clients: Counter[str] = Counter()
             blocks = BlockShare(startup.blocks, startup.num_rows, clients)
-            time = TimeShare(
+            self.time = time = TimeShare(
                 clients,
                 startup.blocks,
                 startup.num_rows,

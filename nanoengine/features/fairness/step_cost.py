@@ -84,11 +84,7 @@ class Curve:
         for place, near in self._places(count):
             if near <= 0:
                 continue
-            if num_measured[place] < 1 or (num_measured[place] < FEW and off < 1):
-                self.seconds[place] *= off ** (part * near)
-            else:
-                bounded = min(max(off, 1 / MOST_OFF), MOST_OFF)
-                self.seconds[place] *= bounded ** (part * near * (RISE if off > 1 else FALL * part))
+            self.seconds[place] *= _moved(off, num_measured[place], RISE, FALL * part) ** (part * near)
             num_measured[place] += near
             others = [own for own in range(len(num_measured)) if own != place]
             if num_measured[place] < FEW:
@@ -102,7 +98,16 @@ class Curve:
     def _bound(self, place: int, other: int) -> None:
         """Keep one place within what another allows."""
         seconds, times = self.seconds[other], 2.0 ** (place - other)
-        self.seconds[place] = min(max(self.seconds[place], min(seconds, seconds * times)), max(seconds, seconds * times))
+        self.seconds[place] = min(
+            max(self.seconds[place], min(seconds, seconds * times)), max(seconds, seconds * times)
+        )
+
+
+def _moved(off: float, num_measured: float, rise: float, fall: float) -> float:
+    """How far a step that took `off` times as long as predicted moves what was measured so often."""
+    if num_measured < 1 or (num_measured < FEW and off < 1):
+        return off
+    return min(max(off, 1 / MOST_OFF), MOST_OFF) ** (rise if off > 1 else fall)
 
 
 class StepCost:
@@ -115,6 +120,7 @@ class StepCost:
 
     def __init__(self) -> None:
         self.decodes, self.prompts, self.rates = Curve(FIRST_DECODES), Curve(FIRST_PROMPTS), FIRST_RATES
+        self._num_measured = [0.0] * len(FIRST_RATES)  # steps of which each rate was the whole
         self._is_measured = False
 
     def of(self, work: Work) -> float:
@@ -150,11 +156,13 @@ class StepCost:
             predicted = seconds
         curve, off = self.prompts if work.prompt_tokens else self.decodes, seconds / predicted
         count = work.rows + work.prompt_tokens
-        part = curve.at(count) / predicted
-        near = min(max(off, 1 / MOST_OFF), MOST_OFF)
-        pairs = zip(self.rates, others, strict=True)
-        self.rates = Rates(*(rate * near ** (LEARNING_RATE * own / predicted) for rate, own in pairs))
-        curve.learn(count, off, part)
+        curve.learn(count, off, curve.at(count) / predicted)
+        rates = list(self.rates)
+        for place, own in enumerate(others):
+            part = own / predicted
+            rates[place] *= _moved(off, self._num_measured[place], LEARNING_RATE, LEARNING_RATE) ** part
+            self._num_measured[place] += part
+        self.rates = Rates(*rates)
 
 
 def told_of(seq: Sequence, kind: str) -> int:

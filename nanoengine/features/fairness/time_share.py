@@ -56,10 +56,11 @@ class TimeShare(PolicyPart):
         self.max_tokens, self.max_chunk, self.is_mixed, self.clock = max_tokens, max_chunk, is_mixed, clock
         self.cost = StepCost()
         self.clocks: dict[str, float] = {}
+        self.spent = defaultdict[str, float](float)  # seconds of steps of each client: other threads may read it
         self._now = 0.0  # the clock of the client that the last step was made for, before that step
         self._turns = Counter[str]()  # how many rows of a client have had a place that is not enough for all
         self._in_flight: dict[int, tuple[float, Work, dict[str, float]]] = {}  # start, work and charges of each step
-        self._last_end = float("-inf")
+        self._began, self._last_end = 0.0, float("-inf")  # the step that is made, and the last that was measured
         self._last_trial = float("-inf")  # when a step was made for its leader's decodes alone
         # The rest is of the step that is made.
         self._leader = ""
@@ -80,12 +81,15 @@ class TimeShare(PolicyPart):
         self.clocks[client] = max(self.clocks.get(client, now), now)
         for gone in self._turns.keys() - self.num_unfinished.keys():
             del self._turns[gone]
+        for gone in self.spent.keys() - self.clocks.keys():
+            del self.spent[gone]
 
     # ---- while a step is made
 
     def make_way(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> list[Sequence]:
         """Choose for whom the step is, how long it may take, and which decodes of the others are in it."""
         self._own, self._held, self._first, self._leader, self._left = [], [], [], "", {}
+        self._began = self.clock() if self.clock is not None else 0.0
         self._is_untouched = True
         decodes, prompts = defaultdict[str, list[Sequence]](list), defaultdict[str, list[Sequence]](list)
         for seq in running:
@@ -144,12 +148,15 @@ class TimeShare(PolicyPart):
     def _prompts_of(self, seqs: Iterable[Sequence], budget: int) -> tuple[int, float]:
         """The tokens of the next chunks of prompts in a step of so many, and what they add to it."""
         taken, seconds = 0, 0.0
+        cached: dict[Request, int] = {}  # tokens, of completions that begin alike
         for seq in seqs:
             if taken >= budget:
                 break
             start = seq.num_computed
             if seq.phase is Phase.WAITING:
-                start = (self.blocks.find(seq) or 0) * self.blocks.block_size
+                if seq.request not in cached:
+                    cached[seq.request] = (self.blocks.find(seq) or 0) * self.blocks.block_size
+                start = min(cached[seq.request], seq.num_tokens - 1)
             count = min(seq.num_tokens - start, self.max_chunk, budget - taken)
             taken, seconds = taken + count, seconds + self.cost.of_chunk(seq, start, count)
         return taken, seconds
@@ -272,7 +279,7 @@ class TimeShare(PolicyPart):
             charges[client] *= part
             self.clocks[client] = self.clocks.get(client, 0.0) + charges[client]
         if self.clock is not None:
-            self._in_flight[step.number] = self.clock(), work, charges
+            self._in_flight[step.number] = self._began, work, charges
 
     # ---- when its result is there
 
@@ -290,6 +297,7 @@ class TimeShare(PolicyPart):
         for client, charged in charges.items():
             if client in self.clocks:
                 self.clocks[client] += (off - 1) * charged
+                self.spent[client] += off * charged
 
     def concerns(self, seq: Sequence) -> bool:
         return False

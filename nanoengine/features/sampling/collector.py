@@ -16,6 +16,9 @@ PROMPT_LOGPROBS = "prompt_logprobs"
 In `StepResult.extras`: [(place, a TokenLogprobs for each)].
 """
 
+MOST_TOLD = 128
+"""Most tokens of prompts in a step whose log probabilities are told: each takes about as long as all layers of a small model."""
+
 
 class Collector(PolicyPart):
     """Fills in what was asked for.
@@ -26,6 +29,7 @@ class Collector(PolicyPart):
 
     def __init__(self) -> None:
         self.is_idle, self._num_running = True, 0  # sequences with log probabilities
+        self._num_left = MOST_TOLD  # tokens of prompts that the step may still tell of
 
     def submitted(self, request: Request) -> None:
         params = request.params
@@ -60,6 +64,16 @@ class Collector(PolicyPart):
                 # Samples in their order: those behind the last token of a sequence were rejected, or came after its end.
                 if seq.logprobs is not None and len(seq.logprobs) < len(seq.token_ids) - seq.num_prompt_tokens:
                     seq.logprobs.append(entry)
+
+    def begin_prefill(self, budget: int) -> None:
+        self._num_left = MOST_TOLD
+
+    def allowed(self, seq: Sequence, budget: int) -> int:
+        return budget if seq.request.prompt_logprobs is None else min(budget, self._num_left)
+
+    def took(self, seq: Sequence, count: int) -> None:
+        if seq.request.prompt_logprobs is not None:
+            self._num_left -= count
 
     def concerns(self, seq: Sequence) -> bool:
         return seq.logprobs is not None or seq.request.prompt_logprobs is not None

@@ -227,8 +227,8 @@ class AsyncLLMEngine:
         self._end()
 
     def _empty_inbox(self) -> None:
-        """Do calls, one of each client in turn: a request of many prompts comes in as many calls, and nobody else may wait for all
-        of them. If there are steps to make, `MOST_MESSAGES` at most; without steps, wait for a call.
+        """Do calls, one of each client in turn: a request of many prompts comes in as many calls, and nobody else may wait for
+        all of them. If there are steps to make, `MOST_MESSAGES` at most; without steps, wait for a call.
         """
         lines = self._lines
         for _ in range(MOST_MESSAGES):

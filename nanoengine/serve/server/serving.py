@@ -93,7 +93,9 @@ class Serving:
         self.names = ModelNames(config.served_model_name or (_short_name(name),), self.adapters)
         self.created = int(time.time())
         self.fingerprint = f"nanoengine-{nanoengine.__version__}"
-        self.work_share = WorkShare()
+        fairness = built.capabilities.get("fairness")
+        time_share = None if fairness is None else fairness.time
+        self.work_share = WorkShare(spent={} if time_share is None else time_share.spent)
         self.text = TextThreads(config.text_threads, self.work_share)
         self.turns = Turns(2, 1, MAX_GRAMMARS, "the grammars of their structured outputs", self.work_share)
         self.prompts = Prompts(built.tokenizer, config, self.max_model_len)

@@ -3,6 +3,8 @@
 Reading, rendering, encoding and writing for one client holds up all others: they have one interpreter. So each client has an
 account of the seconds that threads have worked on its requests. Beside N - 1 other clients, one that has used a second leaves
 N - 1 seconds to them, but no more than MOST_OTHERS, before its next request is read, or the next piece of a long one is begun.
+The steps of the engine count as well, up to a bound: these are shared by the engine, but many short requests would have half of
+its time and half of the interpreter's.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -24,6 +26,9 @@ SECONDS_OF_A_BYTE = 2e-9
 SECONDS_OF_A_REFUSAL = 0.1
 """What a client owes that was told to come later: reading what it sends at once would be work for nothing."""
 
+MOST_OF_STEPS = 0.05
+"""Most seconds of steps that count between two requests of a client: others have had their part of a long answer's steps."""
+
 MOST_OTHERS = 3
 """Most clients do not keep the server busy: with hundreds, one may still use a quarter of its time."""
 
@@ -35,6 +40,7 @@ class WorkShare:
         clock: in seconds.
         worked: how long the thread that asks has worked, in seconds.
         sleep: waits for so many seconds.
+        spent: seconds of the engine's steps of each client so far.
     """
 
     def __init__(
@@ -42,8 +48,10 @@ class WorkShare:
         clock: Callable[[], float] = time.monotonic,
         worked: Callable[[], float] = time.thread_time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        spent: Mapping[str, float] | None = None,
     ):
-        self.clock, self.worked, self.sleep = clock, worked, sleep
+        self.clock, self.worked, self.sleep, self.spent = clock, worked, sleep, {} if spent is None else spent
+        self._counted: dict[str, tuple[float, float]] = {}  # what of `spent` was charged, and when
         self._num_requests = Counter[str]()
         self._left: dict[str, float] = {}  # when a client ended its last request
         self._ready: dict[str, float] = {}  # when the others have had the time that a client owes them
@@ -54,6 +62,7 @@ class WorkShare:
         """Clients that are there, beside one."""
         for gone in [own for own, at in self._left.items() if self.clock() - at > RECENT_SECONDS]:
             del self._left[gone]
+            self._counted.pop(gone, None)
         present = self._num_requests.keys() | self._left.keys()
         return len(present) - (client in present)
 
@@ -72,6 +81,16 @@ class WorkShare:
         if others:
             self._ready[client] = max(self._ready.get(client, now), now) + seconds * min(others, MOST_OTHERS) + more
 
+    def _charge_steps(self, client: str) -> None:
+        """Steps of a client since its last request: others had the time between them."""
+        now, spent = self.clock(), self.spent.get(client, 0.0)
+        before, since = self._counted.get(client, (spent, now))
+        self._counted[client] = spent, now
+        seconds = min(max(spent - before, 0.0), MOST_OF_STEPS)
+        ready = max(self._ready.get(client, since), since) + seconds * (1 + min(self.num_others(client), MOST_OTHERS))
+        if ready > now:
+            self._ready[client] = ready
+
     def refused(self, client: str) -> None:
         """A client was told that there is no room now."""
         self._owe(client, 0.0, SECONDS_OF_A_REFUSAL)
@@ -88,6 +107,7 @@ class WorkShare:
         try:
             if self.num_others(client):
                 async with self._lines.setdefault(client, asyncio.Lock()):
+                    self._charge_steps(client)
                     await self.paid(client)
                     least = SECONDS_OF_A_REQUEST + SECONDS_OF_A_BYTE * num_bytes
                     self._owe(client, least)

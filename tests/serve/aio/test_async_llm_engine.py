@@ -61,7 +61,9 @@ async def test_a_client_with_many_requests_holds_no_other_up(make: Make) -> None
     ask(engine, 1)
     await held(gate)
     submit = engine.submit
-    many = [submit(engine.make_request([2, number % VOCAB], LONG, client="many")) for number in range(4 * MOST_MESSAGES)]
+    many = [
+        submit(engine.make_request([2, number % VOCAB], LONG, client="many")) for number in range(4 * MOST_MESSAGES)
+    ]
     one = submit(engine.make_request([3], LONG, client="one"))
     gate.let()
     await held(gate)
