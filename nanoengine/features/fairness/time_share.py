@@ -27,6 +27,12 @@ PART_OF_A_TRIAL = 1 / 128
 """The part of the time in which a step is made for its leader's decodes alone, to learn how long these take without others."""
 
 
+LONGEST = 8
+"""Beside other clients, a step's prompts end where it takes so many times as long as a step with one token of a prompt: who comes
+meanwhile waits for it, and reading the weights once more takes an eighth more time.
+"""
+
+
 class TimeShare(PolicyPart):
     """Says who is in the next step, while several clients have requests. It costs a look at each running sequence, and at the
     waiting ones while one may start.
@@ -68,7 +74,8 @@ class TimeShare(PolicyPart):
         self._left: dict[str, float] = {}  # seconds that prompts of each other client may add
         self._of_token = 0.0  # what a token of theirs adds
         self._is_untouched = True  # none of them has added anything
-        self._kept = 0  # tokens that are kept for prompts of the leader
+        self._own_left = 0  # tokens of prompts that the leader may have
+        self._kept = 0  # tokens that are kept for them
         self._own: list[Sequence] = []  # decodes of the leader
         self._held: list[Sequence] = []  # decodes that are not in it
 
@@ -108,9 +115,10 @@ class TimeShare(PolicyPart):
         if leader in starting:
             self._first = self._first_of(leader, running, waiting)
         self._own = own = decodes[leader]
-        num_tokens, seconds = self._prompts_of([*prompts[leader], *self._first], self.max_tokens - len(own))
+        longest = LONGEST * self.cost.prompts.at(1) if clients else float("inf")
+        num_tokens, seconds = self._prompts_of([*prompts[leader], *self._first], self.max_tokens - len(own), longest)
         alone = self.cost.of_tokens(len(own), num_tokens) + seconds + sum(map(self.cost.of_told, own))
-        self._kept = min(num_tokens, self.max_tokens // 2)
+        self._own_left, self._kept = num_tokens, min(num_tokens, self.max_tokens // 2)
         left, room = alone * len(clients), self.max_tokens - len(own) - self._kept
         if self._is_trial(own, num_tokens):
             left = 0.0
@@ -145,9 +153,12 @@ class TimeShare(PolicyPart):
         most = min(max(1, self.num_rows - len(running)), num_waiting, self.max_tokens)
         return list(islice((seq for seq in waiting if seq.request.client == client), most))
 
-    def _prompts_of(self, seqs: Iterable[Sequence], budget: int) -> tuple[int, float]:
-        """The tokens of the next chunks of prompts in a step of so many, and what they add to it."""
-        taken, seconds = 0, 0.0
+    def _prompts_of(self, seqs: Iterable[Sequence], budget: int, longest: float) -> tuple[int, float]:
+        """The tokens of the next chunks of prompts in a step of so many tokens and so long, and what they add to it beside
+        their number.
+        """
+        taken, seconds, cost = 0, 0.0, self.cost
+        of_token = longest / max(1.0, cost.prompts.most(longest)) if longest < float("inf") else 0.0
         cached: dict[Request, int] = {}  # tokens, of completions that begin alike
         for seq in seqs:
             if taken >= budget:
@@ -158,7 +169,12 @@ class TimeShare(PolicyPart):
                     cached[seq.request] = (self.blocks.find(seq) or 0) * self.blocks.block_size
                 start = min(cached[seq.request], seq.num_tokens - 1)
             count = min(seq.num_tokens - start, self.max_chunk, budget - taken)
-            taken, seconds = taken + count, seconds + self.cost.of_chunk(seq, start, count)
+            if of_token:
+                of_last = of_token + cost.of_chunk(seq, start + count, 1)
+                count = min(count, max(int((longest - taken * of_token - seconds) / of_last), int(not taken)))
+                if not count:
+                    break
+            taken, seconds = taken + count, seconds + cost.of_chunk(seq, start, count)
         return taken, seconds
 
     def _is_trial(self, own: Seq[Sequence], num_tokens: int) -> bool:
@@ -232,7 +248,7 @@ class TimeShare(PolicyPart):
 
     def allowed(self, seq: Sequence, budget: int) -> int:
         if seq.request.client == self._leader:
-            return budget
+            return min(budget, self._own_left)
         client, affordable = seq.request.client, 0
         if client not in self._left:
             return 0
@@ -249,7 +265,7 @@ class TimeShare(PolicyPart):
 
     def took(self, seq: Sequence, count: int) -> None:
         if seq.request.client == self._leader:
-            self._kept = max(0, self._kept - count)
+            self._own_left, self._kept = self._own_left - count, max(0, self._kept - count)
         else:
             self._is_untouched = False
             of_chunk = self.cost.of_chunk(seq, seq.num_computed - count, count)

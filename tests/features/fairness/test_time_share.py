@@ -13,6 +13,7 @@ import pytest
 
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.sequence import Request
+from nanoengine.features.fairness.time_share import LONGEST
 from tests.core.toys import ToyModel, check, make_engine, run
 from tests.features.fairness.sharing import POLICIES, Recorder, rows_of_clients, shared_engine, submit
 
@@ -152,6 +153,26 @@ def test_clients_with_much_work_have_equal_time(policy: str) -> None:
         served = [time.clocks[client] for client in ("rows", "prompt")]
         assert min(served) >= 0.45 * sum(served) - recorder.longest
     run(engine, [])
+
+
+@pytest.mark.parametrize("length", [500, 5000])
+def test_a_step_beside_others_is_not_as_long_as_prompts_are(length: int) -> None:
+    """Who comes while it is made waits for it. Alone, all of a prompt is in as few steps as may be."""
+    recorder = Recorder()
+    room = ROOM | {"max_model_len": 8000, "max_num_batched_tokens": 4000}
+    engine, time = shared_engine(**room, policy="mixed", parts=[recorder])
+    heavy = [submit(engine, length + number, "heavy", 2) for number in range(20)]
+    engine.step()
+    assert sum(run.num_new for run in recorder.steps[-1].plan.runs) == 4000
+    light = submit(engine, 5, "light", 60)
+    before = recorder.longest
+    recorder.longest = 0.0
+    while not light.finished:
+        engine.step()
+    assert 0 < recorder.longest <= 2 * LONGEST * time.cost.prompts.at(1) < before
+    assert any(seq.num_computed for request in heavy for seq in request.sequences)
+    for request in heavy:
+        engine.abort(request.request_id)
 
 
 def test_a_client_that_comes_back_is_not_served_twice() -> None:
