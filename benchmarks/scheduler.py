@@ -108,8 +108,7 @@ def all_parts(workload: Workload, num_blocks: int, block_size: int) -> tuple[Blo
     counts: Counter[str] = Counter()
     most, num_rows = MAX_NUM_BATCHED_TOKENS, len(workload)
     time = TimeShare(counts, blocks, num_rows, most, most, is_mixed=False)
-    shares: list[PolicyPart] = [time, BlockShare(blocks, num_rows, counts)]
-    clients, observer = Clients(counts, time, shares, parts), Observer(longest(workload))
+    clients, observer = Clients(counts, time, BlockShare(blocks, num_rows, counts), parts), Observer(longest(workload))
     stores += [offload, observer.events]
     structured = Structured(Grammars(cast(Any, None), VOCAB_SIZE, ()), parts, None)  # asked for by nobody
     pooler = Pooler(Made(), hidden_size=16)  # asked for by nobody too

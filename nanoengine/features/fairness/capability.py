@@ -37,6 +37,6 @@ class Fairness(Capability):
                 is_mixed=config.scheduling_policy == MIXED,
                 clock=perf_counter,
             )
-            startup.parts.append(Clients(clients, time, [time, blocks], startup.parts))
+            startup.parts.append(Clients(clients, time, blocks, startup.parts))
         if options.min_priority is not None:
             startup.parts.append(LeastPriority(options.min_priority))

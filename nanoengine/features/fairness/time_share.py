@@ -21,6 +21,7 @@ from nanoengine.core.messages import StepResult
 from nanoengine.core.scheduler import Scheduler, Step
 from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Phase, Request, Sequence
+from nanoengine.features.fairness.block_share import BlockShare
 from nanoengine.features.fairness.step_cost import StepCost, Work, told_of
 
 PART_OF_A_TRIAL = 1 / 128
@@ -31,6 +32,10 @@ LONGEST = 8
 """Beside other clients, a step's prompts end where it takes so many times as long as a step with one token of a prompt: who comes
 meanwhile waits for it, and reading the weights once more takes an eighth more time.
 """
+
+
+RECENT_SECONDS = 0.2
+"""So long after others have gone, steps stay as short: who chats comes again, and waits for the step that runs."""
 
 
 class TimeShare(PolicyPart):
@@ -61,6 +66,7 @@ class TimeShare(PolicyPart):
         self.num_unfinished, self.blocks, self.num_rows = num_unfinished, blocks, num_rows
         self.max_tokens, self.max_chunk, self.is_mixed, self.clock = max_tokens, max_chunk, is_mixed, clock
         self.cost = StepCost()
+        self.is_idle, self._alone_since = True, 0.0
         self.clocks: dict[str, float] = {}
         self.spent = defaultdict[str, float](float)  # seconds of steps of each client: other threads may read it
         self._now = 0.0  # the clock of the client that the last step was made for, before that step
@@ -81,7 +87,7 @@ class TimeShare(PolicyPart):
 
     def join(self, client: str) -> None:
         """A client comes: as if it had been served as much as who was most behind in the last step, or more if it was."""
-        if len(self.num_unfinished) < 2:
+        if self.is_idle:
             self._in_flight.clear()  # steps whose results came when one client was alone, and nobody was told of them
         now = self._now
         self.clocks = {own: at for own, at in self.clocks.items() if at > now or own in self.num_unfinished}
@@ -91,12 +97,20 @@ class TimeShare(PolicyPart):
         for gone in self.spent.keys() - self.clocks.keys():
             del self.spent[gone]
 
+    def is_alone(self) -> None:
+        """One client is left."""
+        if self.clock is None:
+            self.is_idle = True
+        else:
+            self._alone_since = self.clock()
+
     # ---- while a step is made
 
     def make_way(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> list[Sequence]:
         """Choose for whom the step is, how long it may take, and which decodes of the others are in it."""
         self._own, self._held, self._first, self._leader, self._left = [], [], [], "", {}
         self._began = self.clock() if self.clock is not None else 0.0
+        self.is_idle = len(self.num_unfinished) < 2 and self._began - self._alone_since > RECENT_SECONDS
         self._is_untouched = True
         decodes, prompts = defaultdict[str, list[Sequence]](list), defaultdict[str, list[Sequence]](list)
         for seq in running:
@@ -115,7 +129,7 @@ class TimeShare(PolicyPart):
         if leader in starting:
             self._first = self._first_of(leader, running, waiting)
         self._own = own = decodes[leader]
-        longest = LONGEST * self.cost.prompts.at(1) if clients else float("inf")
+        longest = LONGEST * self.cost.prompts.at(1)
         num_tokens, seconds = self._prompts_of([*prompts[leader], *self._first], self.max_tokens - len(own), longest)
         alone = self.cost.of_tokens(len(own), num_tokens) + seconds + sum(map(self.cost.of_told, own))
         self._own_left, self._kept = num_tokens, min(num_tokens, self.max_tokens // 2)
@@ -158,7 +172,7 @@ class TimeShare(PolicyPart):
         their number.
         """
         taken, seconds, cost = 0, 0.0, self.cost
-        of_token = longest / max(1.0, cost.prompts.most(longest)) if longest < float("inf") else 0.0
+        of_token = longest / max(1.0, cost.prompts.most(longest))
         cached: dict[Request, int] = {}  # tokens, of completions that begin alike
         for seq in seqs:
             if taken >= budget:
@@ -169,11 +183,10 @@ class TimeShare(PolicyPart):
                     cached[seq.request] = (self.blocks.find(seq) or 0) * self.blocks.block_size
                 start = min(cached[seq.request], seq.num_tokens - 1)
             count = min(seq.num_tokens - start, self.max_chunk, budget - taken)
-            if of_token:
-                of_last = of_token + cost.of_chunk(seq, start + count, 1)
-                count = min(count, max(int((longest - taken * of_token - seconds) / of_last), int(not taken)))
-                if not count:
-                    break
+            of_last = of_token + cost.of_chunk(seq, start + count, 1)
+            count = min(count, max(int((longest - taken * of_token - seconds) / of_last), int(not taken)))
+            if not count:
+                break
             taken, seconds = taken + count, seconds + cost.of_chunk(seq, start, count)
         return taken, seconds
 
@@ -320,27 +333,26 @@ class TimeShare(PolicyPart):
 
 
 class Clients(PolicyPart):
-    """Counts the sequences of each client. While there are several clients, the shares are parts of the policy.
+    """Counts the sequences of each client. While there is one client, the shares are idle parts of the policy.
 
     Args:
         num_unfinished: what is counted.
-        time: is told who comes.
-        shares: the parts that share out, `time` among them.
-        parts: all of the policy.
+        time, blocks: what shares out.
+        parts: all of the policy. The shares are the last, since they decide about what others let pass.
     """
 
-    def __init__(
-        self, num_unfinished: Counter[str], time: TimeShare, shares: list[PolicyPart], parts: list[PolicyPart]
-    ):
-        self.num_unfinished, self.time, self.shares, self.parts = num_unfinished, time, shares, parts
+    def __init__(self, num_unfinished: Counter[str], time: TimeShare, blocks: BlockShare, parts: list[PolicyPart]):
+        self.num_unfinished, self.time, self.blocks, self.parts = num_unfinished, time, blocks, parts
 
     def submitted(self, request: Request) -> None:
         clients = self.num_unfinished
         if request.client not in clients:
             self.time.join(request.client)
         clients[request.client] += len(request.sequences)
-        if len(clients) > 1 and self.time not in self.parts:
-            self.parts.extend(self.shares)
+        if len(clients) > 1:
+            self.time.is_idle = self.blocks.is_idle = False
+            if self.time not in self.parts:
+                self.parts += [self.time, self.blocks]
 
     def finished(self, seq: Sequence) -> None:
         clients, client = self.num_unfinished, seq.request.client
@@ -348,5 +360,5 @@ class Clients(PolicyPart):
         if not clients[client]:
             del clients[client]
             if len(clients) == 1:
-                for share in self.shares:
-                    self.parts.remove(share)
+                self.blocks.is_idle = True
+                self.time.is_alone()

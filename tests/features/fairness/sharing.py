@@ -58,7 +58,7 @@ def shared_engine(
     num_rows = min(max_num_seqs, max_num_batched_tokens)
     time = TimeShare(clients, blocks, num_rows, *most, is_mixed=policy == MIXED)
     plugged = list(parts)
-    plugged.insert(0, Clients(clients, time, [time, BlockShare(blocks, num_rows, clients)], plugged))
+    plugged.insert(0, Clients(clients, time, BlockShare(blocks, num_rows, clients), plugged))
     engine = make_engine(
         parts=plugged,
         max_num_seqs=max_num_seqs,

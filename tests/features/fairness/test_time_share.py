@@ -13,7 +13,7 @@ import pytest
 
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.sequence import Request
-from nanoengine.features.fairness.time_share import LONGEST
+from nanoengine.features.fairness.time_share import LONGEST, RECENT_SECONDS
 from tests.core.toys import ToyModel, check, make_engine, run
 from tests.features.fairness.sharing import POLICIES, Recorder, rows_of_clients, shared_engine, submit
 
@@ -217,16 +217,39 @@ def test_who_took_every_row_gives_a_newcomer_its_part(depth: int, priority: int)
 def test_a_client_that_is_alone_has_every_step_and_pays_nothing() -> None:
     """What shares out the steps is asked only while there are two."""
     engine, time = shared_engine()
-    parts, mine = engine.scheduler.parts, [submit(engine, 5, "a", 2, n=2)]
-    assert time not in parts
+    mine = [submit(engine, 5, "a", 2, n=2)]
+    assert time.is_idle
     others = [submit(engine, 5, client, 9) for client in ("b", "c")]
-    assert (time in parts, time.num_unfinished) == (True, {"a": 2, "b": 1, "c": 1})
+    assert (time.is_idle, time.num_unfinished) == (False, {"a": 2, "b": 1, "c": 1})
     engine.abort(others[0].request_id)
-    assert (time in parts, time.num_unfinished) == (True, {"a": 2, "c": 1})
+    assert (time.is_idle, time.num_unfinished) == (False, {"a": 2, "c": 1})
     engine.abort(others[1].request_id)
-    assert (time in parts, time.num_unfinished) == (False, {"a": 2})
+    assert (time.is_idle, time.num_unfinished) == (True, {"a": 2})
     run(engine, [])
-    assert (time in parts, time.num_unfinished, mine[0].finished) == (False, {}, True)
+    assert (time.is_idle, time.num_unfinished, mine[0].finished) == (True, {}, True)
+
+
+def test_steps_stay_short_for_a_moment_after_others_have_gone() -> None:
+    """Who chats comes again, and waits for the step that runs then."""
+    now, recorder = 0.0, Recorder()
+    room = ROOM | {"max_model_len": 8000, "max_num_batched_tokens": 4000}
+    engine, time = shared_engine(**room, policy="mixed", parts=[recorder])
+    time.clock = lambda: now
+    for number in range(8):
+        submit(engine, 3000 + number, "heavy", 2)
+    light = submit(engine, 5, "light", 1)
+    while not light.finished:
+        engine.step()
+    engine.step()
+    now += RECENT_SECONDS + 0.1
+    for _ in range(2):  # the step that finds out is as short as those before
+        assert sum(run.num_new for run in recorder.steps[-1].plan.runs) < 1000
+        engine.step()
+    assert time.is_idle
+    engine.step()
+    assert sum(run.num_new for run in recorder.steps[-1].plan.runs) >= 3999
+    for request in list(engine.requests):
+        engine.abort(request)
 
 
 @pytest.mark.parametrize("seed", range(20))
