@@ -86,21 +86,21 @@ class Curve:
                 continue
             self.seconds[place] *= _moved(off, num_measured[place], RISE, FALL * part) ** (part * near)
             num_measured[place] += near
-            others = [own for own in range(len(num_measured)) if own != place]
-            if num_measured[place] < FEW:
-                for own in others:
-                    if num_measured[own] >= FEW:
+            if num_measured[place] < FEW:  # what is known stands
+                for own, count_there in enumerate(num_measured):
+                    if count_there >= FEW:
                         self._bound(place, own)
-            for own in others:
-                if num_measured[place] >= FEW or num_measured[own] < FEW:
-                    self._bound(own, place)
+            for direction in (1, -1):
+                own = place
+                while 0 <= own + direction < len(num_measured) and self._bound(own + direction, own):
+                    own += direction
 
-    def _bound(self, place: int, other: int) -> None:
-        """Keep one place within what another allows."""
-        seconds, times = self.seconds[other], 2.0 ** (place - other)
-        self.seconds[place] = min(
-            max(self.seconds[place], min(seconds, seconds * times)), max(seconds, seconds * times)
-        )
+    def _bound(self, place: int, other: int) -> bool:
+        """Keep one place within what another allows. Whether it was outside."""
+        seconds, times, before = self.seconds[other], 2.0 ** (place - other), self.seconds[place]
+        low, high = (seconds, seconds * times) if times > 1 else (seconds * times, seconds)
+        self.seconds[place] = min(max(before, low), high)
+        return self.seconds[place] != before
 
 
 def _moved(off: float, num_measured: float, rise: float, fall: float) -> float:
@@ -134,10 +134,9 @@ class StepCost:
         """What the tokens of a step take."""
         return self.prompts.at(rows + prompt_tokens) if prompt_tokens else self.decodes.at(rows)
 
-    def of_told(self, seq: Sequence) -> float:
-        """What the log probabilities of a decoded token add."""
-        told = told_of(seq, "logprobs")
-        return told and told * self.rates.logprobs
+    def of_told(self, seqs: Iterable[Sequence]) -> float:
+        """What the log probabilities of a decoded token of each add."""
+        return self.rates.logprobs * sum([told_of(seq, "logprobs") for seq in seqs if seq.logprobs is not None])
 
     def of_chunk(self, seq: Sequence, start: int, count: int) -> float:
         """What tokens of a prompt behind `start` others add, beside their number."""

@@ -131,7 +131,7 @@ class TimeShare(PolicyPart):
         self._own = own = decodes[leader]
         longest = LONGEST * self.cost.prompts.at(1)
         num_tokens, seconds = self._prompts_of([*prompts[leader], *self._first], self.max_tokens - len(own), longest)
-        alone = self.cost.of_tokens(len(own), num_tokens) + seconds + sum(map(self.cost.of_told, own))
+        alone = self.cost.of_tokens(len(own), num_tokens) + seconds + self.cost.of_told(own)
         self._own_left, self._kept = num_tokens, min(num_tokens, self.max_tokens // 2)
         left, room = alone * len(clients), self.max_tokens - len(own) - self._kept
         if self._is_trial(own, num_tokens):
@@ -211,7 +211,7 @@ class TimeShare(PolicyPart):
         num_rows = len(self._own)
         num_others = sum(len(decodes[client]) for client in clients if client in decodes)
         seconds = of_rows(num_rows + num_others) - of_rows(num_rows)
-        seconds += sum(of_told(seq) for client in clients if client in decodes for seq in decodes[client])
+        seconds += sum([of_told(decodes[client]) for client in clients if client in decodes])
         if seconds <= left and num_others <= room:
             self._is_untouched = not num_others
             return num_rows + num_others, left - seconds
@@ -223,11 +223,11 @@ class TimeShare(PolicyPart):
             share = len(clients) - place  # what a client leaves is for those behind it, and for prompts
             part, most, count, seconds = left / share, room // share, 0, 0.0
             for seq in own[:most]:
-                more = of_rows(num_rows + count + 1) - of_rows(num_rows + count) + of_told(seq)
+                more = of_rows(num_rows + count + 1) - of_rows(num_rows + count) + of_told([seq])
                 if seconds + more > part:
                     break
                 count, seconds = count + 1, seconds + more
-            if count < len(own) and seconds * len(own) > count * (cost.of_tokens(len(own)) + sum(map(of_told, own))):
+            if count < len(own) and seconds * len(own) > count * (cost.of_tokens(len(own)) + of_told(own)):
                 count, seconds = 0, 0.0  # all of them in a step of its own take less time for each
             num_rows += count
             self._turns[client] += count
@@ -290,7 +290,8 @@ class TimeShare(PolicyPart):
         for seq in step.decodes:
             own = amounts[seq.request.client]
             own[0] += 1
-            own[3] += told_of(seq, "logprobs")
+            if seq.logprobs is not None:
+                own[3] += told_of(seq, "logprobs")
         for seq, run in zip(step.runs, step.plan.runs, strict=True):
             own, count = amounts[seq.request.client], run.num_new
             own[3] += count * told_of(seq, "logprobs" if run.drafts else "prompt_logprobs")
@@ -302,7 +303,13 @@ class TimeShare(PolicyPart):
         if not amounts:
             return
         of, work = self.cost.of, Work(*map(sum, zip(*amounts.values(), strict=True)))
-        charges = {client: of(Work(*own)) for client, own in amounts.items()}
+        alone: dict[tuple[float, ...], float] = {}  # by the amounts of a client: many have equal ones
+        charges = dict[str, float]()
+        for client, own in amounts.items():
+            key = tuple(own)
+            if key not in alone:
+                alone[key] = of(Work(*key))
+            charges[client] = alone[key]
         part = of(work) / sum(charges.values())
         for client in charges:
             charges[client] *= part
