@@ -38,6 +38,10 @@ RECENT_SECONDS = 0.2
 """So long after others have gone, steps stay as short: who chats comes again, and waits for the step that runs."""
 
 
+MOST_ALIKE = 8
+"""So many steps are made alike while the same sequences decode, and have room in one step."""
+
+
 class TimeShare(PolicyPart):
     """Says who is in the next step, while several clients have requests. It costs a look at each running sequence, and at the
     waiting ones while one may start.
@@ -74,6 +78,10 @@ class TimeShare(PolicyPart):
         self._in_flight: dict[int, tuple[float, Work, dict[str, float]]] = {}  # start, work and charges of each step
         self._began, self._last_end = 0.0, float("-inf")  # the step that is made, and the last that was measured
         self._last_trial = float("-inf")  # when a step was made for its leader's decodes alone
+        self._all: list[Sequence] = []  # the sequences that run, where all of them were in the last step
+        self._num_alike = 0  # steps since that was found out
+        self._decodes: list[Sequence] = []  # of the last step that was charged, if it had nothing else
+        self._work, self._parts = Work(), dict[str, float]()  # its work, and the part of it of each client
         # The rest is of the step that is made.
         self._leader = ""
         self._first: list[Sequence] = []  # waiting sequences of the leader
@@ -108,8 +116,11 @@ class TimeShare(PolicyPart):
 
     def make_way(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> list[Sequence]:
         """Choose for whom the step is, how long it may take, and which decodes of the others are in it."""
-        self._own, self._held, self._first, self._leader, self._left = [], [], [], "", {}
         self._began = self.clock() if self.clock is not None else 0.0
+        if running and running == self._all and not waiting and self._num_alike < MOST_ALIKE:
+            self._num_alike += 1
+            return []
+        self._own, self._held, self._first, self._leader, self._left, self._all = [], [], [], "", {}, []
         self.is_idle = len(self.num_unfinished) < 2 and self._began - self._alone_since > RECENT_SECONDS
         self._is_untouched = True
         decodes, prompts = defaultdict[str, list[Sequence]](list), defaultdict[str, list[Sequence]](list)
@@ -143,6 +154,8 @@ class TimeShare(PolicyPart):
             with_prompts = [client for client in clients if prompts[client] or client in starting]
             if with_prompts:
                 self._allow_prompts(with_prompts, num_rows, num_tokens, left)
+        if num_rows == len(running):
+            self._all, self._num_alike = list(running), 0
         return []
 
     def _allow_prompts(self, clients: list[str], num_rows: int, num_tokens: int, left: float) -> None:
@@ -286,6 +299,17 @@ class TimeShare(PolicyPart):
 
     def complete(self, step: Step) -> None:
         """Charge the clients: each pays a part of what the step is predicted to take, by what its own work would take alone."""
+        if step.runs or step.decodes != self._decodes:
+            self._divide(step)
+        predicted = self.cost.of(self._work)
+        charges = {client: part * predicted for client, part in self._parts.items()}
+        for client, charged in charges.items():
+            self.clocks[client] = self.clocks.get(client, 0.0) + charged
+        if self.clock is not None and charges:
+            self._in_flight[step.number] = self._began, self._work, charges
+
+    def _divide(self, step: Step) -> None:
+        """Find the work of a step, and the part of each client."""
         amounts = defaultdict[str, list[float]](lambda: [0.0] * len(Work._fields))  # the `Work` of each client
         for seq in step.decodes:
             own = amounts[seq.request.client]
@@ -300,22 +324,11 @@ class TimeShare(PolicyPart):
             else:
                 own[1] += count
                 own[2] += count * (run.start + count / 2)
-        if not amounts:
-            return
-        of, work = self.cost.of, Work(*map(sum, zip(*amounts.values(), strict=True)))
-        alone: dict[tuple[float, ...], float] = {}  # by the amounts of a client: many have equal ones
-        charges = dict[str, float]()
-        for client, own in amounts.items():
-            key = tuple(own)
-            if key not in alone:
-                alone[key] = of(Work(*key))
-            charges[client] = alone[key]
-        part = of(work) / sum(charges.values())
-        for client in charges:
-            charges[client] *= part
-            self.clocks[client] = self.clocks.get(client, 0.0) + charges[client]
-        if self.clock is not None:
-            self._in_flight[step.number] = self._began, work, charges
+        self._work = Work(*map(sum, zip(*amounts.values(), strict=True)))
+        alone = {client: self.cost.of(Work(*own)) for client, own in amounts.items()}
+        whole = sum(alone.values())
+        self._parts = {client: own / whole for client, own in alone.items()}
+        self._decodes = [] if step.runs else step.decodes.copy()
 
     # ---- when its result is there
 
