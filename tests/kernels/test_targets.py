@@ -94,7 +94,7 @@ MULTIPLYING = (
 WITH_TILES = ("Rows<", "Decode<", "prefill<", "dequantize_cells<", "add_as_tiles<")
 """The same, of what differs on CPUs with AMX."""
 
-LIMITS = {"multiply_cells<": (1 / 16, 1 / 10), "::gate_pairs<": (0, 1 / 4), "::columns<": (1 / 25, 1 / 10)}
+LIMITS = {"multiply_cells<": (1 / 16, 1 / 10), "gate_pairs<": (0, 1 / 4), "::columns<": (1 / 25, 1 / 10)}
 LIMITS |= dict.fromkeys(("::conv<", "::norm<", "4normI", "gated_norm", "sigmoid_gate"), (1 / 16, 1 / 10))
 """Parts of names of functions -> how many of an inner loop's instructions may store to the stack, and load from it.
 
