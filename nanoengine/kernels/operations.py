@@ -94,6 +94,13 @@ class ExpertWeights(Protocol):
         ...
 
 
+class Norm(NamedTuple):
+    """An RMSNorm of the input of a product."""
+
+    weight: Tensor  # [inputs] float32
+    eps: float
+
+
 class ExpertBiases(NamedTuple):
     """What is added to the three products of each expert, float32."""
 
@@ -124,27 +131,43 @@ class Kernels(CoreKernels, ABC):
         ...
 
     @abstractmethod
-    def gated_linear(self, x: Tensor, weight: Weight, activation: str = "silu") -> Tensor:
-        """GATES[activation](x G^T, x U^T) (`gates.py`), where the rows of the weight are G and then U: [num_tokens, inputs] ->
-        [num_tokens, outputs / 2]."""
+    def product(
+        self,
+        x: Tensor,
+        weight: Weight,
+        bias: Tensor | None = None,
+        *,
+        norm: Norm | None = None,
+        residual: Tensor | None = None,
+        activation: str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """A linear layer, with what stands before and behind it: (activation(norm(x + residual) W^T + bias), x + residual).
+
+        Args:
+            x: [num_tokens, inputs].
+            bias: [outputs]. There is none beside an activation.
+            norm: of the input; None: there is none.
+            residual: like x, added before the norm, which it needs; it may be overwritten.
+            activation: GATES[activation](x G^T, x U^T) (`gates.py`) is the result, where the rows of the weight are G and then U.
+            dtype: of the result: that of x, or float32, to which sums are then not rounded down.
+
+        Returns:
+            [num_tokens, outputs], or half as wide behind an activation; and the input of the norm, which is x without a residual.
+        """
         ...
 
-    def norm_linear(
-        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """`linear` of the norm of x + residual, and that sum; of x, if there is no residual. `norm` is the weight of the norm."""
-        normed, residual = self._norm(x, residual, norm, eps)
-        return self.linear(normed, weight, bias), residual
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+        return self.product(x, weight, bias)[0]
 
-    def norm_gated_linear(
-        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, activation: str = "silu"
-    ) -> tuple[Tensor, Tensor]:
-        """The same with `gated_linear` in place of the product."""
-        normed, residual = self._norm(x, residual, norm, eps)
-        return self.gated_linear(normed, weight, activation), residual
+    def logits(self, hidden: Tensor, weight: Weight) -> Tensor:
+        return self.product(hidden, weight, dtype=torch.float32)[0]
 
-    def _norm(self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        return (self.rms_norm(x, norm, eps), x) if residual is None else self.add_rms_norm(x, residual, norm, eps)
+    def normed(self, x: Tensor, norm: Norm | None, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What a product reads, by operations that stand alone: (norm(x + residual), x + residual)."""
+        if norm is None:
+            return x, x
+        return (self.rms_norm(x, *norm), x) if residual is None else self.add_rms_norm(x, residual, *norm)
 
     @abstractmethod
     def new_experts(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nanoengine.core.kernels import CoreKernels, DenseWeight, Weight
 from nanoengine.core.sampling import Kept
-from nanoengine.kernels.operations import ExpertBiases, ExpertWeights, Kernels
+from nanoengine.kernels.operations import ExpertBiases, ExpertWeights, Kernels, Norm
 from nanoengine.kernels.quantized.tensor import QuantizedTensor
 from nanoengine.kernels.reference.filters import keep_likeliest
 from nanoengine.kernels.reference.gates import GATES, gated
@@ -78,8 +78,22 @@ class TorchKernels(Kernels):
     def gate(self, both: Tensor, activation: str) -> Tensor:
         return gated(both, activation)
 
-    def gated_linear(self, x: Tensor, weight: Weight, activation: str = "silu") -> Tensor:
-        return gated(self.linear(x, weight, None), activation)
+    def product(
+        self,
+        x: Tensor,
+        weight: Weight,
+        bias: Tensor | None = None,
+        *,
+        norm: Norm | None = None,
+        residual: Tensor | None = None,
+        activation: str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        assert isinstance(weight, DenseWeight)
+        factors, total = self.normed(x, norm, residual)
+        out = F.linear(factors, weight.tensor, bias)
+        out = out if activation is None else gated(out, activation)
+        return out.to(dtype or x.dtype), total
 
     def new_experts(
         self, experts: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device

@@ -113,7 +113,8 @@ class ExpertsAndShared(Experts):
     def __call__(self, norm: RMSNorm, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         x, residual = norm.add_and_norm(hidden, residual)
         routed = self.routed(x)
-        shared = self.down_proj(self.kernels.gated_linear(x, self.gate_up_proj.weight, self.activation))
+        gated, _ = self.kernels.product(x, self.gate_up_proj.weight, activation=self.activation)
+        shared = self.down_proj(gated)
         if self.shared_gate is not None:
             shared = self.kernels.sigmoid_gate(shared, self.shared_gate(x))
         return routed + shared, residual
