@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -109,6 +109,20 @@ class ExpertBiases(NamedTuple):
     down: Tensor  # [experts, hidden]
 
 
+class Mixture(NamedTuple):
+    """A mixture of experts, each a gated MLP."""
+
+    gate: ExpertWeights  # matrices [size, hidden]
+    up: ExpertWeights  # as gate
+    down: ExpertWeights  # matrices [hidden, size]
+    activation: str = "silu"  # one of `gates.py`
+    biases: ExpertBiases | None = None
+
+    @property
+    def weights(self) -> tuple[ExpertWeights, ExpertWeights, ExpertWeights]:
+        return self[:3]
+
+
 class Kernels(CoreKernels, ABC):
     """One implementation, with mixtures of experts, other activations, and quantized weights."""
 
@@ -177,27 +191,17 @@ class Kernels(CoreKernels, ABC):
         ...
 
     @abstractmethod
-    def experts(
-        self,
-        x: Tensor,
-        weights: Sequence[ExpertWeights],
-        chosen: Tensor,
-        factors: Tensor,
-        activation: str = "silu",
-        biases: ExpertBiases | None = None,
-    ) -> Tensor:
-        """A mixture of experts: sum over j of factors[i, j] * (D_e GATES[activation](G_e x_i, U_e x_i)), where e = chosen[i, j].
+    def experts(self, x: Tensor, mixture: Mixture, chosen: Tensor, factors: Tensor) -> Tensor:
+        """Sum over j of factors[i, j] * (D_e GATES[activation](G_e x_i, U_e x_i)), where e = chosen[i, j].
 
         The sum is float32, and rounded once. It is added up in an order that no other row of x changes; a row that is not finite
         spoils no other.
 
         Args:
             x: [num_tokens, hidden].
-            weights: gate and up, matrices [size, hidden], and down, [hidden, size].
+            mixture: G, U and D of each expert, and the activation.
             chosen: [num_tokens, k] int64, the experts of each token, which must exist and differ.
             factors: [num_tokens, k] float32.
-            activation: one of `gates.py`.
-            biases: of the three products.
 
         Returns:
             [num_tokens, hidden].

@@ -19,7 +19,7 @@ from torch import Tensor
 from nanoengine.core.sampling import SamplingTable
 from nanoengine.features.sampling.logprobs import compute_logprobs
 from nanoengine.kernels.native.operations import NativeKernels
-from nanoengine.kernels.operations import Norm
+from nanoengine.kernels.operations import Mixture, Norm
 from nanoengine.kernels.reference.gates import ACTIVATIONS
 from nanoengine.kernels.reference.operations import TorchKernels
 from nanoengine.models.layers.experts import Experts
@@ -216,7 +216,7 @@ def experts(case: Case) -> Operation:
 
     def call(rows: Tensor) -> Made:
         x, chosen, factors = (case.somehow(x[rows]) for x in (given.x, given.chosen, given.factors))
-        return (case.kernels.experts(x, weights, chosen, factors, activation, given.biases),)
+        return (case.kernels.experts(x, Mixture(*weights, activation, given.biases), chosen, factors),)
 
     def check(out: Tensor) -> None:
         if not form:

@@ -23,7 +23,7 @@ from nanoengine.kernels.triton.attention.rotate_and_write import rotate_and_writ
 from nanoengine.kernels.triton.attention.split_kv import Workspace
 from nanoengine.kernels.triton.draws.sampling import choose_tokens
 from nanoengine.kernels.triton.products.activation import gate_and_multiply, sigmoid_gate
-from nanoengine.kernels.triton.products.experts import mixture
+from nanoengine.kernels.triton.products.experts import sum_of_experts
 from nanoengine.kernels.triton.products.few_rows import MANY_OUTPUTS, ROWS, most_rows, product_of_few_rows
 from nanoengine.kernels.triton.products.float8 import quantize_rows, scale_sums
 from nanoengine.kernels.triton.products.gemv import MOST_ROWS, gemv
@@ -144,7 +144,7 @@ def launch_experts(dtype: torch.dtype) -> None:
         of_gate, of_down = some(count, size, hidden, dtype=dtype), some(count, hidden, size, dtype=dtype)
         biases = (some(count, size), some(count, size), some(count, hidden)) if has_biases else None
         chosen, factors = some(rows, per_row, dtype=torch.int64), some(rows, per_row)
-        mixture(some(rows, hidden, dtype=dtype), of_gate, of_gate, of_down, chosen, factors, activation, biases)
+        sum_of_experts(some(rows, hidden, dtype=dtype), of_gate, of_gate, of_down, chosen, factors, activation, biases)
 
 
 def caches(dtype: torch.dtype, heads: int, head_dim: int, block_size: int, *, int8: bool) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from nanoengine.kernels.native.c_functions import c_functions
 from nanoengine.kernels.native.libraries import load_library
 from nanoengine.kernels.native.recurrences import NativeRecurrences
 from nanoengine.kernels.native.weights import ROUNDED, NativeExperts, NativeWeight, Packer
-from nanoengine.kernels.operations import ExpertBiases, ExpertWeights, Kernels, Norm
+from nanoengine.kernels.operations import ExpertWeights, Kernels, Mixture, Norm
 from nanoengine.kernels.reference.filters import keep_likeliest
 from nanoengine.kernels.reference.gates import ACTIVATIONS
 
@@ -112,19 +112,11 @@ class NativeKernels(NativeRecurrences, Kernels):
         self.c.gate(*kinds, address(both, both.dtype), out.data_ptr(), rows, size)
         return out
 
-    def experts(
-        self,
-        x: Tensor,
-        weights: Sequence[ExpertWeights],
-        chosen: Tensor,
-        factors: Tensor,
-        activation: str = "silu",
-        biases: ExpertBiases | None = None,
-    ) -> Tensor:
-        gate, up, down = weights
+    def experts(self, x: Tensor, mixture: Mixture, chosen: Tensor, factors: Tensor) -> Tensor:
+        biases = mixture.biases
         of_gate_and_up, of_down = (None, None) if biases is None else (biases[:2], biases.down)
-        gated = self.gate_experts(x, (gate, up), chosen, activation, of_gate_and_up)
-        return self.add_up_experts(gated, down, chosen, factors, of_down)
+        gated = self.gate_experts(x, mixture.weights[:2], chosen, mixture.activation, of_gate_and_up)
+        return self.add_up_experts(gated, mixture.down, chosen, factors, of_down)
 
     def gate_experts(
         self,

@@ -5,7 +5,6 @@ for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,13 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanoengine.core.kernels import SamplingTable, Weight
-from nanoengine.kernels.operations import ExpertBiases, ExpertWeights, Kernels, Norm
+from nanoengine.kernels.operations import Kernels, Mixture, Norm
 from nanoengine.kernels.reference.operations import RowMajor, RowMajorExperts
 from nanoengine.kernels.triton.attention.split_kv import Workspace
 from nanoengine.kernels.triton.draws.sampling import choose_tokens
 from nanoengine.kernels.triton.launch import float8_unsupported_reason
 from nanoengine.kernels.triton.products.activation import gate_and_multiply, sigmoid_gate
-from nanoengine.kernels.triton.products.experts import mixture
+from nanoengine.kernels.triton.products.experts import sum_of_experts
 from nanoengine.kernels.triton.products.few_rows import MANY_OUTPUTS, ROWS, most_rows, product_of_few_rows
 from nanoengine.kernels.triton.products.float8 import Float8Rows, ScaledProduct, scaled_mm
 from nanoengine.kernels.triton.products.gemv import MOST_ROWS as MOST_GEMV_ROWS
@@ -125,17 +124,9 @@ class TritonKernels(Kernels):
     ) -> RowMajorExperts:
         return RowMajorExperts(experts, outputs, inputs, dtype, device)
 
-    def experts(
-        self,
-        x: Tensor,
-        weights: Sequence[ExpertWeights],
-        chosen: Tensor,
-        factors: Tensor,
-        activation: str = "silu",
-        biases: ExpertBiases | None = None,
-    ) -> Tensor:
-        gate, up, down = (own.tensor for own in weights if isinstance(own, RowMajorExperts))
-        return mixture(x, gate, up, down, chosen, factors, activation, biases)
+    def experts(self, x: Tensor, mixture: Mixture, chosen: Tensor, factors: Tensor) -> Tensor:
+        gate, up, down = (own.tensor for own in mixture.weights if isinstance(own, RowMajorExperts))
+        return sum_of_experts(x, gate, up, down, chosen, factors, mixture.activation, mixture.biases)
 
     def _product(self, x: Tensor, content: Content, norm: Norm | None, **around: Any) -> tuple[Tensor, Tensor] | None:
         """What `product_of_few_rows` returns, by the kernel of ours that is made for so many rows.

@@ -7,15 +7,13 @@ behind attention, of the outputs of o_proj, of the gated values, and of the outp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from nanoengine.core.kernels import Weight
 from nanoengine.errors import InvalidConfig
 from nanoengine.kernels.native.operations import NativeKernels
-from nanoengine.kernels.operations import ExpertBiases, ExpertWeights, Kernels, Norm, QuantizableWeight
+from nanoengine.kernels.operations import ExpertWeights, Kernels, Mixture, Norm, QuantizableWeight
 from nanoengine.scale.parallel.group import Group
 from nanoengine.scale.parallel.weights import PartialExperts, PartialWeight
 
@@ -71,19 +69,12 @@ class GroupKernels(Kernels):
         columns = self.group.shares.outputs(self.group.config.intermediate_size)
         return self.group.gather(self.own.gate(both, activation), columns)
 
-    def experts(
-        self,
-        x: Tensor,
-        weights: Sequence[ExpertWeights],
-        chosen: Tensor,
-        factors: Tensor,
-        activation: str = "silu",
-        biases: ExpertBiases | None = None,
-    ) -> Tensor:
-        gate, up, down = (own for own in weights if isinstance(own, PartialExperts))
+    def experts(self, x: Tensor, mixture: Mixture, chosen: Tensor, factors: Tensor) -> Tensor:
+        gate, up, down = (own for own in mixture.weights if isinstance(own, PartialExperts))
         assert isinstance(self.own, NativeKernels)
+        biases = mixture.biases
         of_gates = None if biases is None else (gate.bias(biases.gate), up.bias(biases.up))
-        gated = self.own.gate_experts(x, (gate.own, up.own), chosen, activation, of_gates)
+        gated = self.own.gate_experts(x, (gate.own, up.own), chosen, mixture.activation, of_gates)
         gated = self.group.gather(gated, gate.columns)
         of_down = None if biases is None else down.bias(biases.down)
         return self.group.gather(self.own.add_up_experts(gated, down.own, chosen, factors, of_down), down.columns)
