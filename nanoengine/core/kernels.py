@@ -101,13 +101,13 @@ class CoreKernels:
     ) -> PlacedTokens:
         """Where the new tokens of a step stand: slot = table[position // block_size] * block_size + position % block_size.
 
-        The last row of `last_tokens`, and of each group of `tables`, is for padding: its sequences have length 0, and no slots.
+        The last row of `last_tokens`, and of each group of `tables`, is for padding: length 0, no slots, all at position 0.
 
         Args:
             token_ids: [num_tokens] int32; -1 stands for the last token of the sequence's row.
             rows: [num_seqs] int32, where each sequence's last token and block table are kept.
             query_start_loc: [num_seqs + 1] int32, where the tokens of each sequence begin.
-            num_computed: [num_seqs] int32, tokens before them.
+            num_computed: [num_seqs] int32, tokens before them; 0 for padding.
             last_tokens: [num_rows] int64.
             tables: [num_groups, num_rows, width] int32: the block tables of each KV group.
             max_query_len: most new tokens of a sequence.
@@ -117,11 +117,11 @@ class CoreKernels:
         if max_query_len == 1:
             seq_lens, padding = num_computed + 1, is_padding
         else:
-            query_lens = query_start_loc.diff()
-            seq_lens = num_computed + query_lens
+            seq_lens = num_computed + (query_lens := query_start_loc.diff())
             is_of = torch.repeat_interleave(query_lens, output_size=len(token_ids))  # the sequence of each token
             at = torch.arange(len(token_ids), dtype=torch.int64, device=rows.device)
             rows, padding, positions = rows[is_of], is_padding[is_of], at + (positions - query_start_loc[:-1])[is_of]
+            positions.masked_fill_(padding, 0)  # a run of padding may be longer than its block table
         blocks = tables[:, rows, positions // block_size].long()  # slots of a large pool need more than 32 bits
         slots = torch.where(padding, -1, blocks * block_size + positions % block_size)
         input_ids = torch.where(token_ids < 0, last_tokens.index_select(0, rows).clamp_(min=0), token_ids)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -94,12 +94,33 @@ class ExpertWeights(Protocol):
         ...
 
 
+class Norm(NamedTuple):
+    """An RMSNorm of the input of a product."""
+
+    weight: Tensor  # [inputs] float32
+    eps: float
+
+
 class ExpertBiases(NamedTuple):
     """What is added to the three products of each expert, float32."""
 
     gate: Tensor  # [experts, size]
     up: Tensor  # [experts, size]
     down: Tensor  # [experts, hidden]
+
+
+class Mixture(NamedTuple):
+    """A mixture of experts, each a gated MLP."""
+
+    gate: ExpertWeights  # matrices [size, hidden]
+    up: ExpertWeights  # as gate
+    down: ExpertWeights  # matrices [hidden, size]
+    activation: str = "silu"  # one of `gates.py`
+    biases: ExpertBiases | None = None
+
+    @property
+    def weights(self) -> tuple[ExpertWeights, ExpertWeights, ExpertWeights]:
+        return self[:3]
 
 
 class Kernels(CoreKernels, ABC):
@@ -124,27 +145,43 @@ class Kernels(CoreKernels, ABC):
         ...
 
     @abstractmethod
-    def gated_linear(self, x: Tensor, weight: Weight, activation: str = "silu") -> Tensor:
-        """GATES[activation](x G^T, x U^T) (`gates.py`), where the rows of the weight are G and then U: [num_tokens, inputs] ->
-        [num_tokens, outputs / 2]."""
+    def product(
+        self,
+        x: Tensor,
+        weight: Weight,
+        bias: Tensor | None = None,
+        *,
+        norm: Norm | None = None,
+        residual: Tensor | None = None,
+        activation: str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """A linear layer, with what stands before and behind it: (activation(norm(x + residual) W^T + bias), x + residual).
+
+        Args:
+            x: [num_tokens, inputs].
+            bias: [outputs]. There is none beside an activation.
+            norm: of the input; None: there is none.
+            residual: like x, added before the norm, which it needs; it may be overwritten.
+            activation: GATES[activation](x G^T, x U^T) (`gates.py`) is the result, where the rows of the weight are G and then U.
+            dtype: of the result: that of x, or float32, to which sums are then not rounded down.
+
+        Returns:
+            [num_tokens, outputs], or half as wide behind an activation; and the input of the norm, which is x without a residual.
+        """
         ...
 
-    def norm_linear(
-        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """`linear` of the norm of x + residual, and that sum; of x, if there is no residual. `norm` is the weight of the norm."""
-        normed, residual = self._norm(x, residual, norm, eps)
-        return self.linear(normed, weight, bias), residual
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+        return self.product(x, weight, bias)[0]
 
-    def norm_gated_linear(
-        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, activation: str = "silu"
-    ) -> tuple[Tensor, Tensor]:
-        """The same with `gated_linear` in place of the product."""
-        normed, residual = self._norm(x, residual, norm, eps)
-        return self.gated_linear(normed, weight, activation), residual
+    def logits(self, hidden: Tensor, weight: Weight) -> Tensor:
+        return self.product(hidden, weight, dtype=torch.float32)[0]
 
-    def _norm(self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        return (self.rms_norm(x, norm, eps), x) if residual is None else self.add_rms_norm(x, residual, norm, eps)
+    def normed(self, x: Tensor, norm: Norm | None, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """What a product reads, by operations that stand alone: (norm(x + residual), x + residual)."""
+        if norm is None:
+            return x, x
+        return (self.rms_norm(x, *norm), x) if residual is None else self.add_rms_norm(x, residual, *norm)
 
     @abstractmethod
     def new_experts(
@@ -154,27 +191,17 @@ class Kernels(CoreKernels, ABC):
         ...
 
     @abstractmethod
-    def experts(
-        self,
-        x: Tensor,
-        weights: Sequence[ExpertWeights],
-        chosen: Tensor,
-        factors: Tensor,
-        activation: str = "silu",
-        biases: ExpertBiases | None = None,
-    ) -> Tensor:
-        """A mixture of experts: sum over j of factors[i, j] * (D_e GATES[activation](G_e x_i, U_e x_i)), where e = chosen[i, j].
+    def experts(self, x: Tensor, mixture: Mixture, chosen: Tensor, factors: Tensor) -> Tensor:
+        """Sum over j of factors[i, j] * (D_e GATES[activation](G_e x_i, U_e x_i)), where e = chosen[i, j].
 
         The sum is float32, and rounded once. It is added up in an order that no other row of x changes; a row that is not finite
         spoils no other.
 
         Args:
             x: [num_tokens, hidden].
-            weights: gate and up, matrices [size, hidden], and down, [hidden, size].
+            mixture: G, U and D of each expert, and the activation.
             chosen: [num_tokens, k] int64, the experts of each token, which must exist and differ.
             factors: [num_tokens, k] float32.
-            activation: one of `gates.py`.
-            biases: of the three products.
 
         Returns:
             [num_tokens, hidden].

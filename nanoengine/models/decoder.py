@@ -142,16 +142,11 @@ class MLP(DenseMLP):
     def __call__(self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         linear = self.gate_up_proj
         assert isinstance(norm, OffsetNorm)
-        if linear.bias is not None:
+        if linear.bias is None:
+            gated, residual = norm.then_linear(hidden, residual, linear, self.activation)
+        else:
             both, residual = norm.then_linear(hidden, residual, linear)
             gated = self.kernels.gate(both, self.activation)
-        elif isinstance(norm, NoNorm):
-            hidden, residual = norm.add_and_norm(hidden, residual)
-            gated = self.kernels.gated_linear(hidden, linear.weight, self.activation)
-        else:
-            gated, residual = self.kernels.norm_gated_linear(
-                hidden, residual, norm.weight, norm.eps, linear.weight, self.activation
-            )
         return self.down_proj(gated), residual
 
 

@@ -119,7 +119,7 @@ def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def expert_formats(llm: LLM) -> dict[str, int]:
     (layer,) = model_runner(llm).model.layers
     experts = layer.mlp.experts
-    return dict(sum((Counter(weights.formats()) for weights in (experts.gate, experts.up, experts.down)), Counter()))
+    return dict(sum((Counter(weights.formats()) for weights in experts.mixture.weights), Counter()))
 
 
 def test_experts_of_gpt_oss_as_they_are_stored(gpt_oss: Path) -> None:

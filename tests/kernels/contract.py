@@ -19,6 +19,7 @@ from torch import Tensor
 from nanoengine.core.sampling import SamplingTable
 from nanoengine.features.sampling.logprobs import compute_logprobs
 from nanoengine.kernels.native.operations import NativeKernels
+from nanoengine.kernels.operations import Mixture, Norm
 from nanoengine.kernels.reference.gates import ACTIVATIONS
 from nanoengine.kernels.reference.operations import TorchKernels
 from nanoengine.models.layers.experts import Experts
@@ -84,7 +85,9 @@ def gated_linear(case: Case) -> Operation:
         else:
             assert_gated(out, case.x, torch.cat([*map(case.dense, matrix.sources)]), activation, case.looser)
 
-    return lambda rows: (case.kernels.gated_linear(case.somehow(case.x[rows]), matrix.weight, activation),), check
+    return lambda rows: case.kernels.product(case.somehow(case.x[rows]), matrix.weight, activation=activation)[
+        :1
+    ], check
 
 
 def after_norm(case: Case) -> Operation:
@@ -97,8 +100,10 @@ def after_norm(case: Case) -> Operation:
             return None if residual is None else residual[rows]
 
         x = case.x[rows]
-        product = case.kernels.norm_linear(x, added(), norm, EPS, matrix.weight, bias)
-        made = *product, *case.kernels.norm_gated_linear(x, added(), norm, EPS, matrix.weight, activation)
+        before = Norm(norm, EPS)
+        product = case.kernels.product(x, matrix.weight, bias, norm=before, residual=added())
+        gates = case.kernels.product(x, matrix.weight, norm=before, residual=added(), activation=activation)
+        made = *product, *gates
         assert torch.equal(x.nan_to_num(), case.x[rows].nan_to_num()), (
             "nothing that is given is changed, but a residual"
         )
@@ -116,7 +121,7 @@ def after_norm(case: Case) -> Operation:
             assert torch.equal(
                 out, case.kernels.linear(factors, alone, None if bias is None else bias.float()).to(case.dtype)
             )
-            found = case.kernels.gated_linear(factors, alone, activation)
+            found, _ = case.kernels.product(factors, alone, activation=activation)
             if case.dtype is torch.float32 or alone.halves_match:  # type: ignore[attr-defined]
                 torch.testing.assert_close(gates, found.to(case.dtype), rtol=0, atol=1e-37)  # what is smaller may be 0
             else:  # products are rounded before they are gates
@@ -211,7 +216,7 @@ def experts(case: Case) -> Operation:
 
     def call(rows: Tensor) -> Made:
         x, chosen, factors = (case.somehow(x[rows]) for x in (given.x, given.chosen, given.factors))
-        return (case.kernels.experts(x, weights, chosen, factors, activation, given.biases),)
+        return (case.kernels.experts(x, Mixture(*weights, activation, given.biases), chosen, factors),)
 
     def check(out: Tensor) -> None:
         if not form:

@@ -21,10 +21,9 @@ from nanoengine.kernels.triton.attention.paged_decode import Plans, paged_decode
 from nanoengine.kernels.triton.attention.paged_prefill import paged_prefill
 from nanoengine.kernels.triton.attention.rotate_and_write import rotate_and_write, write_kv
 from nanoengine.kernels.triton.attention.split_kv import Workspace
-from nanoengine.kernels.triton.compute_slot_mapping import compute_slot_mapping
 from nanoengine.kernels.triton.draws.sampling import choose_tokens
 from nanoengine.kernels.triton.products.activation import gate_and_multiply, sigmoid_gate
-from nanoengine.kernels.triton.products.experts import mixture
+from nanoengine.kernels.triton.products.experts import sum_of_experts
 from nanoengine.kernels.triton.products.few_rows import MANY_OUTPUTS, ROWS, most_rows, product_of_few_rows
 from nanoengine.kernels.triton.products.float8 import quantize_rows, scale_sums
 from nanoengine.kernels.triton.products.gemv import MOST_ROWS, gemv
@@ -145,7 +144,7 @@ def launch_experts(dtype: torch.dtype) -> None:
         of_gate, of_down = some(count, size, hidden, dtype=dtype), some(count, hidden, size, dtype=dtype)
         biases = (some(count, size), some(count, size), some(count, hidden)) if has_biases else None
         chosen, factors = some(rows, per_row, dtype=torch.int64), some(rows, per_row)
-        mixture(some(rows, hidden, dtype=dtype), of_gate, of_gate, of_down, chosen, factors, activation, biases)
+        sum_of_experts(some(rows, hidden, dtype=dtype), of_gate, of_gate, of_down, chosen, factors, activation, biases)
 
 
 def caches(dtype: torch.dtype, heads: int, head_dim: int, block_size: int, *, int8: bool) -> dict[str, Tensor]:
@@ -260,10 +259,7 @@ def launch_states(dtype: torch.dtype) -> None:
 
 
 def launch_steps() -> None:
-    """Where tokens stand, and which are chosen."""
-    for groups, block_size in ((1, 16), (1, 256), (6, 16)):
-        tokens = whole(9), whole(3), whole(4), whole(3), some(9, dtype=torch.int64)
-        compute_slot_mapping(*tokens, whole(groups, 9, 64), block_size, 500)
+    """Which tokens are chosen."""
     for vocab_size in (151_936, 32_001):
         table = SamplingTable(some(9), whole(9), some(9), some(9), some(9, dtype=torch.int64))
         rows = some(3, vocab_size), table, whole(3), whole(3)

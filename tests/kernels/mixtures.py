@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nanoengine.kernels import operations
 from nanoengine.kernels.operations import ExpertBiases, ExpertWeights, Kernels
 from tests.kernels.formulas import gated
 
@@ -39,7 +40,8 @@ class Mixture:
 
     def by(self, kernels: Kernels) -> Tensor:
         weights = [experts_of(kernels, values) for values in (self.gate, self.up, self.down)]
-        return kernels.experts(self.x, weights, self.chosen, self.factors, self.activation, self.biases)
+        own = operations.Mixture(*weights, self.activation, self.biases)
+        return kernels.experts(self.x, own, self.chosen, self.factors)
 
 
 def experts_of(kernels: Kernels, values: Tensor) -> ExpertWeights:

@@ -21,6 +21,7 @@ from nanoengine.features.lora.products import Group, Piece, Products, pieces_of
 from nanoengine.kernels.native.addresses import DTYPES, address
 from nanoengine.kernels.native.operations import NativeKernels, normed
 from nanoengine.kernels.native.weights import NativeWeight
+from nanoengine.kernels.operations import Norm
 from nanoengine.kernels.reference.gates import ACTIVATIONS
 
 INPUTS, OUTPUTS = 32, 16
@@ -87,53 +88,33 @@ class NativeProducts(Products):
 
     # ---- in place of the kernels' own
 
-    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
-        if not self.is_changed(weight):
-            return self._plain[0](x, weight, bias)
-        return self._linear(x, None, None, 0.0, weight, bias)
-
-    def gated_linear(self, x: Tensor, weight: Weight, activation: str = "silu") -> Tensor:
-        if not self.is_changed(weight):
-            return self._plain[1](x, weight, activation)
-        return self._gated_linear(x, None, None, 0.0, weight, activation)
-
-    def norm_linear(
-        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None
+    def product(
+        self,
+        x: Tensor,
+        weight: Weight,
+        bias: Tensor | None = None,
+        *,
+        norm: Norm | None = None,
+        residual: Tensor | None = None,
+        activation: str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
         if not self.is_changed(weight):
-            return self._plain[2](x, residual, norm, eps, weight, bias)
-        return self._linear(x, residual, norm, eps, weight, bias), x if residual is None else residual
-
-    def norm_gated_linear(
-        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, activation: str = "silu"
-    ) -> tuple[Tensor, Tensor]:
-        if not self.is_changed(weight):
-            return self._plain[3](x, residual, norm, eps, weight, activation)
-        return self._gated_linear(x, residual, norm, eps, weight, activation), x if residual is None else residual
-
-    def _linear(
-        self, x: Tensor, residual: Tensor | None, norm: Tensor | None, eps: float, weight: Weight, bias: Tensor | None
-    ) -> Tensor:
+            return self._plain(x, weight, bias, norm=norm, residual=residual, activation=activation, dtype=dtype)
         assert isinstance(weight, NativeWeight)
-        x = x.contiguous()
-        sums = self.kernels._product(x, residual, norm, eps, weight, None, torch.float32)
-        out = x.new_empty(sums.shape)
-        given = *normed(x, residual, norm, eps, weight), address(sums, torch.float32)
-        places = address(bias, x.dtype, weight.shape[0]), out.data_ptr(), *self._shape_and_step(x, weight)
-        self.kernels.c.adapted_linear(DTYPES[x.dtype], *given, *places)
-        return out
-
-    def _gated_linear(
-        self, x: Tensor, residual: Tensor | None, norm: Tensor | None, eps: float, weight: Weight, activation: str
-    ) -> Tensor:
-        assert isinstance(weight, NativeWeight)
-        x = x.contiguous()
-        sums = self.kernels._product(x, residual, norm, eps, weight, None, torch.float32)
-        out = x.new_empty(len(x), weight.shape[0] // 2)
-        kinds = DTYPES[x.dtype], ACTIVATIONS.index(activation)
-        given = *normed(x, residual, norm, eps, weight), address(sums, torch.float32)
-        self.kernels.c.adapted_gated_linear(*kinds, *given, out.data_ptr(), *self._shape_and_step(x, weight))
-        return out
+        total, x = x if residual is None else residual, x.contiguous()
+        sums, _ = self._plain(x, weight, norm=norm, residual=residual, dtype=torch.float32)
+        given = *normed(x, residual, norm, weight), address(sums, torch.float32)
+        where = self._shape_and_step(x, weight)
+        if activation is None:
+            out = x.new_empty(sums.shape)
+            added = address(bias, x.dtype, weight.shape[0])
+            self.kernels.c.adapted_linear(DTYPES[x.dtype], *given, added, out.data_ptr(), *where)
+        else:
+            out = x.new_empty(len(x), weight.shape[0] // 2)
+            kinds = DTYPES[x.dtype], ACTIVATIONS.index(activation)
+            self.kernels.c.adapted_gated_linear(*kinds, *given, out.data_ptr(), *where)
+        return out, total
 
     def _shape_and_step(self, x: Tensor, weight: Weight) -> tuple[int, ...]:
         table = self._tables[self.numbers[id(weight)]]

@@ -1,7 +1,7 @@
 """Products: what adapters add to the linear layers of a model. The class here computes it in plain torch, on any device.
 
-It takes the place of four functions of the model's kernels. In a step without adapters, and for matrices that no adapter
-changes, they are what they were.
+It takes the place of `product` of the model's kernels. In a step without adapters, and for matrices that no adapter
+changes, that is what it was.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from nanoengine.core.kernels import Weight
 from nanoengine.features.lora.adapter import Adapter
 from nanoengine.features.lora.places import Place
-from nanoengine.kernels.operations import Kernels
+from nanoengine.kernels.operations import Kernels, Norm
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -97,17 +97,11 @@ class Products:
         self.adapters: dict[int, dict[int, list[Piece]]] = {}  # slot -> matrix -> pieces
         self.groups: list[tuple[int, Tensor]] = []  # of the step: slot, rows
         self.is_used = False  # in the step
-        self._plain = kernels.linear, kernels.gated_linear, kernels.norm_linear, kernels.norm_gated_linear
+        self._plain = kernels.product
 
     def install(self) -> None:
-        """Replace four functions of the kernels by those of this class."""
-        own = {
-            "linear": self.linear,
-            "gated_linear": self.gated_linear,
-            "norm_linear": self.norm_linear,
-            "norm_gated_linear": self.norm_gated_linear,
-        }
-        vars(self.kernels).update(own)
+        """Replace `product` of the kernels by that of this class."""
+        self.kernels.product = self.product  # type: ignore[method-assign]
 
     def put(self, slot: int, adapter: Adapter) -> None:
         """Keep an adapter on the device under its slot."""
@@ -131,30 +125,22 @@ class Products:
         """Whether adapters may change a product of this step."""
         return self.is_used and id(weight) in self.numbers
 
-    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
-        out = self._plain[0](x, weight, bias)
-        return self.add(x, weight, out) if self.is_changed(weight) else out
-
-    def gated_linear(self, x: Tensor, weight: Weight, activation: str = "silu") -> Tensor:
-        if not self.is_changed(weight):
-            return self._plain[1](x, weight, activation)
-        return self.kernels.gate(self.linear(x, weight, None), activation)
-
-    def norm_linear(
-        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None
+    def product(
+        self,
+        x: Tensor,
+        weight: Weight,
+        bias: Tensor | None = None,
+        *,
+        norm: Norm | None = None,
+        residual: Tensor | None = None,
+        activation: str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
         if not self.is_changed(weight):
-            return self._plain[2](x, residual, norm, eps, weight, bias)
-        normed, residual = self.kernels._norm(x, residual, norm, eps)
-        return self.linear(normed, weight, bias), residual
-
-    def norm_gated_linear(
-        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, activation: str = "silu"
-    ) -> tuple[Tensor, Tensor]:
-        if not self.is_changed(weight):
-            return self._plain[3](x, residual, norm, eps, weight, activation)
-        normed, residual = self.kernels._norm(x, residual, norm, eps)
-        return self.gated_linear(normed, weight, activation), residual
+            return self._plain(x, weight, bias, norm=norm, residual=residual, activation=activation, dtype=dtype)
+        factors, total = self.kernels.normed(x, norm, residual)
+        out = self.add(factors, weight, self._plain(factors, weight, bias, dtype=dtype)[0])
+        return out if activation is None else self.kernels.gate(out, activation), total
 
     def add(self, x: Tensor, weight: Weight, out: Tensor) -> Tensor:
         """Add the low-rank products of the adapters to their rows of `out`, and return it."""

@@ -17,7 +17,7 @@ from nanoengine.kernels.native.c_functions import c_functions
 from nanoengine.kernels.native.libraries import load_library
 from nanoengine.kernels.native.recurrences import NativeRecurrences
 from nanoengine.kernels.native.weights import ROUNDED, NativeExperts, NativeWeight, Packer
-from nanoengine.kernels.operations import ExpertBiases, ExpertWeights, Kernels
+from nanoengine.kernels.operations import ExpertWeights, Kernels, Mixture, Norm
 from nanoengine.kernels.reference.filters import keep_likeliest
 from nanoengine.kernels.reference.gates import ACTIVATIONS
 
@@ -76,56 +76,33 @@ class NativeKernels(NativeRecurrences, Kernels):
 
     # ---- products
 
-    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
-        return self._product(x, None, None, 0.0, weight, bias, x.dtype)
-
-    def logits(self, hidden: Tensor, weight: Weight) -> Tensor:
-        return self._product(hidden, None, None, 0.0, weight, None, torch.float32)
-
-    def norm_linear(
-        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        return self._product(x, residual, norm, eps, weight, bias, x.dtype), x if residual is None else residual
-
-    def gated_linear(self, x: Tensor, weight: Weight, activation: str = "silu") -> Tensor:
-        return self._gated_product(x, None, None, 0.0, weight, activation)
-
-    def norm_gated_linear(
-        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, activation: str = "silu"
-    ) -> tuple[Tensor, Tensor]:
-        return self._gated_product(x, residual, norm, eps, weight, activation), x if residual is None else residual
-
-    def _product(
+    def product(
         self,
         x: Tensor,
-        residual: Tensor | None,
-        norm: Tensor | None,
-        eps: float,
         weight: Weight,
-        bias: Tensor | None,
-        dtype: torch.dtype,
-    ) -> Tensor:
+        bias: Tensor | None = None,
+        *,
+        norm: Norm | None = None,
+        residual: Tensor | None = None,
+        activation: str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> tuple[Tensor, Tensor]:
         assert isinstance(weight, NativeWeight)
-        outputs, _ = weight.shape
+        (outputs, _), total = weight.shape, x if residual is None else residual
+        if activation is not None and not weight.halves_match:
+            # Not rounded before the gate, as products are not where halves match.
+            both, total = self.product(x, weight, norm=norm, residual=residual, dtype=torch.float32)
+            return self.gate(both, activation).to(x.dtype), total
         x = x.contiguous()
-        out = x.new_empty(len(x), outputs, dtype=dtype)
-        places = weight.address, address(bias, x.dtype, outputs), out.data_ptr()
-        self.c.linear(DTYPES[x.dtype], DTYPES[dtype], *normed(x, residual, norm, eps, weight), *places, len(x))
-        return out
-
-    def _gated_product(
-        self, x: Tensor, residual: Tensor | None, norm: Tensor | None, eps: float, weight: Weight, activation: str
-    ) -> Tensor:
-        assert isinstance(weight, NativeWeight)
-        if not weight.halves_match:  # not rounded before the gate, as they are not where halves match
-            both = self._product(x, residual, norm, eps, weight, None, torch.float32)
-            return self.gate(both, activation).to(x.dtype)
-        x = x.contiguous()
-        out = x.new_empty(len(x), weight.shape[0] // 2)
-        kinds = DTYPES[x.dtype], ACTIVATIONS.index(activation)
-        given = normed(x, residual, norm, eps, weight)
-        self.c.gated_linear(*kinds, *given, weight.address, out.data_ptr(), len(x))
-        return out
+        given = *normed(x, residual, norm, weight), weight.address
+        if activation is None:
+            out = x.new_empty(len(x), outputs, dtype=dtype or x.dtype)
+            added = address(bias, x.dtype, outputs)
+            self.c.linear(DTYPES[x.dtype], DTYPES[out.dtype], *given, added, out.data_ptr(), len(x))
+        else:
+            out = x.new_empty(len(x), outputs // 2)
+            self.c.gated_linear(DTYPES[x.dtype], ACTIVATIONS.index(activation), *given, out.data_ptr(), len(x))
+        return out, total
 
     def gate(self, both: Tensor, activation: str) -> Tensor:
         both = both.contiguous()
@@ -135,19 +112,11 @@ class NativeKernels(NativeRecurrences, Kernels):
         self.c.gate(*kinds, address(both, both.dtype), out.data_ptr(), rows, size)
         return out
 
-    def experts(
-        self,
-        x: Tensor,
-        weights: Sequence[ExpertWeights],
-        chosen: Tensor,
-        factors: Tensor,
-        activation: str = "silu",
-        biases: ExpertBiases | None = None,
-    ) -> Tensor:
-        gate, up, down = weights
+    def experts(self, x: Tensor, mixture: Mixture, chosen: Tensor, factors: Tensor) -> Tensor:
+        biases = mixture.biases
         of_gate_and_up, of_down = (None, None) if biases is None else (biases[:2], biases.down)
-        gated = self.gate_experts(x, (gate, up), chosen, activation, of_gate_and_up)
-        return self.add_up_experts(gated, down, chosen, factors, of_down)
+        gated = self.gate_experts(x, mixture.weights[:2], chosen, mixture.activation, of_gate_and_up)
+        return self.add_up_experts(gated, mixture.down, chosen, factors, of_down)
 
     def gate_experts(
         self,
@@ -272,9 +241,9 @@ class NativeKernels(NativeRecurrences, Kernels):
 
 
 def normed(
-    x: Tensor, residual: Tensor | None, norm: Tensor | None, eps: float, weight: NativeWeight
+    x: Tensor, residual: Tensor | None, norm: Norm | None, weight: NativeWeight
 ) -> tuple[int | None, int | None, int | None, float]:
     """What a product takes, before the weight: its input in one piece, and how that is normed."""
     inputs, kind = weight.shape[1], weight.dtype
-    size = len(x) * inputs
-    return address(x, kind, size), address(residual, kind, size), address(norm, torch.float32, inputs), eps
+    size, (factors, eps) = len(x) * inputs, norm or (None, 0.0)
+    return address(x, kind, size), address(residual, kind, size), address(factors, torch.float32, inputs), eps

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nanoengine.core.kernels import CoreKernels, DenseWeight, Weight
 from nanoengine.core.sampling import Kept
-from nanoengine.kernels.operations import ExpertBiases, ExpertWeights, Kernels
+from nanoengine.kernels.operations import Kernels, Mixture, Norm
 from nanoengine.kernels.quantized.tensor import QuantizedTensor
 from nanoengine.kernels.reference.filters import keep_likeliest
 from nanoengine.kernels.reference.gates import GATES, gated
@@ -78,31 +78,38 @@ class TorchKernels(Kernels):
     def gate(self, both: Tensor, activation: str) -> Tensor:
         return gated(both, activation)
 
-    def gated_linear(self, x: Tensor, weight: Weight, activation: str = "silu") -> Tensor:
-        return gated(self.linear(x, weight, None), activation)
+    def product(
+        self,
+        x: Tensor,
+        weight: Weight,
+        bias: Tensor | None = None,
+        *,
+        norm: Norm | None = None,
+        residual: Tensor | None = None,
+        activation: str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        assert isinstance(weight, DenseWeight)
+        factors, total = self.normed(x, norm, residual)
+        out = F.linear(factors, weight.tensor, bias)
+        out = out if activation is None else gated(out, activation)
+        return out.to(dtype or x.dtype), total
 
     def new_experts(
         self, experts: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device
     ) -> RowMajorExperts:
         return RowMajorExperts(experts, outputs, inputs, dtype, device)
 
-    def experts(
-        self,
-        x: Tensor,
-        weights: Sequence[ExpertWeights],
-        chosen: Tensor,
-        factors: Tensor,
-        activation: str = "silu",
-        biases: ExpertBiases | None = None,
-    ) -> Tensor:
-        gate, up, down = (own.tensor for own in weights if isinstance(own, RowMajorExperts))
+    def experts(self, x: Tensor, mixture: Mixture, chosen: Tensor, factors: Tensor) -> Tensor:
+        gate, up, down = (own.tensor for own in mixture.weights if isinstance(own, RowMajorExperts))
         total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         for expert in chosen.unique().tolist():
             tokens, choices = torch.where(chosen == expert)
             rows = x[tokens]
-            of_gate, of_up, of_down = (None,) * 3 if biases is None else (bias[expert].to(x.dtype) for bias in biases)
+            biases = (None,) * 3 if mixture.biases is None else [bias[expert].to(x.dtype) for bias in mixture.biases]
+            of_gate, of_up, of_down = biases
             values = F.linear(rows, gate[expert], of_gate), F.linear(rows, up[expert], of_up)
-            results = F.linear(GATES[activation](*values), down[expert], of_down).float()
+            results = F.linear(GATES[mixture.activation](*values), down[expert], of_down).float()
             total.index_add_(0, tokens, results * factors[tokens, choices, None])
         return total.to(x.dtype)
 

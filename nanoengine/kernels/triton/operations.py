@@ -5,7 +5,6 @@ for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,14 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanoengine.core.kernels import SamplingTable, Weight
-from nanoengine.kernels.operations import ExpertBiases, ExpertWeights, Kernels
+from nanoengine.kernels.operations import Kernels, Mixture, Norm
 from nanoengine.kernels.reference.operations import RowMajor, RowMajorExperts
 from nanoengine.kernels.triton.attention.split_kv import Workspace
-from nanoengine.kernels.triton.compute_slot_mapping import compute_slot_mapping
 from nanoengine.kernels.triton.draws.sampling import choose_tokens
 from nanoengine.kernels.triton.launch import float8_unsupported_reason
 from nanoengine.kernels.triton.products.activation import gate_and_multiply, sigmoid_gate
-from nanoengine.kernels.triton.products.experts import mixture
+from nanoengine.kernels.triton.products.experts import sum_of_experts
 from nanoengine.kernels.triton.products.few_rows import MANY_OUTPUTS, ROWS, most_rows, product_of_few_rows
 from nanoengine.kernels.triton.products.float8 import Float8Rows, ScaledProduct, scaled_mm
 from nanoengine.kernels.triton.products.gemv import MOST_ROWS as MOST_GEMV_ROWS
@@ -58,7 +56,6 @@ class TritonKernels(Kernels):
     capturable = True
     short_conv, delta_rule, mamba2 = staticmethod(short_conv), staticmethod(delta_rule), staticmethod(mamba2)
     gated_norm, sigmoid_gate = staticmethod(gated_norm), staticmethod(sigmoid_gate)
-    compute_slot_mapping = staticmethod(compute_slot_mapping)
 
     def __init__(self, tuning: Tuning | None = None, multiply: ScaledProduct | None = None) -> None:
         self.tuning = tuning or load_tuning()
@@ -73,25 +70,34 @@ class TritonKernels(Kernels):
         has_float8 = self.multiply is not None or float8_unsupported_reason(device) is None
         return LateWeight(outputs, inputs, dtype, device, has_float8=has_float8)
 
-    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+    def product(
+        self,
+        x: Tensor,
+        weight: Weight,
+        bias: Tensor | None = None,
+        *,
+        norm: Norm | None = None,
+        residual: Tensor | None = None,
+        activation: str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> tuple[Tensor, Tensor]:
         content = _content(weight)
+        around = {"bias": bias, "residual": residual, "activation": activation, "out_dtype": dtype}
+        if (own := self._product(x, content, norm, **around)) is not None:
+            return own
+        if norm is not None:
+            factors, total = self.normed(x, norm, residual)
+            return self.product(factors, weight, bias, activation=activation, dtype=dtype)[0], total
+        if activation is not None:
+            return self.gate(self.product(x, weight)[0], activation), x
         if isinstance(content, Float8Rows):
-            return content.product(x, bias, x.dtype, self.multiply or scaled_mm)
-        if (own := self._product(x, content, bias=bias)) is not None:
-            return own[0]
-        return F.linear(x, _numbers(content, x.dtype), bias)
-
-    def logits(self, hidden: Tensor, weight: Weight) -> Tensor:
-        content = _content(weight)
-        if isinstance(content, Float8Rows):
-            return content.product(hidden, None, torch.float32, self.multiply or scaled_mm)
-        if (own := self._product(hidden, content, out_dtype=torch.float32)) is not None:
-            return own[0]
-        numbers = _numbers(content, hidden.dtype)
-        if hidden.is_cuda and hidden.dtype in (torch.float16, torch.bfloat16):
+            return content.product(x, bias, dtype or x.dtype, self.multiply or scaled_mm), x
+        numbers = _numbers(content, x.dtype)
+        if dtype is torch.float32 and x.is_cuda and x.dtype in (torch.float16, torch.bfloat16):
             # The sums are float32 anyway: rounding them to half precision would make equals of different logits.
-            return torch.mm(hidden, numbers.T, out_dtype=torch.float32)
-        return F.linear(hidden, numbers).float()
+            assert bias is None
+            return torch.mm(x, numbers.T, out_dtype=torch.float32), x
+        return F.linear(x, numbers, bias).to(dtype or x.dtype), x
 
     def embed(self, token_ids: Tensor, weight: Weight) -> Tensor:
         content = _content(weight)
@@ -108,28 +114,6 @@ class TritonKernels(Kernels):
     def gate(self, both: Tensor, activation: str) -> Tensor:
         return gate_and_multiply(both, activation, self._launch(both))
 
-    def gated_linear(self, x: Tensor, weight: Weight, activation: str = "silu") -> Tensor:
-        content = _content(weight)
-        if (own := self._product(x, content, activation=activation)) is not None:
-            return own[0]
-        return self.gate(self.linear(x, weight, None), activation)
-
-    def norm_linear(
-        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        own = self._product(x, _content(weight), bias=bias, residual=residual, norm=norm, eps=eps)
-        if own is not None:
-            return own
-        return super().norm_linear(x, residual, norm, eps, weight, bias)
-
-    def norm_gated_linear(
-        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, activation: str = "silu"
-    ) -> tuple[Tensor, Tensor]:
-        own = self._product(x, _content(weight), residual=residual, norm=norm, eps=eps, activation=activation)
-        if own is not None:
-            return own
-        return super().norm_gated_linear(x, residual, norm, eps, weight, activation)
-
     def choose_tokens(
         self, logits: Tensor, table: SamplingTable, rows: Tensor, positions: Tensor, last_tokens: Tensor | None = None
     ) -> Tensor:
@@ -140,21 +124,11 @@ class TritonKernels(Kernels):
     ) -> RowMajorExperts:
         return RowMajorExperts(experts, outputs, inputs, dtype, device)
 
-    def experts(
-        self,
-        x: Tensor,
-        weights: Sequence[ExpertWeights],
-        chosen: Tensor,
-        factors: Tensor,
-        activation: str = "silu",
-        biases: ExpertBiases | None = None,
-    ) -> Tensor:
-        gate, up, down = (own.tensor for own in weights if isinstance(own, RowMajorExperts))
-        return mixture(x, gate, up, down, chosen, factors, activation, biases)
+    def experts(self, x: Tensor, mixture: Mixture, chosen: Tensor, factors: Tensor) -> Tensor:
+        gate, up, down = (own.tensor for own in mixture.weights if isinstance(own, RowMajorExperts))
+        return sum_of_experts(x, gate, up, down, chosen, factors, mixture.activation, mixture.biases)
 
-    def _product(
-        self, x: Tensor, content: Content, *, norm: Tensor | None = None, **around: Any
-    ) -> tuple[Tensor, Tensor] | None:
+    def _product(self, x: Tensor, content: Content, norm: Norm | None, **around: Any) -> tuple[Tensor, Tensor] | None:
         """What `product_of_few_rows` returns, by the kernel of ours that is made for so many rows.
 
         None: a norm is better computed by itself, and then the product of that; or, without a norm, the product by cuBLAS, whose
@@ -163,19 +137,21 @@ class TritonKernels(Kernels):
         if isinstance(content, Float8Rows):
             return None
         tuning, rows = self.tuning, len(x)
-        options = {**around, "norm": norm, "launch": tuning.launch(rows, product=True)}
+        factors, eps = norm or (None, 0.0)
+        options = {**around, "norm": factors, "eps": eps, "launch": tuning.launch(rows, product=True)}
         if isinstance(content, Packed):
             if rows <= MOST_PACKED_GEMV_ROWS:
                 return packed_gemv(x, content, **options)
             most = most_rows(x.dtype) if norm is None else ROWS
             return product_of_few_rows(x, content, **options) if rows <= most else None
         weight = content.tensor
-        outputs = len(weight) if around.get("activation") is None else len(weight) // 2
+        outputs = len(weight) if around["activation"] is None else len(weight) // 2
         if outputs < MANY_OUTPUTS:  # with more, few_rows.py has so many programs that memory never stands still
             if rows <= MOST_GEMV_ROWS and (rows == 1 or norm is None or x.shape[1] <= WIDEST_NORMED):
                 return gemv(x, weight, **options)
             if rows <= min(tuning.swapped_rows, MOST_SWAPPED_ROWS) and x.dtype is not torch.float32:
-                del options["norm"]
+                for name in ("norm", "eps", "residual"):
+                    del options[name]
                 return None if norm is not None else (swap_ab(x, weight, self._workspace, **options), x)
         return product_of_few_rows(x, weight, **options) if rows <= ROWS else None
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nanoengine.core.kernels import WeightSlot
 from nanoengine.core.layers import Linear, RMSNorm
-from nanoengine.kernels.operations import ExpertBiases
+from nanoengine.kernels.operations import ExpertBiases, Mixture
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.layers.slots import InterleavedColumns, InterleavedExperts, StackedExperts, dense
 from nanoengine.models.model_config import ExpertsConfig
@@ -33,16 +33,14 @@ class Experts:
     """
 
     def __init__(self, factory: Factory, hidden_size: int, facts: ExpertsConfig, activation: str = "silu"):
-        self.kernels, self.facts, self.activation = factory.kernels, facts, activation
+        self.kernels, self.facts = factory.kernels, facts
         count, width = facts.num_experts, facts.intermediate_size
         self.router = Linear(factory, hidden_size, count, bias=facts.has_biases)
-        self.gate = factory.experts(count, width, hidden_size)
-        self.up = factory.experts(count, width, hidden_size)
-        self.down = factory.experts(count, hidden_size, width)
-        self.biases: ExpertBiases | None = None
+        gate, up = factory.experts(count, width, hidden_size), factory.experts(count, width, hidden_size)
+        down, biases = factory.experts(count, hidden_size, width), None
         if facts.has_biases:
-            widths = (width, width, hidden_size)
-            self.biases = ExpertBiases(*(factory.floats(count, size) for size in widths))
+            biases = ExpertBiases(*(factory.floats(count, size) for size in (width, width, hidden_size)))
+        self.mixture = Mixture(gate, up, down, activation, biases)
 
     def __call__(self, norm: RMSNorm, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """(its output for the norm of the next residual, that residual): [num_tokens, hidden_size] each.
@@ -57,8 +55,7 @@ class Experts:
         chosen, factors = self.route(x)
         if self.facts.weighs_inputs:
             x, factors = self.kernels.sigmoid_gate(x, factors), torch.ones_like(factors, dtype=torch.float32)
-        weights = self.gate, self.up, self.down
-        return self.kernels.experts(x, weights, chosen, factors, self.activation, self.biases)
+        return self.kernels.experts(x, self.mixture, chosen, factors)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[num_tokens, hidden_size] -> [num_tokens, num_chosen] experts, the likeliest first, and as many factors, or the logits
@@ -84,18 +81,19 @@ class Experts:
         """
         # A choice between experts is not worth the bytes of so small a matrix: it is never quantized.
         slots: dict[str, WeightSlot] = {name: dense(slot) for name, slot in self.router.slots(prefix, router).items()}
+        gate, up, down_weights = self.mixture.weights
         if self.facts.are_stacked:
             both, down = (f"{prefix}.experts.{name}" for name in names)
             turned = self.facts.are_transposed
-            places = [StackedExperts(*own, transposed=turned) for own in ((self.gate, self.up), (self.down,))]
+            places = [StackedExperts(*own, transposed=turned) for own in ((gate, up), (down_weights,))]
             return slots | dict(zip((both, down), places, strict=True))
         if len(names) == 2:
             both, down = (f"{prefix}.experts.{name}" for name in names)
-            slots |= {both: InterleavedExperts(self.gate, self.up), down: InterleavedExperts(self.down)}
-            if self.biases is not None:
-                slots |= {f"{both}_bias": InterleavedColumns(self.biases[:2]), f"{down}_bias": self.biases.down}
+            slots |= {both: InterleavedExperts(gate, up), down: InterleavedExperts(down_weights)}
+            if (biases := self.mixture.biases) is not None:
+                slots |= {f"{both}_bias": InterleavedColumns(biases[:2]), f"{down}_bias": biases.down}
             return slots
-        for name, weights in zip(names, (self.gate, self.up, self.down), strict=True):
+        for name, weights in zip(names, self.mixture.weights, strict=True):
             for i in range(self.facts.num_experts):
                 slots[f"{prefix}.experts.{i}.{name}.weight"] = weights.expert(i)
         return slots
@@ -113,7 +111,8 @@ class ExpertsAndShared(Experts):
     def __call__(self, norm: RMSNorm, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         x, residual = norm.add_and_norm(hidden, residual)
         routed = self.routed(x)
-        shared = self.down_proj(self.kernels.gated_linear(x, self.gate_up_proj.weight, self.activation))
+        gated, _ = self.kernels.product(x, self.gate_up_proj.weight, activation=self.mixture.activation)
+        shared = self.down_proj(gated)
         if self.shared_gate is not None:
             shared = self.kernels.sigmoid_gate(shared, self.shared_gate(x))
         return routed + shared, residual

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from nanoengine.core.kernels import WeightSlot
 from nanoengine.core.layers import Linear, RMSNorm
-from nanoengine.kernels.operations import Kernels
+from nanoengine.kernels.operations import Kernels, Norm
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.layers.slots import shifted
 
@@ -23,9 +23,12 @@ class OffsetNorm(RMSNorm):
     def slot(self) -> WeightSlot:
         return self.weight if self.offset == 0.0 else shifted(self.weight, self.offset)
 
-    def then_linear(self, x: Tensor, residual: Tensor | None, linear: Linear) -> tuple[Tensor, Tensor]:
-        """A linear layer of `add_and_norm`, and the sum."""
-        return self.kernels.norm_linear(x, residual, self.weight, self.eps, linear.weight, linear.bias)
+    def then_linear(
+        self, x: Tensor, residual: Tensor | None, linear: Linear, activation: str | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """A linear layer of `add_and_norm`, and the gate of it if there is an activation, and the sum."""
+        norm = Norm(self.weight, self.eps)
+        return self.kernels.product(x, linear.weight, linear.bias, norm=norm, residual=residual, activation=activation)
 
 
 class NoNorm(OffsetNorm):
@@ -41,6 +44,8 @@ class NoNorm(OffsetNorm):
         residual = x if residual is None else x + residual
         return residual, residual
 
-    def then_linear(self, x: Tensor, residual: Tensor | None, linear: Linear) -> tuple[Tensor, Tensor]:
+    def then_linear(
+        self, x: Tensor, residual: Tensor | None, linear: Linear, activation: str | None = None
+    ) -> tuple[Tensor, Tensor]:
         x, residual = self.add_and_norm(x, residual)
-        return linear(x), residual
+        return self.kernels.product(x, linear.weight, linear.bias, activation=activation)

@@ -7,15 +7,13 @@ behind attention, of the outputs of o_proj, of the gated values, and of the outp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from nanoengine.core.kernels import Weight
 from nanoengine.errors import InvalidConfig
 from nanoengine.kernels.native.operations import NativeKernels
-from nanoengine.kernels.operations import ExpertBiases, ExpertWeights, Kernels, QuantizableWeight
+from nanoengine.kernels.operations import ExpertWeights, Kernels, Mixture, Norm, QuantizableWeight
 from nanoengine.scale.parallel.group import Group
 from nanoengine.scale.parallel.weights import PartialExperts, PartialWeight
 
@@ -47,50 +45,36 @@ class GroupKernels(Kernels):
 
     # ---- products
 
-    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
-        assert isinstance(weight, PartialWeight)
-        return self._whole(self.own.linear(x, weight.own, weight.bias(bias)), weight)
-
-    def norm_linear(
-        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None
+    def product(
+        self,
+        x: Tensor,
+        weight: Weight,
+        bias: Tensor | None = None,
+        *,
+        norm: Norm | None = None,
+        residual: Tensor | None = None,
+        activation: str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
         assert isinstance(weight, PartialWeight)
-        out, residual = self.own.norm_linear(x, residual, norm, eps, weight.own, weight.bias(bias))
-        return self._whole(out, weight), residual
-
-    def logits(self, hidden: Tensor, weight: Weight) -> Tensor:
-        assert isinstance(weight, PartialWeight)
-        return self._whole(self.own.logits(hidden, weight.own), weight)
-
-    def gated_linear(self, x: Tensor, weight: Weight, activation: str = "silu") -> Tensor:
-        assert isinstance(weight, PartialWeight)
-        return self._gated(self.own.gated_linear(x, weight.own, activation), weight)
-
-    def norm_gated_linear(
-        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, activation: str = "silu"
-    ) -> tuple[Tensor, Tensor]:
-        assert isinstance(weight, PartialWeight)
-        gated, residual = self.own.norm_gated_linear(x, residual, norm, eps, weight.own, activation)
-        return self._gated(gated, weight), residual
+        out, total = self.own.product(
+            x, weight.own, weight.bias(bias), norm=norm, residual=residual, activation=activation, dtype=dtype
+        )
+        if weight.columns is None or (activation is None and len(weight.ranges) > 1):
+            return out, total
+        return self.group.gather(out, weight.columns), total
 
     def gate(self, both: Tensor, activation: str) -> Tensor:
         """Gate the values of an MLP, in a layer without experts, and gather them."""
         columns = self.group.shares.outputs(self.group.config.intermediate_size)
         return self.group.gather(self.own.gate(both, activation), columns)
 
-    def experts(
-        self,
-        x: Tensor,
-        weights: Sequence[ExpertWeights],
-        chosen: Tensor,
-        factors: Tensor,
-        activation: str = "silu",
-        biases: ExpertBiases | None = None,
-    ) -> Tensor:
-        gate, up, down = (own for own in weights if isinstance(own, PartialExperts))
+    def experts(self, x: Tensor, mixture: Mixture, chosen: Tensor, factors: Tensor) -> Tensor:
+        gate, up, down = (own for own in mixture.weights if isinstance(own, PartialExperts))
         assert isinstance(self.own, NativeKernels)
+        biases = mixture.biases
         of_gates = None if biases is None else (gate.bias(biases.gate), up.bias(biases.up))
-        gated = self.own.gate_experts(x, (gate.own, up.own), chosen, activation, of_gates)
+        gated = self.own.gate_experts(x, (gate.own, up.own), chosen, mixture.activation, of_gates)
         gated = self.group.gather(gated, gate.columns)
         of_down = None if biases is None else down.bias(biases.down)
         return self.group.gather(self.own.add_up_experts(gated, down.own, chosen, factors, of_down), down.columns)
@@ -130,11 +114,3 @@ class GroupKernels(Kernels):
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         return self.own.add_rms_norm(x, residual, weight, eps)
-
-    def _whole(self, out: Tensor, weight: PartialWeight) -> Tensor:
-        is_one = len(weight.ranges) == 1
-        return self.group.gather(out, weight.columns) if is_one and weight.columns is not None else out
-
-    def _gated(self, gated: Tensor, weight: PartialWeight) -> Tensor:
-        assert weight.columns is not None
-        return self.group.gather(gated, weight.columns)

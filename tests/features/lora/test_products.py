@@ -14,7 +14,7 @@ from nanoengine.features.lora.native_products import NativeProducts
 from nanoengine.features.lora.places import Place
 from nanoengine.features.lora.products import Group, Products
 from nanoengine.kernels.native.operations import NativeKernels
-from nanoengine.kernels.operations import Kernels, Weight
+from nanoengine.kernels.operations import Kernels, Norm, Weight
 from nanoengine.kernels.reference.gates import ACTIVATIONS, GATES
 from nanoengine.kernels.reference.operations import TorchKernels
 from tests.features.lora.written import adapter_of
@@ -106,13 +106,12 @@ def operation(case: Case) -> tuple[list[int], Callable[[Weight], Call], Callable
 
         def call(rows: Tensor, kernels: Kernels) -> Tensor:
             x = case.x[rows].clone()
+            gates = activation if is_gated else None
             if not is_normed:
-                return kernels.gated_linear(x, weight, activation) if is_gated else kernels.linear(x, weight, bias)
+                return kernels.product(x, weight, bias, activation=gates)[0]
             residual = given["residual"][rows].clone() if has_residual else None
-            before = x, residual, given["norm"], EPS, weight
-            out, total = (
-                kernels.norm_gated_linear(*before, activation) if is_gated else kernels.norm_linear(*before, bias)
-            )
+            before = Norm(given["norm"], EPS)
+            out, total = kernels.product(x, weight, bias, norm=before, residual=residual, activation=gates)
             summed = case.x[rows] + given["residual"][rows] if has_residual else case.x[rows]
             assert torch.equal(total.nan_to_num(), summed.nan_to_num())
             return out
@@ -156,8 +155,7 @@ def check(kind: Kind, seed: int) -> None:
                 assert torch.equal(call(rows, case.kernels), found)
             check_alone(drawn, products, call, found)
     finally:
-        for name in ("linear", "gated_linear", "norm_linear", "norm_gated_linear"):
-            vars(case.kernels).pop(name, None)
+        vars(case.kernels).pop("product", None)
 
 
 def check_alone(drawn: Drawn, products: Products, call: Call, found: Tensor) -> None:
@@ -197,6 +195,6 @@ def test_an_adapter_that_was_dropped_adds_nothing(native: Kind) -> None:
     a, b = case.numbers(4, case.inputs), case.numbers(33, 4)
     products.put(1, adapter_of({"0": (a, b, 1.0)}))
     products.begin([Group(1, np.arange(case.rows))])
-    assert not torch.equal(products.linear(x, drawn.weight, None), plain)
+    assert not torch.equal(products.product(x, drawn.weight)[0], plain)
     products.drop(1)
-    assert torch.equal(products.linear(x, drawn.weight, None), plain)
+    assert torch.equal(products.product(x, drawn.weight)[0], plain)

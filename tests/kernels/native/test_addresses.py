@@ -18,7 +18,7 @@ from nanoengine.kernels.native.attention import NativeAttention
 from nanoengine.kernels.native.c_functions import recorded_calls, signatures
 from nanoengine.kernels.native.operations import NativeKernels
 from nanoengine.kernels.native.support import unsupported_reason
-from nanoengine.kernels.operations import ExpertBiases
+from nanoengine.kernels.operations import ExpertBiases, Mixture, Norm
 from nanoengine.kernels.recurrences import Decay, StateRuns, Stores
 
 REASON = unsupported_reason(torch.device("cpu"), torch.float32)
@@ -94,20 +94,24 @@ def calls() -> Iterator[tuple[str, Call, dict[str, Tensor]]]:
     yield "logits", lambda x: k.logits(x, w), {"x": x}
     yield (
         "norm_linear",
-        lambda x, residual, norm, bias: k.norm_linear(x, residual, norm, 1e-6, w, bias),
+        lambda x, residual, norm, bias: k.product(x, w, bias, norm=Norm(norm, 1e-6), residual=residual),
         {**normed, "bias": bias},
     )
-    yield "norm_gated_linear", lambda x, residual, norm: k.norm_gated_linear(x, residual, norm, 1e-6, w), normed
+    yield (
+        "norm_gated_linear",
+        lambda x, residual, norm: k.product(x, w, norm=Norm(norm, 1e-6), residual=residual, activation="silu"),
+        normed,
+    )
     yield "gate", lambda both: k.gate(both, "silu"), {"both": ones(3, 64)}
-    yield "gated_linear", lambda x: k.gated_linear(x, w), {"x": x}
+    yield "gated_linear", lambda x: k.product(x, w, activation="silu"), {"x": x}
     yield "add_rms_norm", lambda x, residual, norm: k.add_rms_norm(x, residual, norm, 1e-6), normed
     yield "embed", lambda ids: k.embed(ids, w), {"ids": ints(1, 2, 3, dtype=I64)}
-    mixture = experts(k, 32, 64), experts(k, 32, 64), experts(k, 64, 32)
+    matrices = experts(k, 32, 64), experts(k, 32, 64), experts(k, 64, 32)
     biases = {"gate": ones(4, 32, dtype=F32), "up": ones(4, 32, dtype=F32), "down": ones(4, 64, dtype=F32)}
     yield (
         "experts",
         lambda x, chosen, factors, gate, up, down: k.experts(
-            x, mixture, chosen, factors, biases=ExpertBiases(gate, up, down)
+            x, Mixture(*matrices, biases=ExpertBiases(gate, up, down)), chosen, factors
         ),
         {"x": x, "chosen": torch.tensor([[0, 1]] * 3), "factors": ones(3, 2, dtype=F32), **biases},
     )

@@ -53,7 +53,7 @@ def test_gates_of_every_size(kernels: NativeKernels, size: int, dtype: torch.dty
     gates = torch.cat((magnitudes, -magnitudes))[:size].to(dtype)
     x, w = one_input(gates, random(size, dtype=dtype, seed=1).clamp(-3, 3))
     for activation in ACTIVATIONS:
-        assert_gated(kernels.gated_linear(x, weight_of(kernels, w), activation), x, w, activation)
+        assert_gated(kernels.product(x, weight_of(kernels, w), activation=activation)[0], x, w, activation)
 
 
 @both_dtypes
@@ -62,7 +62,7 @@ def test_gates_that_are_not_finite(kernels: NativeKernels, size: int, dtype: tor
     gates = torch.tensor([torch.inf, torch.nan, *[1.0] * (size - 2)], dtype=dtype)
     x, w = one_input(gates, torch.full((size,), 2.0, dtype=dtype))
     for activation in ACTIVATIONS:
-        out = kernels.gated_linear(x, weight_of(kernels, w), activation)[0]
+        (out,), _ = kernels.product(x, weight_of(kernels, w), activation=activation)
         torch.testing.assert_close(out[0].item(), 21.0 if activation == "clamped" else torch.inf, rtol=1e-2, atol=0)
         assert out[1].isnan()
         assert out[2:].isfinite().all()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nanoengine.kernels.native.c_functions import c_functions, recorded_calls
 from nanoengine.kernels.native.operations import NativeKernels
-from nanoengine.kernels.operations import Weight
+from nanoengine.kernels.operations import Norm, Weight
 from nanoengine.kernels.recording.cpu_recorder import CannotRecord, CpuRecorder
 from tests.kernels.formulas import random, weight_of
 from tests.kernels.marks import needs_kernels
@@ -83,7 +83,7 @@ def layers(kernels: NativeKernels, weight: Weight, x: Tensor, residual: Tensor) 
     """Native calls, and one of torch between them."""
     norm = torch.ones(x.shape[1])
     for _ in range(3):
-        x, residual = kernels.norm_linear(x, residual, norm, 1e-5, weight, None)
+        x, residual = kernels.product(x, weight, norm=Norm(norm, 1e-5), residual=residual)
     x = kernels.linear(x * 2, weight, None)
     return kernels.logits(kernels.gate(torch.cat((x, x), 1), "silu"), weight)
 

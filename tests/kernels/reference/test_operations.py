@@ -61,18 +61,21 @@ def test_tokens_stand_where_the_formula_says(
     tokens, ids, positions, seq_lens, starts = [], [], [], [], [0]
     slots: list[list[int]] = [[], []]
     for i, (before, count, is_padding) in enumerate(batch):
+        if is_padding:
+            before, count = 0, 9 * count  # more than a block table may have
         count = 1 if is_decode else count
         rows[i] = row = num_rows - 1 if is_padding else rows[i]
         for position in range(before, before + count):
             tokens.append(rng.choice([-1, rng.randrange(1000)]))
             ids.append(last_tokens[row] if tokens[-1] < 0 else tokens[-1])
+            position = 0 if is_padding else position
             positions.append(position)
             for table, of_group in zip(tables, slots, strict=True):
                 slot = table[row][position // block_size] * block_size + position % block_size
                 of_group.append(-1 if is_padding else slot)
         starts.append(len(tokens))
         seq_lens.append(0 if is_padding else before + count)
-    computed = [before for before, _, _ in batch]
+    computed = [0 if is_padding else before for before, _, is_padding in batch]
     longest = max(end - start for start, end in pairwise(starts))
     placed = kernels().compute_slot_mapping(
         ints(tokens),

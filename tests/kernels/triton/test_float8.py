@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from nanoengine.kernels.operations import Norm
 from nanoengine.kernels.quantized.tensor import Float8
 from nanoengine.kernels.reference.operations import TorchKernels
 from nanoengine.kernels.triton.launch import float8_unsupported_reason
@@ -89,9 +90,9 @@ def test_products_are_those_of_the_rounded_numbers_and_near_those_of_x(dtype: to
     norm, dense = 1 + random(48, dtype=torch.float32).to(DEVICE) / 8, weight_of(reference, numbers)
     around = [
         (
-            k.gated_linear(x, w),
-            *k.norm_linear(x, x.clone(), norm, 1e-6, w, bias),
-            k.norm_gated_linear(x, None, norm, 1e-6, w)[0],
+            k.product(x, w, activation="silu")[0],
+            *k.product(x, w, bias, norm=Norm(norm, 1e-6), residual=x.clone()),
+            k.product(x, w, norm=Norm(norm, 1e-6), activation="silu")[0],
         )
         for k, w in ((kernels, weight), (reference, dense))
     ]

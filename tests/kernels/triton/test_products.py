@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from nanoengine.kernels.operations import Norm
 from nanoengine.kernels.triton import operations as module
 from nanoengine.kernels.triton.operations import TritonKernels
 from nanoengine.kernels.triton.products.activation import gate_and_multiply
@@ -58,10 +59,10 @@ def test_which_kernel_computes_a_product(
         x, norm = torch.randn(num_rows, 64).bfloat16(), torch.ones(64)
         weight = weight_of(kernels, torch.randn(96, 64).bfloat16())
     kernels.linear(x, weight, None)
-    kernels.gated_linear(x, weight)
+    kernels.product(x, weight, activation="silu")
     kernels.logits(x, weight)
-    kernels.norm_linear(x, x.clone(), norm, 1e-6, weight, None)
-    kernels.norm_gated_linear(x, x.clone(), norm, 1e-6, weight)
+    kernels.product(x, weight, norm=Norm(norm, 1e-6), residual=x.clone())
+    kernels.product(x, weight, norm=Norm(norm, 1e-6), residual=x.clone(), activation="silu")
     if expected:
         assert seen == expected.split()
     else:
@@ -79,7 +80,7 @@ def test_several_wide_rows_are_normed_by_others(monkeypatch: pytest.MonkeyPatch,
         for rows in (1, 2, 4):
             x = torch.randn(rows, 64).bfloat16()
             kernels.linear(x, weight, None)
-            kernels.norm_linear(x, None, norm, 1e-6, weight, None)
+            kernels.product(x, weight, norm=Norm(norm, 1e-6))
     without = [(2, False), (2, False), (4, False), (4, False)] if swapped else [(2, False), (4, False)]
     assert seen == [(1, False), (1, True), *without], "where factors are swapped, the norm is a kernel of its own"
 
@@ -104,8 +105,8 @@ def test_only_products_let_the_next_kernel_start_at_once(tuned: int, of_products
         x, norm = torch.empty(num_rows, 64, dtype=bf16, device="meta"), torch.empty(64, device="meta")
         weight = weight_of(kernels, torch.empty(96, 64, dtype=bf16, device="meta"))
         with noting() as launches:
-            kernels.norm_linear(x, x, norm, 1e-6, weight, None)
-            kernels.norm_gated_linear(x, None, norm, 1e-6, weight)
+            kernels.product(x, weight, norm=Norm(norm, 1e-6), residual=x)
+            kernels.product(x, weight, norm=Norm(norm, 1e-6), activation="silu")
         names = {launch.name.strip("_") for launch in launches}
         assert names & {"rms_norm_kernel", "gemv_kernel", "swap_ab_kernel", "few_rows_kernel"}
         for launch in launches:

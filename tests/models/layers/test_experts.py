@@ -117,7 +117,7 @@ def test_bfloat16_is_as_near_as_transformers_in_bfloat16(factory: Factory, kind:
     assert torch.equal(chosen, expected)
     assert factors.dtype == torch.float32
     torch.testing.assert_close(factors, expected_factors.float(), rtol=2**-5, atol=0)
-    out = factory.kernels.experts(x, (layer.gate, layer.up, layer.down), chosen, factors)
+    out = factory.kernels.experts(x, layer.mixture, chosen, factors)
     torch.testing.assert_close(out, block(x[None])[0], rtol=2**-5, atol=2**-5)
 
 

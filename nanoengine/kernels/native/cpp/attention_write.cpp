@@ -41,12 +41,6 @@ void norm_and_rotate(const T* x, const float* weight, float eps, const float* co
     }
 }
 
-// Heads of all tokens; `stride` elements lie between one token and the next.
-template <class T> struct Projected {
-    const T* heads;
-    size_t stride;
-};
-
 // Elements of a row of a head as the cache has them; they may be put into `room`. A scale goes to its place in the tile.
 template <class T, class S> const S* stored(const T* row, const KVTiles& kv, size_t offset, S* tile, S* room) {
     if constexpr (std::is_same_v<S, T>) {
@@ -124,7 +118,7 @@ bool is_tile(const int64_t* slots, size_t tokens) {
 }
 
 template <class T, class S>
-void write(Projected<T> q, Projected<T> k, Projected<T> v, const float* q_weight, const float* k_weight, float eps,
+void write(Strided<T> q, Strided<T> k, Strided<T> v, const float* q_weight, const float* k_weight, float eps,
                   const float* cosines, const float* sines, size_t angle_stride, const int64_t* slots, T* q_out, S* k_cache,
                   S* v_cache, size_t tokens, size_t q_heads, KVTiles kv) {
     constexpr size_t n = Dot<S>::PER_DWORD, LINE = 64 / sizeof(S);
@@ -138,9 +132,9 @@ void write(Projected<T> q, Projected<T> k, Projected<T> v, const float* q_weight
         };
         const auto rotate_q = [&](size_t token) {
             for (size_t h = head * group; h < (head + 1) * group; h++)
-                rotate(token, q.heads + token * q.stride + h * dim, q_weight, q_out + (token * q_heads + h) * dim);
+                rotate(token, q.row(token) + h * dim, q_weight, q_out + (token * q_heads + h) * dim);
         };
-        const auto rotate_k = [&](size_t token, T* out) { rotate(token, k.heads + token * k.stride + head * dim, k_weight, out); };
+        const auto rotate_k = [&](size_t token, T* out) { rotate(token, k.row(token) + head * dim, k_weight, out); };
         const auto tile_of = [&](size_t slot) { return kv.tile(slot / kv.block_size, slot % kv.block_size, head); };
         if constexpr (std::is_same_v<S, T>)
             if (is_tile(slots + first, end - first)) {
@@ -148,7 +142,7 @@ void write(Projected<T> q, Projected<T> k, Projected<T> v, const float* q_weight
                 for (size_t i = 0; i < TILE * dim; i += LINE) __builtin_prefetch(k_tile + i, 1), __builtin_prefetch(v_tile + i, 1);
                 alignas(64) T keys[TILE][MAX_HEAD_DIM];
                 for (size_t i = 0; i < TILE; i++) rotate_q(first + i), rotate_k(first + i, keys[i]);
-                write_tile(keys[0], MAX_HEAD_DIM, v.heads + first * v.stride + head * dim, v.stride, dim, k_tile, v_tile);
+                write_tile(keys[0], MAX_HEAD_DIM, v.row(first) + head * dim, v.stride, dim, k_tile, v_tile);
                 return;
             }
         for (size_t token = first; token < end; token++) {
@@ -167,7 +161,7 @@ void write(Projected<T> q, Projected<T> k, Projected<T> v, const float* q_weight
             rotate_k(token, rotated);
             const S* key = stored(rotated, kv, offset, k_tile, room);
             for (size_t i = 0; i < dim; i += n) std::memcpy(k_tile + (i / n * TILE + offset) * n, key + i, n * sizeof(S));
-            const S* value = stored(v.heads + token * v.stride + head * dim, kv, offset, v_tile, room);
+            const S* value = stored(v.row(token) + head * dim, kv, offset, v_tile, room);
             for (size_t i = 0; i < dim; i++) v_row[i * n + offset % n] = value[i];
         }
     });

@@ -15,7 +15,7 @@ extern "C" void compute_slot_mapping(const int32_t* token_ids, const int32_t* ro
         const bool is_padding = row == rows - 1;
         seq_lens[sequence] = is_padding ? 0 : computed[sequence] + (int32_t)(end - first);
         for (size_t token = first; token < end; token++) {
-            const size_t position = computed[sequence] + token - first;
+            const size_t position = is_padding ? 0 : computed[sequence] + token - first;  // its block table may be too short
             positions[token] = position;
             input_ids[token] = token_ids[token] < 0 ? std::max<int64_t>(last_tokens[row], 0) : token_ids[token];
             for (size_t group = 0; group < groups; group++) {

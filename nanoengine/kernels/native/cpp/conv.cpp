@@ -8,14 +8,9 @@ namespace {
 
 constexpr size_t MAX_TAPS = 8, VECTORS = 4, BLOCK = VECTORS * LANES;
 
-template <class T> struct Part {  // columns of a projection
-    const T* at;
-    size_t stride;
-};
-
 template <class T>
-void conv(Part<T> x, Part<T> before, Part<T> after, const float* weight, const float* bias, size_t taps, bool silu, float* states,
-          size_t slot_stride, StateRuns runs, size_t num_runs, T* out, size_t channels, bool few) {
+void conv(Strided<T> x, Strided<T> before, Strided<T> after, const float* weight, const float* bias, size_t taps, bool silu,
+          float* states, size_t slot_stride, StateRuns runs, size_t num_runs, T* out, size_t channels, bool few) {
     const size_t blocks = (channels + BLOCK - 1) / BLOCK;
     for_each(num_runs * blocks, few, [&](size_t item) {
         const size_t first = item % blocks * BLOCK;
@@ -34,8 +29,8 @@ void conv(Part<T> x, Part<T> before, Part<T> after, const float* weight, const f
             },
             [&](size_t t) {
                 each([&](size_t v, size_t c, size_t count) {
-                    Floats value = load_some(x.at + t * x.stride + c, count);
-                    if (before.at) value *= load_some(before.at + t * before.stride + c, count);
+                    Floats value = load_some(x.row(t) + c, count);
+                    if (before.at) value *= load_some(before.row(t) + c, count);
                     Floats total = bias ? load_some(bias + c, count) : Floats{};
                     for (size_t tap = 0; tap + 1 < taps; tap++) {
                         total = multiply_add(load_some(weight + tap * channels + c, count), past[tap][v], total);
@@ -43,7 +38,7 @@ void conv(Part<T> x, Part<T> before, Part<T> after, const float* weight, const f
                     }
                     total = multiply_add(load_some(weight + (taps - 1) * channels + c, count), value, total);
                     if (silu) total = times_sigmoid(total, total);
-                    if (after.at) total *= load_some(after.at + t * after.stride + c, count);
+                    if (after.at) total *= load_some(after.row(t) + c, count);
                     store_some(out + t * channels + c, total, count);
                 });
             },
@@ -57,11 +52,11 @@ void conv(Part<T> x, Part<T> before, Part<T> after, const float* weight, const f
 }
 
 // out = x * sigmoid(gate); a gate of one column is for all.
-template <class T> void gate_rows(Part<T> x, Part<T> gate, T* out, size_t rows, size_t width, bool one) {
+template <class T> void gate_rows(Strided<T> x, Strided<T> gate, T* out, size_t rows, size_t width, bool one) {
     for_each(rows, rows * width < 16384, [&](size_t row) {
         for (size_t c = 0; c < width; c += LANES) {
-            const Floats by = one ? splat(to_float(gate.at[row * gate.stride])) : load_some(gate.at + row * gate.stride + c, width - c);
-            store_some(out + row * width + c, times_sigmoid(load_some(x.at + row * x.stride + c, width - c), by), width - c);
+            const Floats by = one ? splat(to_float(*gate.row(row))) : load_some(gate.row(row) + c, width - c);
+            store_some(out + row * width + c, times_sigmoid(load_some(x.row(row) + c, width - c), by), width - c);
         }
     });
 }
@@ -78,21 +73,18 @@ void short_conv(int dtype, const void* x, size_t x_stride, const void* before, s
                 const int32_t* store_tokens, const int32_t* store_slots, void* out, size_t runs, size_t tokens,
                 size_t channels) {
     const StateRuns own{rows, starts, store_starts, store_tokens, store_slots};
-    const bool few = tokens * channels < 8192;
-    if (dtype == FLOAT32)
-        conv<f32>({(const f32*)x, x_stride}, {(const f32*)before, before_stride}, {(const f32*)after, after_stride}, weight, bias, taps,
-                  silu, states, slot_stride, own, runs, (f32*)out, channels, few);
-    else
-        conv<bf16>({(const bf16*)x, x_stride}, {(const bf16*)before, before_stride}, {(const bf16*)after, after_stride}, weight, bias,
-                   taps, silu, states, slot_stride, own, runs, (bf16*)out, channels, few);
+    with_type(dtype, [&]<class T>(T*) {
+        conv<T>({(const T*)x, x_stride}, {(const T*)before, before_stride}, {(const T*)after, after_stride}, weight, bias, taps, silu,
+                states, slot_stride, own, runs, (T*)out, channels, tokens * channels < 8192);
+    });
 }
 
 // x and gate have strides between tokens, gate one column if gate_width is 1; out [rows][width].
 void sigmoid_gate(int dtype, const void* x, size_t x_stride, const void* gate, size_t gate_stride, size_t gate_width, void* out,
                   size_t rows, size_t width) {
-    const bool one = gate_width == 1;
-    if (dtype == FLOAT32) gate_rows<f32>({(const f32*)x, x_stride}, {(const f32*)gate, gate_stride}, (f32*)out, rows, width, one);
-    else gate_rows<bf16>({(const bf16*)x, x_stride}, {(const bf16*)gate, gate_stride}, (bf16*)out, rows, width, one);
+    with_type(dtype, [&]<class T>(T*) {
+        gate_rows<T>({(const T*)x, x_stride}, {(const T*)gate, gate_stride}, (T*)out, rows, width, gate_width == 1);
+    });
 }
 }
 RECORDABLE(short_conv)

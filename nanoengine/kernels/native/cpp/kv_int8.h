@@ -14,12 +14,10 @@ template <class S> constexpr size_t SCALE_SIZE = std::is_same_v<S, int8_t> ? siz
 
 // body(element, stored): null pointers to what the kernels compute with, and to what the cache holds.
 template <class Body> static void with_types(int dtype, int cache_dtype, Body body) {
-    auto with = [&]<class T>(T* element) {
+    with_type(dtype, [&]<class T>(T* element) {
         if (cache_dtype == INT8) body(element, (int8_t*)nullptr);
         else body(element, element);
-    };
-    if (dtype == FLOAT32) with((f32*)nullptr);
-    else with((bf16*)nullptr);
+    });
 }
 
 // The lowest bits of each lane, in steps that are one instruction each: the compiler would take larger ones lane by lane.

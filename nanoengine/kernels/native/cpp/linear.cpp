@@ -3,25 +3,6 @@
 #include "experts.h"
 #include "linear.h"
 
-namespace {
-
-template <Activation ACTIVATION, class T> void gate_pairs(const T* x, T* out, size_t rows, size_t size) {
-    const size_t whole = size / LANES * LANES;
-    for_each(rows, rows <= 4, [&](size_t row) {
-        const T *gates = x + 2 * row * size, *ups = gates + size;
-        T* to = out + row * size;
-        for (size_t i = 0; i < whole; i += LANES) store_floats(to + i, gated<ACTIVATION>(load_floats(gates + i), load_floats(ups + i)));
-        if (whole == size) return;
-        T ends[2][LANES] = {}, end[LANES];  // the same for all: no element is computed in another way than others
-        std::copy(gates + whole, gates + size, ends[0]);
-        std::copy(ups + whole, ups + size, ends[1]);
-        store_floats(end, gated<ACTIVATION>(load_floats(ends[0]), load_floats(ends[1])));
-        std::copy_n(end, size - whole, to + whole);
-    });
-}
-
-}  // namespace
-
 extern "C" {
 
 // out [rows][outputs] = x [rows][inputs] W^T + bias. Null: bias, if there is none; norm [inputs], or else x is first replaced
@@ -48,8 +29,12 @@ void gated_linear(int dtype, int activation, const void* x, void* residual, cons
 // out [rows][size] = what the gates, the first half of each row of x [rows][2 * size], make of the values in the second.
 void gate(int dtype, int activation, const void* x, void* out, size_t rows, size_t size) {
     with_type(dtype, [&]<class T>(T*) {
-        const auto function = activation == SILU ? gate_pairs<SILU, T> : activation == GELU_TANH ? gate_pairs<GELU_TANH, T> : gate_pairs<CLAMPED, T>;
-        function((const T*)x, (T*)out, rows, size);
+        with_activation(activation, [&]<Activation ACTIVATION>() {
+            for_each(rows, rows <= 4, [&](size_t row) {
+                const T* gates = (const T*)x + 2 * row * size;
+                gate_pairs<ACTIVATION>(gates, gates + size, size, (T*)out + row * size);
+            });
+        });
     });
 }
 

@@ -270,18 +270,6 @@ template <class T> void add_bias_and_round(const float* sums, const T* bias, T* 
     for (size_t i = whole; i < size; i++) from_float(out + i, sums[i] + (bias ? to_float(bias[i]) : 0.0f));
 }
 
-template <Activation ACTIVATION, class T> void gate_pairs(const float* gates, const float* ups, T* out, size_t size) {
-    const size_t whole = size / LANES * LANES;
-    for (size_t i = 0; i < whole; i += LANES) store_floats(out + i, gated<ACTIVATION>(load<Floats>(gates + i), load<Floats>(ups + i)));
-    if (whole == size) return;
-    float ends[2][LANES] = {};
-    T end[LANES];
-    std::copy(gates + whole, gates + size, ends[0]);
-    std::copy(ups + whole, ups + size, ends[1]);
-    store_floats(end, gated<ACTIVATION>(load<Floats>(ends[0]), load<Floats>(ends[1])));
-    std::copy_n(end, size - whole, out + whole);
-}
-
 }  // namespace
 
 extern "C" {
@@ -310,7 +298,6 @@ void adapted_gated_linear(int dtype, int activation, const void* x, const void* 
                           void* sums, void* out, size_t rows, size_t inputs, size_t outputs, const Step* step, const int64_t* step_rows,
                           const Adapter* const* adapters) {
     with_type(dtype, [&]<class T>(T*) {
-        const auto function = activation == SILU ? gate_pairs<SILU, T> : activation == GELU_TANH ? gate_pairs<GELU_TANH, T> : gate_pairs<CLAMPED, T>;
         const size_t half = outputs / 2;
         const Given<T> given{(const T*)x, (const T*)residual, norm, eps, (float*)sums, rows, inputs, outputs};
         const Layer<T> layer(given, *step, step_rows, adapters);
@@ -318,10 +305,12 @@ void adapted_gated_linear(int dtype, int activation, const void* x, const void* 
             const size_t first = block.first, size = block.last - first;
             layer.add(block, first, block.last);
             layer.add(block, half + first, half + block.last);
-            for (size_t row = block.row; row < block.last_row; row++) {
-                const float* gates = given.sums + row * outputs + first;
-                function(gates, gates + half, (T*)out + row * half + first, size);
-            }
+            with_activation(activation, [&]<Activation ACTIVATION>() {
+                for (size_t row = block.row; row < block.last_row; row++) {
+                    const float* gates = given.sums + row * outputs + first;
+                    gate_pairs<ACTIVATION>(gates, gates + half, size, (T*)out + row * half + first);
+                }
+            });
         });
     });
 }

@@ -21,7 +21,6 @@ void norm(const T* x, T* residual, const float* weight, T* out, size_t rows, siz
 // the weight, [size], which is float32 so that it may be 1 + a small number.
 extern "C" void rms_norm(int dtype, const void* x, void* residual, const float* weight, void* out, size_t rows, size_t size,
                          float eps) {
-    if (dtype == FLOAT32) norm((const f32*)x, (f32*)residual, weight, (f32*)out, rows, size, eps);
-    else norm((const bf16*)x, (bf16*)residual, weight, (bf16*)out, rows, size, eps);
+    with_type(dtype, [&]<class T>(T*) { norm((const T*)x, (T*)residual, weight, (T*)out, rows, size, eps); });
 }
 RECORDABLE(rms_norm)

@@ -46,12 +46,6 @@ struct Weight {
     const Panel& panel(size_t i) const { return reinterpret_cast<const Panel*>(this + 1)[i]; }
 };
 
-// f((T*)nullptr) for the type of a dtype.
-template <class F> static void with_type(int dtype, F f) {
-    if (dtype == FLOAT32) f((f32*)nullptr);
-    else f((bf16*)nullptr);
-}
-
 enum Activation { SILU = 0, GELU_TANH = 1, CLAMPED = 2 };  // as the callers number them
 
 // factor / (1 + exp(-x)).
@@ -68,6 +62,21 @@ template <Activation ACTIVATION> static INLINE Floats gated(Floats gate, Floats 
     gate = gate > 7.0f ? splat(7.0f) : gate;
     up = up > 7.0f ? splat(7.0f) : up < -7.0f ? splat(-7.0f) : up;
     return times_sigmoid(gate, gate * 1.702f) * (up + 1.0f);
+}
+
+// f.operator()<ACTIVATION>() for a kind of gate.
+template <class F> static void with_activation(int activation, F f) {
+    if (activation == SILU) f.template operator()<SILU>();
+    else if (activation == GELU_TANH) f.template operator()<GELU_TANH>();
+    else f.template operator()<CLAMPED>();
+}
+
+// out = what gates make of the values beside them, all [size].
+template <Activation ACTIVATION, class T, class Out>
+static NOINLINE void gate_pairs(const T* gates, const T* ups, size_t size, Out* out) {
+    const size_t whole = size / LANES * LANES, rest = size - whole;
+    for (size_t i = 0; i < whole; i += LANES) store_floats(out + i, gated<ACTIVATION>(load_floats(gates + i), load_floats(ups + i)));
+    if (rest) store_some(out + whole, gated<ACTIVATION>(load_some(gates + whole, rest), load_some(ups + whole, rest)), rest);
 }
 
 // A kind of gate, and the biases of a panel of gates and of the values beside them; null: none.

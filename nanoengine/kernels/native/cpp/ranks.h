@@ -10,9 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <thread>
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "team.h"
 
 struct alignas(64) RankSeat {
     std::atomic<uint64_t> written;
@@ -48,7 +46,7 @@ struct Ranks {
         if (is_lost()) return false;
         for (int i = 0; i < SPINS; i++) {
             if (written.load(std::memory_order_acquire) >= number) return true;
-            pause();
+            pause_cpu();
         }
         const auto start = Clock::now();
         const auto end = start + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<float>(seconds));
@@ -65,12 +63,4 @@ struct Ranks {
     }
 
     bool is_lost() const { return seat(rank).lost.load(std::memory_order_relaxed) != 0; }
-
-    static void pause() {
-#if defined(__x86_64__)
-        _mm_pause();
-#elif defined(__aarch64__)
-        asm volatile("yield");
-#endif
-    }
 };

@@ -31,10 +31,8 @@ void normalize(float* x, size_t count, float factor) {
 
 // What differs between the two.
 template <class T> struct Projected {
-    const T *query, *key, *value;  // of the first head
-    size_t stride;                 // between tokens
-    const T *fading, *beta;        // [tokens][heads], with a stride; beta is null for Mamba 2
-    size_t fading_stride, beta_stride;
+    Strided<T> query, key, value;  // of the first head
+    Strided<T> fading, beta;       // [tokens][heads]; beta is null for Mamba 2
     const float *log_rate, *bias, *skip;  // [heads]; skip is null for the delta rule
     size_t heads, groups, depth, width;   // a group of heads has one query and key
     bool tiled;                           // whether head i is of group i % groups, and not one behind the other
@@ -95,22 +93,22 @@ void columns(const Projected<T>& p, const StateRuns& runs, size_t run, size_t he
             else state = own;
         },
         [&](size_t t) {
-            as_floats(p.query + t * p.stride + group * p.depth, p.depth, query);
-            as_floats(p.key + t * p.stride + group * p.depth, p.depth, key);
-            const float time = softplus(to_float(p.fading[t * p.fading_stride + head]) + p.bias[head]);
+            as_floats(p.query.row(t) + group * p.depth, p.depth, query);
+            as_floats(p.key.row(t) + group * p.depth, p.depth, key);
+            const float time = softplus(to_float(p.fading.row(t)[head]) + p.bias[head]);
             const float fade = std::exp(rate * time);
             float beta = 0;
-            if (p.beta) {
+            if (p.beta.at) {
                 normalize(query, p.depth, 1.0f / std::sqrt((float)p.depth));
                 normalize(key, p.depth, 1.0f);
-                beta = 1.0f / (1.0f + std::exp(-to_float(p.beta[t * p.beta_stride + head])));
+                beta = 1.0f / (1.0f + std::exp(-to_float(p.beta.row(t)[head])));
             }
             Floats value[V], change[V], sums[V];
             for (int v = 0; v < V; v++) {
-                value[v] = load_some(p.value + t * p.stride + head * p.width + column + v * LANES, count - v * LANES);
-                change[v] = p.beta ? value[v] : value[v] * time;
+                value[v] = load_some(p.value.row(t) + head * p.width + column + v * LANES, count - v * LANES);
+                change[v] = p.beta.at ? value[v] : value[v] * time;
             }
-            step<V>(state, stride, depth, query, key, fade, p.beta ? &beta : nullptr, change, sums);
+            step<V>(state, stride, depth, query, key, fade, p.beta.at ? &beta : nullptr, change, sums);
             for (int v = 0; v < V; v++) {
                 if (p.skip) sums[v] = multiply_add(splat(p.skip[head]), value[v], sums[v]);
                 store_some(out + (t * p.heads + head) * p.width + column + v * LANES, sums[v], count - v * LANES);
@@ -138,13 +136,13 @@ void recur(const Projected<T>& p, const StateRuns& runs, size_t num_runs, float*
 
 // The norm of groups of columns, with a gate before or behind it.
 template <class T>
-void norm(const float* x, const T* gate, size_t gate_stride, const float* weight, size_t weights, T* out, size_t rows, size_t width,
+void norm(const float* x, Strided<T> gate, const float* weight, size_t weights, T* out, size_t rows, size_t width,
           size_t group, float eps, bool gate_first) {
     const size_t groups = width / group;
     for_each(rows * groups, rows * width < 8192, [&](size_t item) {
         const size_t row = item / groups, first = item % groups * group;
         const float* from = x + row * width + first;
-        const T* by = gate + row * gate_stride + first;
+        const T* by = gate.row(row) + first;
         const auto input = [&](size_t i) {
             const Floats value = load_some(from + i, group - i), factor = load_some(by + i, group - i);
             return gate_first ? value * times_sigmoid(factor, factor) : value;
@@ -173,14 +171,12 @@ void delta_rule(int dtype, const void* qkv, size_t stride, const void* a, size_t
                 const int32_t* starts, const int32_t* store_starts, const int32_t* store_tokens, const int32_t* store_slots,
                 float* out, size_t runs, size_t k_heads, size_t heads, size_t depth, size_t width, int tiled) {
     const StateRuns own{rows, starts, store_starts, store_tokens, store_slots};
-    const auto call = [&]<class T>(const T* at) {
-        const T* key = at + k_heads * depth;
-        recur<T>({at, key, key + k_heads * depth, stride, (const T*)a, (const T*)b, a_stride, b_stride, log_rate, bias, nullptr, heads,
-                  k_heads, depth, width, tiled != 0},
+    with_type(dtype, [&]<class T>(T*) {
+        const T *query = (const T*)qkv, *key = query + k_heads * depth, *value = key + k_heads * depth;
+        recur<T>({{query, stride}, {key, stride}, {value, stride}, {(const T*)a, a_stride}, {(const T*)b, b_stride}, log_rate, bias, nullptr,
+                  heads, k_heads, depth, width, tiled != 0},
                  own, runs, states, slot_stride, out);
-    };
-    if (dtype == FLOAT32) call((const f32*)qkv);
-    else call((const bf16*)qkv);
+    });
 }
 
 // xbc [tokens][stride]: inputs of all heads, [width] each, then keys (B) and queries (C) of each group of heads, [depth] each.
@@ -190,21 +186,20 @@ void mamba2(int dtype, const void* xbc, size_t stride, const void* dt, size_t dt
             const int32_t* store_starts, const int32_t* store_tokens, const int32_t* store_slots, float* out, size_t runs,
             size_t groups, size_t heads, size_t depth, size_t width) {
     const StateRuns own{rows, starts, store_starts, store_tokens, store_slots};
-    const auto call = [&]<class T>(const T* at) {
-        const T* key = at + heads * width;
-        recur<T>({key + groups * depth, key, at, stride, (const T*)dt, nullptr, dt_stride, 0, log_rate, bias, skip, heads, groups, depth,
-                  width, false},
+    with_type(dtype, [&]<class T>(T*) {
+        const T *value = (const T*)xbc, *key = value + heads * width, *query = key + groups * depth;
+        recur<T>({{query, stride}, {key, stride}, {value, stride}, {(const T*)dt, dt_stride}, {nullptr, 0}, log_rate, bias, skip, heads,
+                  groups, depth, width, false},
                  own, runs, states, slot_stride, out);
-    };
-    if (dtype == FLOAT32) call((const f32*)xbc);
-    else call((const bf16*)xbc);
+    });
 }
 
 // x [rows][width]; gate has a stride between rows; of the weight, [weights], repeats. out [rows][width] as gate is.
 void gated_norm(int dtype, const float* x, const void* gate, size_t gate_stride, const float* weight, size_t weights, void* out,
                 size_t rows, size_t width, size_t group, float eps, int gate_first) {
-    if (dtype == FLOAT32) norm(x, (const f32*)gate, gate_stride, weight, weights, (f32*)out, rows, width, group, eps, gate_first);
-    else norm(x, (const bf16*)gate, gate_stride, weight, weights, (bf16*)out, rows, width, group, eps, gate_first);
+    with_type(dtype, [&]<class T>(T*) {
+        norm<T>(x, {(const T*)gate, gate_stride}, weight, weights, (T*)out, rows, width, group, eps, gate_first);
+    });
 }
 }
 RECORDABLE(delta_rule)

@@ -46,8 +46,6 @@ static void multiply_gated(Rows<T>& rows, const Gate& gate, size_t first, size_t
     rows.multiply(first, count, up_panel, ups);
     if (gate.bias) add_bias(gates, count, gate.bias, panel.columns);
     if (gate.up_bias) add_bias(ups, count, gate.up_bias, panel.columns);
-    if (gate.activation == SILU) gate_rows<SILU>(gates, ups, count);
-    else if (gate.activation == GELU_TANH) gate_rows<GELU_TANH>(gates, ups, count);
-    else gate_rows<CLAMPED>(gates, ups, count);
+    with_activation(gate.activation, [&]<Activation ACTIVATION>() { gate_rows<ACTIVATION>(gates, ups, count); });
     store_panel(out, stride, count, panel.columns, is_large, [&](size_t m, int v) { return load<Floats>(gates[m] + v * LANES); });
 }

@@ -4,6 +4,7 @@
 // The kernels see memory as dwords. A dword holds one float32 or two neighbouring bfloat16 of a dot product, so that one loop
 // serves both.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -35,6 +36,12 @@ struct bf16 {
 };
 
 enum Dtype { FLOAT32 = 0, BFLOAT16 = 1 };  // as the callers number them
+
+// f((T*)nullptr) for the type of a dtype.
+template <class F> static void with_type(int dtype, F f) {
+    if (dtype == FLOAT32) f((f32*)nullptr);
+    else f((bf16*)nullptr);
+}
 
 #define INLINE inline __attribute__((always_inline))
 #define NOINLINE __attribute__((noinline))  // a loop that needs all registers: not beside what its callers keep in them
@@ -135,6 +142,28 @@ INLINE void store_floats(bf16* to, Floats value) {
     store(to, __builtin_convertvector(value == value ? rounded : quiet, Halves));
 #endif
 }
+
+// Some lanes from memory, the rest 0; and to memory.
+template <class T> INLINE Floats load_some(const T* from, size_t count) {
+    if (count >= LANES) return load_floats(from);
+    T all[LANES] = {};
+    std::copy_n(from, count, all);
+    return load_floats(all);
+}
+template <class T> INLINE void store_some(T* to, Floats value, size_t count) {
+    if (count >= LANES) return store_floats(to, value);
+    T all[LANES];
+    store_floats(all, value);
+    std::copy_n(all, count, to);
+}
+
+// Rows with other columns beside them.
+template <class T> struct Strided {
+    const T* at;
+    size_t stride;
+
+    const T* row(size_t i) const { return at + i * stride; }
+};
 
 // A dword of each: the first rounded to bfloat16 in its lower half, the second in its upper half.
 INLINE Dwords pair_of(Floats first, Floats second) {

@@ -1,21 +1,6 @@
 // The runs of a step as layers with states see them: where a state lies, and when it is kept.
 #pragma once
-#include <algorithm>
 #include "simd.h"
-
-// Some lanes from memory, the rest 0; and to memory.
-template <class T> INLINE Floats load_some(const T* from, size_t count) {
-    if (count >= LANES) return load_floats(from);
-    T all[LANES] = {};
-    std::copy_n(from, count, all);
-    return load_floats(all);
-}
-template <class T> INLINE void store_some(T* to, Floats value, size_t count) {
-    if (count >= LANES) return store_floats(to, value);
-    T all[LANES];
-    store_floats(all, value);
-    std::copy_n(all, count, to);
-}
 
 struct StateRuns {
     const int32_t *rows, *starts;                              // [runs] slot of each; [runs + 1] its first token

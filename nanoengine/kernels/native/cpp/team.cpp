@@ -37,14 +37,6 @@ struct alignas(64) Seat {
     std::atomic<int> asleep{AWAKE};  // the number of its thread while that sleeps, or is about to
 };
 
-void pause() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
-
 int this_cpu() {
 #if defined(__linux__)
     return sched_getcpu();
@@ -152,7 +144,7 @@ struct Team {
     void wait(const Word& word, uint32_t before, size_t index, std::chrono::microseconds patience) {
         const auto changed = [&] { return word.load() != before; };
         for (Clock::time_point end{}; !changed();) {
-            for (int i = 0; i < 64 && !changed(); i++) pause();
+            for (int i = 0; i < 64 && !changed(); i++) pause_cpu();
             if (changed()) break;
             const auto now = Clock::now();
             if (end == Clock::time_point{}) end = now + patience;

@@ -8,6 +8,15 @@
 #include <atomic>
 #include <cstddef>
 
+// In a loop that waits for another thread.
+static inline void pause_cpu() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
 struct Member {
     size_t index, count;  // 0 <= index < count
 

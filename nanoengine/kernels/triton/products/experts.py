@@ -147,7 +147,7 @@ def _sum_kernel(parts, out, WIDTH: tl.constexpr, PER_ROW: tl.constexpr, BLOCK: t
     tl.store(out + row * WIDTH + column, total.to(out.dtype.element_ty), mask=mask)
 
 
-def mixture(
+def sum_of_experts(
     x: Tensor,
     gate: Tensor,
     up: Tensor,
