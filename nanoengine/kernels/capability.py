@@ -25,6 +25,7 @@ from nanoengine.kernels.native.operations import NativeKernels
 from nanoengine.kernels.native.support import unsupported_reason
 from nanoengine.kernels.operations import Kernels
 from nanoengine.kernels.options import KernelOptions
+from nanoengine.kernels.prefault import AHEAD_TOKENS, Prefault
 from nanoengine.kernels.reference.attention import TorchAttention
 from nanoengine.kernels.reference.operations import TorchKernels
 from nanoengine.kernels.triton import launch
@@ -90,6 +91,11 @@ class NativeAndTriton(Capability):
         kind = BlockMajorKVCache if isinstance(backend, AttentionBackend) and backend.block_major else HugePageKVCache
         where = startup.kv_dtype or startup.dtype, startup.device.torch_device
         return kind(num_blocks, startup.groups, startup.block_shape, *where)
+
+    def runner(self, startup: Startup) -> None:
+        cache = startup.runner.kv_cache
+        if isinstance(cache, BlockMajorKVCache):
+            startup.runner.parts.append(Prefault(cache, AHEAD_TOKENS * len(startup.groups) // startup.block_size))
 
     def describe_itself(self, startup: Startup) -> str:
         formats: Counter[str] = Counter()

@@ -23,7 +23,9 @@ class HugePageKVCache(KVCache):
     ) -> list[KVLayer]:
         whole = (num_blocks, num_places, 2, *shape) if self.block_major else (num_places, 2, num_blocks, *shape)
         on_cpu = device.type == "cpu"
-        pool = zeros_in_huge_pages(whole, dtype) if on_cpu else torch.zeros(whole, dtype=dtype, device=device)
+        self.pool = pool = (
+            zeros_in_huge_pages(whole, dtype) if on_cpu else torch.zeros(whole, dtype=dtype, device=device)
+        )
         if self.block_major:
             return [(pool[:, i, 0], pool[:, i, 1]) for i in range(num_places)]
         return [(k, v) for k, v in pool]

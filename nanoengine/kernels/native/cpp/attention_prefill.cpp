@@ -3,7 +3,7 @@
 // Queries are taken in blocks of about QUERY_ROWS rows (a row is one query head of one token), keys in the parts of
 // attention_parts.h ("flash attention", Dao et al., 2022): scores, weights and the weighted values of a part stay in the
 // second-level cache. The query heads that share a K/V head are rows of the same product. Tiles that no query of a block sees
-// are left out.
+// are left out. Where products are in tiles of AMX, vectors make weights of one part while tiles make scores of the next.
 #include <vector>
 #include "calls.h"
 #include "attention_parts.h"
@@ -13,8 +13,19 @@ namespace {
 
 constexpr size_t QUERY_ROWS = 96;
 
+// Whether scores of a part are computed beside the weights of the part before it. A block of scores is few instructions that
+// take long: a CPU begins those that follow, which are vectors' and need nothing of it, before it is done.
+constexpr bool PIPELINED = true;
+template <class S> constexpr bool BESIDE_TILES = PIPELINED && IN_TILES<S>;
+
 struct Work {
     size_t sequence, head, first, last;  // queries [first, last) of the sequence's new tokens
+};
+
+// Tokens of a part that some queries of a piece of work see, their rows, and the scores of those [rows * PARTS][PART].
+struct Part {
+    size_t start, tokens, from, rows;  // from query `from` on; no tokens: behind the last part
+    float* scores;
 };
 
 static_assert(PART <= MAX_DEPTH && MAX_HEAD_DIM <= MAX_DEPTH, "a row of factors is at most one word for each token or dimension");
@@ -30,7 +41,7 @@ template <class S> struct Scratch {
 
     Scratch(size_t rows, size_t dim)
         : queries(rows * PARTS<S>), weights(rows * PARTS<S>), values(new S[PART * dim]), rounded_queries(new Rounded[rows]),
-          rounded_weights(new Rounded[rows]), scores(new float[rows * PARTS<S> * PART]), part_sums(new float[rows * PARTS<S> * dim]),
+          rounded_weights(new Rounded[rows]), scores(new float[(1 + BESIDE_TILES<S>) * rows * PARTS<S> * PART]), part_sums(new float[rows * PARTS<S> * dim]),
           sums(new float[rows * PARTS<S> * dim]), parts(new Softmax[rows]), all(new Softmax[rows]) {}
 };
 
@@ -47,48 +58,75 @@ void attend(const T* q, const S* k_cache, const S* v_cache, const int32_t* block
         scratch.all[row] = before_parts(spec.sinks ? spec.sinks + head : nullptr);
     }
 
-    for (size_t start = begin / STEP<S> * STEP<S>, next; start < end; start = next) {
-        next = (start / PART + 1) * PART;
-        const size_t tokens = std::min(next, end) - start, tiles = (tokens + TILE - 1) / TILE;
-        const size_t count = (tokens + COLUMNS - 1) / COLUMNS * COLUMNS;
-        size_t from = start > position ? start - position : 0, to = queries;  // those that see some of the part
+    const auto part_at = [&](size_t start, size_t place) {
+        if (start >= end) return Part{};
+        const size_t tokens = std::min((start / PART + 1) * PART, end) - start, from = start > position ? start - position : 0;
+        size_t to = queries;  // those that see some of the part
         while (spec.first_seen(position + to - 1) >= start + tokens) to--;
-        const size_t first_row = from * group, rows = (to - from) * group;
-        auto tile = [&](const S* cache, size_t i) {  // the first and the last that is seen stand for those around them
-            const size_t at = std::max(start + std::min(i, tiles - 1) * TILE, begin / TILE * TILE);
-            return cache + kv.tile(block_table, at, work.head);
-        };
-        for (size_t i = 0; i < tiles; i += COLUMNS / TILE) {
-            Columns keys;
-            for (size_t group = 0; group < COLUMNS / TILE; group++) keys.groups[group] = dwords(tile(k_cache, i + group));
-            product<S, FROM_CACHE>((int)rows * PARTS<S>, scratch.queries.row(first_row * PARTS<S>), keys, TILE, dim / n,
-                                   scratch.scores.get() + i * TILE, PART, false);
+        return Part{start, tokens, from, (to - from) * group, scratch.scores.get() + place * queries * group * PART};
+    };
+    const auto tile = [&](const S* cache, const Part& part, size_t i) {  // the first and the last that is seen stand for those around them
+        const size_t last = (part.tokens - 1) / TILE, at = std::max(part.start + std::min(i, last) * TILE, begin / TILE * TILE);
+        return cache + kv.tile(block_table, at, work.head);
+    };
+    // Scores are computed in blocks of COLUMNS tokens, and where other work is to be beside them, of as many rows as tiles have.
+    const auto row_blocks = [](const Part& part) { return BESIDE_TILES<S> ? (part.rows + AMX_ROWS - 1) / AMX_ROWS : 1; };
+    const auto score_blocks = [&](const Part& part) { return (part.tokens + COLUMNS - 1) / COLUMNS * row_blocks(part); };
+    const auto score = [&](const Part& part, size_t block) {
+        const size_t i = block / row_blocks(part) * (COLUMNS / TILE), row = block % row_blocks(part) * AMX_ROWS;
+        const size_t rows = BESIDE_TILES<S> ? std::min<size_t>(AMX_ROWS, part.rows - row) : part.rows * PARTS<S>;
+        Columns keys;
+        for (size_t group = 0; group < COLUMNS / TILE; group++) keys.groups[group] = dwords(tile(k_cache, part, i + group));
+        product<S, FROM_CACHE>((int)rows, scratch.queries.row(part.from * group * PARTS<S> + row), keys, TILE, dim / n,
+                               part.scores + row * PART + i * TILE, PART, false);
+    };
+    const auto copy_values = [&](const Part& part, size_t i) {
+        std::copy_n(tile(v_cache, part, i), TILE * dim, scratch.values.get() + i * TILE * dim);
+        if constexpr (PARTS<S> == 2) {
+            copy_scales(tile(k_cache, part, i), dim, scratch.scales.keys + i * TILE);
+            copy_scales(tile(v_cache, part, i), dim, scratch.scales.values + i * TILE);
         }
-        // Values in one piece, zero where nothing was written or is seen: a weight of 0 does not make up for NaN, but for any
-        // byte.
-        for (size_t i = 0; i < tiles; i++) {
-            std::copy_n(tile(v_cache, i), TILE * dim, scratch.values.get() + i * TILE * dim);
-            if constexpr (PARTS<S> == 2) {
-                copy_scales(tile(k_cache, i), dim, scratch.scales.keys + i * TILE);
-                copy_scales(tile(v_cache, i), dim, scratch.scales.values + i * TILE);
-            }
+    };
+    const auto weigh_row = [&](const Part& part, size_t row) {
+        const size_t own = position + part.from + row / group, first = spec.first_seen(own);
+        const size_t hidden = first > part.start ? first - part.start : 0, seen = std::min(own + 1 - part.start, part.tokens);
+        const size_t count = (part.tokens + COLUMNS - 1) / COLUMNS * COLUMNS;
+        float* scores = part.scores + row * PARTS<S> * PART;
+        if constexpr (PARTS<S> == 1) scratch.parts[row] = weigh(scores, hidden, seen, count, spec, scratch.weights.row(row));
+        else
+            scratch.parts[row] = weigh_bytes(scores, scratch.rounded_queries[part.from * group + row], scratch.scales, hidden, seen, count,
+                                             spec, {scratch.weights.row(2 * row), scratch.weights.row(2 * row + 1)},
+                                             scratch.rounded_weights[row]);
+    };
+    // Share i of `shares` of what vectors do for a part before its values are added: values are copied, then rows weighed.
+    const auto prepare = [&](const Part& part, size_t i, size_t shares) {
+        const size_t tiles = (part.tokens + TILE - 1) / TILE, all = tiles + part.rows;
+        for (size_t at = all * i / shares; at < all * (i + 1) / shares; at++)
+            if (at < tiles) copy_values(part, at);
+            else weigh_row(part, at - tiles);
+    };
+
+    Part part = part_at(begin / STEP<S> * STEP<S>, 0), next;
+    if constexpr (BESIDE_TILES<S>)
+        for (size_t block = 0; block < score_blocks(part); block++) score(part, block);
+    for (size_t number = 1; part.tokens; part = next, number++) {
+        next = part_at((part.start / PART + 1) * PART, BESIDE_TILES<S> ? number % 2 : 0);
+        const Part& scored = BESIDE_TILES<S> ? next : part;
+        const size_t blocks = score_blocks(scored);
+        for (size_t block = 0; block < blocks; block++) {
+            score(scored, block);
+            if (BESIDE_TILES<S>) prepare(part, block, blocks);
         }
+        if (!BESIDE_TILES<S> || !blocks) prepare(part, 0, 1);
+        const size_t start = part.start, tokens = part.tokens, count = (tokens + COLUMNS - 1) / COLUMNS * COLUMNS;
+        const size_t first_row = part.from * group, rows = part.rows;
+        // Values are zero where nothing was written or is seen: a weight of 0 does not make up for NaN, but for any byte.
         auto clear = [&](size_t from, size_t to) {
             for (size_t t = from; t < to; t++)
                 for (size_t d = 0; d < dim; d++) scratch.values[(t / n * dim + d) * n + t % n] = S{};
         };
         clear(0, begin > start ? begin - start : 0);
         clear(tokens, count);
-        for (size_t row = 0; row < rows; row++) {
-            const size_t own = position + from + row / group, first = spec.first_seen(own);
-            const size_t hidden = first > start ? first - start : 0, seen = std::min(own + 1 - start, tokens);
-            float* scores = scratch.scores.get() + row * PARTS<S> * PART;
-            if constexpr (PARTS<S> == 1) scratch.parts[row] = weigh(scores, hidden, seen, count, spec, scratch.weights.row(row));
-            else
-                scratch.parts[row] = weigh_bytes(scores, scratch.rounded_queries[first_row + row], scratch.scales, hidden, seen, count, spec,
-                                                 {scratch.weights.row(2 * row), scratch.weights.row(2 * row + 1)},
-                                                 scratch.rounded_weights[row]);
-        }
         const bool merging = start > begin || spec.sinks;  // the first part is merged with nothing
         float* part_sums = (merging ? scratch.part_sums : scratch.sums).get();
         for (size_t d = 0; d < dim; d += COLUMNS)
