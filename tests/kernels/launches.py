@@ -21,6 +21,7 @@ from nanoengine.kernels.triton.attention.paged_decode import Plans, paged_decode
 from nanoengine.kernels.triton.attention.paged_prefill import paged_prefill
 from nanoengine.kernels.triton.attention.rotate_and_write import rotate_and_write, write_kv
 from nanoengine.kernels.triton.attention.split_kv import Workspace
+from nanoengine.kernels.triton.compute_slot_mapping import compute_slot_mapping
 from nanoengine.kernels.triton.draws.sampling import choose_tokens
 from nanoengine.kernels.triton.products.activation import gate_and_multiply, sigmoid_gate
 from nanoengine.kernels.triton.products.experts import sum_of_experts
@@ -259,7 +260,10 @@ def launch_states(dtype: torch.dtype) -> None:
 
 
 def launch_steps() -> None:
-    """Which tokens are chosen."""
+    """Where tokens stand, and which are chosen."""
+    for groups, block_size in ((1, 16), (1, 256), (6, 16)):
+        tokens = whole(9), whole(3), whole(4), whole(3), some(9, dtype=torch.int64)
+        compute_slot_mapping(*tokens, whole(groups, 9, 64), block_size, 500)
     for vocab_size in (151_936, 32_001):
         table = SamplingTable(some(9), whole(9), some(9), some(9), some(9, dtype=torch.int64))
         rows = some(3, vocab_size), table, whole(3), whole(3)

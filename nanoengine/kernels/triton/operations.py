@@ -15,6 +15,7 @@ from nanoengine.core.kernels import SamplingTable, Weight
 from nanoengine.kernels.operations import Kernels, Mixture, Norm
 from nanoengine.kernels.reference.operations import RowMajor, RowMajorExperts
 from nanoengine.kernels.triton.attention.split_kv import Workspace
+from nanoengine.kernels.triton.compute_slot_mapping import compute_slot_mapping
 from nanoengine.kernels.triton.draws.sampling import choose_tokens
 from nanoengine.kernels.triton.launch import float8_unsupported_reason
 from nanoengine.kernels.triton.products.activation import gate_and_multiply, sigmoid_gate
@@ -56,6 +57,7 @@ class TritonKernels(Kernels):
     capturable = True
     short_conv, delta_rule, mamba2 = staticmethod(short_conv), staticmethod(delta_rule), staticmethod(mamba2)
     gated_norm, sigmoid_gate = staticmethod(gated_norm), staticmethod(sigmoid_gate)
+    compute_slot_mapping = staticmethod(compute_slot_mapping)
 
     def __init__(self, tuning: Tuning | None = None, multiply: ScaledProduct | None = None) -> None:
         self.tuning = tuning or load_tuning()

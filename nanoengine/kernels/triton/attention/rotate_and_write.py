@@ -52,7 +52,7 @@ def _store(
     tl.store(target + HALF, second, mask=written)
 
 
-@triton.jit(do_not_specialize_on_alignment=["slots"])
+@triton.jit
 def _rotate_and_write_kernel(
     q,
     k,
