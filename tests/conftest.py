@@ -25,6 +25,8 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from nanoengine import LLM
+from nanoengine.scale.replicas import carrier
+from nanoengine.scale.worker import remote_runner
 from tests.quick_interpreter import quicken
 from tests.support import tiny_checkpoint
 
@@ -54,6 +56,18 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forked_children() -> Iterator[None]:
+    """Workers and replicas are forks of a process that has imported torch, where Linux is."""
+    with pytest.MonkeyPatch.context() as patch:
+        if sys.platform == "linux":
+            from tests.forks import start_child
+
+            for module in (remote_runner, carrier):
+                patch.setattr(module, "start_child", start_child)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,6 @@ from tests.kernels.attention import every_backend
 from tests.kernels.attention.contract import check_step, check_write
 from tests.kernels.attention.test_one_number import check_one_number
 
-
 QUICK = "-O1"
 """The last of such flags counts: for a build that is only to compute right, which takes half as long to make."""
 
