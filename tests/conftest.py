@@ -27,6 +27,7 @@ if not torch.cuda.is_available():
 from nanoengine import LLM
 from nanoengine.scale.replicas import carrier
 from nanoengine.scale.worker import remote_runner
+from tests.forks import IS_LINUX, start_child
 from tests.quick_interpreter import quicken
 from tests.support import tiny_checkpoint
 
@@ -62,9 +63,7 @@ def pytest_unconfigure() -> None:
 def _forked_children() -> Iterator[None]:
     """Workers and replicas are forks of a process that has imported torch, where Linux is."""
     with pytest.MonkeyPatch.context() as patch:
-        if sys.platform == "linux":
-            from tests.forks import start_child
-
+        if IS_LINUX:
             for module in (remote_runner, carrier):
                 patch.setattr(module, "start_child", start_child)
         yield

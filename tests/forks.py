@@ -7,7 +7,6 @@ for, its streams are flushed, and its status is the one that `subprocess` would 
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import json
 import os
@@ -18,7 +17,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import termios
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -28,6 +26,7 @@ from typing import IO, Any, NoReturn
 
 from nanoengine.log import log_of_child
 
+IS_LINUX = sys.platform == "linux"
 ROOT = Path(__file__).parent.parent
 IMPORTED = ("torch", "numpy.random", "nanoengine.llm", "nanoengine.core.startup", "nanoengine.models.description")
 MOST_BYTES, MOST_DESCRIPTORS = 1 << 20, 16
@@ -101,12 +100,33 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-def run_forked(command: Sequence[str], given: str = "", **options: Any) -> subprocess.CompletedProcess[str]:
-    """What `subprocess.run` does, with the text on standard input, and its output and errors captured."""
+def begin(command: Sequence[str], *descriptors: int) -> Any:
+    """A fork, or where Linux is not, a process of `subprocess`, which inherits open files."""
+    if IS_LINUX:
+        return Forked(command, descriptors=descriptors)
+    return subprocess.Popen([sys.executable, *command], pass_fds=descriptors, cwd=ROOT)
+
+
+def run_forked(
+    command: Sequence[str],
+    *,
+    given: bytes = b"",
+    closed: Sequence[int] = (),
+    instead: Mapping[int, int] | None = None,
+    **options: Any,
+) -> subprocess.CompletedProcess[str]:
+    """What `subprocess.run` does, with bytes on standard input, and output and errors captured where they are not closed.
+
+    Args:
+        instead: files by the numbers of the streams that they are there for.
+        options: of `Forked`.
+    """
     with tempfile.TemporaryFile() as file, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        file.write(given.encode())
+        file.write(given)
         file.seek(0)
-        status = Forked(command, streams=(file.fileno(), out.fileno(), err.fileno()), **options).wait()
+        files = dict(enumerate(own.fileno() for own in (file, out, err))) | dict(instead or {})
+        streams = [None if number in closed else files[number] for number in range(3)]
+        status = Forked(command, streams=streams, **options).wait()
         texts = []
         for each in (out, err):
             each.seek(0)
@@ -188,6 +208,9 @@ def _run(
     folder: str,
     own_session: bool,
 ) -> None:
+    import fcntl  # not everywhere
+    import termios
+
     aside = [fcntl.fcntl(own, fcntl.F_DUPFD_CLOEXEC, 100) for own in descriptors]
     for number in (*descriptors, 0, 1, 2):
         os.close(number)
