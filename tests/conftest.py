@@ -25,6 +25,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from nanoengine import LLM
+from nanoengine.kernels.native.support import unsupported_reason
 from nanoengine.scale.replicas import carrier
 from nanoengine.scale.worker import remote_runner
 from tests.forks import IS_LINUX, start_child
@@ -47,6 +48,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="compile the kernels for CPUs that this one stands for, too: before a release",
     )
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """The kernels are compiled before there are several processes of tests, each of which would compile them."""
+    config = session.config
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        unsupported_reason(torch.device("cpu"), torch.float32)
 
 
 def pytest_collection_finish() -> None:
