@@ -25,6 +25,10 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from nanoengine import LLM
+from nanoengine.kernels.native.support import unsupported_reason
+from nanoengine.scale.replicas import carrier
+from nanoengine.scale.worker import remote_runner
+from tests.forks import IS_LINUX, start_child
 from tests.quick_interpreter import quicken
 from tests.support import tiny_checkpoint
 
@@ -46,6 +50,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """The kernels are compiled before there are several processes of tests, each of which would compile them."""
+    config = session.config
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        unsupported_reason(torch.device("cpu"), torch.float32)
+
+
 def pytest_collection_finish() -> None:
     """Modules and tests stay to the end: no collection of garbage, of ours or Python's own, needs to look through them."""
     gc.collect()
@@ -54,6 +65,16 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forked_children() -> Iterator[None]:
+    """Workers and replicas are forks of a process that has imported torch, where Linux is."""
+    with pytest.MonkeyPatch.context() as patch:
+        if IS_LINUX:
+            for module in (remote_runner, carrier):
+                patch.setattr(module, "start_child", start_child)
+        yield
 
 
 @pytest.fixture(scope="session")

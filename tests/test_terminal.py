@@ -11,10 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.forks import IS_LINUX, run_forked
+
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="streams and signals are those of POSIX")
 
-COMMAND = shlex.join([sys.executable, "-m", "nanoengine"])
-GENERATE = f"{COMMAND} generate --max-tokens 3 --dtype float32 --temperature 0"
+ROOT = Path(__file__).parent.parent
+MODULE = ["-m", "nanoengine"]
+GENERATE = [*MODULE, "generate", "--max-tokens", "3", "--dtype", "float32", "--temperature", "0"]
+IN, OUT, ERR = range(3)
+
+forked = pytest.mark.skipif(not IS_LINUX, reason="Python is forked on Linux alone")
 
 
 def run(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -26,7 +32,7 @@ def run(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
         env=os.environ | environment,
-        cwd=Path(__file__).parent.parent,
+        cwd=ROOT,
     )
 
 
@@ -35,34 +41,48 @@ def check_quiet(done: subprocess.CompletedProcess[str]) -> None:
         assert noise not in done.stdout + done.stderr
 
 
+@forked
 @pytest.mark.parametrize(
-    ("line", "status", "told"),
+    ("arguments", "closed", "status", "told"),
     [
-        (f"{COMMAND} models >&-", 0, ""),
-        (f"{COMMAND} demo --max-tokens 2 --dtype float32 >&-", 0, "demo: float32 on cpu"),
-        (f"{GENERATE} a 2>&-", 0, ""),
-        (f"{GENERATE} --model nope 2>&-", 1, ""),
-        (f"{GENERATE} <&-", 1, "InvalidPrompt: the prompt is empty"),
-        (f"{COMMAND} chat demo <&-", 1, "InvalidPrompt: standard input has no text"),
-        (f"{GENERATE} a b >&- 2>&- <&-", 0, ""),
-        (
-            f"printf '\\377\\376' | PYTHONIOENCODING=utf-8:strict {GENERATE}",
-            1,
-            "InvalidPrompt: standard input is no text",
-        ),
+        ([*MODULE, "models"], [OUT], 0, ""),
+        ([*MODULE, "demo", "--max-tokens", "2", "--dtype", "float32"], [OUT], 0, "demo: float32 on cpu"),
+        ([*GENERATE, "a"], [ERR], 0, ""),
+        ([*GENERATE, "--model", "nope"], [ERR], 1, ""),
+        (GENERATE, [IN], 1, "InvalidPrompt: the prompt is empty"),
+        ([*MODULE, "chat", "demo"], [IN], 1, "InvalidPrompt: standard input has no text"),
+        ([*GENERATE, "a", "b"], [IN, OUT, ERR], 0, ""),
     ],
 )
-def test_streams_may_be_closed_or_hold_no_text(line: str, status: int, told: str) -> None:
-    done = run(line)
+def test_streams_may_be_closed(arguments: list[str], closed: list[int], status: int, told: str) -> None:
+    done = run_forked(arguments, closed=closed)
     check_quiet(done)
     assert done.returncode == status, done.stderr
     assert told in done.stderr
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="it is Linux' own")
-@pytest.mark.parametrize("arguments", ["", "models", "generate --max-tokens 3 a", "generate --max-tokens 3 a b"])
-def test_a_full_disk_is_told(arguments: str) -> None:
-    done = run(f"{COMMAND} {arguments} >/dev/full")
+@forked
+def test_standard_input_may_hold_no_text() -> None:
+    strict = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
+    done = run_forked(GENERATE, given=b"\377\376", environment=strict)
+    check_quiet(done)
+    assert done.returncode == 1
+    assert "InvalidPrompt: standard input is no text" in done.stderr
+
+
+def test_streams_of_a_new_python_may_be_closed() -> None:
+    """Which the forks of one that runs already stand for."""
+    done = run(f"{shlex.join([sys.executable, *GENERATE])} a >&- 2>&- <&-")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@forked
+@pytest.mark.parametrize(
+    "arguments", [[], ["models"], ["generate", "--max-tokens", "3", "a"], ["generate", "--max-tokens", "3", "a", "b"]]
+)
+def test_a_full_disk_is_told(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = run_forked([*MODULE, *arguments], instead={OUT: full.fileno()})
     check_quiet(done)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "nanoengine: OSError: [Errno 28] No space left on device"
@@ -70,13 +90,15 @@ def test_a_full_disk_is_told(arguments: str) -> None:
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="it is Linux' own")
 def test_a_log_that_is_full_keeps_nobody_from_answers() -> None:
-    done = run(f"{GENERATE} a b 2>/dev/full")
+    done = run(f"{shlex.join([sys.executable, *GENERATE])} a b 2>/dev/full")
     assert done.returncode == 0
     assert done.stdout.startswith("--- 'a' [0]")
 
 
+@forked
 def test_a_terminal_of_few_characters_gets_the_others_in_numbers() -> None:
-    done = run(f"{COMMAND} generate --max-tokens 9 --choice é a", PYTHONIOENCODING="ascii")
+    ascii_only = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = run_forked([*MODULE, "generate", "--max-tokens", "9", "--choice", "é", "a"], environment=ascii_only)
     check_quiet(done)
     assert (done.returncode, done.stdout) == (0, "\\xe9\n")
 
@@ -88,17 +110,19 @@ def test_python_may_run_without_docstrings_and_assertions(arguments: str) -> Non
     assert done.returncode == 0, done.stderr
 
 
+@forked
 def test_a_log_has_one_line_and_all_there_is_to_know_is_shown_to_who_asks() -> None:
-    (line,) = run(f"{GENERATE} a b").stderr.splitlines()
+    (line,) = run_forked([*GENERATE, "a", "b"]).stderr.splitlines()
     assert line.startswith("nanoengine: demo: float32 on cpu, ")
     assert line.endswith("context 4096 tokens")
-    first, second = run(f"{GENERATE} -v a b").stderr.splitlines()
+    first, second = run_forked([*GENERATE, "-v", "a", "b"]).stderr.splitlines()
     assert first == line
     assert all(word in second for word in ("Qwen3ForCausalLM", "KV pool: ", "MiB in "))
 
 
+@forked
 def test_without_a_compiler_torch_computes_and_one_line_says_so() -> None:
-    done = run(f"{GENERATE} a", CXX="/nowhere/c++")
+    done = run_forked([*GENERATE, "a"], environment=os.environ | {"CXX": "/nowhere/c++"})
     assert done.returncode == 0
     first, second = done.stderr.splitlines()
     assert "plain torch computes, which is slower: " in first
@@ -107,9 +131,10 @@ def test_without_a_compiler_torch_computes_and_one_line_says_so() -> None:
 
 
 def test_a_limit_of_memory_makes_a_smaller_pool() -> None:
-    done = run(f"ulimit -v 3000000; {GENERATE} a")
+    generate = shlex.join([sys.executable, *GENERATE])
+    done = run(f"ulimit -v 3000000; {generate} a")
     assert done.returncode == 0, done.stderr
-    refused = run(f"ulimit -v 3000000; {GENERATE} --kv-cache-memory 3GiB a")
+    refused = run(f"ulimit -v 3000000; {generate} --kv-cache-memory 3GiB a")
     check_quiet(refused)
     assert refused.returncode == 1
     assert "lower num_kv_blocks, kv_cache_memory" in refused.stderr

@@ -25,6 +25,12 @@ from tests.kernels.attention import every_backend
 from tests.kernels.attention.contract import check_step, check_write
 from tests.kernels.attention.test_one_number import check_one_number
 
+QUICK = "-O1"
+"""The last of such flags counts: for a build that is only to compute right, which takes half as long to make."""
+
+SANITIZED = (QUICK, "-g1", "-fsanitize=address", "--param=asan-instrumentation-with-call-threshold=0")
+"""Reads and writes are checked by calls, not by code in their place: that takes less than half as long to compile."""
+
 
 @cache
 def compiler() -> str:

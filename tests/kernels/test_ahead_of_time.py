@@ -1,4 +1,4 @@
-"""Triton kernels compile for A100, H100 and B200, and fit them, as far as a few launches of each show; no GPU is needed.
+"""Triton kernels compile for A100, H100 and B200, and fit them, as far as one launch of each shows; no GPU is needed.
 
 `python -m tests.kernels.ahead_of_time` compiles every launch for all three: run it after a change to a kernel.
 """

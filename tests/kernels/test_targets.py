@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tests.kernels import formulas
-from tests.kernels.builds import Build, accepts, check_attention, compiled, compiler, flags_for
+from tests.kernels.builds import QUICK, SANITIZED, Build, accepts, check_attention, compiled, compiler, flags_for
 from tests.kernels.contract import (
     OF_THE_LIBRARY,
     Case,
@@ -70,10 +70,11 @@ def needed(target: str, request: pytest.FixtureRequest) -> str:
 
 
 def compiled_for(target: str) -> Path:
-    """The kernels for a target, in the way in which users compile them."""
+    """The kernels for a target, in the way in which users compile them if their machine code is read."""
     if platform.machine() != "x86_64" or not accepts(f"-march={target}"):
         pytest.skip(f"this compiler does not know -march={target}")
-    return compiled(flags_for(target), TILED if target == "sapphirerapids" else ())
+    more = () if target in REGISTERS else (QUICK,)
+    return compiled(flags_for(target, *more), TILED if target == "sapphirerapids" else ())
 
 
 # ---- machine code
@@ -141,7 +142,7 @@ def test_what_goes_to_the_stack_and_comes_from_there_is_counted() -> None:
 def emulated() -> Build:
     if platform.machine() != "x86_64":
         pytest.skip("few rows are multiplied in vectors of x86")
-    return Build(compiled(flags_for("native", "-DEMULATE_AMX"), TILED))
+    return Build(compiled(flags_for("native", QUICK, "-DEMULATE_AMX"), TILED))
 
 
 @pytest.mark.parametrize("make", [linear, gated_linear, experts], ids=id_of)
@@ -244,11 +245,9 @@ def test_no_kernel_reads_or_writes_outside_of_its_tensors() -> None:
     """In vectors of AVX2, and in tiles."""
     command = [compiler(), "-print-file-name=libasan.so"]
     library = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    if not os.path.isabs(library) or not accepts("-fsanitize=address"):
+    if not os.path.isabs(library) or not accepts(*SANITIZED):
         pytest.skip("this compiler has no address sanitizer that can be loaded first")
-    flags = flags_for(
-        "x86-64-v3" if NEEDS["x86-64-v3"] <= cpu_flags() else "native", "-O1", "-g1", "-fsanitize=address"
-    )
+    flags = flags_for("x86-64-v3" if NEEDS["x86-64-v3"] <= cpu_flags() else "native", *SANITIZED)
     vectors, tiles = compiled(flags), compiled((*flags, "-DEMULATE_AMX"), TILED)
     environment = os.environ | {"LD_PRELOAD": library, "ASAN_OPTIONS": "detect_leaks=0"}
     run = [sys.executable, "-m", "tests.kernels.sanitized", str(vectors), str(tiles)]

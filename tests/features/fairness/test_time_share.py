@@ -17,7 +17,7 @@ from nanoengine.features.fairness.time_share import LONGEST, RECENT_SECONDS
 from tests.core.toys import ToyModel, check, make_engine, run
 from tests.features.fairness.sharing import POLICIES, Recorder, rows_of_clients, shared_engine, submit
 
-ROOM = {"num_blocks": 40_000, "max_model_len": 520, "max_num_seqs": 64, "max_num_batched_tokens": 64}
+ROOM = {"num_blocks": 4_000, "max_model_len": 520, "max_num_seqs": 64, "max_num_batched_tokens": 64}
 """Blocks and rows for all: time alone is short."""
 
 HEAVY = {

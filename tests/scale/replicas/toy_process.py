@@ -6,11 +6,9 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
 import time
 from multiprocessing.connection import Connection
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -26,6 +24,7 @@ from nanoengine.scale.replicas.engine import ReplicatedEngine
 from nanoengine.scale.replicas.options import ReplicaOptions
 from nanoengine.scale.replicas.process import serve
 from tests.core.toys import Done, ToyModel, make_engine
+from tests.forks import begin
 from tests.serve.aio.toys import LogprobListener
 
 from .world import BLOCK_SIZE, HASH_SEED
@@ -90,10 +89,9 @@ class ToyCarrier:
         if self.num_starts - 1 in self.failing:
             raise RuntimeError("no room for it")
         own, other = socket.socketpair()
-        command = [sys.executable, "-m", "tests.scale.replicas.toy_process", str(other.fileno()), str(self.seconds)]
-        root = Path(__file__).parents[3]
-        process = subprocess.Popen(command, pass_fds=[other.fileno()], cwd=root)
-        other.close()
+        with other:
+            command = ["-m", "tests.scale.replicas.toy_process", str(other.fileno()), str(self.seconds)]
+            process = begin(command, other.fileno())
         self.started.append(LocalReplica(process, own))
         return self.started[-1]
 
