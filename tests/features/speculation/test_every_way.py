@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections import Counter
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -16,12 +14,10 @@ from nanoengine.features.sampling.params import SamplingParams as Params
 from nanoengine.features.speculation.ngram import NgramProposer
 from nanoengine.features.speculation.proposer import Proposer
 from nanoengine.features.speculation.speculation import Speculation
-from tests.core.test_policy_every_way import answers, draw_requests, draw_way
+from tests.core.lives import Plug, answers, check_lives
 from tests.core.toys import VOCAB, Done, ToyModel, make_engine, run
 from tests.features.speculation.scripted import HARM, Say, Scripted
-from tests.features.speculation.toys import ToyDrafter
-
-NUM_WAYS = 12
+from tests.features.speculation.toys import Drafted
 
 
 class Watched(ToyModel):
@@ -59,60 +55,41 @@ def truth(*requests: tuple[list[int], Params]) -> tuple[Say, list[Any]]:
     return knowing(made), answers(made)
 
 
+class Proposed(Plug):
+    """The policy's own drafter, with a proposer."""
+
+    def __init__(self, seed: int, who: str):
+        super().__init__(seed)
+        self.who = who
+        self.rare = (*Plug.rare, *(["postponed"] if who != "silent" else []))
+        self.rare += ("accepted",) if who not in ("silent", "wrong") else ()
+        self.rare += ("rejected",) if who in ("ngram", "erring", "mostly wrong", "wrong") else ()
+
+    def engine(self, way: dict[str, Any], failing: list[int]) -> LLMEngine:
+        proposer = NgramProposer(1, 3) if self.who == "ngram" else Scripted(HARM[self.who](knowing(self.plain)))
+        num_drafts = self.rng.randint(1, 15)
+        engine, self.own = make(proposer, num_drafts=num_drafts, model=ToyModel(4, failing), **way)
+        return engine
+
+    def after_life(self, engine: LLMEngine) -> None:
+        own, stats = self.own, self.own.stats
+        assert not own._states, "nothing is kept of sequences that have ended"
+        assert not own._prompts
+        assert stats.num_accepted == sum(stats.accepted_at)
+        self.seen.update(accepted=stats.num_accepted, rejected=stats.num_drafts - stats.num_accepted)
+        self.seen.update(postponed=stats.num_postponed)
+
+
 @pytest.mark.parametrize("who", [*HARM, "ngram"])
 def test_nothing_changes_but_the_number_of_steps(who: str) -> None:
-    seen: Counter[str] = Counter()
-    for seed in range(2):
-        plain = make_engine()
-        requests = draw_requests(plain, seed)
-        run(plain, requests)
-        expected, rng = answers(requests), random.Random(seed)
-        for _ in range(NUM_WAYS):
-            way, fails = draw_way(rng), rng.random() < 0.2
-            proposer = NgramProposer(1, 3) if who == "ngram" else Scripted(HARM[who](knowing(requests)))
-            model = ToyModel(4, failing=[rng.randint(2, 12)] if fails else [])
-            engine, own = make(proposer, num_drafts=rng.randint(1, 15), model=model, **way)
-            again = draw_requests(engine, seed)
-            run(engine, again)
-            for want, got in zip(expected, answers(again), strict=True):
-                if got[1] == "error":
-                    assert fails, way
-                    assert got[0] == want[0][: len(got[0])], way
-                else:
-                    assert got == want, way
-            assert not own._states, "nothing is kept of sequences that have ended"
-            assert not own._prompts
-            assert own.stats.num_accepted == sum(own.stats.accepted_at)
-            seen.update(accepted=own.stats.num_accepted, preemptions=engine.scheduler.num_preemptions)
-            seen.update(rejected=own.stats.num_drafts - own.stats.num_accepted, postponed=own.stats.num_postponed)
-            seen.update(failed=fails)
-    assert seen["preemptions"]
-    assert seen["failed"]
-    assert bool(seen["postponed"]) == (who != "silent")
-    assert seen["accepted"] or who in ("silent", "wrong")
-    if who in ("ngram", "erring", "mostly wrong", "wrong"):
-        assert seen["rejected"]
+    plug = Proposed(0, who)
+    check_lives(plug, 24)
+    assert who != "silent" or not plug.seen["postponed"]
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_any_drafter_changes_nothing(seed: int) -> None:
-    """One that heeds neither costs nor chances: some drafts for some decodes, and some are left out of a step."""
-    plain = make_engine()
-    requests = draw_requests(plain, seed)
-    run(plain, requests)
-    expected, rng, seen = answers(requests), random.Random(seed), Counter[str]()
-    known = {seq.seq_id: seq.token_ids for request in requests for seq in request.sequences}
-    for _ in range(30):
-        way, fails = draw_way(rng), rng.random() < 0.3
-        drafter, model = ToyDrafter(known, rng), ToyModel(4, failing=[rng.randint(2, 12)] if fails else [])
-        engine = make_engine(model=model, parts=[drafter], **way)
-        again = draw_requests(engine, seed)
-        run(engine, again)
-        for want, got in zip(expected, answers(again), strict=True):
-            assert got == want or (fails and got[1] == "error" and got[0] == want[0][: len(got[0])]), way
-        seen.update(accepted=drafter.num_accepted, rejected=drafter.num_drafts - drafter.num_accepted)
-        seen.update(preemptions=engine.scheduler.num_preemptions, failed=fails)
-    assert all(seen.values()), f"the rare paths were met: {seen}"
+    check_lives(Drafted(seed), 40)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
