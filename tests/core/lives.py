@@ -53,6 +53,9 @@ def draw_way(rng: random.Random) -> dict[str, Any]:
     }
 
 
+HURTS = ("", "fail", "abort", "interrupt", "", "fail", "abort")
+
+
 class Plug:
     """What a capability adds to lives; here, what the core has alone.
 
@@ -108,8 +111,8 @@ def check_lives(plug: Plug, num_lives: int) -> None:
     for number in range(plug.rounds):
         plug.truth |= {seq.seq_id + number * len(sequences): seq.token_ids for seq in sequences}
     rng, seen = plug.rng, plug.seen
-    for _ in range(num_lives):
-        way, hurt = draw_way(rng), rng.choice(["", "", "fail", "fail", "abort", "abort", "interrupt"])
+    for number in range(num_lives):
+        way, hurt = draw_way(rng), HURTS[number % len(HURTS)]
         engine = plug.engine(way, [rng.randint(2, 12)] if hurt == "fail" else [])
         for _ in range(plug.rounds):
             requests = plug.requests(engine)
@@ -130,7 +133,7 @@ def check_lives(plug: Plug, num_lives: int) -> None:
 def live(engine: LLMEngine, requests: list[Request], plug: Plug, hurt: str) -> None:
     """Requests come at once or one by one, and run to their end; sometimes one is aborted, or Ctrl-C comes."""
     rng, model = plug.rng, engine.executor
-    slowness = rng.choice([0, 0, 20])
+    slowness = rng.choice([0, 0, 0, 8])
     arrivals = sorted(rng.randint(0, slowness) for _ in requests)
     num_steps, num_submitted, when, launch = 0, 0, rng.randint(1, 12), model.launch
 

@@ -79,7 +79,7 @@ class Windowed(Drafted):
         return windowed_engine(self.windows, num_spare=1000, failing=[], **way)[0]
 
     def engine(self, way: dict[str, Any], failing: list[int]) -> LLMEngine:
-        num_spare = self.rng.choice([0, 1, 5, 400])
+        num_spare = self.rng.choice([0, 0, 1, 5, 400])
         del way["num_blocks"]
         engine, self.prefix = windowed_engine(
             self.windows, num_spare=num_spare, failing=failing, parts=self.parts(), **way
@@ -96,7 +96,7 @@ def test_what_a_request_gets_does_not_depend_on_the_way_in_which_it_is_scheduled
     windows: tuple[int | None, ...],
 ) -> None:
     plug = Windowed((WINDOWS + CHUNKS).index(windows), windows)
-    check_lives(plug, 30)
+    check_lives(plug, 40)
     assert None in windows or not plug.seen["common"]
 
 
