@@ -171,37 +171,3 @@ def test_every_new_tensor_says_its_dtype_and_its_device() -> None:
                 if name.startswith("torch.set_default") or name in ("torch.Tensor", "torch.FloatTensor"):
                     found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {name}")
     assert not found
-
-
-TESTED_ELSEWHERE = {
-    "__init__",
-    "messages",
-    "gates",
-    "capability",
-    "options",
-    "kv_cache",
-    "model_config",
-}
-
-
-@pytest.mark.parametrize(
-    "folder",
-    [
-        "kernels",
-        "kernels/native",
-        "kernels/reference",
-        "kernels/quantized",
-        "models",
-        "models/layers",
-        "models/gguf",
-        "models/quantization",
-        "features/kv_groups",
-        "features/fairness",
-        "features/beam_search",
-        "models/tools",
-    ],
-)
-def test_every_module_has_its_tests(folder: str) -> None:
-    modules = {path.stem for path in (ROOT / "nanoengine" / folder).glob("*.py")} - TESTED_ELSEWHERE
-    tests = {path.stem.removeprefix("test_") for path in (ROOT / "tests" / folder).rglob("test_*.py")}
-    assert modules <= tests, f"no tests for {sorted(modules - tests)}"
