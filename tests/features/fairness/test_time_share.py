@@ -65,7 +65,7 @@ def test_a_light_client_takes_at_most_its_share_of_the_time(depth: int, heavy: s
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_nobody_waits_longer_than_the_time_of_all_and_tokens_are_those_alone(seed: int) -> None:
+def test_nobody_waits_longer_than_the_time_of_all(seed: int) -> None:
     """Drawn loads of two to six clients. From its arrival to its end, a request of a client that has no other takes N times as
     long as alone, and one step more for each that was in flight and each other client that came meanwhile."""
     rng = random.Random(seed)
@@ -106,23 +106,6 @@ def test_nobody_waits_longer_than_the_time_of_all_and_tokens_are_those_alone(see
                 bound = num_clients * alone[wish] + pieces * recorder.longest
                 assert recorder.now - start <= bound, (wish, client)
     assert not time.num_unfinished
-    together = {
-        (seq.request.client, len(seq.request.prompt_token_ids), seq.index): seq.output_token_ids
-        for own in of_client.values()
-        for request in own
-        for seq in request.sequences
-    }
-    other = make_engine(model=ToyModel(4), **ROOM)
-    expected = {}
-    for client, own in of_client.items():
-        for request in own:
-            same = submit(
-                other, len(request.prompt_token_ids), f"{client}", request.params.max_tokens or 1, n=request.params.n
-            )
-            run(other, [])
-            for seq in same.sequences:
-                expected[f"{client}", len(request.prompt_token_ids), seq.index] = seq.output_token_ids
-    assert together == expected
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -14,9 +14,11 @@ from nanoengine.core.sequence import Request
 from nanoengine.features.observability.metrics import RequestMetrics
 from nanoengine.features.observability.observer import kv_usage
 from tests.core.lives import check_lives
-from tests.core.toys import ToyModel, make_engine, run
+from tests.core.toys import VOCAB, ToyModel, make_engine, run
 from tests.features.speculation.toys import Drafted, ToyDrafter
 
+from .test_kv_events import Router
+from .test_view import look
 from .toys import Observed, SlowModel
 
 OF_THE_ENDED = (
@@ -294,15 +296,30 @@ def test_the_time_of_steps_that_overlap_is_counted_once() -> None:
 
 
 class Watched(Drafted):
-    """The sums of what an observer has counted in a life agree."""
+    """In a life the view is sound after every step, a listener always knows what is cached, and the sums agree in the end."""
+
+    def __init__(self, seed: int):
+        super().__init__(seed)
+        self.num_groups = 1 + seed % 2
+        self.broken = [(self.rng.randrange(VOCAB), self.rng.randrange(12)) for _ in range(20)]
+
+    def plain_engine(self) -> LLMEngine:
+        return Observed(model=SlowModel(broken=self.broken), num_blocks=900, num_groups=self.num_groups).engine
 
     def engine(self, way: dict[str, Any], failing: list[int]) -> LLMEngine:
-        self.observed = Observed(model=SlowModel(failing=failing), parts=self.parts(), **way)
+        model, num_blocks = SlowModel(failing=failing, broken=self.broken), way.pop("num_blocks") * self.num_groups
+        self.observed = Observed(
+            model=model, parts=self.parts(), num_groups=self.num_groups, num_blocks=num_blocks, **way
+        )
+        self.router = Router(self.observed)
         return self.observed.engine
 
     def after_step(self, engine: LLMEngine) -> None:
         super().after_step(engine)
         self.observed.clock.now += 0.5 * (self.rng.random() < 0.2)
+        look(self.observed)
+        if not engine.scheduler.in_flight:
+            self.router.check()
 
     def after_round(self, engine: LLMEngine, requests: list[Request]) -> None:
         metrics = self.observed.snapshot()
