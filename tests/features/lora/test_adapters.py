@@ -337,6 +337,10 @@ def test_limits_are_told_by_their_names(model: Path, adapters: list[LoRARequest]
         found = tokens(llm.generate([SHARED], GREEDY, lora_request=adapters[2], use_tqdm=False))  # it makes room
         assert set(own.loaded) == {"adapter 2", "adapter 1"} or set(own.loaded) == {"adapter 2", "adapter 0"}
         assert found == tokens(llm.generate([SHARED], GREEDY, lora_request=adapters[2], use_tqdm=False))
+        llm.engine.submit(make(llm, SHARED, GREEDY, adapters[2]))
+        for adapter in adapters[:2]:
+            own.find(adapter)
+        assert set(own.loaded) == {"adapter 2", "adapter 1"}, "one that is in use makes no room"
     size = len((Path(adapters[0].lora_path) / "adapter_model.safetensors").read_bytes())
     with opened(model, max_lora_bytes=size + 10) as llm:
         own_adapters(llm).load("one", adapters[0].lora_path)

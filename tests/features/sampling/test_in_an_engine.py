@@ -220,6 +220,9 @@ def test_a_request_that_forbids_everything_costs_nobody_else_anything(policy: st
     run(engine, [again, longer])
     assert again.output().num_cached_tokens == 24
     assert longer.output().num_cached_tokens == 32, "the neighbour's own blocks can be found"
+    for request in (engine.make_request([*shared, 1], forbidding()), last := engine.make_request([*shared, 4])):
+        run(engine, [request])
+    assert last.output().num_cached_tokens == 24, "though no neighbour has computed it again"
 
 
 def test_each_failing_request_is_told_its_own_reason() -> None:
