@@ -83,7 +83,7 @@ tests) # side by side but for those that measure the card's memory; each file in
         case $name in test_memory_on_gpu) continue ;; test_hybrids_on_gpu | test_packed_gemv_on_gpu) workers=4 ;; esac
         tests "$name" 150 "$file" -n "$workers" --dist worksteal -k "not states_are_counted" &
     done
-    tests triton 150 -n 6 --dist worksteal tests/kernels/triton tests/kernels/test_contract.py &
+    tests triton 150 -n 6 --dist worksteal tests/kernels/triton tests/kernels/test_{contract,sampling}.py tests/models/test_architectures_in_triton.py &
     wait
     tests memory 90 tests/gpu/test_memory_on_gpu.py
     tests memory_of_states 40 tests/gpu/test_hybrids_on_gpu.py -k states_are_counted

@@ -1,18 +1,17 @@
-"""Options: every value is checked, and what cannot work is refused by name."""
+"""Options: every value is checked, and what cannot work is refused by name. Values of other types: tests/test_any_value.py."""
 
 from __future__ import annotations
 
 from dataclasses import make_dataclass
 from typing import Any
 
-import numpy as np
 import pytest
 
 from nanoengine import LLM
 from nanoengine.builder import read_config
 from nanoengine.core.config import EngineConfig
 from nanoengine.core.options import check, option
-from nanoengine.errors import InvalidConfig, NanoEngineError, UnknownOption
+from nanoengine.errors import InvalidConfig, UnknownOption
 
 
 def value_of(config: EngineConfig, name: str) -> Any:
@@ -42,19 +41,6 @@ def test_the_defaults_are_valid() -> None:
     assert value_of(config, "speculation") is None, "an engine guesses nothing unless it is told to"
 
 
-HUGE: list[Any] = [10**5000, "x" * 10**6, [], {}, np.array(1), np.array([1, 2]), b"x", object()]
-
-
-@pytest.mark.parametrize("value", HUGE, ids=lambda value: type(value).__name__)
-@pytest.mark.parametrize(
-    "name", ["model", "device", "attention_backend", "speculation", "quantization", "dtype", "kernels"]
-)
-def test_what_is_no_name_is_refused_by_name_and_in_short(name: str, value: Any) -> None:
-    with pytest.raises(NanoEngineError, match=name) as error:
-        LLM(**{"model": "demo", name: value}, use_tqdm=False)
-    assert len(str(error.value)) < 2100
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [
@@ -82,33 +68,14 @@ def test_sizes_may_have_units(text: str, value: int | None) -> None:
         assert len(str(error.value)) < 400
 
 
-@pytest.mark.parametrize("name", LIMITS)
-@pytest.mark.parametrize("value", [0, -1, 1.5, b"8", True])
-def test_counts_must_be_positive_integers(name: str, value: object) -> None:
-    with pytest.raises(InvalidConfig, match=rf"{name} is {value!r}: it must be an integer from 1 to {LIMITS[name]}"):
-        read_config("demo", {name: value})
-
-
-@pytest.mark.parametrize("name", ["max_num_seqs", "max_num_batched_tokens", "seed", "num_drafts"])
-def test_counts_without_a_default_meaning_may_not_be_none(name: str) -> None:
-    with pytest.raises(InvalidConfig, match=name):
-        read_config("demo", {name: None})
-
-
 REFUSED: dict[str, list[Any]] = {
-    "dtype": ["float64", None, "int8"],
-    "kv_cache_dtype": ["int4", None],
+    "dtype": ["float64", "int8"],
+    "kv_cache_dtype": ["int4"],
     "preemption_mode": ["swop"],
-    "kernels": ["numpy", "Native", None],
-    "gpu_memory_utilization": [0.0, 1.1, -0.5, float("nan"), "0.9", None],
-    "enable_prefix_caching": [1, "yes"],
-    "enforce_eager": [None],
-    "scheduling_policy": ["fcfs", None],
-    "async_scheduling": ["yes"],
-    "tokenizer": [7],
-    "seed": [1.5, "7", True],
-    "kv_disk_path": [7],
-    "speculation": ["eagle", "Ngram", "", "model:", True, ["ngram"]],
+    "kernels": ["numpy", "Native"],
+    "gpu_memory_utilization": [0.0, 1.1, -0.5, float("nan")],
+    "scheduling_policy": ["fcfs"],
+    "speculation": ["eagle", "Ngram", "", "model:"],
 }
 
 
@@ -123,8 +90,9 @@ def test_a_value_that_cannot_work_is_refused_with_field_and_value(name: str, val
 @pytest.mark.parametrize(("name", "limit"), LIMITS.items(), ids=LIMITS)
 def test_counts_are_limited_to_what_the_layers_below_can_hold(name: str, limit: int) -> None:
     read_config("demo", {name: limit})
-    with pytest.raises(InvalidConfig, match=f"{name} is {limit + 1}: it must be an integer from 1 to {limit}"):
-        read_config("demo", {name: limit + 1})
+    for value in (limit + 1, 0, -1):
+        with pytest.raises(InvalidConfig, match=f"{name} is {value}: it must be an integer from 1 to {limit}"):
+            read_config("demo", {name: value})
     with pytest.raises(InvalidConfig, match=f"{name} is a number of 33220 bits"):
         read_config("demo", {name: 10**10_000})
 

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = ROOT / "benchmarks" / "gpu.sh"
-MOST_SECONDS, MOST_FILES = 500, 8
+MOST_FILES = 8
 
 STAND_IN = r"""#!/usr/bin/env bash
 # Notes its arguments, and saves a report where --save says; $FAIL is a word of a command that fails.
@@ -94,22 +94,6 @@ def test_every_test_of_the_gpu_is_run(script: Script) -> None:
         f"tests/gpu/{path.name}" for path in (ROOT / "tests" / "gpu").glob("test_*.py")
     }
     assert all((ROOT / path).exists() for path in run)
-
-
-def test_calls_end_in_time() -> None:
-    """Each stage at its limit; those that run side by side have one between them."""
-    text = SCRIPT.read_text()
-    for call in ("choose)", "tests)"):
-        lines = text.partition(f"\n{call}")[2].partition(";;")[0].splitlines()
-        side_by_side = [seconds_of(line) for line in lines if " &" in line]
-        one_by_one = [seconds_of(line) for line in lines if " &" not in line]
-        assert len(one_by_one) >= 3
-        assert max(side_by_side, default=0) + sum(one_by_one) <= MOST_SECONDS
-
-
-def seconds_of(line: str) -> int:
-    found = re.search(r"(?:stage|tests|engine) [\w\"$]+ (?:\"\S+\" )?(\d+)", line)
-    return int(found[1]) if found else 0
 
 
 def test_what_cannot_be_run_is_refused(script: Script) -> None:

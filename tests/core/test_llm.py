@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nanoengine.core.errors import InvalidConfig, InvalidPrompt, KVCacheTooSmall, UnknownOption
+from nanoengine.core.errors import InvalidConfig, KVCacheTooSmall, UnknownOption
 from nanoengine.core.llm import CoreLLM
 from nanoengine.core.sampling_params import CoreSamplingParams
 
@@ -80,10 +80,3 @@ def test_mistakes_are_named() -> None:
             CoreLLM(DEMO, max_model_len=length)
     with pytest.raises(InvalidConfig, match="which this device does not have: lower num_kv_blocks"):
         CoreLLM(DEMO, num_kv_blocks=2**31 - 2)
-
-
-def test_prompts_are_checked_before_anything_runs(llm: CoreLLM) -> None:
-    for prompt in ([], [-1], [10**6], [0] * 500, "", 3.5):
-        with pytest.raises(InvalidPrompt):
-            llm.generate([[1, 2], prompt])  # type: ignore[list-item]
-    assert not llm.engine.has_unfinished

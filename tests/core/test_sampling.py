@@ -1,4 +1,4 @@
-"""Noise: its addresses, its distribution, draws by it as tensors and in one native pass; and what filters keep."""
+"""Noise: its addresses, its distribution, and what filters keep."""
 
 from __future__ import annotations
 
@@ -19,16 +19,7 @@ from nanoengine.core.sampler import Sampler
 from nanoengine.core.sampling import gumbel_noise, keep_likeliest, position_keys
 from nanoengine.core.sampling_params import CoreSamplingParams
 from tests.drawn import FAST
-from tests.kernels.draws import (
-    Draw,
-    every_draw,
-    key_with_bits,
-    keys_of,
-    native_draw,
-    needs_kernels,
-    random_keys,
-    torch_draw,
-)
+from tests.kernels.draws import key_with_bits, keys_of, random_keys
 from tests.kernels.formulas import position_key
 
 EULER_GAMMA = 0.5772156649015329
@@ -99,41 +90,6 @@ def test_noise_depends_on_key_and_id_alone() -> None:
 @pytest.mark.parametrize("bits", [0, MASK, MASK << 24 & MASK, 1 << 63])
 def test_noise_is_finite_whatever_the_random_bits(bits: int) -> None:
     assert gumbel_noise(keys_of([key_with_bits(bits, 3)]), torch.arange(6)[None]).isfinite().all()
-
-
-@every_draw
-@pytest.mark.parametrize("bits", [0, MASK])
-def test_the_only_token_that_is_possible_is_drawn_whatever_the_random_bits(draw: Draw, bits: int) -> None:
-    logits = torch.full((1, 6), -torch.inf)
-    logits[0, 3] = -1e30
-    assert draw(logits, keys_of([key_with_bits(bits, 3)])).tolist() == [3]
-
-
-# ---- draws
-
-
-@needs_kernels
-@pytest.mark.parametrize("vocab_size", [1, 2, 15, 16, 17, 300, 16383, 16384, 16385, 40_000])
-def test_native_draws_are_those_of_torch(vocab_size: int) -> None:
-    logits = torch.randn(60, vocab_size, generator=torch.Generator().manual_seed(vocab_size)) * 3
-    keys = random_keys(60, vocab_size)
-    assert torch.equal(native_draw(logits, keys), torch_draw(logits, keys))
-
-
-@every_draw
-def test_draws_follow_the_distribution(draw: Draw) -> None:
-    chances = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0])
-    drawn = draw(chances.log().expand(8_000, -1), random_keys(8_000, 1))
-    counts = torch.bincount(drawn, minlength=5) / 8_000
-    torch.testing.assert_close(counts, chances, rtol=0, atol=0.02)
-    assert counts[4] == 0
-
-
-@every_draw
-def test_a_draw_does_not_depend_on_its_neighbours(draw: Draw) -> None:
-    logits, keys = torch.randn(30, 1000, generator=torch.Generator().manual_seed(2)), random_keys(30, 2)
-    alone = torch.cat([draw(logits[i : i + 1], keys[i : i + 1]) for i in range(30)])
-    assert torch.equal(draw(logits, keys), alone)
 
 
 # ---- filters

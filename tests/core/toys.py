@@ -190,10 +190,15 @@ def run(engine: LLMEngine, requests: Iterable[Request], most_steps: int = 5000) 
         check(engine.scheduler)
         num_steps += 1
         assert num_steps < most_steps, "the engine does not come to an end"
+    check_idle(engine)
+    return num_steps
+
+
+def check_idle(engine: LLMEngine) -> None:
+    """Raise AssertionError if something is left of requests, or a step was larger than it may be."""
     scheduler, model = engine.scheduler, engine.executor
     assert not scheduler.in_flight
     assert scheduler.blocks.num_free == scheduler.blocks.num_blocks
     assert isinstance(model, ToyModel)
     assert model.largest_step <= scheduler.max_num_batched_tokens
     assert model.largest_chunk <= scheduler.max_chunk
-    return num_steps

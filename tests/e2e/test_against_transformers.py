@@ -82,21 +82,3 @@ def test_logits_are_those_of_transformers_at_every_position(
     fill_kv_with_nan(llm)
     logits = forced_logits(llm, forced_text, num_prompt_tokens=560, chunk=chunk)
     torch.testing.assert_close(logits, expected_logits, atol=1e-4, rtol=0)
-
-
-def test_logprobs_are_those_of_transformers(llm: LLM, reference: Any, code_tokens: list[int]) -> None:
-    prompt = code_tokens[40:80]
-    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logprobs=3)
-    completion = llm.generate(prompt, params, use_tqdm=False)[0].outputs[0]
-    logits = reference_logits(reference, prompt + completion.token_ids)
-    expected = logits.log_softmax(-1)[len(prompt) - 1 : -1]
-    assert completion.logprobs is not None
-    assert completion.cumulative_logprob is not None
-    total = 0.0
-    for row, token, entry in zip(expected, completion.token_ids, completion.logprobs, strict=True):
-        values, ids = row.topk(3)
-        assert list(entry) == ids.tolist()  # greedy: the chosen token is the likeliest
-        assert [entry[i].rank for i in ids.tolist()] == [1, 2, 3]
-        assert [entry[i].logprob for i in ids.tolist()] == pytest.approx(values.tolist(), abs=1e-4)
-        total += float(row[token])
-    assert completion.cumulative_logprob == pytest.approx(total, abs=1e-3)

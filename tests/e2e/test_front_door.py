@@ -14,7 +14,7 @@ from tqdm import tqdm
 from nanoengine import LLM, SamplingParams
 from nanoengine import progress as module
 from nanoengine.errors import InvalidPrompt
-from tests.e2e.small_engine import assert_idle, submit
+from tests.e2e.small_engine import assert_idle
 from tests.support import tiny_checkpoint
 
 PROMPT = "def binary_search("
@@ -111,23 +111,6 @@ def test_text_ends_before_a_stop_string(llm: LLM) -> None:
     assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
     pieces = list(llm.stream(PROMPT, replace(params, include_stop_str_in_output=True)))
     assert "".join(pieces) == text[: text.index(stop)] + stop
-
-
-def test_the_prefix_cache_can_be_forgotten_but_not_while_a_request_runs(tiny_llm: LLM) -> None:
-    params = SamplingParams(max_tokens=5, ignore_eos=True)
-    prompt = list(range(40))
-
-    def num_cached() -> int:
-        return tiny_llm.generate(prompt, params, use_tqdm=False)[0].num_cached_tokens
-
-    assert (num_cached(), num_cached()) == (0, 32)
-    request = submit(tiny_llm, prompt, params)
-    tiny_llm.engine.step()
-    assert not tiny_llm.reset_prefix_cache()
-    tiny_llm.engine.abort(request.request_id)
-    assert num_cached() == 32
-    assert tiny_llm.reset_prefix_cache()
-    assert num_cached() == 0
 
 
 def test_what_a_chat_template_asks_for_is_passed_to_it(tiny_llm: LLM) -> None:

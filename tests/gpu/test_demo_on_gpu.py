@@ -35,10 +35,16 @@ def clear_tokens(output: RequestOutput) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "options", [pytest.param({"device": "cpu"}, id="cpu"), pytest.param(ON_GPU, marks=needs_gpu, id="cuda")]
+    ("options", "quantization"),
+    [
+        pytest.param({"device": "cpu"}, None, id="cpu"),
+        *(pytest.param(ON_GPU, own, marks=needs_gpu, id=f"cuda, {own}") for own in (None, "int8", "int4", "int4-128")),
+    ],
 )
-def test_greedy_tokens_are_those_of_torch(options: dict[str, str]) -> None:
-    exact = [clear_tokens(output) for output in greedy(2, device="cpu", kernels="torch")]
-    assert sum(map(len, exact)) > 20 * len(PROMPTS), "hardly any token is a close call"
-    found = [output.outputs[0].token_ids for output in greedy(**options)]
+def test_greedy_tokens_are_those_of_torch(options: dict[str, str], quantization: str | None) -> None:
+    stored = {"quantization": quantization, "activation_dtype": "float32"} if quantization else {}
+    exact = [clear_tokens(output) for output in greedy(2, device="cpu", kernels="torch", **stored)]
+    clear = 10 if quantization else 20
+    assert sum(map(len, exact)) > clear * len(PROMPTS), "hardly any token is a close call"
+    found = [output.outputs[0].token_ids for output in greedy(**options, **stored)]
     assert [tokens[: len(clear)] for tokens, clear in zip(found, exact, strict=True)] == exact

@@ -1,34 +1,30 @@
-"""Models whose layers have states on an NVIDIA GPU in float32: right to transformers and the CPU, however they run; and their
+"""Models whose layers have states on an NVIDIA GPU in float32: right to the CPU, however they run; and their
 kernels in real sizes: the same bits however a sequence is cut.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
-from itertools import accumulate
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from benchmarks.gpu.modes import MODES, Mode, modes_of, running_in
 from nanoengine import LLM, RequestOutput, SamplingParams
 from nanoengine.features.kv_groups.state_pool import StateKeeper
-from nanoengine.kernels import recurrences as reference
-from nanoengine.kernels.recurrences import Decay, StateRuns, Stores
 from tests.e2e.small_engine import assert_idle
 from tests.features.kv_groups.states import saying, snapshots_of
 from tests.features.speculation.scripted import Scripted, erring
 from tests.gpu.marks import needs_gpu
 from tests.gpu.test_demo_on_gpu import clear_tokens
 from tests.gpu.test_waiting_on_gpu import waiting_is_an_error, watch
-from tests.models.families import WITH_STATES, engine, family_checkpoint
-from tests.support import backend_of, fill_kv_with_nan, forced_logits, model_runner, reference_logits, reference_model
+from tests.kernels.recurrences import check_recurrences
+from tests.models.families import engine, family_checkpoint
+from tests.support import fill_kv_with_nan, model_runner
 
-TOKENS = torch.randint(0, 250, (75,), generator=torch.Generator().manual_seed(0)).tolist()
 FAMILIES = ("LFM2", "Qwen3.5", "Qwen3-Next", "Granite 4")
 NEW = 30
 SLACK = 1 << 30
@@ -50,22 +46,6 @@ def on(device: str) -> dict[str, str]:
 def checkpoint(folder: Path, shape: str, **more: Any) -> Path:
     """Heads of a power of two, as Triton's attention wants them."""
     return family_checkpoint(folder, shape, head_dim=16, **more)
-
-
-@cases(WITH_STATES)
-def test_logits_are_those_of_transformers(tmp_path: Path, shape: str, device: str) -> None:
-    """On the CPU first: if they differ there, the GPU is not to blame, but this version of transformers, or the case."""
-    folder = checkpoint(tmp_path, shape)
-    exact = reference_logits(reference_model(folder), TOKENS)
-    for name in dict.fromkeys(("cpu", device)):
-        with engine(folder, **on(name)) as llm:
-            if name == "cuda":
-                assert (model_runner(llm).kernels.name, backend_of(llm).name) == ("triton", "triton")
-            for chunk in (60, 17):
-                logits = forced_logits(llm, TOKENS, num_prompt_tokens=60, chunk=chunk)
-                error = float((logits.cpu() - exact).abs().max())
-                assert error <= 1e-3, name
-                fill_kv_with_nan(llm)
 
 
 # ---- engines
@@ -187,84 +167,8 @@ def test_states_are_counted_where_the_pool_is_sized(tmp_path: Path, utilization:
 # ---- kernels in real sizes
 
 
-class Sizes:
-    """Projections of some tokens of Qwen3-Next, Granite 4 or LFM2, and what their kernels make of runs of them."""
-
-    def __init__(self, kind: str, dtype: torch.dtype, num_tokens: int):
-        self.kind, self.decay = kind, Decay(torch.rand(48), torch.randn(48))
-        self.skip, self.filters = torch.randn(48), torch.randn(4, 8192)
-        self.widths = {"delta rule": (8192, 32, 32), "mamba2": (3328, 48), "conv": (8192,)}[kind]
-        self.shape = {"delta rule": (32, 128, 128), "mamba2": (48, 128, 64), "conv": (3, 8192)}[kind]
-        # Rows lie apart by no multiple of 16 bytes: some are aligned, others not.
-        self.x = torch.randn(num_tokens, sum(self.widths) + 3).to(dtype)[:, : sum(self.widths)]
-
-    def mix(self, kernels: Any, x: Tensor, states: Tensor, runs: StateRuns) -> Tensor:
-        first, *others = x.split(self.widths, dim=1)
-        if self.kind == "conv":
-            return kernels.short_conv(first, self.filters, None, states, runs, silu=True)
-        decay = Decay(*(own[: self.shape[0]] for own in self.decay))
-        if self.kind == "delta rule":
-            return kernels.delta_rule(first, *others, decay, 16, states, runs)
-        return kernels.mamba2(first / 8, *others, decay, self.skip, 1, states, runs)
-
-
-@pytest.fixture
-def on_gpu() -> Iterator[None]:
-    with torch.device("cuda"):
-        yield
-
-
-def ints(values: Any) -> Tensor:
-    return torch.tensor(list(values), dtype=torch.int32)
-
-
-def runs_of(slots: list[int], lens: list[int]) -> StateRuns:
-    return StateRuns(ints(slots), ints(accumulate(lens, initial=0)))
-
-
-@pytest.mark.usefixtures("on_gpu")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("kind", [pytest.param(own, marks=needs_gpu) for own in ("delta rule", "mamba2", "conv")])
-def test_bits_do_not_depend_on_cuts_in_real_sizes(kind: str, dtype: torch.dtype) -> None:
-    """One long run alone, in chunks, token by token beside 60 others, and with snapshots that the rest begins from."""
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=needs_gpu) for seed in range(4)])
+def test_bits_do_not_depend_on_cuts_in_real_sizes(seed: int) -> None:
     from nanoengine.kernels.triton.operations import TritonKernels
 
-    torch.manual_seed(0)
-    kernels, count, slots = TritonKernels(), 333, 70
-    sizes = Sizes(kind, dtype, count)
-    begun = torch.full((slots, *sizes.shape), float("nan"))
-    begun[3] = torch.randn(sizes.shape) / 4
-    states, right = begun.clone(), begun[:4].clone()
-    out = sizes.mix(kernels, sizes.x, states, runs_of([3], [count]))
-    close = {"rtol": 2e-3, "atol": 2e-3} if out.dtype is torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
-    torch.testing.assert_close(out, sizes.mix(reference, sizes.x, right, runs_of([3], [count])), **close)
-    torch.testing.assert_close(states[3], right[3], rtol=2e-3, atol=2e-3)
-    for lens in ([1, 2, 3, 60, 200, 67], [332, 1]):
-        own, first = begun.clone(), 0
-        for length in lens:
-            part = slice(first, first + length)
-            assert torch.equal(sizes.mix(kernels, sizes.x[part], own, runs_of([3], [length])), out[part])
-            first += length
-        assert torch.equal(own[3], states[3])
-        assert own[4:].isnan().all()
-
-    own, places = begun.clone(), torch.arange(64)
-    own[4:64] = 0
-    for token in range(0, count, 7):  # chunks of 6 alone, and one token among many
-        tokens = sizes.x[places % count]
-        tokens[5] = sizes.x[token]
-        rows = [4, 5, 6, 7, 8, 3, *range(9, 64), *[69] * 3]
-        assert torch.equal(sizes.mix(kernels, tokens, own, runs_of(rows, [1] * 64))[5], out[token])
-        rest = sizes.x[token + 1 : token + 7]
-        if len(rest):
-            sizes.mix(kernels, rest, own, runs_of([3], [len(rest)]))
-    assert torch.equal(own[3], states[3])
-
-    own, cut = begun.clone(), 130
-    keeps = Stores(ints([0, 3]), ints([cut, count - 1, count - 1]), ints([66, 67, 3]))
-    assert torch.equal(sizes.mix(kernels, sizes.x, own, runs_of([3], [count])._replace(stores=keeps)), out)
-    assert torch.equal(own[67], states[3])
-    assert torch.equal(own[3], states[3])
-    rest = sizes.x[cut + 1 :]
-    assert torch.equal(sizes.mix(kernels, rest, own, runs_of([66], [len(rest)])), out[cut + 1 :])
-    assert torch.equal(own[66], states[3])
+    check_recurrences(TritonKernels(), seed, "cuda", real=True)

@@ -1,4 +1,4 @@
-"""Quantized weights on a GPU: greedy tokens are those of torch on the CPU, and recorded products are what they are at once."""
+"""Quantized weights on a GPU: floats of 8 bits stay near the model, and recorded products are what they are at once."""
 
 from __future__ import annotations
 
@@ -10,18 +10,9 @@ from nanoengine.kernels.triton.launch import float8_unsupported_reason
 from nanoengine.kernels.triton.operations import TritonKernels
 from nanoengine.models.quantization.at_load import quantizer
 from tests.gpu.marks import needs_gpu
-from tests.gpu.test_demo_on_gpu import ON_GPU, PROMPTS, clear_tokens, greedy
+from tests.gpu.test_demo_on_gpu import ON_GPU, greedy
 
 pytestmark = needs_gpu
-
-
-@pytest.mark.parametrize("name", ["int8", "int4", "int4-128"])
-def test_greedy_tokens_are_those_of_torch(name: str) -> None:
-    stored = {"quantization": name, "activation_dtype": "float32"}
-    exact = [clear_tokens(output) for output in greedy(2, device="cpu", kernels="torch", **stored)]
-    assert sum(map(len, exact)) > 10 * len(PROMPTS), "hardly any token is a close call"
-    found = [output.outputs[0].token_ids for output in greedy(**ON_GPU, **stored)]
-    assert [tokens[: len(clear)] for tokens, clear in zip(found, exact, strict=True)] == exact
 
 
 def test_floats_of_8_bits_stay_near_the_model_or_say_why_they_cannot() -> None:

@@ -1,47 +1,14 @@
-"""Every way to draw tokens on a CPU, and keys to draw with."""
+"""Keys to draw tokens with."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
-import pytest
 import torch
 from torch import Tensor
 
 from nanoengine.core.randomness import GOLDEN_GAMMA, MASK, MIX_1, MIX_2, mix
-from nanoengine.core.sampling import draw_tokens, signed
-from nanoengine.kernels.native.operations import NativeKernels
-from nanoengine.kernels.reference.operations import TorchKernels
-from tests.kernels.marks import needs_kernels
-
-Draw = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""`Kernels.draw_tokens`."""
-
-
-def torch_draw(logits: Tensor, keys: Tensor, temperature: Tensor | None = None) -> Tensor:
-    return draw_tokens(logits, keys, torch.ones(len(keys)) if temperature is None else temperature)
-
-
-def native_draw(logits: Tensor, keys: Tensor, temperature: Tensor | None = None) -> Tensor:
-    return NativeKernels().draw_tokens(logits, keys, torch.ones(len(keys)) if temperature is None else temperature)
-
-
-class DrawingBy(TorchKernels):
-    """Torch's kernels with another `draw_tokens`."""
-
-    def __init__(self, draw: Draw):
-        super().__init__()
-        self._draw = draw
-
-    def draw_tokens(self, logits: Tensor, keys: Tensor, temperature: Tensor) -> Tensor:
-        return self._draw(logits, keys, temperature)
-
-
-DRAWS = torch_draw, native_draw
-every_draw = pytest.mark.parametrize(
-    "draw", [pytest.param(DRAWS[0], id="torch"), pytest.param(DRAWS[1], id="native", marks=needs_kernels)]
-)
+from nanoengine.core.sampling import signed
 
 
 def keys_of(keys: list[int]) -> Tensor:

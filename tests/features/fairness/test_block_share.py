@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import random
-from typing import Any
-
 import pytest
 
 from nanoengine.core.llm_engine import LLMEngine
-from nanoengine.core.sampling_params import CoreSamplingParams as SamplingParams
 from nanoengine.core.sequence import Request
-from tests.core.toys import VOCAB, check, make_engine, run
+from tests.core.toys import check, make_engine, run
 from tests.features.fairness.sharing import POLICIES, shared_engine, submit
 
 POOL = {"num_blocks": 60, "max_model_len": 240, "max_num_batched_tokens": 48, "max_chunk": 24, "max_num_seqs": 24}
@@ -87,45 +83,3 @@ def test_who_has_no_more_than_its_part_keeps_it_when_others_grow() -> None:
         check(engine.scheduler)
     assert newcomer.sequences[0].num_preemptions == 0
     run(engine, [])
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_shares_of_blocks_change_no_token_and_come_to_an_end(seed: int) -> None:
-    rng = random.Random(seed)
-    options: dict[str, Any] = {
-        "num_blocks": rng.choice([16, 24]),
-        "policy": rng.choice(POLICIES),
-        "depth": rng.choice([1, 2]),
-        "enable_prefix_caching": rng.random() < 0.5,
-        "max_num_batched_tokens": rng.choice([7, 40]),
-    }
-    wishes = [(rng.randint(1, 40), rng.choice("aabc"), rng.randint(1, 15), rng.choice([1, 1, 4])) for _ in range(14)]
-    arrivals = sorted(rng.randint(0, 40) for _ in wishes)
-    engine, _ = shared_engine(**options)
-    alone = make_engine(num_blocks=900)
-    requests: list[tuple[Request, Request]] = []
-    for now in range(3000):
-        while len(requests) < len(wishes) and arrivals[len(requests)] <= now:
-            length, client, max_tokens, n = wishes[len(requests)]
-            prompt = [rng.randrange(VOCAB) for _ in range(length)]
-            params = SamplingParams(max_tokens=max_tokens, n=n, ignore_eos=True, seed=len(requests))
-            pair = engine.make_request(prompt, params, client=client), alone.make_request(prompt, params)
-            for own, request in zip((engine, alone), pair, strict=True):
-                own.submit(request)
-            requests.append(pair)
-        if len(requests) == len(wishes) and not engine.has_unfinished:
-            break
-        preempted = {seq: seq.num_preemptions for seq in engine.scheduler.running}
-        engine.step()
-        check(engine.scheduler)
-        if options["depth"] == 1:
-            again = [
-                seq for seq in engine.scheduler.running if seq.num_preemptions > preempted.get(seq, seq.num_preemptions)
-            ]
-            assert not again, "who gives way does not start again in the same step"
-    run(alone, [])
-    assert all(together.finished for together, _ in requests)
-    for together, expected in requests:
-        assert [seq.output_token_ids for seq in together.sequences] == [
-            seq.output_token_ids for seq in expected.sequences
-        ]

@@ -4,90 +4,45 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
-from nanoengine.core.messages import Run
+from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.sampling_params import CoreSamplingParams
-from nanoengine.core.scheduler import Scheduler, Step
-from nanoengine.core.seams import PolicyPart
-from nanoengine.core.sequence import Phase
-from tests.core.test_policy_every_way import answers, draw_requests, draw_way
-from tests.core.toys import VOCAB, make_engine, run
+from nanoengine.core.sequence import Request
+from tests.core.lives import check_lives
+from tests.core.toys import VOCAB, run
+from tests.features.speculation.toys import Drafted
 
 from .remembering import RememberingModel, check_slots, make_hybrid
 
 
-class Guesses(PolicyPart):
-    """Drafts at random, of which some are right: it has the answers."""
+class Remembered(Drafted):
+    """Models with states: a run begins with the state of the tokens before it."""
 
-    def __init__(self, rng: random.Random, texts: list[list[int]]):
-        self.rng, self.texts, self.num_accepted = rng, texts, 0
+    rare = (*Drafted.rare, "evicted", "resumed")
+    rounds = 2
 
-    def draft(self, scheduler: Scheduler, step: Step) -> None:
-        budget = scheduler.max_num_batched_tokens - step.plan.num_tokens - len(step.decodes)
-        for seq in step.decodes.copy():
-            known = next((text for text in self.texts if text[: len(seq.token_ids)] == seq.token_ids), [])
-            right = known[len(seq.token_ids) : len(seq.token_ids) + self.rng.randint(0, 6)]
-            drafts = [token if self.rng.random() < 0.8 else self.rng.randrange(VOCAB) for token in right][
-                : max(budget, 0)
-            ]
-            room = min(seq.num_slots - seq.num_computed, seq.max_num_tokens - seq.num_tokens)
-            drafts = drafts[: max(room, 0)]
-            if not drafts or seq.num_tokens - 1 != len(seq.token_ids):  # a token of it is in flight
-                continue
-            budget -= len(drafts)
-            step.decodes.remove(seq)
-            step.runs.insert(step.plan.num_drafted, seq)
-            step.plan.runs.insert(
-                step.plan.num_drafted, Run(seq.row, seq.num_computed - 1, 1 + len(drafts), True, tuple(drafts))
-            )
-            seq.num_computed += len(drafts)
-            seq.num_tokens += len(drafts)
-            seq.phase = Phase.VERIFYING
+    def engine(self, way: dict[str, Any], failing: list[int]) -> LLMEngine:
+        num_snapshots, model = self.rng.choice([0, 1, 3, 50]), RememberingModel(4, failing=failing)
+        engine, self.snapshots = make_hybrid(model=model, num_snapshots=num_snapshots, parts=self.parts(), **way)
+        return engine
 
-    def settle(self, seq: object, num_drafts: int, num_accepted: int) -> None:
-        self.num_accepted += num_accepted
+    def after_round(self, engine: LLMEngine, requests: list[Request]) -> None:
+        check_slots(self.snapshots)
+
+    def after_life(self, engine: LLMEngine) -> None:
+        super().after_life(engine)
+        self.seen.update(resumed=self.snapshots.num_restored, evicted=self.snapshots.num_evicted)
+        assert engine.reset_prefix_cache()
+        assert not self.snapshots.index
+        check_slots(self.snapshots)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_every_way_of_scheduling_begins_every_run_with_the_right_state(seed: int) -> None:
-    engine = make_engine()
-    requests = draw_requests(engine, seed)
-    run(engine, requests)
-    expected = answers(requests)
-    texts = [seq.token_ids for request in requests for seq in request.sequences]
-    rng, seen = (
-        random.Random(seed),
-        dict.fromkeys(("preemptions", "cached", "accepted", "evicted", "resumed", "failed"), 0),
-    )
-    for _ in range(30):
-        way, failing = draw_way(rng), [rng.randint(2, 12)] if rng.random() < 0.3 else []
-        guesses = Guesses(random.Random(seed), texts if rng.random() < 0.6 else [])
-        engine, snapshots = make_hybrid(
-            model=RememberingModel(4, failing=failing),
-            num_snapshots=rng.choice([0, 1, 3, 50]),
-            parts=[guesses],
-            **way,
-        )
-        for _ in range(2):
-            requests = draw_requests(engine, seed)
-            run(engine, requests)
-            errors = [request.error for request in requests if request.error]
-            assert all(isinstance(error, RuntimeError) for error in errors), errors
-            for want, got in zip(expected, answers(requests), strict=True):
-                assert got == want or (failing and got[1] == "error" and got[0] == want[0][: len(got[0])]), way
-                seen["failed"] += got[1] == "error"
-            check_slots(snapshots)
-        seen["preemptions"] += engine.scheduler.num_preemptions
-        seen["cached"] += sum(request.output().num_cached_tokens for request in requests)
-        seen["resumed"] += snapshots.num_restored
-        seen["evicted"] += snapshots.num_evicted
-        seen["accepted"] += guesses.num_accepted
-        assert engine.reset_prefix_cache()
-        assert not snapshots.index
-        check_slots(snapshots)
-    assert all(seen.values()), f"the rare paths were met: {seen}"
+    check_lives(Remembered(seed), 30)
 
 
 @pytest.mark.parametrize(("shared", "own"), [(1600, 600), (1500, 700)])

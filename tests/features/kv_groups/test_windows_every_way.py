@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -15,11 +14,10 @@ from nanoengine.core.scheduler import Step
 from nanoengine.core.seams import PolicyPart
 from nanoengine.features.kv_groups.common_prefix import CommonPrefix
 from nanoengine.features.kv_groups.layouts import KVGroup, Need
-from tests.core.test_policy_every_way import answers, draw_requests, draw_way
+from tests.core.lives import check_lives
 from tests.core.toys import ToyModel, make_engine, run
-from tests.features.speculation.toys import ToyDrafter
+from tests.features.speculation.toys import Drafted
 
-NUM_WAYS = 30
 MAX_LEN = 60
 SIZE = 4
 WINDOWS: tuple[tuple[int | None, ...], ...] = ((6,), (None, 5), (1, None, 17), (4, 9), (None, None, 70, 8))
@@ -68,40 +66,38 @@ def windowed_engine(
     return make_engine(blocks=blocks, model=model, max_model_len=MAX_LEN, parts=[prefix, *parts], **way), prefix
 
 
-@pytest.mark.parametrize("seed", range(len(WINDOWS + CHUNKS)))
-def test_what_a_request_gets_does_not_depend_on_the_way_in_which_it_is_scheduled(seed: int) -> None:
-    windows = (WINDOWS + CHUNKS)[seed]
-    plain = {"depth": 1, "enable_prefix_caching": False, "max_num_batched_tokens": 8192}
-    engine, _ = windowed_engine(windows, num_spare=1000, failing=[], **plain)
-    requests = draw_requests(engine, seed)
-    run(engine, requests)
-    expected = answers(requests)
-    truth = {seq.seq_id: seq.token_ids for request in requests for seq in request.sequences}
-    rng, seen = random.Random(seed), dict.fromkeys(("preemptions", "cached", "accepted", "failed", "common"), 0)
-    for _ in range(NUM_WAYS):
-        way, fails = draw_way(rng), rng.random() < 0.3
+class Windowed(Drafted):
+    """Models with these windows, in pools of about one sequence."""
+
+    def __init__(self, seed: int, windows: tuple[int | None, ...]):
+        super().__init__(seed)
+        self.windows = windows
+        self.rare += ("common",) if None in windows else ()
+
+    def plain_engine(self) -> LLMEngine:
+        way = {"depth": 1, "enable_prefix_caching": False, "max_num_batched_tokens": 8192}
+        return windowed_engine(self.windows, num_spare=1000, failing=[], **way)[0]
+
+    def engine(self, way: dict[str, Any], failing: list[int]) -> LLMEngine:
+        num_spare = self.rng.choice([0, 0, 1, 5, 400])
         del way["num_blocks"]
-        drafter = ToyDrafter(truth, rng) if rng.random() < 0.5 else None
-        parts = [drafter] if drafter else []
-        failing = [rng.randint(2, 12)] if fails else []
-        num_spare = rng.choice([0, 1, 5, 400])
-        engine, prefix = windowed_engine(windows, num_spare=num_spare, failing=failing, parts=parts, **way)
-        requests = draw_requests(engine, seed)
-        run(engine, requests)
-        for want, got in zip(expected, answers(requests), strict=True):
-            if got[1] == "error":
-                assert fails, way
-                assert got[0] == want[0][: len(got[0])], way
-                seen["failed"] += 1
-            else:
-                assert got == want, way
-        seen["preemptions"] += engine.scheduler.num_preemptions
-        seen["cached"] += sum(request.output().num_cached_tokens for request in requests)
-        seen["accepted"] += drafter.num_accepted if drafter else 0
-        seen["common"] += prefix.num_common
-    if None not in windows:
-        assert not seen.pop("common")
-    assert all(seen.values()), f"the rare paths were met: {seen}"
+        engine, self.prefix = windowed_engine(
+            self.windows, num_spare=num_spare, failing=failing, parts=self.parts(), **way
+        )
+        return engine
+
+    def after_life(self, engine: LLMEngine) -> None:
+        super().after_life(engine)
+        self.seen["common"] += self.prefix.num_common
+
+
+@pytest.mark.parametrize("windows", WINDOWS + CHUNKS, ids=str)
+def test_what_a_request_gets_does_not_depend_on_the_way_in_which_it_is_scheduled(
+    windows: tuple[int | None, ...],
+) -> None:
+    plug = Windowed((WINDOWS + CHUNKS).index(windows), windows)
+    check_lives(plug, 40)
+    assert None in windows or not plug.seen["common"]
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5, 9])

@@ -320,17 +320,6 @@ def test_after_a_failed_step_adapters_are_loaded_again(
         assert tokens(llm.generate([SHARED] * 3, GREEDY, lora_request=adapters, use_tqdm=False)) == expected
 
 
-def test_a_worker_process_has_adapters_too(model: Path, adapters: list[LoRARequest]) -> None:
-    with opened(model) as llm:
-        expected = tokens(llm.generate([SHARED] * 2, GREEDY, lora_request=[None, adapters[0]], use_tqdm=False))
-    options = {"device": "cpu", "dtype": "float32", "num_kv_blocks": 50, "max_model_len": 256, "enable_lora": True}
-    with LLM(str(model), worker_process=True, use_tqdm=False, **options) as llm:
-        for _ in range(2):
-            found = tokens(llm.generate([SHARED] * 2, GREEDY, lora_request=[None, adapters[0]], use_tqdm=False))
-            assert found == expected
-            llm.engine.executor.executor.processes[0].kill()  # type: ignore[attr-defined] # the next one knows no adapter
-
-
 # ---- limits
 
 
@@ -348,6 +337,10 @@ def test_limits_are_told_by_their_names(model: Path, adapters: list[LoRARequest]
         found = tokens(llm.generate([SHARED], GREEDY, lora_request=adapters[2], use_tqdm=False))  # it makes room
         assert set(own.loaded) == {"adapter 2", "adapter 1"} or set(own.loaded) == {"adapter 2", "adapter 0"}
         assert found == tokens(llm.generate([SHARED], GREEDY, lora_request=adapters[2], use_tqdm=False))
+        llm.engine.submit(make(llm, SHARED, GREEDY, adapters[2]))
+        for adapter in adapters[:2]:
+            own.find(adapter)
+        assert set(own.loaded) == {"adapter 2", "adapter 1"}, "one that is in use makes no room"
     size = len((Path(adapters[0].lora_path) / "adapter_model.safetensors").read_bytes())
     with opened(model, max_lora_bytes=size + 10) as llm:
         own_adapters(llm).load("one", adapters[0].lora_path)

@@ -1,17 +1,14 @@
-"""KV events: a listener always knows what the pool has cached, and can break nothing."""
+"""KV events: a listener knows what the pool has cached (always: test_observer.py), and can break nothing."""
 
 from __future__ import annotations
 
 import logging
-import random
 from collections import Counter
-from typing import Any
 
 import pytest
 
-from nanoengine.core.messages import StepPlan
 from nanoengine.features.observability.kv_events import AllCleared, BlockRemoved, BlockStored, KVEvent
-from tests.core.toys import Done, ToyModel, check, run
+from tests.core.toys import run
 
 from .toys import Observed
 
@@ -56,34 +53,6 @@ def test_each_full_block_is_stored_once_behind_its_parent_when_its_step_is_done(
     observed.add([1, 2, 3, 4, 5, 6, 7, 8, 9], 1)
     run(observed.engine, [])
     assert len(router.heard) == 2, "nothing is stored again"
-
-
-def test_events_are_told_after_an_abort_and_after_an_interrupt() -> None:
-    """Without another step, since there may be none for a long time."""
-
-    class Interrupted(ToyModel):
-        is_interrupted = False
-
-        def launch(self, plan: StepPlan) -> Done:
-            if self.is_interrupted:
-                raise KeyboardInterrupt
-            return super().launch(plan)
-
-    model = Interrupted(4)
-    observed = Observed(model=model, num_blocks=6, max_model_len=24, depth=2)
-    router = Router(observed)
-    observed.add([1] * 9, 2)
-    run(observed.engine, [])
-    request = observed.add([2] * 20, 3)
-    model.is_interrupted = True
-    with pytest.raises(KeyboardInterrupt):
-        observed.engine.step()
-    router.check()
-    model.is_interrupted = False
-    observed.engine.step()
-    assert observed.engine.scheduler.schedule() is not None, "it evicts, and no step tells of that"
-    observed.engine.abort(request.request_id)
-    router.check()
 
 
 def test_a_reset_that_is_refused_says_nothing_and_one_that_works_says_so_at_once() -> None:
@@ -144,27 +113,3 @@ def test_an_error_of_the_listener_is_counted_and_logged_once(caplog: pytest.LogC
         run(observed.engine, [])
     assert len(heard) == observed.snapshot().num_listener_errors == 2, "the second event was told too"
     assert len(caplog.records) == 1
-
-
-@pytest.mark.parametrize("seed", range(15))
-def test_a_listener_always_knows_what_is_cached(seed: int) -> None:
-    rng = random.Random(seed)
-    num_groups = rng.choice([1, 2])
-    options: dict[str, Any] = {"num_groups": num_groups, "num_blocks": 16 * num_groups, "depth": rng.choice([1, 2])}
-    broken = [(rng.randrange(9), rng.randrange(12)) for _ in range(3)]
-    observed = Observed(model=ToyModel(4, [rng.randint(5, 50)], broken), **options)
-    router = Router(observed)
-    engine, requests = observed.engine, []
-    for _ in range(80):
-        if rng.random() < 0.4:
-            requests.append(observed.add([rng.randrange(3)] * rng.randint(1, 9) + [rng.randrange(9)] * 5, 9))
-        if rng.random() < 0.1 and requests:
-            engine.abort(rng.choice(requests).request_id)
-        if rng.random() < 0.05:
-            engine.reset_prefix_cache()
-        engine.step()
-        check(engine.scheduler)
-        if not engine.scheduler.in_flight:
-            router.check()
-    run(engine, [])
-    router.check()

@@ -8,12 +8,17 @@ from typing import Any
 
 import pytest
 
+from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import StepPlan
+from nanoengine.core.sequence import Request
 from nanoengine.features.observability.metrics import RequestMetrics
 from nanoengine.features.observability.observer import kv_usage
-from tests.core.toys import VOCAB, ToyModel, check, make_engine, run
-from tests.features.speculation.toys import ToyDrafter
+from tests.core.lives import check_lives
+from tests.core.toys import VOCAB, ToyModel, make_engine, run
+from tests.features.speculation.toys import Drafted, ToyDrafter
 
+from .test_kv_events import Router
+from .test_view import look
 from .toys import Observed, SlowModel
 
 OF_THE_ENDED = (
@@ -290,53 +295,56 @@ def test_the_time_of_steps_that_overlap_is_counted_once() -> None:
 # ---- all together
 
 
-@pytest.mark.parametrize("seed", range(40))
+class Watched(Drafted):
+    """In a life the view is sound after every step, a listener always knows what is cached, and the sums agree in the end."""
+
+    def __init__(self, seed: int):
+        super().__init__(seed)
+        self.num_groups = 1 + seed % 2
+        self.broken = [(self.rng.randrange(VOCAB), self.rng.randrange(12)) for _ in range(20)]
+
+    def plain_engine(self) -> LLMEngine:
+        return Observed(model=SlowModel(broken=self.broken), num_blocks=900, num_groups=self.num_groups).engine
+
+    def engine(self, way: dict[str, Any], failing: list[int]) -> LLMEngine:
+        model, num_blocks = SlowModel(failing=failing, broken=self.broken), way.pop("num_blocks") * self.num_groups
+        self.observed = Observed(
+            model=model, parts=self.parts(), num_groups=self.num_groups, num_blocks=num_blocks, **way
+        )
+        self.router = Router(self.observed)
+        return self.observed.engine
+
+    def after_step(self, engine: LLMEngine) -> None:
+        super().after_step(engine)
+        self.observed.clock.now += 0.5 * (self.rng.random() < 0.2)
+        look(self.observed)
+        if not engine.scheduler.in_flight:
+            self.router.check()
+
+    def after_round(self, engine: LLMEngine, requests: list[Request]) -> None:
+        metrics = self.observed.snapshot()
+        seen = metrics.times
+        outputs = [output for request in requests for output in request.output().outputs]
+        ended = [output for output in outputs if output.finish_reason != "abort"]
+        lengths = [len(output.token_ids) for output in outputs]
+        assert {name: getattr(seen, name).count for name in OF_THE_ENDED} == dict.fromkeys(OF_THE_ENDED, len(ended))
+        assert metrics.finished == Counter(output.finish_reason for output in outputs)
+        assert seen.num_generated_tokens == sum(lengths)
+        assert seen.generated_length.sum == sum(len(output.token_ids) for output in ended)
+        assert seen.time_to_first_token.count == sum(map(bool, lengths))
+        assert metrics.steps.decode_tokens + seen.time_to_first_token.count <= sum(lengths) + metrics.num_preemptions
+        assert seen.num_preemptions.sum <= metrics.num_preemptions
+        assert seen.inference_time.sum == seen.prefill_time.sum + seen.decode_time.sum
+        assert seen.latency.sum >= seen.queue_time.sum + seen.inference_time.sum
+        assert seen.inter_token_latency.count <= sum(max(length - 1, 0) for length in lengths)
+        if not self.drafter.num_drafts:
+            assert seen.inter_token_latency.count == sum(max(length - 1, 0) for length in lengths)
+        assert not self.observed.observer._starts
+
+
+@pytest.mark.parametrize("seed", range(2))
 def test_the_sums_agree_whatever_happens(seed: int) -> None:
-    rng = random.Random(seed)
-    options: dict[str, Any] = {
-        "policy": rng.choice(["prefill_first", "mixed"]),
-        "depth": rng.randint(1, 3),
-        "num_blocks": rng.choice([16, 64]),
-        "max_num_seqs": rng.randint(1, 6),
-        "max_num_batched_tokens": rng.choice([3, 30]),
-        "model": SlowModel(failing=[rng.randint(1, 40)] if rng.random() < 0.4 else []),
-    }
-    if rng.random() < 0.4:
-        options["parts"] = [ToyDrafter({i: rng.choices(range(VOCAB), k=99) for i in range(99)}, rng)]
-    observed = Observed(**options)
-    engine = observed.engine
-    requests = []
-    for now in range(400):
-        if now < 20 and rng.random() < 0.4:
-            prompt = rng.choice([[1] * 4, [1] * 9, [rng.randrange(9) for _ in range(rng.randint(1, 14))]])
-            stop = rng.choice(["", "b", "cd"])
-            params = {"n": rng.choice([1, 1, 3]), "ignore_eos": rng.random() < 0.5, "stop": stop or ()}
-            requests.append(observed.add(prompt, rng.randint(1, 14), seed=now, **params))
-        if requests and rng.random() < 0.05:
-            engine.abort(rng.choice(requests).request_id)
-        observed.clock.now += 0.5 * (rng.random() < 0.2)
-        engine.step()
-        check(engine.scheduler)
-        if now > 20 and not engine.has_unfinished:
-            break
-    metrics = observed.snapshot()
-    seen = metrics.times
-    outputs = [output for request in requests for output in request.output().outputs]
-    ended = [output for output in outputs if output.finish_reason != "abort"]
-    lengths = [len(output.token_ids) for output in outputs]
-    assert {name: getattr(seen, name).count for name in OF_THE_ENDED} == dict.fromkeys(OF_THE_ENDED, len(ended))
-    assert metrics.finished == Counter(output.finish_reason for output in outputs)
-    assert seen.num_generated_tokens == sum(lengths)
-    assert seen.generated_length.sum == sum(len(output.token_ids) for output in ended)
-    assert seen.time_to_first_token.count == sum(map(bool, lengths))
-    assert metrics.steps.decode_tokens + seen.time_to_first_token.count <= sum(lengths) + metrics.num_preemptions
-    assert seen.num_preemptions.sum <= metrics.num_preemptions
-    assert seen.inference_time.sum == seen.prefill_time.sum + seen.decode_time.sum
-    assert seen.latency.sum >= seen.queue_time.sum + seen.inference_time.sum
-    assert seen.inter_token_latency.count <= sum(max(length - 1, 0) for length in lengths)
-    if "parts" not in options:
-        assert seen.inter_token_latency.count == sum(max(length - 1, 0) for length in lengths)
-    assert not observed.observer._starts
+    check_lives(Watched(seed), 30)
 
 
 def test_steps_that_failed_or_were_dropped_count_for_nothing() -> None:

@@ -1,8 +1,7 @@
-"""The view agrees with the engine after every step, and tells nothing of anybody's text."""
+"""The view agrees with the engine (after every step: test_observer.py), and tells nothing of anybody's text."""
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 
 import msgspec
@@ -130,22 +129,3 @@ def test_sequences_that_wait_for_files_are_shown_apart() -> None:
     assert (view.num_running, view.num_fetching, view.num_waiting) == (1, 1, 2)
     shown = [(seq.request_id, seq.state) for seq in view.sequences]
     assert shown == [("r0", "decode"), ("r2", "fetching"), ("r1", "waiting"), ("r3", "waiting")]
-
-
-@pytest.mark.parametrize("seed", range(15))
-def test_views_are_sound_after_every_step(seed: int) -> None:
-    rng = random.Random(seed)
-    observed = Observed(
-        num_blocks=15,
-        max_model_len=50,
-        policy=rng.choice(["prefill_first", "mixed"]),
-        depth=rng.randint(1, 2),
-        enable_prefix_caching=rng.random() < 0.5,
-        max_num_batched_tokens=rng.choice([7, 100]),
-    )
-    for _ in range(8):
-        observed.add([rng.randint(1, 3)] * rng.randint(1, 20), 12, n=rng.randint(1, 3))
-    while observed.engine.has_unfinished:
-        observed.engine.step()
-        look(observed)
-    assert look(observed).sequences == []

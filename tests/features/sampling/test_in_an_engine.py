@@ -14,10 +14,10 @@ from nanoengine.core.messages import StepResult
 from nanoengine.core.sampling_params import CoreSamplingParams, ModelFacts
 from nanoengine.core.sequence import Request
 from nanoengine.features.sampling.params import SamplingParams
-from tests.core.test_policy_every_way import draw_way
+from tests.core.lives import check_lives
 from tests.core.toys import VOCAB, run
 from tests.features.sampling.toy_engine import SampledToy, alone, digest_of, logits_of, make
-from tests.features.speculation.toys import ToyDrafter
+from tests.features.speculation.toys import Drafted, ToyDrafter
 
 
 def draw_params(rng: random.Random, number: int) -> SamplingParams:
@@ -51,22 +51,40 @@ def draw_requests(engine: LLMEngine, seed: int) -> list[Request]:
     return requests
 
 
-def answers(requests: list[Request]) -> list[Any]:
-    found: list[Any] = []
-    for request in requests:
-        output = request.output()
-        found += [(own.token_ids, own.finish_reason, own.logprobs, own.cumulative_logprob) for own in output.outputs]
-        found.append(output.prompt_logprobs)
-    return found
+class Sampled(Drafted):
+    """Params of all kinds, and log probabilities, which are told with the tokens."""
+
+    rare = ("preemptions", "cached", "failed", "aborted", "accepted", "rejected")
+
+    def plain_engine(self) -> LLMEngine:
+        return make()
+
+    def engine(self, way: dict[str, Any], failing: list[int]) -> LLMEngine:
+        return make(SampledToy(4, failing=failing), self.parts(), **way)
+
+    def requests(self, engine: LLMEngine) -> list[Request]:
+        return draw_requests(engine, self.seed)
+
+    def answers(self, requests: list[Request]) -> list[Any]:
+        return [
+            (own.token_ids, own.finish_reason, own.logprobs, own.cumulative_logprob)
+            for request in requests
+            for own in request.output().outputs
+        ]
+
+    def after_round(self, engine: LLMEngine, requests: list[Request]) -> None:
+        for seq in [seq for request in requests for seq in request.sequences if seq.logprobs is not None]:
+            assert len(seq.logprobs) == len(seq.output_token_ids)
+        for own, plain in zip(requests, self.plain, strict=True):
+            if not {"error", "abort"} & {seq.finish_reason for seq in own.sequences}:
+                assert own.output().prompt_logprobs == plain.output().prompt_logprobs
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_answers_are_those_of_a_slow_loop_in_every_way_of_running(seed: int) -> None:
-    engine = make()
-    requests = draw_requests(engine, seed)
-    run(engine, requests)
-    seqs = [seq for request in requests for seq in request.sequences]
-    for seq in seqs:
+    plug = Sampled(seed)
+    check_lives(plug, 15)
+    for seq in [seq for request in plug.plain for seq in request.sequences]:
         tokens, logprobs = alone(seq)
         assert seq.output_token_ids == tokens
         if seq.logprobs is not None:
@@ -74,30 +92,8 @@ def test_answers_are_those_of_a_slow_loop_in_every_way_of_running(seed: int) -> 
             for entry, expected in zip(seq.logprobs, logprobs, strict=True):
                 assert [own.rank for own in entry.values()] == [rank for _, rank in expected.values()]
                 assert [own.logprob for own in entry.values()] == pytest.approx([own for own, _ in expected.values()])
-    for request in requests:
+    for request in plug.plain:
         check_prompt_logprobs(request)
-    expected = answers(requests)
-    truth = {seq.seq_id: seq.token_ids for seq in seqs}
-    rng, seen = random.Random(seed), dict.fromkeys(("preemptions", "cached", "accepted", "failed"), 0)
-    for _ in range(10):
-        way, fails = draw_way(rng), rng.random() < 0.3
-        drafter = ToyDrafter(truth, rng) if rng.random() < 0.5 else None
-        model = SampledToy(4, failing=[rng.randint(2, 12)] if fails else [])
-        engine = make(model, [drafter] if drafter else [], **way)
-        requests = draw_requests(engine, seed)
-        run(engine, requests)
-        failed = [seq for request in requests for seq in request.sequences if type(seq.error) is RuntimeError]
-        if not failed:
-            assert answers(requests) == expected, way
-        for request in requests:
-            for seq in request.sequences:
-                if seq.logprobs is not None:
-                    assert len(seq.logprobs) == len(seq.output_token_ids), way
-        seen["preemptions"] += engine.scheduler.num_preemptions
-        seen["cached"] += sum(request.output().num_cached_tokens for request in requests)
-        seen["accepted"] += drafter.num_accepted if drafter else 0
-        seen["failed"] += len(failed)
-    assert all(seen.values()), f"the rare paths were met: {seen}"
 
 
 def check_prompt_logprobs(request: Request) -> None:
@@ -224,6 +220,9 @@ def test_a_request_that_forbids_everything_costs_nobody_else_anything(policy: st
     run(engine, [again, longer])
     assert again.output().num_cached_tokens == 24
     assert longer.output().num_cached_tokens == 32, "the neighbour's own blocks can be found"
+    for request in (engine.make_request([*shared, 1], forbidding()), last := engine.make_request([*shared, 4])):
+        run(engine, [request])
+    assert last.output().num_cached_tokens == 24, "though no neighbour has computed it again"
 
 
 def test_each_failing_request_is_told_its_own_reason() -> None:

@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-import random
-from collections import Counter
 from collections.abc import Sequence as Seq
 from typing import Any
 
 import pytest
 
 from nanoengine.core.llm_engine import LLMEngine
-from nanoengine.core.messages import StepPlan
 from nanoengine.core.sequence import Request
 from nanoengine.features.sampling.params import SamplingParams as Params
 from nanoengine.features.speculation.ngram import NgramProposer
 from nanoengine.features.speculation.proposer import Proposer
 from nanoengine.features.speculation.speculation import Speculation
-from tests.core.test_policy_every_way import answers, draw_requests, draw_way
-from tests.core.toys import VOCAB, Done, ToyModel, make_engine, run
+from tests.core.lives import Plug, answers, check_lives
+from tests.core.toys import VOCAB, ToyModel, make_engine, run
 from tests.features.speculation.scripted import HARM, Say, Scripted
-from tests.features.speculation.toys import ToyDrafter
-
-NUM_WAYS = 12
-
-
-class Watched(ToyModel):
-    """Notes the plans."""
-
-    def __init__(self, *args: Any, **options: Any):
-        super().__init__(*args, **options)
-        self.plans: list[StepPlan] = []
-
-    def launch(self, plan: StepPlan) -> Done:
-        self.plans.append(plan)
-        return super().launch(plan)
+from tests.features.speculation.toys import Drafted
 
 
 def knowing(requests: Seq[Request]) -> Say:
@@ -59,60 +42,41 @@ def truth(*requests: tuple[list[int], Params]) -> tuple[Say, list[Any]]:
     return knowing(made), answers(made)
 
 
+class Proposed(Plug):
+    """The policy's own drafter, with a proposer."""
+
+    def __init__(self, seed: int, who: str):
+        super().__init__(seed)
+        self.who = who
+        self.rare = (*Plug.rare, *(["postponed"] if who != "silent" else []))
+        self.rare += ("accepted",) if who not in ("silent", "wrong") else ()
+        self.rare += ("rejected",) if who in ("ngram", "erring", "mostly wrong", "wrong") else ()
+
+    def engine(self, way: dict[str, Any], failing: list[int]) -> LLMEngine:
+        proposer = NgramProposer(1, 3) if self.who == "ngram" else Scripted(HARM[self.who](knowing(self.plain)))
+        num_drafts = self.rng.randint(1, 15)
+        engine, self.own = make(proposer, num_drafts=num_drafts, model=ToyModel(4, failing), **way)
+        return engine
+
+    def after_life(self, engine: LLMEngine) -> None:
+        own, stats = self.own, self.own.stats
+        assert not own._states, "nothing is kept of sequences that have ended"
+        assert not own._prompts
+        assert stats.num_accepted == sum(stats.accepted_at)
+        self.seen.update(accepted=stats.num_accepted, rejected=stats.num_drafts - stats.num_accepted)
+        self.seen.update(postponed=stats.num_postponed)
+
+
 @pytest.mark.parametrize("who", [*HARM, "ngram"])
 def test_nothing_changes_but_the_number_of_steps(who: str) -> None:
-    seen: Counter[str] = Counter()
-    for seed in range(2):
-        plain = make_engine()
-        requests = draw_requests(plain, seed)
-        run(plain, requests)
-        expected, rng = answers(requests), random.Random(seed)
-        for _ in range(NUM_WAYS):
-            way, fails = draw_way(rng), rng.random() < 0.2
-            proposer = NgramProposer(1, 3) if who == "ngram" else Scripted(HARM[who](knowing(requests)))
-            model = ToyModel(4, failing=[rng.randint(2, 12)] if fails else [])
-            engine, own = make(proposer, num_drafts=rng.randint(1, 15), model=model, **way)
-            again = draw_requests(engine, seed)
-            run(engine, again)
-            for want, got in zip(expected, answers(again), strict=True):
-                if got[1] == "error":
-                    assert fails, way
-                    assert got[0] == want[0][: len(got[0])], way
-                else:
-                    assert got == want, way
-            assert not own._states, "nothing is kept of sequences that have ended"
-            assert not own._prompts
-            assert own.stats.num_accepted == sum(own.stats.accepted_at)
-            seen.update(accepted=own.stats.num_accepted, preemptions=engine.scheduler.num_preemptions)
-            seen.update(rejected=own.stats.num_drafts - own.stats.num_accepted, postponed=own.stats.num_postponed)
-            seen.update(failed=fails)
-    assert seen["preemptions"]
-    assert seen["failed"]
-    assert bool(seen["postponed"]) == (who != "silent")
-    assert seen["accepted"] or who in ("silent", "wrong")
-    if who in ("ngram", "erring", "mostly wrong", "wrong"):
-        assert seen["rejected"]
+    plug = Proposed(0, who)
+    check_lives(plug, 24)
+    assert who != "silent" or not plug.seen["postponed"]
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_any_drafter_changes_nothing(seed: int) -> None:
-    """One that heeds neither costs nor chances: some drafts for some decodes, and some are left out of a step."""
-    plain = make_engine()
-    requests = draw_requests(plain, seed)
-    run(plain, requests)
-    expected, rng, seen = answers(requests), random.Random(seed), Counter[str]()
-    known = {seq.seq_id: seq.token_ids for request in requests for seq in request.sequences}
-    for _ in range(30):
-        way, fails = draw_way(rng), rng.random() < 0.3
-        drafter, model = ToyDrafter(known, rng), ToyModel(4, failing=[rng.randint(2, 12)] if fails else [])
-        engine = make_engine(model=model, parts=[drafter], **way)
-        again = draw_requests(engine, seed)
-        run(engine, again)
-        for want, got in zip(expected, answers(again), strict=True):
-            assert got == want or (fails and got[1] == "error" and got[0] == want[0][: len(got[0])]), way
-        seen.update(accepted=drafter.num_accepted, rejected=drafter.num_drafts - drafter.num_accepted)
-        seen.update(preemptions=engine.scheduler.num_preemptions, failed=fails)
-    assert all(seen.values()), f"the rare paths were met: {seen}"
+    check_lives(Drafted(seed), 40)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -125,11 +89,11 @@ def test_right_drafts_save_steps(policy: str, depth: int) -> None:
     say, expected = truth(*requests)
     counts = {}
     for name, own in (("none", HARM["silent"](say)), ("right", say)):
-        engine, _ = make(Scripted(own), num_drafts=7, policy=policy, depth=depth, model=Watched(4))
+        engine, _ = make(Scripted(own), num_drafts=7, policy=policy, depth=depth)
         made = [engine.make_request(*request) for request in requests]
         run(engine, made)
         assert answers(made) == expected
-        counts[name] = len(engine.executor.plans)
+        counts[name] = engine.executor.num_launched
     assert counts["none"] >= 41
     assert counts["right"] <= 41 / 8 + 4 + 3 * (depth - 1), "eight tokens a step"
 
@@ -139,12 +103,12 @@ def test_a_prompt_that_finds_no_room_does_not_end_speculation(depth: int) -> Non
     """Under the policy "mixed", drafts take what prompts leave of a step."""
     first, second = ([1, 2, 3], Params(max_tokens=40, ignore_eos=True)), ([5] * 40, Params(max_tokens=2))
     say, expected = truth(first, second)
-    engine, own = make(Scripted(say), policy="mixed", num_blocks=16, depth=depth, model=Watched(4))
+    engine, own = make(Scripted(say), policy="mixed", num_blocks=16, depth=depth)
     made = [engine.make_request(*first), engine.make_request(*second)]
     run(engine, made)
     assert answers(made) == expected
     assert own.stats.num_accepted >= 28
-    assert len(engine.executor.plans) < 25
+    assert engine.executor.num_launched < 25
 
 
 def test_drafts_end_where_the_sequence_must() -> None:
@@ -152,12 +116,12 @@ def test_drafts_end_where_the_sequence_must() -> None:
     for max_tokens in range(1, 9):
         request = ([1, 2, 3, 4, 5], Params(max_tokens=max_tokens, ignore_eos=True, seed=1))
         say, expected = truth(request)
-        engine, _ = make(Scripted(say), num_drafts=15, model=Watched(4))
+        engine, _ = make(Scripted(say), num_drafts=15)
         made = [engine.make_request(*request)]
         run(engine, made)
         assert answers(made) == expected
         assert engine.executor.num_computed <= 5 + max_tokens - 1
-        assert len(engine.executor.plans) <= (2 if max_tokens <= 6 else 3), "the first run has at most 4 drafts"
+        assert engine.executor.num_launched <= (2 if max_tokens <= 6 else 3), "the first run has at most 4 drafts"
 
 
 @pytest.mark.parametrize("num_blocks", [16, 14])
@@ -199,17 +163,3 @@ def test_blocks_of_a_rejected_draft_without_finite_logits_are_cleared_before_the
     assert answers(made) == expected
     assert own.stats.num_drafts > own.stats.num_accepted > 0
     assert engine.scheduler.blocks.index[0], "what was sound can be found"
-
-
-def test_an_end_in_the_middle_of_a_run_is_the_end() -> None:
-    """A stop string is found only when the tokens have come. Those behind it in the run are dropped."""
-    prompt = [1, 1, 1]
-    say, [(tokens, _, text)] = truth((prompt, Params(max_tokens=14, ignore_eos=True)))
-    for end in range(2, 12):
-        params = Params(max_tokens=14, ignore_eos=True, stop=text[end - 1 : end + 1])
-        _, expected = truth((prompt, params))
-        engine, _ = make(Scripted(say), num_drafts=15)
-        made = [engine.make_request(prompt, params)]
-        run(engine, made)
-        assert answers(made) == expected
-        assert expected[0][0] == tokens[: len(expected[0][0])]

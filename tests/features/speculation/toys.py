@@ -1,12 +1,15 @@
-"""A drafter that knows what comes."""
+"""A drafter that knows what comes, and lives with it."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from typing import Any
 
+from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.sequence import Sequence
 from nanoengine.features.speculation.drafter import Candidate, Drafter
+from tests.core.lives import Plug
 
 
 class ToyDrafter(Drafter):
@@ -39,3 +42,17 @@ class ToyDrafter(Drafter):
     def settle(self, seq: Sequence, num_drafts: int, num_accepted: int) -> None:
         self.num_drafts += num_drafts
         self.num_accepted += num_accepted
+
+
+class Drafted(Plug):
+    """Half of the engines have a drafter that heeds neither costs nor chances: it leaves some drafts out of a step."""
+
+    rare = (*Plug.rare, "accepted", "rejected")
+
+    def parts(self) -> list[Any]:
+        self.drafter = ToyDrafter(self.truth, self.rng)
+        return [self.drafter] if self.rng.random() < 0.5 else []
+
+    def after_life(self, engine: LLMEngine) -> None:
+        accepted = self.drafter.num_accepted
+        self.seen.update(accepted=accepted, rejected=self.drafter.num_drafts - accepted)

@@ -223,3 +223,9 @@ def tag(rng: random.Random) -> Any:
         {"begin": f"<{text(rng)}{i}", "schema": drawn_schema(rng, 2), "end": text(rng)} for i in range(size(rng, 400))
     ]
     return {"structures": structures, "triggers": [rng.choice(["<", "", text(rng)])]}
+
+
+def wish(seed: int, number: int) -> Fields:
+    """The body of a request for a completion."""
+    rng = random.Random(f"{seed} {number}")
+    return {"prompt": "x = ", "max_tokens": rng.choice([1, 8, 32]), "seed": number, **drawn(rng)}

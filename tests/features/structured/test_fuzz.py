@@ -1,4 +1,4 @@
-"""A part of the fuzz (tests/features/structured/fuzz.py): hostile wishes are answered with 200 or 400, and the server goes on."""
+"""Hostile wishes for structured outputs are answered with 200 or 400, and the server goes on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from nanoengine.builder import build_engine, read_config
-from tests.features.structured.fuzz import wish
+from tests.features.structured.hostile import wish
 from tests.serve.server.running import Answer, Server
 
 

@@ -8,8 +8,10 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from tests.kernels.triton.sampled_rows import (
+from nanoengine.kernels.triton.draws.filters import Limits, find_limits
+from tests.kernels.sampled_rows import (
     DEVICE,
     GREEDY,
     KINDS,
@@ -19,6 +21,17 @@ from tests.kernels.triton.sampled_rows import (
     random_logits,
     random_params,
 )
+
+
+def limits_of(rows: Rows, logits: Tensor) -> Limits:
+    return find_limits(logits, rows.table(), rows.rows())
+
+
+def kept_by(rows: Rows, logits: Tensor) -> Tensor:
+    """Whether the thresholds keep each token."""
+    lowest, last_ids, *_ = limits_of(rows, logits)
+    ids = torch.arange(logits.shape[1], device=DEVICE)
+    return (logits > lowest[:, None]) | ((logits == lowest[:, None]) & (ids <= last_ids[:, None]))
 
 
 @settings(deadline=None, max_examples=20)
@@ -37,7 +50,7 @@ from tests.kernels.triton.sampled_rows import (
 def test_what_is_kept_is_what_a_sort_keeps(kind: str, n: int, vocab_size: int, seed: int) -> None:
     rng, logits = random.Random(seed), random_logits(kind, n, vocab_size, seed)
     rows = Rows([random_params(rng, vocab_size) for _ in range(n)], seed)
-    for row, params, mask in zip(logits, rows.params, rows.kept(logits), strict=True):
+    for row, params, mask in zip(logits, rows.params, kept_by(rows, logits), strict=True):
         if params.temperature == 0:
             assert mask.all()  # nothing to look for
             continue
@@ -48,7 +61,7 @@ def test_what_is_kept_is_what_a_sort_keeps(kind: str, n: int, vocab_size: int, s
 def test_values_of_all_sizes_end_the_search() -> None:
     logits = torch.tensor([[3e38, 1e38, 1.0, 1e-45, 0.0, -0.0, -1e-45, -1e-30, -1.0, -3e38, -torch.inf]], device=DEVICE)
     for top_k in range(1, 12):
-        mask = Rows([{"top_k": top_k}]).kept(logits)[0]
+        mask = kept_by(Rows([{"top_k": top_k}]), logits)[0]
         assert int(mask[:10].sum()) == min(top_k, 10), top_k
         assert mask[: min(top_k, 10)].all()
 
@@ -56,7 +69,7 @@ def test_values_of_all_sizes_end_the_search() -> None:
 def test_a_last_token_that_many_share() -> None:
     logits = torch.zeros(3, 9001, device=DEVICE)
     logits[:, 7000:] = 1.0
-    found = Rows([{"top_k": k} for k in (2, 1500, 2500)]).kept(logits)
+    found = kept_by(Rows([{"top_k": k} for k in (2, 1500, 2500)]), logits)
     assert found.sum(-1).tolist() == [2, 1500, 2500]
     assert found[0, 7000:7002].all()
     assert found[1, 7000:8500].all()
@@ -70,7 +83,7 @@ def test_a_last_token_that_many_share() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_candidates_are_the_likeliest(kind: str) -> None:
     logits = random_logits(kind, 1, 20_011, 0)
-    limits = Rows([{"top_k": 3, "top_p": 0.9}]).limits(logits)
+    limits = limits_of(Rows([{"top_k": 3, "top_p": 0.9}]), logits)
     count, row = int(limits.counts[0]), logits[0]
     assert (count > 0) == (kind != "flat")
     ids = limits.candidate_ids[0, :count].long()
@@ -102,8 +115,8 @@ def test_the_whole_row_is_searched_only_where_candidates_do_not_tell(
     logits = random_logits("random", 1, 20_011, 5)
     logits[0, 77:20_000:400] += 8  # 50 tokens have nearly all of the probability
     rows = Rows([params])
-    assert bool(rows.limits(logits).counts[0]) == among_candidates
-    found = rows.kept(logits)[0]
+    assert bool(limits_of(rows, logits).counts[0]) == among_candidates
+    found = kept_by(rows, logits)[0]
     if params != GREEDY:
         exact, close = kept_exactly(logits[0], rows.params[0])
         assert not ((found ^ exact) & ~close).any()

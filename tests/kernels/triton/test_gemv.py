@@ -31,29 +31,6 @@ def test_it_keeps_the_contract_of_kernels(monkeypatch: pytest.MonkeyPatch, make:
         check_operation(make, kind, cases)
 
 
-@pytest.mark.parametrize(
-    ("inputs", "outputs", "sizes"),
-    [
-        (1024, 4096, (8, 1024, 1)),
-        (2048, 1024, (4, 2048, 1)),
-        (3072, 1024, (4, 1024, 3)),
-        (2560, 6144, (4, 1024, 3)),
-        (896, 1152, (8, 1024, 1)),
-        (4096, 2560, (2, 4096, 1)),
-        (9728, 2560, (1, 1024, 10)),
-        (28672, 8192, (1, 1024, 16)),
-        (40, 24, (32, 64, 1)),
-    ],
-)
-def test_a_program_reads_about_as_much_as_it_is_told(inputs: int, outputs: int, sizes: tuple[int, int, int]) -> None:
-    """Registers hold what it reads before it waits."""
-    assert module._sizes(inputs, outputs, 2) == dict(zip(("TILE", "CHUNK", "HELD"), sizes, strict=True))
-    of_gates = module._sizes(inputs, outputs, 4)
-    assert of_gates["TILE"] == max(1, sizes[0] // 2) or inputs == 40
-    for tile, chunk, held in (sizes, tuple(of_gates.values())):
-        assert tile * chunk * held * 2 <= module.HELD_BYTES
-
-
 @pytest.mark.parametrize(("inputs", "rows"), [(3072, 3), (9728, 1)])
 def test_it_stands_in_for_the_other_product_of_few_rows(inputs: int, rows: int) -> None:
     """Sums may differ in their order: not in what they are rounded to before."""

@@ -67,24 +67,6 @@ def test_a_thread_has_one_place_in_all_outputs_of_a_program() -> None:
         assert width <= end < width + 128, "what is read beyond the end is less than a byte for each thread"
 
 
-@pytest.mark.parametrize(
-    ("width", "outputs", "most", "tile"),
-    [
-        (2560, 6144, 16, 8),
-        (4096, 2560, 16, 4),
-        (2 * 2560, 9728, 8, 4),
-        (9728, 2560, 16, 2),
-        (1024, 4096, 16, 16),
-        (1024, 1024, 16, 4),
-        (1280, 6144, 8, 8),
-        (1 << 16, 9000, 8, 1),
-        (64, 5, 16, 1),
-    ],
-)
-def test_a_program_reads_what_it_is_told_if_there_are_enough(width: int, outputs: int, most: int, tile: int) -> None:
-    assert module._tile(width, outputs, most) == tile
-
-
 def test_more_rows_are_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = list[int]()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections import Counter
 from dataclasses import replace
 
@@ -17,24 +16,23 @@ from torch import Tensor
 
 from nanoengine.core.messages import NONE_LEFT, UNKNOWN
 from nanoengine.core.sampling import gumbel_noise
-from nanoengine.kernels.reference.operations import TorchKernels
 from nanoengine.kernels.triton.draws import candidates, sampling
 from nanoengine.kernels.triton.draws.candidates import TILE, size_of_parts
 from nanoengine.kernels.triton.draws.sampling import choose_tokens
 from nanoengine.kernels.triton.launch import num_multiprocessors
+from nanoengine.kernels.triton.operations import TritonKernels
 from tests.kernels.formulas import position_key
 from tests.kernels.noting import noting
-from tests.kernels.triton.sampled_rows import (
+from tests.kernels.sampled_rows import (
     DEVICE,
     GREEDY,
     KINDS,
-    VOCAB_SIZES,
     Rows,
-    kept_exactly,
     random_logits,
-    random_params,
     signed,
 )
+
+KERNELS = TritonKernels()
 
 
 @triton.jit
@@ -109,7 +107,7 @@ def test_tiles_that_are_passed_over_do_not_hold_the_best(
         if temperature:
             score = score + own_noise(position_key(own, position), vocab_size)
         expected.append(int(score.argmax()))
-    assert rows.choose(row.expand(n, -1).contiguous().to(DEVICE)) == expected
+    assert rows.choose(KERNELS, row.expand(n, -1).contiguous().to(DEVICE)) == expected
 
 
 @triton.jit
@@ -152,62 +150,21 @@ def own_noise(key: int, count: int) -> Tensor:
     return out[:count].cpu()
 
 
-def test_tokens_are_those_of_the_reference() -> None:
-    rng, chosen, different = random.Random(0), 0, []
-    for case in range(30):
-        vocab_size, n, kind = rng.choice(VOCAB_SIZES), rng.randint(1, 5), rng.choice(KINDS)
-        rows = Rows([random_params(rng, vocab_size) for _ in range(n)], case)
-        logits = random_logits(kind, n, vocab_size, case)
-        for i, (mine, other) in enumerate(zip(rows.choose(logits), rows.expected(logits), strict=True)):
-            chosen += 1
-            if mine != other:
-                different.append((logits[i], rows, i, mine, other))
-    for row, rows, i, mine, other in different:
-        assert is_close_call(row, rows, i, mine, other), (rows.params[i], mine, other)
-    assert len(different) <= 0.03 * chosen
-
-
-def is_close_call(row: Tensor, rows: Rows, i: int, mine: int, other: int) -> bool:
-    """Whether rounding decides between two tokens: at a limit of the filters, or because their scores are equal but for it."""
-    params = rows.params[i]
-    _, close = kept_exactly(row, params)
-    if close[[mine, other]].any():
-        return True
-    key = torch.tensor([signed(position_key(rows.seeds[i], rows.positions[i]))])
-    tokens = torch.tensor([[mine, other]])
-    scores = row.cpu()[tokens[0]] / max(params.temperature, 1e-5) + gumbel_noise(key, tokens)[0]
-    return bool((scores[0] - scores[1]).abs() <= 2e-6 * scores.abs().max().clamp(min=1))
-
-
-@pytest.mark.parametrize("params", [GREEDY, {}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}], ids=str)
-def test_rows_without_a_finite_highest_logit(params: dict[str, float]) -> None:
-    nan, inf = torch.nan, torch.inf
-    heads = [[0.0, 0.0], [nan, 0.0], [inf, 0.0], [-inf, 0.0], [nan, inf]]
-    logits = torch.full((7, 1030), -1.0, device=DEVICE)
-    for i, head in enumerate(heads):
-        logits[i, 1026:1028] = torch.tensor(head)
-    logits[5], logits[6] = -inf, nan
-    chosen = Rows([params] * 7).choose(logits)
-    none = [UNKNOWN, UNKNOWN, None, UNKNOWN, NONE_LEFT, UNKNOWN]
-    assert [token if token < 0 else None for token in chosen] == [None, *none]
-    assert chosen[3] != 1026
-
-
 def test_rows_with_gaps() -> None:
     wide = random_logits("random", 3, 2007, 0)
     rows = Rows([{}, {"top_p": 0.9}, GREEDY])
     logits = wide[:, :2000].clone()
     wide[:, 2000:] = torch.nan
-    assert rows.choose(wide[:, :2000]) == rows.choose(logits)
+    assert rows.choose(KERNELS, wide[:, :2000]) == rows.choose(KERNELS, logits)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_where_no_row_has_filters_two_launches_choose_the_same_tokens(kind: str) -> None:
     rows = Rows([{}, GREEDY, {"temperature": 0.3}, {"temperature": 0.0, "top_k": 3}], 7)
     logits = random_logits(kind, 4, 3 * TILE + 7, 7)
-    table, entries, positions = rows._arguments()
+    table, entries, positions = rows.arguments()
     plain = replace(table, filtering=set())
-    assert choose_tokens(logits, plain, entries, positions).tolist() == rows.choose(logits)
+    assert choose_tokens(logits, plain, entries, positions).tolist() == rows.choose(KERNELS, logits)
     with noting() as launches:
         choose_tokens(logits, plain, entries, positions)
     assert [launch.name for launch in launches] == ["_draw_kernel", "_choose_best_kernel"]
@@ -216,13 +173,13 @@ def test_where_no_row_has_filters_two_launches_choose_the_same_tokens(kind: str)
 def test_without_limits_a_row_that_has_filters_gets_no_token() -> None:
     rows = Rows([{"top_p": 0.9}, {}], 3)
     logits = random_logits("random", 2, 50, 3)
-    table, entries, positions = rows._arguments()
+    table, entries, positions = rows.arguments()
     found = choose_tokens(logits, replace(table, filtering=set()), entries, positions).tolist()
-    assert found == [NONE_LEFT, rows.choose(logits)[1]]
+    assert found == [NONE_LEFT, rows.choose(KERNELS, logits)[1]]
 
 
 def test_no_rows() -> None:
-    assert Rows([]).choose(torch.empty(0, 50, device=DEVICE)) == []
+    assert Rows([]).choose(KERNELS, torch.empty(0, 50, device=DEVICE)) == []
 
 
 @given(n=st.integers(1, 5000), vocab_size=st.integers(1, 200_000), num_sms=st.integers(1, 200))
@@ -254,21 +211,7 @@ def test_batches_of_all_sizes_are_compiled_once(monkeypatch: pytest.MonkeyPatch)
     assert max(counts.values()) <= 2, "whether a vocabulary's size is a multiple of 16"
 
 
-def test_tokens_are_written_into_their_rows_too() -> None:
-    logits = random_logits("random", 3, 100, 1)
-    rows = Rows([{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.7, "top_k": 3}], 5)
-    table, entries, positions = rows._arguments()
-    kept = torch.full((len(table.top_k),), 77, device=DEVICE)
-    tokens = choose_tokens(logits, table, entries, positions.int(), kept)
-    assert tokens.tolist() == rows.expected(logits), "positions may be narrow"
-    expected = torch.full_like(kept, 77).index_copy_(0, entries.long(), tokens)
-    assert torch.equal(kept, expected)
-    again = torch.full_like(kept, 77)
-    TorchKernels().choose_tokens(logits.clone(), table, entries, positions.int(), again)
-    assert torch.equal(again, expected)
-
-
 def test_a_row_whose_scores_are_all_lost_to_a_tiny_temperature_has_no_token() -> None:
     """Rather than one that no vocabulary has."""
     logits = torch.full((1, 50), -3e38, device=DEVICE)
-    assert Rows([{"temperature": 1e-20}]).choose(logits) == [UNKNOWN]
+    assert Rows([{"temperature": 1e-20}]).choose(KERNELS, logits) == [UNKNOWN]

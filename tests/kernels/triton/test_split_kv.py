@@ -64,23 +64,6 @@ def test_parts_hold_every_sequence_and_are_no_more_than_the_grid_has(
         assert (sizes < share.clamp(min=1) + step).all()  # as many parts as whole steps allow, to fill the device
 
 
-@pytest.mark.parametrize(
-    ("num_seqs", "longest", "parts"),
-    [
-        (64, 1024, 1),
-        (64, 2048, 2),
-        (256, 4096, 4),
-        (1, 1024, 8),
-        (1, 32768, 66),
-        (16, 2048, 4),
-        (1, 16, 1),
-        (1, 131072, 128),
-    ],
-)
-def test_parts_on_132_multiprocessors_with_8_kv_heads(num_seqs: int, longest: int, parts: int) -> None:
-    assert split(num_seqs * 8, longest, 132, DEFAULTS, 128).most_parts == parts
-
-
 @pytest.mark.parametrize("num_seqs", [1, 40, 256, 2000])
 def test_a_launch_has_few_programs_however_long_sequences_may_be(num_seqs: int) -> None:
     """Most of them would find that their sequence is shorter."""

@@ -11,7 +11,7 @@ import torch
 from nanoengine.kernels.triton.attention.split_kv import Workspace
 from nanoengine.kernels.triton.operations import TritonKernels
 from nanoengine.kernels.triton.products import swap_ab as module
-from nanoengine.kernels.triton.products.swap_ab import DEPTH, LEAST_PARTS, LEAST_STEPS, MOST_ROWS, TILE, swap_ab
+from nanoengine.kernels.triton.products.swap_ab import LEAST_PARTS, LEAST_STEPS, MOST_ROWS, swap_ab
 from nanoengine.kernels.triton.tuning import DEFAULTS
 from tests.kernels.contract import Case, Kind, Operation, after_norm, check_operation, gated_linear, id_of, linear
 from tests.kernels.formulas import DEVICE, assert_gated, assert_linear, random
@@ -46,22 +46,6 @@ def test_parts_are_added_in_their_order(activation: str | None) -> None:
         assert_linear(found[0], x, weight, None, 4)
     else:
         assert_gated(found[0], x, weight, activation, 4)
-
-
-@pytest.mark.parametrize(
-    ("outputs", "inputs", "parts"),
-    [
-        (1024, 2048, 8),
-        (1024, 3072, 8),
-        (2560, 4096, 3),
-        (2560, 9728, 3),
-        (4096, 1024, 1),
-        (64, 512, 1),
-        (6144, 1024, 1),
-    ],
-)
-def test_a_product_of_few_tiles_is_cut_into_parts(outputs: int, inputs: int, parts: int) -> None:
-    assert module._parts(outputs // TILE, inputs // DEPTH, 132) == parts
 
 
 def test_no_part_is_empty() -> None:

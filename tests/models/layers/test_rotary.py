@@ -4,29 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanoengine.core.layers import Angles, apply_rotary
 from nanoengine.models.layers.rotary import QueryScale, RotaryEmbedding, rotary_order
 from nanoengine.models.model_config import RopeConfig
 from tests.support import angles_at, threads
-
-
-def formula(x: Tensor, positions: Tensor, theta: float) -> Tensor:
-    """x[i] and x[i + half] are the parts of a complex number, turned by position * theta ** (-2 i / head_dim)."""
-    half = x.shape[-1] // 2
-    pairs = torch.complex(x[..., :half].double(), x[..., half:].double())
-    angles = positions.double()[:, None] * theta ** (-torch.arange(half).double() / half)
-    turned = pairs * torch.polar(torch.ones_like(angles), angles)[:, None]
-    return torch.cat([turned.real, turned.imag], dim=-1)
-
-
-@pytest.mark.parametrize(("head_dim", "theta"), [(2, 1e4), (6, 1e4), (16, 1e4), (128, 1e6)])
-def test_pairs_half_a_head_apart_are_rotated(head_dim: int, theta: float) -> None:
-    x, positions = torch.randn(6, 3, head_dim), torch.tensor([0, 1, 2, 17, 100, 5])
-    out = apply_rotary(x, angles_at(positions, head_dim, theta))
-    torch.testing.assert_close(out.double(), formula(x, positions, theta), rtol=1e-4, atol=1e-4)
 
 
 def test_angles_are_float32_whatever_torchs_default_dtype() -> None:

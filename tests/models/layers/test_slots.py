@@ -15,6 +15,7 @@ from nanoengine.models.layers.slots import (
     StackedExperts,
     dense,
     shifted,
+    taps_first,
 )
 
 
@@ -98,3 +99,11 @@ def test_inputs_of_stacked_experts_may_stand_before_outputs() -> None:
     assert place.shape == source.shape
     place.copy_(source)
     assert torch.equal(torch.cat((gate.tensor, up.tensor), 1), source.transpose(1, 2))
+
+
+def test_filters_stand_by_taps() -> None:
+    weight = torch.empty(3, 5)
+    place, source = taps_first(weight), torch.randn(5, 1, 3)
+    assert place.shape == source.shape
+    place.copy_(source)
+    assert torch.equal(weight, source[:, 0].T)

@@ -23,7 +23,6 @@ from tests.serve.aio.toys import LogprobListener
 
 HASH_SEED = 5
 BLOCK_SIZE = 4
-MAX_MODEL_LEN = 60
 
 
 class ToyMember:
