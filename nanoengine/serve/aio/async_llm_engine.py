@@ -109,18 +109,20 @@ class AsyncLLMEngine:
             adapters_of(self.engine.scheduler.parts).use_each([request], lora_request)
         return request
 
-    def submit(self, request: Request, interval: int | None = 1) -> RequestStream:
+    def submit(
+        self, request: Request, interval: int | None = 1, begun: Callable[[], object] = lambda: None
+    ) -> RequestStream:
         """Queue a request; called on the event loop that will await its stream.
 
         Args:
             request: from `make_request`.
-            interval: see `RequestStream`.
+            interval, begun: see `RequestStream`.
 
         Raises:
             EngineDead, EngineClosed: nothing runs any more.
         """
         self._check_alive()
-        stream = RequestStream(request, asyncio.get_running_loop(), interval)
+        stream = RequestStream(request, asyncio.get_running_loop(), interval, begun)
         self._num_sent += request.params.num_sequences
         self._put(_Message(partial(self._submit, stream), stream.end_with))
         return stream
