@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from enum import Enum, auto
 from typing import Any
 
+from nanoengine.models.tools.json_text import dumps, loads
 from nanoengine.models.tools.marks import past_space
 
 ENDS_A_STRING = re.compile(r'["\\]')
@@ -17,9 +17,6 @@ OUTSIDE = re.compile(r'["{}\[\]]|[^\s\d:,.+\-Etruefalsn]')
 
 HEADER = re.compile(r"\s{0,8}([\w.\-]{1,128})(?:\[CALL_ID\]\w{0,64})?(?:\[ARGS\])?\s{0,8}(?=\{)")
 MAX_HEADER_CHARS = 300
-
-loads = json.JSONDecoder(strict=False).decode
-"""Parses JSON in which strings have line breaks that are not escaped, as small models write them."""
 
 NameAndArguments = tuple[str, str]
 """The name of a tool, and the JSON text of its arguments."""
@@ -174,9 +171,4 @@ def read_call(value: Any, names: Collection[str] | None) -> NameAndArguments | N
         arguments = {}
     if not isinstance(arguments, Mapping):
         return None
-    text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair
-        text = json.dumps(arguments)
-    return name, text
+    return name, dumps(arguments)

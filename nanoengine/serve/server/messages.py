@@ -282,7 +282,7 @@ class MessagesWriter(Writer):
     def add(self, text: str) -> Iterator[Table]:
         block = self._blocks[-1]
         if self._kind is Call:
-            block["input"] = msgspec.json.decode(text)
+            block["input"] = msgspec.Raw(text.encode())
             delta = {"type": "input_json_delta", "partial_json": text}
         else:
             name = "text" if self._kind is Text else "thinking"

@@ -290,7 +290,7 @@ class OllamaWriter(Writer):
             function = {
                 "index": len(self._said.get("tool_calls", ())),
                 "name": self._name,
-                "arguments": msgspec.json.decode(text),
+                "arguments": msgspec.Raw(text.encode()),
             }
             said: Table = {"tool_calls": [{"id": self.prompt.new_id(), "function": function}]}
             self._said.setdefault("tool_calls", []).extend(said["tool_calls"])

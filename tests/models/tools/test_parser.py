@@ -15,6 +15,7 @@ from nanoengine.models.tools.formats import FORMATS, PLAIN
 from nanoengine.models.tools.parser import AnswerParser, Call, Event, Reasoning, Text
 from tests.drawn import FAST
 
+INF = float("inf")
 BY_NAME = {own.name: own for own in (*FORMATS, PLAIN)}
 NAMES = ("weather", "now")
 TOKYO, CALL, NOW = (
@@ -168,7 +169,9 @@ def test_plain_text_stays_as_it_is(name: str) -> None:
         ("hermes", '<tool_call>{"name": "now", "arguments": null}', [("now", {})]),
         ("hermes", '<tool_call>{"type": "function", "function": {"name": "now", "arguments": {}}}', [("now", {})]),
         ("hermes", '<tool_call>{"name": "now", "arguments": {"x": "\\ud800"}}', [("now", {"x": "\ud800"})]),
-        ("hermes", '<tool_call>{"name": "now", "arguments": {"x": 1e999}}', []),
+        ("hermes", '<tool_call>{"name": "now", "arguments": {"x": [1e400, -1E999]}}', [("now", {"x": [INF, -INF]})]),
+        ("mistral_args", f'[TOOL_CALLS]now[ARGS]{{"x": -{"9" * 5000}}}', [("now", {"x": -INF})]),
+        ("hermes", '<tool_call>{"name": "now", "arguments": "{\\"a\\": NaN}"}', []),
         ("hermes", '<tool_call>{"name": "now", "arguments": [1]}', []),
         ("hermes", '<tool_call>{"name": "now", "arguments": {"x": ' + "[" * 9999 + "]" * 9999 + "}}", []),
         ("hermes", f"<tool_call>[{CALL}, 5]", []),
