@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoengine.models.tools import calls, xml_calls
+from nanoengine.models.tools import calls, python_calls, xml_calls
 from nanoengine.models.tools.formats import FORMATS, PLAIN
 from nanoengine.models.tools.parser import AnswerParser, Call, Event, Reasoning, Text
 from tests.drawn import FAST
@@ -40,6 +40,7 @@ def written(name: str, *calls: tuple[str, Any]) -> str:
         "phi": "<|tool_call|>" + as_list + "<|/tool_call|>",
         "granite": "<|tool_call|> " + as_list,
         "functools": "functools" + as_list,
+        "lfm2": "<|tool_call_start|>" + as_list + "<|tool_call_end|>",
         "qwen3_coder": "\n".join(f"<tool_call>\n{in_xml(*own)}\n</tool_call>" for own in calls),
         "hermes": "\n".join(f"<tool_call>\n{own}\n</tool_call>" for own in objects),
         "llama3": "; ".join(objects),
@@ -109,7 +110,7 @@ def test_a_forced_answer_ends_with_a_call_that_repeats_another(name: str) -> Non
         assert calls_of(read(name, text, **options)) == told
 
 
-@pytest.mark.parametrize("name", ["mistral", "phi", "granite", "functools"])
+@pytest.mark.parametrize("name", ["mistral", "phi", "granite", "functools", "lfm2"])
 def test_calls_of_a_forced_list_are_told_when_each_is_whole(name: str) -> None:
     parser = AnswerParser(BY_NAME[name], NAMES, is_forced=True)
     [told] = parser.push(written(name, ("weather", TOKYO), ("now", {}))[: -len("now") - len(BY_NAME[name].end) - 20])
@@ -308,15 +309,15 @@ HELD = 1100
 def test_what_a_long_answer_costs_grows_with_its_length(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each piece is looked at with the few characters before it, not with all of a call that has begun."""
     looked = []
-    for pattern in ("ENDS_A_STRING", "OUTSIDE"):
-        own = getattr(calls, pattern)
+    for place, pattern in ((calls, "ENDS_A_STRING"), (calls, "OUTSIDE"), (python_calls, "OUTSIDE")):
+        own = getattr(place, pattern)
 
         def search(text: str, at: int, own: Any = own) -> Any:
             match = own.search(text, at)
             looked.append((len(text) if match is None else match.end()) - at)
             return match
 
-        monkeypatch.setattr(calls, pattern, SimpleNamespace(search=search))
+        monkeypatch.setattr(place, pattern, SimpleNamespace(search=search))
     size = 20_000
     call = written(name, ("weather", {"city": "a" * size, "list": [["]"] * size]}))
     bare = json.dumps({"name": "weather", "arguments": {"city": "a" * size}})
