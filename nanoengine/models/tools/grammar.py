@@ -31,7 +31,7 @@ def call_grammar(
         choice: of tools. If calls are forced, an answer is thoughts and calls alone. Otherwise it may have text, and behind any
             mark of a call must stand a call; its arguments fit the schema if the tool is strict, and are any object if not.
         find: the token of a mark, if it is one.
-        thinks, is_thinking: see `AnswerParser`.
+        thinks, is_thinking: see `answer_parser`.
         schema: of an answer without calls, if that must be JSON. Where calls are forced, there is no such answer.
 
     Raises:

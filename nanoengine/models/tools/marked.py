@@ -21,7 +21,7 @@ READERS: dict[str, type[JsonCalls]] = {"args": ArgsCalls, "python": PythonCalls}
 class Marked(Reading):
     """Reads an answer whose calls stand behind marks.
 
-    Args: see `AnswerParser`.
+    Args: see `answer_parser`.
     """
 
     def __init__(

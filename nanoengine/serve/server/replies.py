@@ -18,7 +18,7 @@ from starlette.responses import Response
 from nanoengine.core.outputs import RequestOutput
 from nanoengine.features.sampling.params import SamplingParams
 from nanoengine.models.tools.chats import Prompt, plain_prompt
-from nanoengine.models.tools.parser import AnswerParser, Call, Event, Text
+from nanoengine.models.tools.parser import Call, Event, Reading
 from nanoengine.serve.server.answer_bytes import answer_bytes
 from nanoengine.serve.server.answers import EventStream, encode, json_response
 from nanoengine.serve.server.errors import Problem
@@ -80,22 +80,9 @@ class Conversation:
         token_ids = serving.prompts.chat_encoder.encode(prompt.text, **own, add_special_tokens=special)
         return [token_ids], prompt.params(self.params)
 
-    def parser(self) -> AnswerParser | None:
-        """For one answer; None if it is text and nothing else."""
+    def parser(self) -> Reading:
+        """For one answer."""
         return self.prompt.parser(skip_special_tokens=self.params.skip_special_tokens)
-
-
-class Reader:
-    """Reads one answer piece by piece."""
-
-    def __init__(self, parser: AnswerParser | None):
-        self._parser = parser
-
-    def read(self, text: str, ended: str | None) -> list[Event]:
-        """The events of the next piece of text. `ended`: the finish reason if the text ends here; nothing is held back then."""
-        if self._parser is None:
-            return [Text(text)] if text else []
-        return [*self._parser.push(text), *(self._parser.finish(ended == "length") if ended else ())]
 
 
 def ended_by(reason: str | None, has_called: bool) -> str | None:
@@ -202,7 +189,7 @@ async def reply(
     job = await serving.start(http, job_id, request, conversation.params, 1, conversation.tokens, size)
     writer.prompt = conversation.prompt
     if request.stream:
-        events = _stream(job, writer, Reader(conversation.parser()))
+        events = _stream(job, writer, conversation.parser())
         return EventStream(
             serving,
             job,
@@ -216,11 +203,11 @@ async def reply(
         await job.end()
     output = job.requests[0].output()
     num_tokens = len(output.prompt_token_ids) + len(output.outputs[0].token_ids)  # a response repeats what was asked
-    whole = partial(_whole, writer, Reader(conversation.parser()))
+    whole = partial(_whole, writer, conversation.parser())
     return await serving.make(whole, output, slow=num_tokens > MANY)
 
 
-def _whole(writer: Writer, reader: Reader, output: RequestOutput) -> Response:
+def _whole(writer: Writer, reader: Reading, output: RequestOutput) -> Response:
     completion, num_prompt = output.outputs[0], len(output.prompt_token_ids)
     usage = Usage(num_prompt, output.num_cached_tokens, len(completion.token_ids))
     writer.ttft = getattr(output.metrics, "ttft", None)
@@ -230,7 +217,7 @@ def _whole(writer: Writer, reader: Reader, output: RequestOutput) -> Response:
     return json_response(writer.body())
 
 
-async def _stream(job: Job, writer: Writer, reader: Reader) -> AsyncIterator[bytes]:
+async def _stream(job: Job, writer: Writer, reader: Reading) -> AsyncIterator[bytes]:
     num_prompt, num_new = len(job.requests[0].prompt_token_ids), 0
     yield b"".join(map(writer.write, writer.begin(Usage(num_prompt))))
     async for news in job.deltas():

@@ -37,7 +37,6 @@ async def ask(engine: AsyncLLMEngine, chats: Chats, tools: Any, choice: Any) -> 
     token_ids = chats.tokenizer.encode(prompt.text, add_special_tokens=False)
     async for delta in engine.generate(token_ids, prompt.params(PARAMS)):
         parser = parsers[delta.index]
-        assert parser is not None
         events[delta.index] += parser.push(delta.text)
         if delta.finish_reason is not None:
             events[delta.index] += parser.finish()
