@@ -103,7 +103,7 @@ class Writer:
     """Makes the events of a stream, in the shape of one interface. The same calls make the whole answer (`body`), so both agree.
 
     An answer is a list of blocks: texts, thoughts and calls. Subclasses say what it means to open a block, to add text to it and
-    to close it. Every method returns the events of the stream.
+    to close it. Every method returns the events of the stream; there may be none.
     """
 
     media_type: ClassVar[bytes] = b"text/event-stream; charset=utf-8"
@@ -145,11 +145,11 @@ class Writer:
 
     def begin(self, usage: Usage) -> Iterable[Table]:
         """The prompt is in the engine."""
-        raise NotImplementedError
+        return ()
 
     def open(self, event: Event) -> Iterable[Table]:
         """A block begins; its text comes by `add`."""
-        raise NotImplementedError
+        return ()
 
     def add(self, text: str) -> Iterable[Table]:
         """Text of the open block; of a call, its arguments."""
@@ -157,7 +157,7 @@ class Writer:
 
     def close(self) -> Iterable[Table]:
         """The open block ends."""
-        raise NotImplementedError
+        return ()
 
     def end(self, reason: str | None, stop: str | int | None, usage: Usage) -> Iterable[Table]:
         """The answer ends, for the reasons that `CompletionOutput` has, or "tool_calls"."""
@@ -268,6 +268,24 @@ def merge_system_messages(messages: list[Table]) -> list[Table]:
 
 def _parts(content: str | list[Table]) -> list[Table]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def text_of(table: Table, name: str, where: str, param: str) -> str:
+    """A field of a part of a message, which must be a text. `where`: the part, as clients call it. `param`: their field of it."""
+    value = table.get(name)
+    if not isinstance(value, str):
+        raise Problem(400, f"{where}.{name} must be a text", param)
+    return value
+
+
+def unsupported(what: str, kind: Any, where: str, param: str) -> Problem:
+    """The refusal of blocks, items or parts of a kind. Arguments as for `text_of`."""
+    return Problem(400, f"{where}: {what} of type {str(kind)[:80]!r} are not supported: this model takes text", param)
+
+
+def json_schema(schema: Any) -> Table:
+    """The `response_format` of a schema."""
+    return {"type": "json_schema", "json_schema": {"schema": schema}}
 
 
 def assistant_message(text: str | None, calls: list[Table], reasoning: str = "") -> Table:

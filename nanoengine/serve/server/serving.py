@@ -21,7 +21,7 @@ from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.sequence import Request
 from nanoengine.features.observability.view import take_view
 from nanoengine.features.sampling.params import SamplingParams
-from nanoengine.serve.aio.build import build_async_engine
+from nanoengine.serve.aio.async_llm_engine import AsyncLLMEngine
 from nanoengine.serve.server.cached import Cached
 from nanoengine.serve.server.config import ServerConfig
 from nanoengine.serve.server.errors import RETRY_AFTER, Problem
@@ -74,7 +74,8 @@ class Serving:
 
     def __init__(self, build: Callable[[], Built], config: ServerConfig, name: str):
         self.config = config
-        self.engine, built = build_async_engine(build)
+        self.engine = AsyncLLMEngine.of(build)
+        built = self.engine.built
         self.tokenizer = built.tokenizer
         self.metrics = built.metrics
         self.defaults = built.models.default_sampling
