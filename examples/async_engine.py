@@ -3,9 +3,7 @@
 import asyncio
 
 from nanoengine import SamplingParams
-from nanoengine.builder import build_engine, read_config
 from nanoengine.serve.aio.async_llm_engine import AsyncLLMEngine
-from nanoengine.serve.aio.build import build_async_engine
 
 PROMPTS = ["def push(self, item):\n", "import json\n", "class Queue:\n", "for line in "]
 
@@ -30,13 +28,12 @@ async def first_line(engine: AsyncLLMEngine, prompt: str) -> str:
 
 
 async def main() -> None:
-    config = read_config("demo", {"scheduling_policy": "mixed"})
-    engine, built = build_async_engine(lambda: build_engine(config))
+    engine = AsyncLLMEngine.from_model("demo", scheduling_policy="mixed")
     try:
         for prompt, text in zip(PROMPTS, await asyncio.gather(*(complete(engine, p) for p in PROMPTS)), strict=True):
             print(f"--- {prompt!r}\n{text}")
         print("--- only one line of it:", await first_line(engine, "def pop(self):\n"))
-        metrics = await engine.call(built.metrics.snapshot)
+        metrics = await engine.call(engine.built.metrics.snapshot)
         print(f"{metrics.num_requests} requests, {metrics.steps.decode_tokens} tokens, {metrics.finished}")
     finally:
         engine.close()

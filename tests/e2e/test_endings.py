@@ -21,7 +21,7 @@ from nanoengine.errors import (
     EngineClosed,
     InvalidConfig,
 )
-from nanoengine.serve.aio.build import build_async_engine
+from nanoengine.serve.aio.async_llm_engine import AsyncLLMEngine
 from tests.e2e.small_engine import (
     GREEDY,
     PROMPTS,
@@ -95,7 +95,7 @@ def test_a_refused_engine_leaves_room_for_a_right_one(tiny: Path, right: list[li
 def in_a_loop(folder: Path, **options: Any) -> None:
     """An engine that steps in a thread of its own."""
     config = read_config(str(folder), {"max_model_len": 64, "num_kv_blocks": 40, "device": "cpu", **options})
-    engine, _ = build_async_engine(lambda: build_engine(config, use_tqdm=False))
+    engine = AsyncLLMEngine.of(lambda: build_engine(config, use_tqdm=False))
 
     async def ask() -> None:
         async for _ in engine.generate([5] * 20, SamplingParams(max_tokens=2, structured_outputs={"regex": "[a-z]*"})):

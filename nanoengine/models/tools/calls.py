@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from enum import Enum, auto
 from typing import Any
 
+from nanoengine.models.tools.json_text import dumps, loads
 from nanoengine.models.tools.marks import past_space
 
-ENDS_A_STRING = re.compile(r'["\\]')
+ENDS_A_STRING = re.compile(r"""["'\\]""")
 OUTSIDE = re.compile(r'["{}\[\]]|[^\s\d:,.+\-Etruefalsn]')
 """Outside of strings in JSON: characters that open or close something, and characters that JSON does not have."""
 
 HEADER = re.compile(r"\s{0,8}([\w.\-]{1,128})(?:\[CALL_ID\]\w{0,64})?(?:\[ARGS\])?\s{0,8}(?=\{)")
 MAX_HEADER_CHARS = 300
-
-loads = json.JSONDecoder(strict=False).decode
-"""Parses JSON in which strings have line breaks that are not escaped, as small models write them."""
 
 NameAndArguments = tuple[str, str]
 """The name of a tool, and the JSON text of its arguments."""
@@ -62,11 +59,19 @@ class CallReader(ABC):
 
 
 class JsonEnd:
-    """Finds the end of an object or a list, in text that comes in pieces."""
+    """Finds the end of an object or a list, in text that comes in pieces.
 
-    def __init__(self) -> None:
+    Args:
+        outside: finds, outside of strings, characters that open or close something, and those that cannot be there. None:
+            those of JSON.
+        quotes: characters that open strings.
+    """
+
+    def __init__(self, outside: re.Pattern[str] | None = None, quotes: str = '"'):
+        self._outside, self._quotes = outside or OUTSIDE, quotes
         self._depth = 0
-        self._in_string = self._is_escaped = False
+        self._quote = ""  # of the string that is open
+        self._is_escaped = False
 
     def find(self, text: str, at: int) -> tuple[Outcome, int]:
         """As `CallReader.scan`; no character is read twice."""
@@ -75,14 +80,15 @@ class JsonEnd:
                 self._is_escaped = False
                 at += 1
                 continue
-            match = (ENDS_A_STRING if self._in_string else OUTSIDE).search(text, at)
+            match = (ENDS_A_STRING if self._quote else self._outside).search(text, at)
             if match is None:
                 return Outcome.MORE, len(text)
             character, at = match[0], match.end()
-            if character == "\\" and self._in_string:
-                self._is_escaped = True
-            elif character == '"':
-                self._in_string = not self._in_string
+            if self._quote:
+                self._is_escaped = character == "\\"
+                self._quote = "" if character == self._quote else self._quote
+            elif character in self._quotes:
+                self._quote = character
             elif character in "{[":
                 self._depth += 1
             elif character in "]}":
@@ -108,10 +114,13 @@ class JsonCalls(CallReader):
             if at < len(text):
                 if text[at] not in "{[":
                     return Outcome.TEXT, at
-                self._end = JsonEnd()
+                self._end = self.new_end()
         if self._end is not None:
             outcome, at = self._end.find(text, at)
         return (Outcome.TEXT if is_last and outcome is Outcome.MORE else outcome), at
+
+    def new_end(self) -> JsonEnd:
+        return JsonEnd()
 
     def calls(self, text: str) -> list[NameAndArguments] | None:
         values = loads(text)
@@ -174,9 +183,4 @@ def read_call(value: Any, names: Collection[str] | None) -> NameAndArguments | N
         arguments = {}
     if not isinstance(arguments, Mapping):
         return None
-    text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair
-        text = json.dumps(arguments)
-    return name, text
+    return name, dumps(arguments)

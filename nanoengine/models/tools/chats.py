@@ -16,7 +16,7 @@ from nanoengine.models.tokenizer import ModelTokenizer
 from nanoengine.models.tools.formats import END_OF_THOUGHT, HERMES, PLAIN, THINK, ToolFormat, find_format
 from nanoengine.models.tools.grammar import call_grammar
 from nanoengine.models.tools.history import TOLD_FIRST, Message, for_template, in_words, tools_for_template
-from nanoengine.models.tools.parser import AnswerParser, Call, Event, Reasoning
+from nanoengine.models.tools.parser import Call, Event, Reading, Reasoning, answer_parser
 from nanoengine.models.tools.tool import Choice, choose, read_tools
 
 PROBE = {"type": "function", "function": {"name": "probe", "description": "", "parameters": {"type": "object"}}}
@@ -40,7 +40,7 @@ class Prompt:
         text: for the model.
         format: of calls; None: the answer has neither calls nor channels.
         choice: of tools.
-        thinks, is_thinking: see `AnswerParser`.
+        thinks, is_thinking: see `answer_parser`.
         tokens: the ids of the added tokens by their texts.
         special: texts of the special tokens, which answers do not show unless a request asks for them.
     """
@@ -104,16 +104,12 @@ class Prompt:
         )
         until = None
         if self.choice.is_forced and self.choice.most != 1:
-            until = partial(_end_of_calls, self._new_parser(skip_special_tokens))
+            until = partial(_end_of_calls, self, skip_special_tokens)
         return {"grammar": text, "behind": () if end is None else (end,), "until": until}
 
-    def parser(self, skip_special_tokens: bool = True) -> AnswerParser | None:
-        """A parser for one answer; None: the answer is text alone."""
-        return None if self.format is None and not self.thinks else self._new_parser(skip_special_tokens)()
-
-    def _new_parser(self, skip_special_tokens: bool) -> Callable[[], AnswerParser]:
-        return partial(
-            AnswerParser,
+    def parser(self, skip_special_tokens: bool = True) -> Reading:
+        """A parser for one answer."""
+        return answer_parser(
             self.format,
             () if self.choice.is_off else {tool.name for tool in self.choice.tools},
             thinks=self.thinks,
@@ -126,9 +122,8 @@ class Prompt:
         )
 
     def read(self, text: str, is_cut: bool = False) -> Answer:
-        """The parts of a whole answer, or of one that a limit has cut off (see `AnswerParser.finish`)."""
-        parser = self.parser()
-        return Answer(text, "", []) if parser is None else answer_of([*parser.push(text), *parser.finish(is_cut)])
+        """The parts of a whole answer, or of one that a limit has cut off (see `Reading.finish`)."""
+        return answer_of(self.parser().read(text, "length" if is_cut else "stop"))
 
     def new_id(self) -> str:
         """An id for a call; Mistral's templates take nine letters alone."""
@@ -136,8 +131,8 @@ class Prompt:
         return name[:9] if self.format is not None and self.format.name.startswith("mistral") else f"call_{name}"
 
 
-def _end_of_calls(new_parser: Callable[[], AnswerParser]) -> Callable[[str], str | None]:
-    return new_parser().end
+def _end_of_calls(prompt: Prompt, skip_special_tokens: bool) -> Callable[[str], str | None]:
+    return prompt.parser(skip_special_tokens).end
 
 
 def plain_prompt(text: str) -> Prompt:

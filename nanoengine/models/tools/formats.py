@@ -25,7 +25,8 @@ class ToolFormat:
         begins: marks in front of a call: a parser takes all, a grammar asks for the first. Empty: a call is a JSON object alone.
         end: the mark behind a call; empty: there is none.
         inner: white space between the marks and the call, in grammars.
-        shape: "object": one call; "list": one list of calls; "args": NAME[ARGS] and the arguments; "xml": see `FUNCTION`;
+        shape: "object": one call; "list": one list of calls; "python": a list that may be written as Python has calls, although a
+            grammar asks for JSON; "args": NAME[ARGS] and the arguments; "xml": see `FUNCTION`;
             "harmony": see `nanoengine/models/tools/harmony.py`.
         arguments: the key of the arguments.
         between: the text between two calls.
@@ -39,6 +40,11 @@ class ToolFormat:
     shape: str = "object"
     arguments: str = "arguments"
     between: str = "\n"
+
+    @property
+    def is_list(self) -> bool:
+        """Whether all calls of an answer are one list."""
+        return self.shape in ("list", "python")
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -67,6 +73,13 @@ FORMATS = (
     ToolFormat("phi", ("<|/tool_call|>",), ("<|tool_call|>", "functools"), "<|/tool_call|>", shape="list", between=""),
     ToolFormat("granite", ("<|tool_call|>",), ("<|tool_call|>", "<tool_call>"), shape="list"),
     ToolFormat("functools", ("functools[",), ("functools",), shape="list"),
+    ToolFormat(
+        "lfm2",
+        ("<|tool_list_start|>", "<|tool_call_start|>"),
+        ("<|tool_call_start|>",),
+        "<|tool_call_end|>",
+        shape="python",
+    ),
     ToolFormat("qwen3_coder", (PARAMETER,), ("<tool_call>",), "</tool_call>", "\n", shape="xml"),
     HERMES,
     ToolFormat("llama3", ("ipython", '"parameters"'), arguments="parameters", between="; "),

@@ -31,7 +31,7 @@ def call_grammar(
         choice: of tools. If calls are forced, an answer is thoughts and calls alone. Otherwise it may have text, and behind any
             mark of a call must stand a call; its arguments fit the schema if the tool is strict, and are any object if not.
         find: the token of a mark, if it is one.
-        thinks, is_thinking: see `AnswerParser`.
+        thinks, is_thinking: see `answer_parser`.
         schema: of an answer without calls, if that must be JSON. Where calls are forced, there is no such answer.
 
     Raises:
@@ -51,7 +51,7 @@ def call_grammar(
     rules.rules["SPACE"] = r"/[ \t\r\n]{1,8}/"
     if choice.is_forced or said or not format.begins:
         rules.rules["call"] = f"{rules.say(*format.begins[:1], format.inner if format.begins else '')} {body}"
-        is_one = choice.most == 1 or format.shape == "list"
+        is_one = choice.most == 1 or format.is_list
         between = f"({rules.say(format.between)} | SPACE)" if format.between.strip() else "SPACE?"
         calls = "call" if is_one else f"call ({between} call)*"
         start = f"{calls} SPACE?"  # most models write a line's end there, and their own behind it
@@ -93,7 +93,7 @@ def _body(rules: Rules, format: ToolFormat, choice: Choice, schemas: list[Any]) 
         for tool, own in _pairs(choice, schemas)
     )
     rules.rules["object"] = f'"{{" "\\"name\\"" ": " ({objects}) "}}"'
-    if format.shape != "list":
+    if not format.is_list:
         return f"object {end}"
     several = "" if choice.most == 1 else ' (", " object)*'
     is_sure = choice.is_forced or len(format.begins) == 1  # the end belongs to the first of the marks

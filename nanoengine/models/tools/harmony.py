@@ -17,7 +17,7 @@ MAX_HEAD_CHARS = 1000
 
 
 class Harmony(Reading):
-    """An answer of messages. Args: see `AnswerParser`."""
+    """An answer of messages. Args: see `answer_parser`."""
 
     def __init__(self, names: Collection[str] | None, most: int | None, whole: Collection[str]):
         super().__init__(most, whole)

@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nanoengine.models.tools.json_text import dumps, loads
+
 Message = Mapping[str, Any]
 
 TOLD = """You can call these functions, each of which is given by its JSON schema:
@@ -71,7 +73,7 @@ def _with_table(call: Any) -> Any:
     if not isinstance(function, Mapping) or not isinstance(text := function.get("arguments") or "", str):
         return call
     try:
-        arguments = json.loads(text or "{}")
+        arguments = loads(text or "{}", strict=True)
     except (ValueError, RecursionError):
         return call
     return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, Mapping) else call
@@ -84,6 +86,6 @@ def _in_words(message: Message) -> Message:
     if not isinstance(calls, list) or not calls:
         return message
     functions = [call.get("function", call) if isinstance(call, Mapping) else call for call in calls]
-    texts = [f"<tool_call>\n{json.dumps(own, ensure_ascii=False, default=str)}\n</tool_call>" for own in functions]
+    texts = [f"<tool_call>\n{dumps(own, str)}\n</tool_call>" for own in functions]
     kept = {name: value for name, value in message.items() if name != "tool_calls"}
     return kept | {"content": "\n".join([own for own in [str(message.get("content") or "")] if own] + texts)}

@@ -9,15 +9,19 @@ from typing import Any
 from nanoengine.models.tools.calls import ArgsCalls, CallReader, ItemCall, JsonCalls, Outcome
 from nanoengine.models.tools.formats import END_OF_THOUGHT, THINK, ToolFormat
 from nanoengine.models.tools.marks import Marks, past_space
+from nanoengine.models.tools.python_calls import PythonCalls
 from nanoengine.models.tools.reading import Reading, Reasoning, Text
 from nanoengine.models.tools.values import Kinds
 from nanoengine.models.tools.xml_calls import XmlCalls
+
+READERS: dict[str, type[JsonCalls]] = {"args": ArgsCalls, "python": PythonCalls}
+"""By the shape of a format; of others: JsonCalls."""
 
 
 class Marked(Reading):
     """Reads an answer whose calls stand behind marks.
 
-    Args: see `AnswerParser`.
+    Args: see `answer_parser`.
     """
 
     def __init__(
@@ -36,7 +40,7 @@ class Marked(Reading):
         super().__init__(most, whole, dropped, is_bare="{" not in self._begins, is_forced=is_forced)
         self.format, self.names, self.schemas, self._kinds = format, names, schemas, Kinds()
         self._marks, self._end_of_thought = Marks((*self._begins, *dropped)), Marks([END_OF_THOUGHT])
-        self._is_list = is_forced and format is not None and format.shape == "list"  # its calls are events one by one
+        self._is_list = is_forced and format is not None and format.is_list  # its calls are events one by one
         self._mark = ""  # of the call that is read
         self._reader: CallReader | None = None
         self._held: list[str] = []  # the text that was read behind it
@@ -86,7 +90,7 @@ class Marked(Reading):
             return XmlCalls(self.names, self.schemas, self._kinds)
         if self._is_list:
             return ItemCall(self.names)
-        return (ArgsCalls if self.format.shape == "args" else JsonCalls)(self.names)
+        return READERS.get(self.format.shape, JsonCalls)(self.names)
 
     def _read_call(self, is_last: bool) -> bool:
         assert self._reader is not None

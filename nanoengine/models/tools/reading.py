@@ -35,6 +35,9 @@ class Call:
 
 Event = Text | Reasoning | Call
 
+REPEATED = "repeated call"
+"""The stop reason of an answer that repeats one of its calls."""
+
 State = Callable[[bool], bool]
 """Reads a part of the text; False: it needs more. The argument: whether no more text will come."""
 
@@ -44,9 +47,8 @@ class Reading:
 
     Args:
         most: the most calls; later ones are left out.
-        whole, dropped: see `AnswerParser`.
+        whole, dropped, is_forced: see `answer_parser`.
         is_bare: see `WholeCall`.
-        is_forced: see `AnswerParser`.
     """
 
     _state: State
@@ -63,7 +65,7 @@ class Reading:
         is_forced: bool = False,
     ):
         self.most, self.is_forced = most, is_forced
-        self.has_repeated = False  # a call came that is equal to an earlier one
+        self._has_repeated = False  # a call came that is equal to an earlier one
         self._whole, self._dropped, self._is_bare = whole, dropped, is_bare
         self._whole_call: WholeCall | None = None
         self._text, self._at = "", 0  # the text, and the place up to which it was read
@@ -81,11 +83,23 @@ class Reading:
         """The number of characters that are read again when more come."""
         return len(self._text) - self._at
 
+    def read(self, text: str, ended: str | None) -> list[Event]:
+        """The events of the next piece of text. `ended`: the finish reason if the text ends here; nothing is held back then."""
+        return [*self.push(text), *(self.finish(ended == "length") if ended else ())]
+
     def push(self, text: str) -> list[Event]:
+        """Read more of the answer; return the events that are certain now."""
         self._text, self._at = self._text[self._at :] + text, 0
         return self._run(False)
 
+    def end(self, text: str) -> str | None:
+        """As `push`, without events: the reason why the answer ends behind this text; None: it does not end."""
+        self._has_repeated = False  # one before may not have ended it: there were too few tokens
+        self.push(text)
+        return REPEATED if self._has_repeated else None
+
     def finish(self, is_cut: bool = False) -> list[Event]:
+        """The last events of an answer. If it was cut off by a limit, a call that was begun is left out, with its marks."""
         self._is_cut = is_cut
         events = self._run(True)
         if self._space and not self._num_calls and self._kind is Text and not self._is_fresh:
@@ -146,9 +160,22 @@ class Reading:
         except (ValueError, RecursionError):
             return False
         for own in found or ():
-            self.has_repeated |= self.is_forced and own in self._seen
+            self._has_repeated |= self.is_forced and own in self._seen
             self._seen.add(own)
-            if not self.has_repeated and (self.most is None or self._num_calls < self.most):
+            if not self._has_repeated and (self.most is None or self._num_calls < self.most):
                 self._events.append(Call(self._num_calls, *own))
                 self._num_calls += 1
         return found is not None
+
+
+class PlainText(Reading):
+    """Reads an answer that is text and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def push(self, text: str) -> list[Event]:
+        return [Text(text)] if text else []
+
+    def finish(self, is_cut: bool = False) -> list[Event]:
+        return []

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
+
+from nanoengine.models.tools.json_text import loads
 
 KINDS = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 
@@ -76,8 +77,7 @@ def value_of(text: str, kinds: frozenset[str]) -> Any:
         return text
     word = text.strip()
     try:
-        value = json.loads(word if "string" in kinds else IN_PYTHON.get(word, word))
-        json.dumps(value, allow_nan=False)
+        value = loads(word if "string" in kinds else IN_PYTHON.get(word, word), strict=True)
     except (ValueError, RecursionError):
         return text
     return value if "string" not in kinds or (not isinstance(value, str) and kind_of(value) in kinds) else text

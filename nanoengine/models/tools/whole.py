@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from nanoengine.models.tools.calls import JsonEnd, NameAndArguments, Outcome, loads, read_call
+from nanoengine.models.tools.calls import JsonEnd, NameAndArguments, Outcome, read_call
+from nanoengine.models.tools.json_text import loads
 
 FENCE = "```"
 FENCES = (FENCE, FENCE + "json", FENCE + "tool_call")

@@ -20,6 +20,7 @@ from itertools import chain
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
+from nanoengine.builder import Built, build_engine, read_config
 from nanoengine.core.errors import EngineClosed, InvalidSamplingParams
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.sampling_params import CoreSamplingParams
@@ -65,6 +66,7 @@ class AsyncLLMEngine:
     """
 
     engine: LLMEngine
+    built: Built  # what `from_model` and `of` have built
 
     def __init__(self, make: Callable[[], LLMEngine]):
         self.error: BaseException | None = None  # that has ended the engine
@@ -87,6 +89,24 @@ class AsyncLLMEngine:
         is_made.wait()
         if self.error is not None:
             raise self.error
+
+    @classmethod
+    def from_model(cls, model: str = "demo", *, use_tqdm: bool = True, **options: Any) -> AsyncLLMEngine:
+        """An engine for a model. Arguments and errors as for `LLM`."""
+        return cls.of(partial(build_engine, read_config(model, options), use_tqdm))
+
+    @classmethod
+    def of(cls, build: Callable[[], Built]) -> AsyncLLMEngine:
+        """An engine that a function builds, which is called in the engine's thread. Raises what it raises."""
+        parts: list[Built] = []
+
+        def make() -> LLMEngine:
+            parts.append(build())
+            return parts[0].engine
+
+        own = cls(make)
+        own.built = parts[0]
+        return own
 
     # ---- for callers on an event loop
 
@@ -115,18 +135,20 @@ class AsyncLLMEngine:
             adapters_of(self.engine.scheduler.parts).use_each([request], lora_request)
         return request
 
-    def submit(self, request: Request, interval: int | None = 1) -> RequestStream:
+    def submit(
+        self, request: Request, interval: int | None = 1, begun: Callable[[], object] = lambda: None
+    ) -> RequestStream:
         """Queue a request; called on the event loop that will await its stream.
 
         Args:
             request: from `make_request`.
-            interval: see `RequestStream`.
+            interval, begun: see `RequestStream`.
 
         Raises:
             EngineDead, EngineClosed: nothing runs any more.
         """
         self._check_alive()
-        stream = RequestStream(request, asyncio.get_running_loop(), interval)
+        stream = RequestStream(request, asyncio.get_running_loop(), interval, begun)
         self._num_sent += request.params.num_sequences
         self._put(_Message(partial(self._submit, stream), stream.end_with, request.client))
         return stream

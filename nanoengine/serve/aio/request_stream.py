@@ -68,14 +68,23 @@ class RequestStream:
     Args:
         request: not submitted yet.
         loop: where it is awaited.
-        interval: the least tokens of a delta; the first token and the last ones come at once. None: there are no deltas.
+        interval: the least tokens of a delta; the first token and the last ones come at once. None: there is only the first.
+        begun: called on the loop for each completion that has its first token, or has ended without any.
     """
 
-    def __init__(self, request: Request, loop: asyncio.AbstractEventLoop, interval: int | None = 1):
+    def __init__(
+        self,
+        request: Request,
+        loop: asyncio.AbstractEventLoop,
+        interval: int | None = 1,
+        begun: Callable[[], object] = lambda: None,
+    ):
         self.request = request
         self.loop = loop
         self.interval = interval
         self._cursors: list[_Cursor] = []  # the engine's; the rest belongs to the loop
+        self._begun = begun
+        self._to_begin = set(range(request.params.num_sequences))
         self._deltas: list[Delta] = []
         self._num_unread = 0  # lists of them
         self.take_now: Callable[[list[Delta]], bool] | None = None
@@ -88,12 +97,12 @@ class RequestStream:
 
     def collect(self) -> list[Delta]:
         """The deltas since the last call."""
-        if self.interval is None or (self._num_unread >= MOST_UNREAD and not self.request.finished):
-            return []
         if not self._cursors:
             self._cursors = [_Cursor(seq) for seq in self.request.sequences]
-        interval = self.interval
-        return [d for cursor in self._cursors if not cursor.is_over and (d := cursor.take(interval)) is not None]
+        cursors, least = self._cursors, self.interval
+        if least is None or (self._num_unread >= MOST_UNREAD and not self.request.finished):
+            cursors, least = [cursor for cursor in cursors if not cursor.num_tokens], 1
+        return [d for cursor in cursors if not cursor.is_over and (d := cursor.take(least)) is not None]
 
     def end_with(self, error: Exception) -> None:
         """End the stream with an error."""
@@ -105,6 +114,10 @@ class RequestStream:
         """Take deltas, and wake the reader."""
         if self.is_over:
             return
+        if self._to_begin:
+            for index in self._to_begin & {delta.index for delta in deltas}:
+                self._to_begin.remove(index)
+                self._begun()
         has_reader = self._waiter is not None and not self._waiter.done()
         if has_reader and not is_over and self.take_now is not None and self.take_now(deltas):
             return

@@ -18,15 +18,14 @@ from starlette.responses import Response
 from nanoengine.errors import NanoEngineError
 from nanoengine.serve.server.endpoints import ENDPOINTS, VIEW
 from nanoengine.serve.server.errors import Problem, problem_of
-from nanoengine.serve.server.http import BoundedHTTP, Connections
+from nanoengine.serve.server.http import BoundedHTTP
+from nanoengine.serve.server.jobs import LAST_EVENT_SECONDS
 from nanoengine.serve.server.middleware import Identify
 from nanoengine.serve.server.page import FILES, file_route
+from nanoengine.serve.server.quota import Quota
 from nanoengine.serve.server.serving import Serving
 
 logger = logging.getLogger("nanoengine.serve.server")
-
-SECONDS_TO_SAY_SO = 2
-"""Seconds after all requests were aborted, in which clients receive the last event of their streams."""
 
 
 def make_app(serving: Serving) -> Starlette:
@@ -45,9 +44,10 @@ def make_app(serving: Serving) -> Starlette:
 
 def http_settings(serving: Serving) -> uvicorn.Config:
     """How uvicorn serves the application."""
+    connections = Quota.of_places(serving.config.max_connections)
     return uvicorn.Config(
         make_app(serving),
-        http=partial(BoundedHTTP, Connections(serving.config.max_connections)),  # type: ignore[arg-type]
+        http=partial(BoundedHTTP, connections),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,
@@ -55,7 +55,7 @@ def http_settings(serving: Serving) -> uvicorn.Config:
         server_header=False,
         proxy_headers=serving.config.forwarded_allow_ips is not None,
         forwarded_allow_ips=list(serving.config.forwarded_allow_ips or ()),
-        timeout_graceful_shutdown=SECONDS_TO_SAY_SO,
+        timeout_graceful_shutdown=LAST_EVENT_SECONDS,
         **serving.config.tls,
     )
 

@@ -11,13 +11,13 @@ from starlette.responses import Response
 from nanoengine.core.outputs import CompletionOutput, RequestOutput
 from nanoengine.core.sequence import Request
 from nanoengine.models.tools.chats import answer_of
-from nanoengine.models.tools.parser import Call
+from nanoengine.models.tools.parser import Call, PlainText
 from nanoengine.serve.aio.request_stream import Delta
 from nanoengine.serve.server.answers import ChoicesAnswer, EventStream, encode
 from nanoengine.serve.server.jobs import Job
 from nanoengine.serve.server.logprobs import Progress
 from nanoengine.serve.server.protocol import ChatRequest
-from nanoengine.serve.server.replies import Conversation, Reader, ended_by
+from nanoengine.serve.server.replies import Conversation, ended_by
 from nanoengine.serve.server.scope import new_id
 from nanoengine.serve.server.serving import Encoding, Serving
 from nanoengine.serve.server.text import joined
@@ -34,7 +34,7 @@ async def chat_completions(http: HTTPRequest, serving: Serving) -> Response | Ev
 
     def tokens() -> Encoding:
         found = yield from conversation.tokens()
-        answer.is_parsed = conversation.parser() is not None
+        answer.is_parsed = not isinstance(conversation.parser(), PlainText)
         return found
 
     return await answer.send(http, 1, tokens)
@@ -48,12 +48,12 @@ class _Choice:
     """
 
     def __init__(self, conversation: Conversation):
-        self._prompt, self._reader = conversation.prompt, Reader(conversation.parser())
+        self._prompt, self._reader = conversation.prompt, conversation.parser()
         self._with_reasoning = conversation.request.include_reasoning is not False
         self.has_called = False
 
     def read(self, text: str, ended: str | None) -> dict[str, Any]:
-        """The fields of a delta; each call comes in one piece. Arguments as for `Reader.read`."""
+        """The fields of a delta; each call comes in one piece. Arguments as for `Reading.read`."""
         said = answer_of(self._reader.read(text, ended))
         found: dict[str, Any] = {"content": said.text} if said.text else {}
         if said.reasoning and self._with_reasoning:

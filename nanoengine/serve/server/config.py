@@ -63,8 +63,8 @@ class ServerConfig:
         max_n: most completions of a prompt.
         max_stop_strings: most strings that end a completion.
         max_waiting: sequences that may wait for their turn; beyond it requests are refused with 503.
-        max_waiting_tokens: tokens of the sequences that wait, their prompts and what they may get; beyond it requests are refused
-            with 503, or 429 where a quarter of them is the client's own.
+        max_waiting_tokens: tokens of the sequences that have none yet, their prompts and what they may get; beyond it requests
+            are refused with 503 while any sequence waits.
         max_step_seconds: a step that takes longer hangs: /health and new requests get 503 until it ends.
         request_timeout: seconds that a request may take, waiting included. None: as long as it takes.
         shutdown_timeout: seconds that running requests are given to end after SIGTERM or Ctrl-C; then they are aborted.

@@ -48,6 +48,9 @@ ANTHROPIC_TYPES = {
     504: "timeout_error",
 }
 
+RETRY_AFTER = {"retry-after": "1"}
+"""The header with the seconds after which a client that was refused may try again."""
+
 REASON = "nanoengine.reason"
 """The key of the ASGI scope with the message of the error, for the log."""
 

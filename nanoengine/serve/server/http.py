@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections import Counter
 from typing import Any, cast
 
 from starlette.types import Message, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from nanoengine.serve.server.quota import Quota
+
 MAX_HEAD_BYTES = 64 << 10
 """The longest request line with all headers: the parser itself has no limit (as in CVE-2025-48956)."""
-
-PART_OF_A_NEWCOMER = 8
 
 CONNECTION = "nanoengine.connection"
 """The key of the ASGI scope with the `BoundedHTTP` of the request."""
@@ -35,37 +34,10 @@ def client_of(address: str) -> str:
     return address
 
 
-class Connections:
-    """Counts connections by address: when there are as many as may be, nobody is shut out by those of another.
-
-    Args:
-        most: that may be open. Addresses with less than an eighth of that may have theirs all the same, up to twice as many.
-    """
-
-    def __init__(self, most: int):
-        self.most = most
-        self.total = 0
-        self.of_addresses: Counter[str] = Counter()
-
-    def open(self, address: str) -> bool:
-        """Count one; False if it must be closed."""
-        own = self.of_addresses[address]
-        is_allowed = self.total < self.most or (own < self.most // PART_OF_A_NEWCOMER and self.total < 2 * self.most)
-        self.of_addresses[address] += 1
-        self.total += 1
-        return is_allowed
-
-    def closed(self, address: str) -> None:
-        self.total -= 1
-        self.of_addresses[address] -= 1
-        if not self.of_addresses[address]:
-            del self.of_addresses[address]
-
-
 class BoundedHTTP(HttpToolsProtocol):
-    """One connection."""
+    """One connection. `connections`: how many there are, of each address and in total."""
 
-    def __init__(self, connections: Connections, *args: Any, **kwargs: Any):
+    def __init__(self, connections: Quota, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._connections = connections
         self._address = ""
@@ -81,14 +53,16 @@ class BoundedHTTP(HttpToolsProtocol):
         super().connection_made(transport)
         peer = transport.get_extra_info("peername")
         self._address = client_of(peer[0]) if peer else "local"
-        if not self._connections.open(self._address):
+        has_room = self._connections.has_room(self._address)
+        self._connections.take(self._address)  # also if it is refused, until it is closed
+        if not has_room:
             self._refuse(b"503 Service Unavailable")
             return
         self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_clock()
-        self._connections.closed(self._address)
+        self._connections.give_back(self._address)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

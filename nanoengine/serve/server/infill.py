@@ -14,7 +14,6 @@ from msgspec import Meta
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
-from nanoengine.models.tools.parser import Event
 from nanoengine.serve.server.answers import EventStream, encode
 from nanoengine.serve.server.errors import Problem
 from nanoengine.serve.server.fields import with_fields
@@ -86,20 +85,11 @@ class InfillWriter(Writer):
     def write(self, event: Table) -> bytes:
         return b"data: " + encode(event) + b"\n\n"
 
-    def begin(self, usage: Usage) -> Iterator[Table]:
-        yield from ()
-
-    def open(self, event: Event) -> Iterator[Table]:
-        yield from ()
-
     def add(self, text: str) -> Iterator[Table]:
         self._first = self._first or time.monotonic()
         if not self._is_silent:
             self._content.append(text)
             yield {"index": 0, "content": text, "stop": False}
-
-    def close(self) -> Iterator[Table]:
-        yield from ()
 
     def end(self, reason: str | None, stop: str | int | None, usage: Usage) -> Iterator[Table]:
         end = time.monotonic()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 from starlette.types import Receive
 
-from nanoengine.core.sequence import Phase, Request
+from nanoengine.core.sequence import Request
 from nanoengine.serve.aio.async_llm_engine import AsyncLLMEngine
 from nanoengine.serve.aio.request_stream import Delta
 from nanoengine.serve.server.errors import Problem
@@ -18,7 +18,7 @@ from nanoengine.serve.server.errors import Problem
 MOST_AT_ONCE = 64
 """Deltas that are handled before other tasks of the event loop run: a slow reader may have thousands."""
 
-SECONDS_TO_SAY_SO = 5
+LAST_EVENT_SECONDS = 2
 """Seconds after a job was aborted, in which a slow client may read the last event. Then the connection is closed."""
 
 
@@ -30,9 +30,17 @@ class Job:
         engine: computes them.
         requests: one for each prompt.
         interval: see `RequestStream`.
+        begun: called with each request when one of its completions has begun.
     """
 
-    def __init__(self, job_id: str, engine: AsyncLLMEngine, requests: Sequence[Request], interval: int | None):
+    def __init__(
+        self,
+        job_id: str,
+        engine: AsyncLLMEngine,
+        requests: Sequence[Request],
+        interval: int | None,
+        begun: Callable[[Request], object],
+    ):
         self.job_id = job_id
         self.problem: Problem | None = None  # the error that ends the answer
         self.write_now: Callable[[bytes], bool] = lambda _: (
@@ -40,7 +48,7 @@ class Job:
         )  # writes bytes to the client at once; False: its socket is full
         self._engine = engine
         self.requests = list(requests)
-        self._streams = [engine.submit(request, interval) for request in requests]
+        self._streams = [engine.submit(request, interval, partial(begun, request)) for request in requests]
 
     def take_now(self, take: Callable[[list[Delta]], bool]) -> None:
         """See `RequestStream.take_now`; of one prompt, since those of several wait for each other."""
@@ -51,11 +59,6 @@ class Job:
     def num_cached_tokens(self) -> int:
         """The number of prompt tokens that were in the prefix cache, of the sequences that have begun."""
         return sum(request.sequences[0].num_cached_tokens or 0 for request in self.requests)
-
-    def num_sequences_of(self, client: str) -> int:
-        """The number of sequences of a client that have not ended."""
-        own = (request for request in self.requests if request.client == client and not request.finished)
-        return sum(request.params.num_sequences for request in own)
 
     def abort(self, problem: Problem | None = None) -> None:
         """End what still runs; without a problem, the client gets what there is, with the finish reason "abort"."""
@@ -105,12 +108,6 @@ class Job:
             raise self.problem
 
 
-def most_tokens(request: Request, max_model_len: int) -> int:
-    """The most tokens of a request: of its prompt and of its completions."""
-    num_prompt, params = len(request.prompt_token_ids), request.params
-    return params.num_sequences * min(max_model_len, num_prompt + (params.max_tokens or max_model_len))
-
-
 class Jobs:
     """All jobs that run."""
 
@@ -121,23 +118,6 @@ class Jobs:
 
     def __len__(self) -> int:
         return len(self._jobs)
-
-    def num_sequences_of(self, client: str) -> int:
-        """The number of sequences of a client that have not ended; those that are not submitted yet count."""
-        return sum(job.num_sequences_of(client) for job in self._jobs)
-
-    def waiting_tokens(self, max_model_len: int) -> Counter[str]:
-        """By client: the most tokens of its waiting sequences."""
-        count: Counter[str] = Counter()
-        for request in (request for job in self._jobs for request in job.requests):
-            if not request.sequences:  # the engine has not heard of it
-                num_waiting = request.params.num_sequences
-            else:
-                num_waiting = sum(seq.phase is Phase.WAITING for seq in request.sequences)
-            if num_waiting:
-                size = most_tokens(request, max_model_len)
-                count[request.client] += size * num_waiting // request.params.num_sequences
-        return count
 
     @asynccontextmanager
     async def running(self, job: Job, receive: Receive, timeout: float | None) -> AsyncIterator[None]:
@@ -197,7 +177,7 @@ class Jobs:
 
     def _end(self, job: Job, problem: Problem) -> None:
         job.abort(problem)
-        asyncio.get_running_loop().call_later(SECONDS_TO_SAY_SO, self.cut_off, job)
+        asyncio.get_running_loop().call_later(LAST_EVENT_SECONDS, self.cut_off, job)
 
     async def none_left(self) -> None:
         """Wait until no job runs."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -24,8 +25,10 @@ from nanoengine.serve.server.replies import (
     choice_of,
     merge_system_messages,
     reply,
+    text_of,
     tool_call,
     tool_table,
+    unsupported,
 )
 from nanoengine.serve.server.scope import CLIENT, new_id
 from nanoengine.serve.server.serving import Serving
@@ -154,6 +157,9 @@ async def count_tokens(http: HTTPRequest, serving: Serving) -> Response:
 
 # ---- what clients send
 
+_text = partial(text_of, param="messages")
+_unsupported = partial(unsupported, "blocks", param="messages")
+
 
 def _system(system: str | list[Table] | None) -> list[Table]:
     """The system message, without Claude Code's block about billing: it differs in every request, and would break the cache."""
@@ -188,7 +194,7 @@ def _said(blocks: list[Table], where: str) -> Table:
         elif kind == "tool_use":
             calls.append(tool_call(_text(block, "id", place), _text(block, "name", place), block.get("input") or {}))
         elif kind != "redacted_thinking":  # of another model, which alone can read it
-            raise _unknown(kind, place)
+            raise _unsupported(kind, place)
     return assistant_message("".join(texts) or (None if calls else ""), calls, "\n".join(thoughts))
 
 
@@ -202,26 +208,14 @@ def _asked(role: str, blocks: list[Table], where: str) -> list[Table]:
             content = block.get("content") or ""
             for part in content if isinstance(content, list) else ():
                 if not isinstance(part, dict) or part.get("type") != "text":
-                    raise _unknown(part.get("type") if isinstance(part, dict) else part, f"{place}.content")
+                    kind = part.get("type") if isinstance(part, dict) else part
+                    raise _unsupported(kind, f"{place}.content")
             turns.append({"role": "tool", "tool_call_id": _text(block, "tool_use_id", place), "content": content})
         elif kind == "text":
             texts.append({"type": "text", "text": _text(block, "text", place)})
         else:
-            raise _unknown(kind, place)
+            raise _unsupported(kind, place)
     return [*turns, {"role": role, "content": texts}] if texts or not turns else turns
-
-
-def _text(block: Table, name: str, where: str) -> str:
-    value = block.get(name)
-    if not isinstance(value, str):
-        raise Problem(400, f"{where}.{name} must be a text", "messages")
-    return value
-
-
-def _unknown(kind: Any, where: str) -> Problem:
-    return Problem(
-        400, f"{where}: blocks of type {str(kind)[:80]!r} are not supported: this model takes text", "messages"
-    )
 
 
 def _tool(tool: Table) -> Table:
@@ -282,7 +276,7 @@ class MessagesWriter(Writer):
     def add(self, text: str) -> Iterator[Table]:
         block = self._blocks[-1]
         if self._kind is Call:
-            block["input"] = msgspec.json.decode(text)
+            block["input"] = msgspec.Raw(text.encode())
             delta = {"type": "input_json_delta", "partial_json": text}
         else:
             name = "text" if self._kind is Text else "thinking"

@@ -6,7 +6,7 @@ Streams are lines of JSON, and are what a client gets that does not say. No mode
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -24,7 +24,7 @@ from nanoengine.serve.server.answers import EventStream, encode, json_response
 from nanoengine.serve.server.errors import Problem
 from nanoengine.serve.server.fields import IGNORED_OLLAMA, IGNORED_OPTIONS, Body, with_fields
 from nanoengine.serve.server.protocol import SAME, LocalSampling, Positive, Table, Texts, TranslatedRequest
-from nanoengine.serve.server.replies import Usage, Writer, reply, tool_call
+from nanoengine.serve.server.replies import Usage, Writer, json_schema, reply, tool_call
 from nanoengine.serve.server.scope import new_id
 from nanoengine.serve.server.serving import Serving
 
@@ -235,7 +235,7 @@ def _format(format: str | Table | None) -> Table | None:
     if not format:
         return None
     if isinstance(format, dict):
-        return {"type": "json_schema", "json_schema": {"schema": format}}
+        return json_schema(format)
     if format != "json":
         raise Problem(400, f"format is {format[:80]!r}: it must be 'json' or a schema", "format")
     return {"type": "json_object"}
@@ -277,20 +277,17 @@ class OllamaWriter(Writer):
         own = {"message": {"role": "assistant", "content": "", **said}} if self._is_chat else {"response": "", **said}
         return {"model": self._model, "created_at": _now(), **own, "done": False, **rest}
 
-    def begin(self, usage: Usage) -> Iterator[Table]:
-        yield from ()
-
-    def open(self, event: Event) -> Iterator[Table]:
+    def open(self, event: Event) -> Iterable[Table]:
         self._first = self._first or time.monotonic_ns()
         self._name = event.name if isinstance(event, Call) else ""
-        yield from ()
+        return ()
 
     def add(self, text: str) -> Iterator[Table]:
         if self._kind is Call:
             function = {
                 "index": len(self._said.get("tool_calls", ())),
                 "name": self._name,
-                "arguments": msgspec.json.decode(text),
+                "arguments": msgspec.Raw(text.encode()),
             }
             said: Table = {"tool_calls": [{"id": self.prompt.new_id(), "function": function}]}
             self._said.setdefault("tool_calls", []).extend(said["tool_calls"])
@@ -299,9 +296,6 @@ class OllamaWriter(Writer):
             for name in said:
                 self._said[name] = self._said.get(name, "") + text
         yield self._line(said)
-
-    def close(self) -> Iterator[Table]:
-        yield from ()
 
     def end(self, reason: str | None, stop: str | int | None, usage: Usage) -> Iterator[Table]:
         now = time.monotonic_ns()

@@ -45,20 +45,6 @@ async def model(http: HTTPRequest, serving: Serving) -> Response:
 
 def _model(serving: Serving, name: str) -> dict[str, object]:
     adapter = serving.names.check(name)
-    permission = {
-        "id": f"modelperm-{name}",
-        "object": "model_permission",
-        "created": serving.created,
-        "allow_create_engine": False,
-        "allow_sampling": True,
-        "allow_logprobs": True,
-        "allow_search_indices": False,
-        "allow_view": True,
-        "allow_fine_tuning": False,
-        "organization": "*",
-        "group": None,
-        "is_blocking": False,
-    }
     return {
         "id": name,
         "object": "model",
@@ -67,7 +53,6 @@ def _model(serving: Serving, name: str) -> dict[str, object]:
         "root": serving.root if adapter is None else adapter.path,
         "parent": None if adapter is None else serving.name,
         "max_model_len": serving.max_model_len,
-        "permission": [permission],
     }
 
 

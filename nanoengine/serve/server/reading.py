@@ -13,9 +13,9 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 
 from nanoengine.depth import MAX_DEPTH
-from nanoengine.serve.server.budget import Holding
 from nanoengine.serve.server.errors import TOO_LONG, Problem, body_too_long, context
 from nanoengine.serve.server.fields import without_unknown
+from nanoengine.serve.server.quota import Holding
 from nanoengine.serve.server.text import IS_LONG, TextThreads
 
 SLOW_BYTES = 1 << 13

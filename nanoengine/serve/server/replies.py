@@ -18,7 +18,7 @@ from starlette.responses import Response
 from nanoengine.core.outputs import RequestOutput
 from nanoengine.features.sampling.params import SamplingParams
 from nanoengine.models.tools.chats import Prompt, plain_prompt
-from nanoengine.models.tools.parser import AnswerParser, Call, Event, Text
+from nanoengine.models.tools.parser import Call, Event, Reading
 from nanoengine.serve.server.answer_bytes import answer_bytes
 from nanoengine.serve.server.answers import EventStream, encode, json_response
 from nanoengine.serve.server.errors import Problem
@@ -80,22 +80,9 @@ class Conversation:
         token_ids = serving.prompts.chat_encoder.encode(prompt.text, **own, add_special_tokens=special)
         return [token_ids], prompt.params(self.params)
 
-    def parser(self) -> AnswerParser | None:
-        """For one answer; None if it is text and nothing else."""
+    def parser(self) -> Reading:
+        """For one answer."""
         return self.prompt.parser(skip_special_tokens=self.params.skip_special_tokens)
-
-
-class Reader:
-    """Reads one answer piece by piece."""
-
-    def __init__(self, parser: AnswerParser | None):
-        self._parser = parser
-
-    def read(self, text: str, ended: str | None) -> list[Event]:
-        """The events of the next piece of text. `ended`: the finish reason if the text ends here; nothing is held back then."""
-        if self._parser is None:
-            return [Text(text)] if text else []
-        return [*self._parser.push(text), *(self._parser.finish(ended == "length") if ended else ())]
 
 
 def ended_by(reason: str | None, has_called: bool) -> str | None:
@@ -116,7 +103,7 @@ class Writer:
     """Makes the events of a stream, in the shape of one interface. The same calls make the whole answer (`body`), so both agree.
 
     An answer is a list of blocks: texts, thoughts and calls. Subclasses say what it means to open a block, to add text to it and
-    to close it. Every method returns the events of the stream.
+    to close it. Every method returns the events of the stream; there may be none.
     """
 
     media_type: ClassVar[bytes] = b"text/event-stream; charset=utf-8"
@@ -158,11 +145,11 @@ class Writer:
 
     def begin(self, usage: Usage) -> Iterable[Table]:
         """The prompt is in the engine."""
-        raise NotImplementedError
+        return ()
 
     def open(self, event: Event) -> Iterable[Table]:
         """A block begins; its text comes by `add`."""
-        raise NotImplementedError
+        return ()
 
     def add(self, text: str) -> Iterable[Table]:
         """Text of the open block; of a call, its arguments."""
@@ -170,7 +157,7 @@ class Writer:
 
     def close(self) -> Iterable[Table]:
         """The open block ends."""
-        raise NotImplementedError
+        return ()
 
     def end(self, reason: str | None, stop: str | int | None, usage: Usage) -> Iterable[Table]:
         """The answer ends, for the reasons that `CompletionOutput` has, or "tool_calls"."""
@@ -202,7 +189,7 @@ async def reply(
     job = await serving.start(http, job_id, request, conversation.params, 1, conversation.tokens, size)
     writer.prompt = conversation.prompt
     if request.stream:
-        events = _stream(job, writer, Reader(conversation.parser()))
+        events = _stream(job, writer, conversation.parser())
         return EventStream(
             serving,
             job,
@@ -216,11 +203,11 @@ async def reply(
         await job.end()
     output = job.requests[0].output()
     num_tokens = len(output.prompt_token_ids) + len(output.outputs[0].token_ids)  # a response repeats what was asked
-    whole = partial(_whole, writer, Reader(conversation.parser()))
+    whole = partial(_whole, writer, conversation.parser())
     return await serving.make(whole, output, slow=num_tokens > MANY)
 
 
-def _whole(writer: Writer, reader: Reader, output: RequestOutput) -> Response:
+def _whole(writer: Writer, reader: Reading, output: RequestOutput) -> Response:
     completion, num_prompt = output.outputs[0], len(output.prompt_token_ids)
     usage = Usage(num_prompt, output.num_cached_tokens, len(completion.token_ids))
     writer.ttft = getattr(output.metrics, "ttft", None)
@@ -230,7 +217,7 @@ def _whole(writer: Writer, reader: Reader, output: RequestOutput) -> Response:
     return json_response(writer.body())
 
 
-async def _stream(job: Job, writer: Writer, reader: Reader) -> AsyncIterator[bytes]:
+async def _stream(job: Job, writer: Writer, reader: Reading) -> AsyncIterator[bytes]:
     num_prompt, num_new = len(job.requests[0].prompt_token_ids), 0
     yield b"".join(map(writer.write, writer.begin(Usage(num_prompt))))
     async for news in job.deltas():
@@ -281,6 +268,24 @@ def merge_system_messages(messages: list[Table]) -> list[Table]:
 
 def _parts(content: str | list[Table]) -> list[Table]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def text_of(table: Table, name: str, where: str, param: str) -> str:
+    """A field of a part of a message, which must be a text. `where`: the part, as clients call it. `param`: their field of it."""
+    value = table.get(name)
+    if not isinstance(value, str):
+        raise Problem(400, f"{where}.{name} must be a text", param)
+    return value
+
+
+def unsupported(what: str, kind: Any, where: str, param: str) -> Problem:
+    """The refusal of blocks, items or parts of a kind. Arguments as for `text_of`."""
+    return Problem(400, f"{where}: {what} of type {str(kind)[:80]!r} are not supported: this model takes text", param)
+
+
+def json_schema(schema: Any) -> Table:
+    """The `response_format` of a schema."""
+    return {"type": "json_schema", "json_schema": {"schema": schema}}
 
 
 def assistant_message(text: str | None, calls: list[Table], reasoning: str = "") -> Table:

@@ -6,12 +6,13 @@ import base64
 import binascii
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from nanoengine.errors import shown
 from nanoengine.serve.server.errors import Problem
 from nanoengine.serve.server.protocol import Table
-from nanoengine.serve.server.replies import assistant_message, tool_call, tool_table
+from nanoengine.serve.server.replies import assistant_message, text_of, tool_call, tool_table, unsupported
 
 TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 """Types of parts that are text, and the field of the text."""
@@ -20,6 +21,9 @@ ROLES = ("user", "assistant", "system", "developer")
 
 LEFT_OUT = ("web_search", "web_search_preview")
 """Tools that OpenAI's server runs by itself. They are left out of the prompt: Codex always sends one."""
+
+
+_text = partial(text_of, param="input")
 
 
 class Tools:
@@ -135,7 +139,7 @@ def turns(items: list[Table]) -> list[Table]:
         elif kind == "reasoning":
             thought += _thought(item, where)
         else:
-            raise Problem(400, f"{where}: items of type {str(kind)[:80]!r} are not supported", "input")
+            raise unsupported("items", kind, where, "input")
     return found
 
 
@@ -146,17 +150,9 @@ def _content(content: Any, where: str) -> str:
     for part in content if isinstance(content, list) else [] if content is None else [content]:
         kind = part.get("type") if isinstance(part, dict) else None
         if str(kind) not in TEXTS:
-            message = f"{where}: content of type {str(kind)[:80]!r} is not supported: this model takes text"
-            raise Problem(400, message, "input")
+            raise unsupported("parts", kind, where, "input")
         texts.append(_text(part, TEXTS[str(kind)], where))
     return "\n".join(texts)
-
-
-def _text(table: Table, name: str, where: str) -> str:
-    value = table.get(name)
-    if not isinstance(value, str):
-        raise Problem(400, f"{where}.{name} must be a text", "input")
-    return value
 
 
 # ---- thoughts

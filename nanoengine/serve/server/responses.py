@@ -17,7 +17,7 @@ from nanoengine.serve.server.errors import Problem
 from nanoengine.serve.server.fields import IGNORED_RESPONSES, check_unknown, with_fields
 from nanoengine.serve.server.protocol import Int64, Named, Table, TranslatedRequest
 from nanoengine.serve.server.reading import SLOW_BYTES, check_size
-from nanoengine.serve.server.replies import Usage, Writer, choice_of, merge_system_messages, reply
+from nanoengine.serve.server.replies import Usage, Writer, choice_of, json_schema, merge_system_messages, reply
 from nanoengine.serve.server.response_items import Tools, encode_thought, input_items, page, turns
 from nanoengine.serve.server.response_store import Stored
 from nanoengine.serve.server.scope import CLIENT, new_id
@@ -186,7 +186,7 @@ def _format(table: Any) -> Table | None:
         raise Problem(400, f"text.format must be an object, not {str(table)[:80]!r}", "text")
     if table.get("type") != "json_schema":
         return table
-    return {"type": "json_schema", "json_schema": {"schema": table.get("schema")}}
+    return json_schema(table.get("schema"))
 
 
 def _encoded(value: Any) -> msgspec.Raw:

@@ -29,9 +29,10 @@ from nanoengine.models.names import find_model
 from nanoengine.models.options import ModelOptions
 from nanoengine.models.tokenizer_trial import try_tokenizer
 from nanoengine.serve.aio.async_llm_engine import AsyncLLMEngine
-from nanoengine.serve.server.app import SECONDS_TO_SAY_SO, http_settings
+from nanoengine.serve.server.app import http_settings
 from nanoengine.serve.server.config import TLS, ServerConfig
 from nanoengine.serve.server.errors import Problem
+from nanoengine.serve.server.jobs import LAST_EVENT_SECONDS
 from nanoengine.serve.server.serving import Serving
 
 logger = logging.getLogger("nanoengine.serve.server")
@@ -266,7 +267,7 @@ class _Server(uvicorn.Server):
         if count := jobs.abort(problem=problem):
             logger.info("aborted what had not ended: %d calls", count)
             with suppress(TimeoutError):
-                await asyncio.wait_for(jobs.none_left(), SECONDS_TO_SAY_SO)
+                await asyncio.wait_for(jobs.none_left(), LAST_EVENT_SECONDS)
             jobs.cut_off()
         threading.Thread(target=_end_hard, args=(self._serving.engine, self._over), daemon=True).start()
         self.should_exit = True

@@ -21,18 +21,18 @@ from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.sequence import Request
 from nanoengine.features.observability.view import take_view
 from nanoengine.features.sampling.params import SamplingParams
-from nanoengine.serve.aio.build import build_async_engine
-from nanoengine.serve.server.budget import Budget
+from nanoengine.serve.aio.async_llm_engine import AsyncLLMEngine
 from nanoengine.serve.server.cached import Cached
-from nanoengine.serve.server.config import PART_OF_A_CLIENT, ServerConfig
-from nanoengine.serve.server.errors import Problem
-from nanoengine.serve.server.jobs import Job, Jobs, most_tokens, until_gone
+from nanoengine.serve.server.config import ServerConfig
+from nanoengine.serve.server.errors import RETRY_AFTER, Problem
+from nanoengine.serve.server.jobs import Job, Jobs, until_gone
 from nanoengine.serve.server.metrics import render_metrics
 from nanoengine.serve.server.model_card import ModelCard
 from nanoengine.serve.server.model_names import ModelNames
 from nanoengine.serve.server.params import MANY, sampling_params, truncate
 from nanoengine.serve.server.prompts import Prompts
 from nanoengine.serve.server.protocol import Generation, Queued
+from nanoengine.serve.server.quota import Holding, Quota
 from nanoengine.serve.server.reading import S, check_size, read
 from nanoengine.serve.server.response_store import ResponseStore
 from nanoengine.serve.server.scope import ADAPTER, CLIENT, HELD
@@ -53,9 +53,6 @@ R = TypeVar("R")
 FEW = 8
 """Answers with more completions than this are encoded in a thread for text."""
 
-PART_OF_A_NEWCOMER = 8
-"""In a full queue a client may still have 1 / PART_OF_A_NEWCOMER of it: nobody is shut out by the requests of another."""
-
 MAX_GRAMMARS = 64
 """Grammars of one client that may wait to be compiled."""
 
@@ -64,9 +61,6 @@ METRICS_SECONDS = 1.0
 
 VIEW_SECONDS = 0.1
 """The age of the view that the page shows, at most."""
-
-RETRY_AFTER = "1"
-"""Seconds after which a refused client may try again."""
 
 
 class Serving:
@@ -80,7 +74,8 @@ class Serving:
 
     def __init__(self, build: Callable[[], Built], config: ServerConfig, name: str):
         self.config = config
-        self.engine, built = build_async_engine(build)
+        self.engine = AsyncLLMEngine.of(build)
+        built = self.engine.built
         self.tokenizer = built.tokenizer
         self.metrics = built.metrics
         self.defaults = built.models.default_sampling
@@ -101,9 +96,14 @@ class Serving:
         self.prompts = Prompts(built.tokenizer, config, self.max_model_len)
         self.token_texts = TokenTexts(built.tokenizer)
         self.jobs = Jobs()
-        self.bodies = Budget("this body", config.max_held_body_bytes, "max_held_body_bytes", "shorten it")
-        hint = "ask for fewer tokens, log probabilities or completions"
-        self.answers = Budget("this answer", config.max_answer_bytes, "max_answer_bytes", hint)
+        of_bytes, of_places = Quota.of_bytes, Quota.of_places
+        most, hint = config.max_held_body_bytes, "ask for fewer tokens, log probabilities or completions"
+        self.bodies = of_bytes(most, "max_held_body_bytes", "this body may take {}", "shorten it")
+        self.answers = of_bytes(config.max_answer_bytes, "max_answer_bytes", "this answer may take {}", hint)
+        # Of completions without a token:
+        self.sequences = of_places(max(1, config.max_waiting), "max_waiting", "prompts times n are {}", "sequences")
+        needs = "this request may take {}, its prompts and max_tokens times n"
+        self.tokens = of_places(config.max_waiting_tokens, "max_waiting_tokens", needs, "tokens")
         self.metrics_text = Cached(self._render_metrics, METRICS_SECONDS)
         self.summed_metrics_text = Cached(partial(self._render_metrics, summed=True), METRICS_SECONDS)
         view = getattr(self.metrics, "view", partial(take_view, observer=self.metrics))  # replicas tell their views
@@ -114,7 +114,7 @@ class Serving:
         self.has_tenants = num_keys > 1 or config.separate_addresses  # they share no cached prefixes
         self.is_draining = False  # the server will end when the jobs have
         self.cache_config: dict[str, str] = {}  # options of the K/V cache, as labels of a metric
-        self._preparing: Counter[str] = Counter()  # sequences whose text is being encoded, by client
+        self._num_preparing = 0  # sequences whose text is being encoded
 
     async def _render_metrics(self, *, summed: bool = False) -> bytes:
         """All counters between two steps, for Prometheus; in a thread that no text of a client waits for."""
@@ -164,8 +164,7 @@ class Serving:
     def check_open(self) -> None:
         """Raise a Problem if no requests are served."""
         if (reason := self.closed_because) is not None:
-            headers = {"retry-after": RETRY_AFTER} if self.engine.error is None else None
-            raise Problem(503, reason, headers=headers)
+            raise Problem(503, reason, headers=RETRY_AFTER if self.engine.error is None else None)
 
     async def start(
         self,
@@ -201,8 +200,8 @@ class Serving:
             if value > (limit := getattr(config, option)):
                 raise Problem(400, f"{field} asks for {value}: this server allows {limit} ({option})", field)
         num_sequences = num_prompts * params.num_sequences
-        client = http.scope.get(CLIENT, "")
-        self._admit(num_sequences, client)
+        client, num_waiting = http.scope[CLIENT], self.engine.num_waiting + self._num_preparing
+        sequences = self._admit(self.sequences, "max_num_queued_reqs", http, num_sequences, num_waiting)
 
         def make(prompts: Sequence[list[int]], own_params: CoreSamplingParams) -> list[Request]:
             requests = [
@@ -228,58 +227,38 @@ class Serving:
             making = partial(make, prompts, own_params)
             return making() if getattr(own_params, "structured_outputs", None) is None else making
 
-        self._preparing[client] += num_sequences
+        self._num_preparing += num_sequences
         try:
             with named_as_sent(request):
                 found = await self.while_there(http, self.text.finish(begin()))
                 if not isinstance(found, list):
                     found = await self.while_there(http, self.turns.run(client, found))
             requests = found
-            self.check_open()
-            self._admit_tokens(requests, client)
+            sizes = {own: most_tokens(own, self.max_model_len) for own in requests}
+            num_tokens, is_alone = sum(sizes.values()), not self.engine.num_waiting
+            tokens = self._admit(self.tokens, "max_num_queued_tokens", http, num_tokens, 0 if is_alone else None)
             http.scope[HELD].enter_context(self.answers.hold(client, size(requests)))
+
+            def begun(request: Request) -> None:
+                """One of its completions waits no more."""
+                sequences.give_back(1)
+                tokens.give_back(sizes[request] // request.params.num_sequences)
+
             interval = None
             if isinstance(request, Generation) and request.stream:
                 interval = max(config.stream_interval, request.stream_interval or 1)
-            return Job(job_id, self.engine, requests, interval)
+            return Job(job_id, self.engine, requests, interval, begun)
         finally:
-            self._preparing[client] -= num_sequences
-            if not self._preparing[client]:
-                del self._preparing[client]
+            self._num_preparing -= num_sequences
 
-    def _admit(self, num_sequences: int, client: str) -> None:
-        """Raise a Problem if the queue has no room, unless the client has so little in it that others have filled it."""
+    def _admit(self, quota: Quota, reason: str, http: HTTPRequest, size: int, total: int | None) -> Holding:
+        """Let a request in, until its answer is sent. `reason`: of the metric. Other arguments, and errors: see `Quota.hold`."""
         self.check_open()
-        limit = self.config.max_waiting
-        if num_sequences > max(1, limit):
-            message = f"prompts x n are {num_sequences} sequences, and {limit} may wait (max_waiting): ask for fewer"
-            raise Problem(400, message)
-        waiting = self.engine.num_waiting + self._preparing.total()
-        if waiting and waiting + num_sequences > limit:
-            own = self.jobs.num_sequences_of(client) + self._preparing[client] + num_sequences
-            if own > limit // PART_OF_A_NEWCOMER:
-                self.num_rejected["max_num_queued_reqs"] += 1
-                message = f"{waiting} sequences are waiting, and {limit} may (max_waiting): try again later"
-                raise Problem(503, message, headers={"retry-after": RETRY_AFTER})
-
-    def _admit_tokens(self, requests: Sequence[Request], client: str) -> None:
-        """As `_admit`, by the tokens that requests have and may get, which take the time of others."""
-        limit, size = (
-            self.config.max_waiting_tokens,
-            sum(most_tokens(request, self.max_model_len) for request in requests),
-        )
-        needs = f"this request may take {size} tokens, its prompts and max_tokens times n"
-        if size > limit:
-            raise Problem(400, f"{needs}, and {limit} may wait (max_waiting_tokens): ask for fewer")
-        if not self.engine.num_waiting:
-            return
-        waiting = self.jobs.waiting_tokens(self.max_model_len)
-        own, total = waiting[client], waiting.total()
-        if total and total + size > limit and own + size > limit // PART_OF_A_NEWCOMER:
-            self.num_rejected["max_num_queued_tokens"] += 1
-            message = f"{needs}; {total} are waiting, {own} of them yours, and {limit} may (max_waiting_tokens): try again later"
-            status = 429 if own > limit // PART_OF_A_CLIENT else 503
-            raise Problem(status, message, headers={"retry-after": RETRY_AFTER})
+        try:
+            return http.scope[HELD].enter_context(quota.hold(http.scope[CLIENT], size, total))
+        except Problem as problem:
+            self.num_rejected[reason] += problem.status == 503
+            raise
 
     async def while_there(self, http: HTTPRequest, work: Coroutine[Any, Any, R]) -> R:
         """The result of some work, which is cancelled when the client hangs up.
@@ -327,6 +306,12 @@ class Serving:
         self.engine.close()
         self.text.close()
         self.turns.close()
+
+
+def most_tokens(request: Request, max_model_len: int) -> int:
+    """The most tokens of a request: of its prompt and of its completions."""
+    num_prompt, params = len(request.prompt_token_ids), request.params
+    return params.num_sequences * min(max_model_len, num_prompt + (params.max_tokens or max_model_len))
 
 
 def _short_name(model: str) -> str:

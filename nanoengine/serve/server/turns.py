@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from nanoengine.serve.server.errors import Problem
+from nanoengine.serve.server.errors import RETRY_AFTER, Problem
+from nanoengine.serve.server.quota import Quota
 from nanoengine.serve.server.work_share import WorkShare
 
 T = TypeVar("T")
+
+ANY = 1 << 62
+"""A number that no client reaches."""
 
 
 class Turns:
@@ -38,9 +41,9 @@ class Turns:
         self._share = WorkShare() if share is None else share
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="turns")
         self._free = asyncio.Semaphore(num_threads)
-        self._of_client, self._most_waiting, self._what = of_client, most_waiting, what
+        self._of_client, self._what = of_client, what
         self._clients: dict[str, asyncio.Semaphore] = {}
-        self._num_pieces: Counter[str] = Counter()  # by client, the one that is worked on included
+        self._pieces = Quota(ANY, None if most_waiting is None else most_waiting + 1)  # one is worked on
 
     async def run(self, client: str, function: Callable[[], T]) -> T:
         """The result of a function, called in one of the threads.
@@ -48,10 +51,10 @@ class Turns:
         Raises:
             Problem: this client has too many waiting.
         """
-        if self._most_waiting is not None and self._num_pieces[client] > self._most_waiting:
-            message = f"{self._most_waiting} requests of yours wait for {self._what}: try again later"
-            raise Problem(503, message, headers={"retry-after": "1"})
-        self._num_pieces[client] += 1
+        if not self._pieces.has_room(client):
+            message = f"{self._pieces.of_clients[client] - 1} requests of yours wait for {self._what}: try again later"
+            raise Problem(503, message, headers=RETRY_AFTER)
+        self._pieces.take(client)
         own = self._clients.setdefault(client, asyncio.Semaphore(self._of_client))
         try:
             async with own, self._free:
@@ -65,9 +68,9 @@ class Turns:
                 finally:
                     self._share.charge(client, sum(took))
         finally:
-            self._num_pieces[client] -= 1
-            if not self._num_pieces[client]:
-                del self._num_pieces[client], self._clients[client]
+            self._pieces.give_back(client)
+            if client not in self._pieces.of_clients:
+                del self._clients[client]
 
     def _timed(self, function: Callable[[], T], took: list[float]) -> T:
         start = self._share.worked()

@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 
 from nanoengine import LLM, SamplingParams
-from nanoengine.builder import build_engine, read_config
 from nanoengine.models.tools.chats import Answer, Chats, answer_of
 from nanoengine.models.tools.parser import Event
 from nanoengine.serve.aio.async_llm_engine import AsyncLLMEngine
-from nanoengine.serve.aio.build import build_async_engine
 from tests.models.tools.test_chats import NAMED, TOOLS, USER
 from tests.models.tools.test_grammar import NOW
 
@@ -24,8 +22,8 @@ PARAMS = SamplingParams(max_tokens=250, temperature=1.0, seed=4, n=2)
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[tuple[AsyncLLMEngine, Chats]]:
-    engine, built = build_async_engine(lambda: build_engine(read_config("demo", dict(OPTIONS))))
-    yield engine, Chats(built.tokenizer)
+    engine = AsyncLLMEngine.from_model("demo", **OPTIONS)
+    yield engine, Chats(engine.built.tokenizer)
     engine.close()
 
 
@@ -37,7 +35,6 @@ async def ask(engine: AsyncLLMEngine, chats: Chats, tools: Any, choice: Any) -> 
     token_ids = chats.tokenizer.encode(prompt.text, add_special_tokens=False)
     async for delta in engine.generate(token_ids, prompt.params(PARAMS)):
         parser = parsers[delta.index]
-        assert parser is not None
         events[delta.index] += parser.push(delta.text)
         if delta.finish_reason is not None:
             events[delta.index] += parser.finish()

@@ -13,6 +13,7 @@ SEEN = {
     "phi": "{{ '<|tool_call|>' + (call | tojson) + '<|/tool_call|>' }}",
     "granite": "respond only with <|tool_call|> followed by a JSON list",
     "functools": "functools[{...}]",
+    "lfm2": "{{ '<|tool_call_start|>[' + (calls | join(', ')) + ']<|tool_call_end|>' }}",
     "qwen3_coder": "<tool_call>\\n<function=name>\\n<parameter=key>\\n",
     "hermes": '<tool_call>\\n{{ "parameters" }}',
     "llama3": "{{ 'Environment: ipython' }}",
@@ -32,6 +33,12 @@ def test_llama_4_writes_calls_as_llama_3_does() -> None:
     found = find_format(words)
     assert found is not None
     assert found.name == "llama3"
+
+
+def test_lfm2_shows_how_it_is_told_of_tools() -> None:
+    found = find_format('{{ "List of tools: <|tool_list_start|>[" + (tools | tojson) + "]<|tool_list_end|>" }}')
+    assert found is not None
+    assert found.name == "lfm2"
 
 
 def test_others_show_none() -> None:

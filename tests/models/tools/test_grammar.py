@@ -16,6 +16,7 @@ from nanoengine.features.structured.params import StructuredOutputs
 from nanoengine.models.names import DEMO
 from nanoengine.models.tools.formats import END_OF_THOUGHT, THINK
 from nanoengine.models.tools.grammar import call_grammar
+from nanoengine.models.tools.reading import Call
 from nanoengine.models.tools.rules import Rules
 from nanoengine.models.tools.tool import choose, read_tools
 from tests.drawn import FAST
@@ -24,6 +25,7 @@ from tests.models.tools.test_parser import BY_NAME, calls_of, in_xml, read, text
 
 A: tuple[str, Any] = ("weather", {"city": "A"})
 EMPTY: tuple[str, Any] = ("now", {})
+NUMBERS = {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}
 WRONG = ("weather", {"town": "A"})
 
 
@@ -115,6 +117,17 @@ def test_what_is_accepted_is_read(accepts: Accepts, name: str) -> None:
     text = spelled(name, A)
     assert accepts(name, text)
     assert (calls_of(read(name, text)), text_of(read(name, text))) == ([A], "")
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_numbers_beyond_floats_are_accepted_and_read(accepts: Accepts, name: str) -> None:
+    tool = {"type": "function", "function": {"name": "now", "parameters": NUMBERS, "strict": True}}
+    for number in ("1e999", "9" * 5000):
+        text = spelled(name, ("now", {"x": 0.25})).replace("0.25", number)
+        assert accepts(name, text, "required", tools=[tool])
+        whole = read(name, text, schemas={"now": NUMBERS})
+        assert calls_of(whole) == [("now", {"x": float("inf")})]
+        assert [own.arguments for own in whole if isinstance(own, Call)] == ['{"x": 1e999}']
 
 
 def test_a_tool_that_is_not_strict_takes_any_object_unless_it_is_forced(accepts: Accepts) -> None:

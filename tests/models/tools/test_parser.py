@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoengine.models.tools import calls, xml_calls
+from nanoengine.models.tools import calls, python_calls, xml_calls
 from nanoengine.models.tools.formats import FORMATS, PLAIN
-from nanoengine.models.tools.parser import AnswerParser, Call, Event, Reasoning, Text
+from nanoengine.models.tools.parser import Call, Event, Reasoning, Text, answer_parser
 from tests.drawn import FAST
 
+INF = float("inf")
 BY_NAME = {own.name: own for own in (*FORMATS, PLAIN)}
 NAMES = ("weather", "now")
 TOKYO, CALL, NOW = (
@@ -39,6 +40,7 @@ def written(name: str, *calls: tuple[str, Any]) -> str:
         "phi": "<|tool_call|>" + as_list + "<|/tool_call|>",
         "granite": "<|tool_call|> " + as_list,
         "functools": "functools" + as_list,
+        "lfm2": "<|tool_call_start|>" + as_list + "<|tool_call_end|>",
         "qwen3_coder": "\n".join(f"<tool_call>\n{in_xml(*own)}\n</tool_call>" for own in calls),
         "hermes": "\n".join(f"<tool_call>\n{own}\n</tool_call>" for own in objects),
         "llama3": "; ".join(objects),
@@ -54,7 +56,7 @@ def in_xml(tool: str, arguments: dict[str, Any]) -> str:
 
 def read(name: str | None, *pieces: str, **options: Any) -> list[Event]:
     """What it says, text that follows text joined."""
-    parser = AnswerParser(None if name is None else BY_NAME[name], options.pop("names", NAMES), **options)
+    parser = answer_parser(None if name is None else BY_NAME[name], options.pop("names", NAMES), **options)
     events = [event for piece in pieces for event in parser.push(piece)]
     joined: list[Event] = []
     for event in (*events, *parser.finish()):
@@ -93,8 +95,8 @@ def test_a_forced_answer_ends_with_a_call_that_repeats_another(name: str) -> Non
     said = [("weather", TOKYO), ("weather", {"city": "Rome"}), ("now", {}), ("weather", TOKYO)]
     text = written(name, *said, ("weather", {"city": "Oslo"}))
     parser, ends = (
-        AnswerParser(BY_NAME[name], NAMES, is_forced=True),
-        AnswerParser(BY_NAME[name], NAMES, is_forced=True),
+        answer_parser(BY_NAME[name], NAMES, is_forced=True),
+        answer_parser(BY_NAME[name], NAMES, is_forced=True),
     )
     reasons = [ends.end(letter) for letter in text]
     end = 1 + reasons.index("repeated call")
@@ -108,9 +110,9 @@ def test_a_forced_answer_ends_with_a_call_that_repeats_another(name: str) -> Non
         assert calls_of(read(name, text, **options)) == told
 
 
-@pytest.mark.parametrize("name", ["mistral", "phi", "granite", "functools"])
+@pytest.mark.parametrize("name", ["mistral", "phi", "granite", "functools", "lfm2"])
 def test_calls_of_a_forced_list_are_told_when_each_is_whole(name: str) -> None:
-    parser = AnswerParser(BY_NAME[name], NAMES, is_forced=True)
+    parser = answer_parser(BY_NAME[name], NAMES, is_forced=True)
     [told] = parser.push(written(name, ("weather", TOKYO), ("now", {}))[: -len("now") - len(BY_NAME[name].end) - 20])
     assert isinstance(told, Call)
     assert not parser.finish(is_cut=True)
@@ -168,7 +170,9 @@ def test_plain_text_stays_as_it_is(name: str) -> None:
         ("hermes", '<tool_call>{"name": "now", "arguments": null}', [("now", {})]),
         ("hermes", '<tool_call>{"type": "function", "function": {"name": "now", "arguments": {}}}', [("now", {})]),
         ("hermes", '<tool_call>{"name": "now", "arguments": {"x": "\\ud800"}}', [("now", {"x": "\ud800"})]),
-        ("hermes", '<tool_call>{"name": "now", "arguments": {"x": 1e999}}', []),
+        ("hermes", '<tool_call>{"name": "now", "arguments": {"x": [1e400, -1E999]}}', [("now", {"x": [INF, -INF]})]),
+        ("mistral_args", f'[TOOL_CALLS]now[ARGS]{{"x": -{"9" * 5000}}}', [("now", {"x": -INF})]),
+        ("hermes", '<tool_call>{"name": "now", "arguments": "{\\"a\\": NaN}"}', []),
         ("hermes", '<tool_call>{"name": "now", "arguments": [1]}', []),
         ("hermes", '<tool_call>{"name": "now", "arguments": {"x": ' + "[" * 9999 + "]" * 9999 + "}}", []),
         ("hermes", f"<tool_call>[{CALL}, 5]", []),
@@ -292,7 +296,7 @@ def test_every_way_to_cut_a_text_says_the_same(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(BY_NAME) - {"harmony"}))
 def test_text_is_told_as_soon_as_it_can_be_no_call(name: str) -> None:
-    parser = AnswerParser(BY_NAME[name], NAMES)
+    parser = answer_parser(BY_NAME[name], NAMES)
     assert parser.push("Hello") == [Text("Hello")]
     assert parser.push(", you") == [Text(", you")]
 
@@ -305,15 +309,15 @@ HELD = 1100
 def test_what_a_long_answer_costs_grows_with_its_length(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each piece is looked at with the few characters before it, not with all of a call that has begun."""
     looked = []
-    for pattern in ("ENDS_A_STRING", "OUTSIDE"):
-        own = getattr(calls, pattern)
+    for place, pattern in ((calls, "ENDS_A_STRING"), (calls, "OUTSIDE"), (python_calls, "OUTSIDE")):
+        own = getattr(place, pattern)
 
         def search(text: str, at: int, own: Any = own) -> Any:
             match = own.search(text, at)
             looked.append((len(text) if match is None else match.end()) - at)
             return match
 
-        monkeypatch.setattr(calls, pattern, SimpleNamespace(search=search))
+        monkeypatch.setattr(place, pattern, SimpleNamespace(search=search))
     size = 20_000
     call = written(name, ("weather", {"city": "a" * size, "list": [["]"] * size]}))
     bare = json.dumps({"name": "weather", "arguments": {"city": "a" * size}})
@@ -322,7 +326,7 @@ def test_what_a_long_answer_costs_grows_with_its_length(name: str, monkeypatch: 
         texts += [bare, bare[:-1], "{" + " " * size + bare[1:], bare + " " * size]
     for text in texts:
         looked.clear()
-        parser = AnswerParser(BY_NAME[name], NAMES, thinks=True, whole=NAMES)
+        parser = answer_parser(BY_NAME[name], NAMES, thinks=True, whole=NAMES)
         most = 0
         for character in text:
             parser.push(character)
@@ -351,7 +355,7 @@ def test_a_text_of_nothing_but_marks_is_read_once(name: str, monkeypatch: pytest
 
 
 def test_a_call_is_told_as_soon_as_it_is_whole() -> None:
-    parser = AnswerParser(BY_NAME["hermes"], NAMES)
+    parser = answer_parser(BY_NAME["hermes"], NAMES)
     assert parser.push(f"<tool_call>\n{CALL}") == [Call(0, "weather", '{"city": "A"}')]
     assert parser.push("\n</tool_call>") == parser.finish() == []
 
@@ -361,7 +365,7 @@ def test_an_answer_that_is_cut_off_has_no_marks_in_its_text(name: str) -> None:
     """Wherever it is cut, in a call or in its mark: what was begun is not told, and what was whole is."""
     call = written(name, ("weather", {"city": "A"}))
     for end in range(1, len(call)):
-        parser = AnswerParser(BY_NAME[name], NAMES)
+        parser = answer_parser(BY_NAME[name], NAMES)
         events = [*parser.push("Hi. " + call[:end]), *parser.finish(is_cut=True)]
         text = "".join(event.text for event in events if not isinstance(event, Call))
         assert text.strip() == "Hi." or any(isinstance(event, Call) for event in events), (call[:end], text)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoengine.models.tools.parser import AnswerParser, Text
+from nanoengine.models.tools.parser import Text, answer_parser
 from tests.drawn import FAST
 from tests.models.tools.test_parser import BY_NAME, CALL, NAMES, NOW, calls_of, read, text_of
 
@@ -72,7 +72,7 @@ def test_an_answer_that_is_one_call_is_a_call_in_every_format_and_any_other_stay
 )
 def test_text_is_held_no_longer_than_it_may_be_one_call(text: str, most: int) -> None:
     """And what was held is told in one piece."""
-    parser = AnswerParser(BY_NAME["hermes"], NAMES, whole=NAMES)
+    parser = answer_parser(BY_NAME["hermes"], NAMES, whole=NAMES)
     told = ""
     for count, character in enumerate(text, start=1):
         told += "".join(own.text for own in parser.push(character) if isinstance(own, Text))

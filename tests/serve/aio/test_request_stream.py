@@ -119,6 +119,27 @@ def test_what_nobody_reads_waits_in_the_sequences() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("interval", [1, 5, None])
+def test_each_completion_that_has_begun_is_told_once_whoever_reads(interval: int | None) -> None:
+    """One after the other begins; of the first, more than MOST_UNREAD lists wait when the second does."""
+    engine = script_engine("a" * 200, max_num_seqs=1)
+
+    async def main() -> None:
+        begun: list[int] = []
+        request = engine.make_request("?", ShowingParams(max_tokens=99, n=3))
+        stream = RequestStream(
+            request, asyncio.get_running_loop(), interval, lambda: begun.append(engine.scheduler.num_steps)
+        )
+        engine.submit(request)
+        while engine.has_unfinished:
+            engine.step()
+            if piece := stream.collect():
+                stream.deliver(piece, request.finished)
+        assert begun == [1, 100, 199]
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_some_deltas_are_taken_at_once_and_only_from_a_reader_who_waits(seed: int) -> None:
     rng = random.Random(seed)

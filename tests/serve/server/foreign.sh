@@ -139,7 +139,7 @@ run_vllm-tools() {
     cp -r "$work/src/vllm/tests/parser/"{__init__.py,mistral,test_harmony.py} "$tests/parser/"
     cd "$work/vllm-tools"
     # What vLLM's own parsers cannot do yet is asked of ours; several calls may come at once, as a list ends, which is "not strictly
-    # required" there; ids of tokens are not what AnswerParser reads; ids of calls are the server's.
+    # required" there; ids of tokens are not what answer_parser reads; ids of calls are the server's.
     sed -i 's/request.node.add_marker(mark)/pass/' tests/tool_parsers/common_tests.py
     sed -i 's/assert_one_tool_per_delta: bool = True/assert_one_tool_per_delta: bool = False/' tests/tool_parsers/utils.py
     sed -i '/is_reasoning_end = parser/d; /assert is_reasoning_end/d; /# Test extract_content/,/content_ids == \[\]/d' tests/reasoning/*.py

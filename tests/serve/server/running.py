@@ -19,7 +19,7 @@ from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.serve.server.app import http_settings
 from nanoengine.serve.server.config import ServerConfig
 from nanoengine.serve.server.errors import TOO_LONG
-from nanoengine.serve.server.http import Connections
+from nanoengine.serve.server.quota import Quota
 from nanoengine.serve.server.serving import Serving
 from tests.serve.aio.toys import PATIENCE, StepGate, assert_idle
 from tests.serve.server.events import read_events
@@ -92,7 +92,7 @@ class Server:
         self.address: tuple[str, int] = self._socket.getsockname()
         self.url = f"http://127.0.0.1:{self.address[1]}"
         settings = http_settings(self.serving)
-        self.connections: Connections = settings.http.args[0]  # type: ignore[union-attr]
+        self.connections: Quota = settings.http.args[0]  # type: ignore[union-attr]
         self._server = uvicorn.Server(settings)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]})
         self._thread.start()

@@ -148,6 +148,13 @@ def test_a_prompt_alone_may_be_echoed(demo: Server) -> None:
     assert demo.complete(PROMPT, max_tokens=0).status == 400
 
 
+@pytest.mark.parametrize("fields", [{}, {"echo": True}, {"echo": True, "max_tokens": 0}, {"stream": True}], ids=str)
+def test_fewer_than_no_log_probabilities_are_refused(demo: Server, fields: dict[str, Any]) -> None:
+    """-1 is none, as for OpenAI and vLLM."""
+    refused = demo.complete(PROMPT, logprobs=-1, **fields)
+    assert (refused.status, refused.error["param"]) == (400, "logprobs")
+
+
 # ---- several completions
 
 

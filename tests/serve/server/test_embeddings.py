@@ -111,12 +111,12 @@ def test_what_cannot_be_embedded_is_named(demo: Server, fields: dict[str, Any], 
 
 def test_an_answer_that_is_too_large_for_the_budget_is_refused(demo: Server) -> None:
     answers = demo.serving.answers
-    least = answers.most_of_client
+    least = answers.of_client
     try:
-        answers.most_of_client = 4 * 1000
+        answers.of_client = 4 * 1000
         answer = demo.post("/v1/embeddings", {"input": TEXTS})
     finally:
-        answers.most_of_client = least
+        answers.of_client = least
     assert answer.status == 400
     assert "max_answer_bytes" in answer.error["message"]
     until(lambda: not answers.total)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nanoengine.serve.server.http import MAX_HEAD_BYTES, Connections, client_of
+from nanoengine.serve.server.http import MAX_HEAD_BYTES, client_of
 from tests.serve.server.conftest import LIMITS, MakeServer
 from tests.serve.server.events import read_events, text_of
 from tests.serve.server.running import Server, post_bytes, read_all, until
@@ -91,17 +91,6 @@ def test_a_request_behind_a_long_body_is_no_long_head(parrot: Server) -> None:
         pass
     connection.sendall(b"connection: close\r\n\r\n")
     assert b"HTTP/1.1 431" not in read_all(connection)
-
-
-def test_connections_of_one_address_leave_room_for_others() -> None:
-    connections = Connections(16)
-    assert [connections.open("a") for _ in range(17)] == [True] * 16 + [False]
-    assert [connections.open("b") for _ in range(3)] == [True, True, False]
-    opened = [connections.open(f"c{i}") for i in range(20)]
-    assert sum(opened) == 12, "twice as many as may be are the most"
-    for address in ["a"] * 17 + ["b"] * 3 + [f"c{i}" for i in range(20)]:
-        connections.closed(address)
-    assert (connections.total, connections.of_addresses) == (0, {})
 
 
 def test_a_connection_too_many_is_refused(make_server: MakeServer) -> None:

@@ -128,6 +128,11 @@ def test_what_the_model_says(hermes: Server, request_body: dict[str, Any], conte
     assert message["stop_sequence"] == ("lo" if reason == "stop_sequence" else None)
 
 
+def test_an_input_has_numbers_of_any_size(hermes: Server) -> None:
+    call = '<tool_call>{"name": "now", "arguments": {"x": -1e999}}</tool_call>'
+    assert both(hermes, body(call, tools=[NOW]))["content"][0] == used("now", x=float("-inf"))
+
+
 def test_what_can_change_nothing_is_ignored(hermes: Server) -> None:
     marks = {"cache_control": {"type": "ephemeral"}}
     plain = both(hermes, body("Hello.", system="a", tools=[NOW]))

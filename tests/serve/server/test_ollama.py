@@ -79,6 +79,12 @@ def test_what_the_model_says(hermes: Server, request_body: dict[str, Any], said:
     assert answer["eval_count"] > 0
 
 
+def test_arguments_have_numbers_of_any_size(hermes: Server) -> None:
+    call = '<tool_call>{"name": "now", "arguments": {"x": -1e999}}</tool_call>'
+    [found] = both(hermes, "/api/chat", chat(call, tools=TOOLS))["message"]["tool_calls"]
+    assert found["function"]["arguments"] == {"x": float("-inf")}
+
+
 def test_a_prompt_is_answered(hermes: Server) -> None:
     answer = both(hermes, "/api/generate", {"model": "hermes:latest", "prompt": "b", "system": "a"})
     assert (answer["response"], answer["model"], answer["done"]) == ("ab", "hermes:latest", True)

@@ -97,13 +97,13 @@ def test_the_tokens_that_wait_have_a_limit_of_which_others_have_their_part(make_
         return server.post("/v1/completions", {"prompt": [*prompts], **fields}, {"authorization": f"Bearer {key}"})
 
     def waiting() -> Any:
-        return server.serving.jobs.waiting_tokens(server.serving.max_model_len)
+        return server.serving.tokens.of_clients
 
     server.gate.shut()
     never = ask("a", "a" * 300, "b" * 300, max_tokens=101)
     assert never.status == 400
     assert "may take 802 tokens" in never.error["message"]
-    assert "800 may wait (max_waiting_tokens)" in never.error["message"]
+    assert "a client may have 800 tokens (max_waiting_tokens)" in never.error["message"]
     later = [server.later(ask, "a", "x" * 10, max_tokens=5)]
     server.gate.let()
     until(lambda: server.serving.engine.num_waiting == 0)
@@ -112,8 +112,8 @@ def test_the_tokens_that_wait_have_a_limit_of_which_others_have_their_part(make_
     later.append(server.later(ask, "a", "a" * 300, max_tokens=200))
     until(lambda: waiting() == {"key-0": 700})
     refused = ask("a", "abc", max_tokens=98)
-    assert (refused.status, refused.headers["retry-after"]) == (429, "1")
-    for said in ("may take 101 tokens", "700 are waiting, 700 of them yours, and 800 may (max_waiting_tokens)"):
+    assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+    for said in ("may take 101 tokens", "700 tokens of 800 tokens (max_waiting_tokens) are taken, 700 tokens by you"):
         assert said in refused.error["message"]
     assert ask("b", "abc", max_tokens=98).status == 503, "it is more than an eighth of all"
     later.append(server.later(ask, "b", "abc", max_tokens=97))
@@ -228,9 +228,9 @@ def test_who_hangs_up_leaves_the_line_for_text(
     assert is_held.wait(PATIENCE)
     body = {"input": "gone"} if field is None else {"prompt": "gone", **field}
     gone = server.connect(post_bytes(path, body))
-    until(lambda: turns._num_pieces.total() == 2)
+    until(lambda: turns._pieces.total == 2)
     gone.close()
-    until(lambda: turns._num_pieces.total() == 1)
+    until(lambda: turns._pieces.total == 1)
     may_go_on.set()
     assert first.result().status == 200
     assert server.post("/tokenize", {"prompt": "last"}).status == 200
@@ -253,9 +253,9 @@ def test_who_hangs_up_leaves_the_line_for_grammars(make_server: MakeServer, monk
     first = in_thread(server.post, "/v1/completions", body)
     assert is_held.wait(PATIENCE)
     gone = server.connect(post_bytes("/v1/completions", body | {"prompt": [66]}))
-    until(lambda: turns._num_pieces.total() == 2)
+    until(lambda: turns._pieces.total == 2)
     gone.close()
-    until(lambda: turns._num_pieces.total() == 1)
+    until(lambda: turns._pieces.total == 1)
     may_go_on.set()
     assert first.result().status == 200
     assert made == [[65]]

@@ -36,7 +36,7 @@ def test_a_client_has_one_piece_at_a_time_and_all_take_turns() -> None:
         gate.set()
         found = await asyncio.gather(*asked)
         turns.close()
-        assert not turns._num_pieces
+        assert not turns._pieces.of_clients
         assert not turns._clients
         return found
 

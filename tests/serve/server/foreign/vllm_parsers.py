@@ -1,4 +1,4 @@
-"""A pytest plugin: vLLM's tests of its parsers of tool calls and thoughts, on nanoengine's AnswerParser.
+"""A pytest plugin: vLLM's tests of its parsers of tool calls and thoughts, on nanoengine's Reading.
 
 Each of vLLM's parsers is one of ours here, which reads the same text in the same pieces. Tokenizers of models on the hub are the
 demo model's with the marks of all formats added: what is tested reads text, and only where it is cut comes from a tokenizer.
@@ -20,7 +20,7 @@ import vllm_stand_in
 
 import nanoengine
 from nanoengine.models.tools.formats import FORMATS, HARMONY_MARKS, HERMES, ToolFormat
-from nanoengine.models.tools.parser import AnswerParser, Call, Event, Reasoning, Text
+from nanoengine.models.tools.parser import Call, Event, Reading, Reasoning, Text, answer_parser
 
 DEMO = Path(nanoengine.__file__).parent / "demo"
 MARKS = {mark for format in FORMATS for mark in format.marks} | {"<think>", "</think>"}
@@ -103,11 +103,11 @@ class ToolParser:
 
     def __init__(self, tokenizer: Any, tools: Any = None) -> None:
         self.model_tokenizer, self.tools, self.vocab = tokenizer, tools, tokenizer.get_vocab()
-        self._parser: AnswerParser | None = None
+        self._parser: Reading | None = None
 
     def extract_tool_calls(self, model_output: str, request: Any) -> ExtractedToolCallInformation:
         del request
-        parser = AnswerParser(self.format)
+        parser = answer_parser(self.format)
         events = [*parser.push(model_output), *parser.finish()]
         calls = calls_of(events)
         return ExtractedToolCallInformation(bool(calls), calls, of_kind(events, Text))
@@ -116,7 +116,7 @@ class ToolParser:
         self, previous_text: str, current_text: str, delta_text: str, *_: Any, **__: Any
     ) -> DeltaMessage | None:
         if self._parser is None or (not previous_text and current_text == delta_text):
-            self._parser = AnswerParser(self.format)
+            self._parser = answer_parser(self.format)
         return delta_of(self._parser.push(delta_text))
 
     def finish_streaming(self) -> DeltaMessage | None:
@@ -138,8 +138,8 @@ class ReasoningParser:
         self.is_thinking = kwargs.get("enable_thinking", kwargs.get("thinking", True))
         self._parser = self._new()
 
-    def _new(self) -> AnswerParser:
-        return AnswerParser(None, thinks=True, is_thinking=self.is_thinking)
+    def _new(self) -> Reading:
+        return answer_parser(None, thinks=True, is_thinking=self.is_thinking)
 
     def extract_reasoning(self, model_output: str, request: Any) -> tuple[str | None, str | None]:
         del request
@@ -195,7 +195,7 @@ class HarmonyParser:
 
     def __init__(self, tokenizer: Any = None, *_: Any, **__: Any) -> None:
         del tokenizer
-        self._parser = AnswerParser(BY_NAME["harmony"])
+        self._parser = answer_parser(BY_NAME["harmony"])
 
     def parse(
         self, model_output: str, request: Any, model_output_token_ids: Sequence[int] = (), **_: Any
@@ -227,7 +227,7 @@ class MistralParser(MistralToolParser):
     """vLLM's parser of whole answers of Mistral's."""
 
     def parse_delta(self, delta_text: str, finished: bool, **_: Any) -> DeltaMessage | None:
-        self._parser = self._parser or AnswerParser(self.format)
+        self._parser = self._parser or answer_parser(self.format)
         return delta_of([*self._parser.push(delta_text), *(self._parser.finish() if finished else ())])
 
 

@@ -1,0 +1,117 @@
+"""Quota: how much clients hold of something that all share, each of them and in total, and whether there is room for more."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from nanoengine.serve.server.config import PART_OF_A_CLIENT
+from nanoengine.serve.server.errors import RETRY_AFTER, Problem
+from nanoengine.sizes import told
+
+PART_OF_A_NEWCOMER = 8
+"""Of what is full of the requests of others, a client may still have 1 / PART_OF_A_NEWCOMER: nobody is shut out by another."""
+
+
+class Quota:
+    """Counted on the event loop.
+
+    Args:
+        most: in total.
+        of_client: of one client; None: as much as there is.
+        of_newcomer: a client that has no more than this has room although `most` is reached, but not twice `most`.
+        option: that sets `most`; this and the next three are for messages to clients.
+        needs: a request and its size, such as "this answer may take {}".
+        hint: what a client can do about a request that can never be served.
+        told: a size in words.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        of_client: int | None = None,
+        of_newcomer: int = 0,
+        option: str = "",
+        needs: str = "",
+        hint: str = "",
+        told: Callable[[int], str] = str,
+    ):
+        self.most, self.of_client, self.of_newcomer = most, of_client, of_newcomer
+        self.option, self.needs, self.hint, self.told = option, needs, hint, told
+        self.total = 0
+        self.of_clients: Counter[str] = Counter()
+
+    @classmethod
+    def of_bytes(cls, most: int, option: str, needs: str, hint: str) -> Quota:
+        """Of memory: a client may have its part of it."""
+        return cls(most, most // PART_OF_A_CLIENT, 0, option, needs, hint, told)
+
+    @classmethod
+    def of_places(cls, most: int, option: str = "", needs: str = "", unit: str = "") -> Quota:
+        """Of places in a queue and the like: a client may have all of them, but for the part of a newcomer."""
+        return cls(most, None, most // PART_OF_A_NEWCOMER, option, needs, "ask for fewer", f"{{}} {unit}".format)
+
+    def has_room(self, client: str, size: int = 1, total: int | None = None) -> bool:
+        """Whether a client may have so much more. `total`: what all hold, where that is not what was counted here."""
+        own, total = self.of_clients[client] + size, (self.total if total is None else total) + size
+        if self.of_client is not None and own > self.of_client:
+            return False
+        return total <= self.most or (own <= self.of_newcomer and total <= 2 * self.most)
+
+    def take(self, client: str, size: int = 1) -> None:
+        """Count so much more, whether or not there is room."""
+        self.of_clients[client] += size
+        self.total += size
+
+    def give_back(self, client: str, size: int = 1) -> None:
+        self.take(client, -size)
+        if not self.of_clients[client]:
+            del self.of_clients[client]
+
+    @contextmanager
+    def hold(self, client: str, size: int = 0, total: int | None = None) -> Iterator[Holding]:
+        """Hold so much for a request of a client, and more with `Holding.add`; all is given back at the end.
+
+        Raises:
+            Problem: 400 if it can never fit, 429 if a client may not have so much at a time, 503 if there is no room for it now.
+        """
+        own = Holding(self, client)
+        own.add(size, total)
+        try:
+            yield own
+        finally:
+            own.give_back(own.size)
+
+    def check(self, client: str, size: int, whole: int, total: int | None = None) -> None:
+        """See that there is room for `size` more of a request that has `whole` with them. Raises as `hold`."""
+        if self.has_room(client, size, total):
+            return
+        needs, own, say = self.needs.format(self.told(whole)), self.of_clients[client], self.told
+        limit, part = (self.most, "") if self.of_client is None else (self.of_client, "a quarter of ")
+        if whole > limit:
+            raise Problem(400, f"{needs}, and a client may have {say(limit)} ({part}{self.option}): {self.hint}")
+        all_ = say(self.total if total is None else total)
+        held = f"{all_} of {say(self.most)} ({self.option}) are taken, {say(own)} by you"
+        status = 429 if self.of_client is not None and own + size > self.of_client else 503
+        raise Problem(status, f"{needs}; {held}: try again later", headers=RETRY_AFTER)
+
+
+class Holding:
+    """What one request holds of a quota."""
+
+    def __init__(self, quota: Quota, client: str):
+        self._quota, self._client = quota, client
+        self.size = 0
+
+    def add(self, size: int, total: int | None = None) -> None:
+        """Hold so much more. Raises as `Quota.hold`."""
+        self._quota.check(self._client, size, self.size + size, total)
+        self._quota.take(self._client, size)
+        self.size += size
+
+    def give_back(self, size: int) -> None:
+        """Hold so much less, or nothing."""
+        size = min(size, self.size)
+        self.size -= size
+        self._quota.give_back(self._client, size)
