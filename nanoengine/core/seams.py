@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nanoengine.core.messages import StepResult
@@ -12,14 +12,21 @@ if TYPE_CHECKING:
     from nanoengine.core.sequence import Request, Sequence
 
 
-class KVLayout(Protocol):
-    """Which tokens of a sequence the layers of one KV group need K/V of. Called by the block manager."""
+class KVLayout:
+    """Which tokens of a sequence the layers of one KV group need K/V of: all, unless a subclass says otherwise. Called by the
+    block manager.
+    """
+
+    forgets = False
+    """Whether there are tokens that no later token attends to any more."""
 
     def first_seen(self, position: int) -> int:
         """Smallest position that the token at `position`, or any later one, attends to."""
+        return 0
 
     def reserve(self, start: int, num_tokens: int) -> int:
         """How many tokens a sequence gets room for when it starts behind `start` cached ones; its chunks ask for the rest."""
+        return num_tokens
 
 
 class KVStore:

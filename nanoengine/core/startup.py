@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from nanoengine.core.attention import AttentionSpec, CoreAttentionBackend
-from nanoengine.core.block_manager import BlockManager, FullLayout
+from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.capability import Capability
 from nanoengine.core.config import EngineConfig
 from nanoengine.core.device import open_device
@@ -49,7 +49,7 @@ class Startup:
         self.default_params = CoreSamplingParams()
         self.costly_params = CoreSamplingParams(top_k=10, top_p=0.9)  # of requests that take most memory
         self.most_drafts = 0  # of a sequence in a step
-        self.layouts: list[KVLayout] = [FullLayout()]
+        self.layouts: list[KVLayout] = [KVLayout()]
         self.blocks_needed: Callable[[int], int] = lambda n: -(-n // self.block_size)  # of a sequence of n tokens
         self.kv_dtype: torch.dtype | None = None  # None: that of the model
         self.block_bytes = 0  # of one block

@@ -69,7 +69,7 @@ def test_nothing_changes_but_the_number_of_steps(who: str) -> None:
         expected, rng = answers(requests), random.Random(seed)
         for _ in range(NUM_WAYS):
             way, fails = draw_way(rng), rng.random() < 0.2
-            proposer = NgramProposer(1, 3) if who == "ngram" else Scripted(HARM[who](knowing(requests)))
+            proposer = NgramProposer(1) if who == "ngram" else Scripted(HARM[who](knowing(requests)))
             model = ToyModel(4, failing=[rng.randint(2, 12)] if fails else [])
             engine, own = make(proposer, num_drafts=rng.randint(1, 15), model=model, **way)
             again = draw_requests(engine, seed)
