@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
+TOKEN_BITS = 32
+
 MOST_PLACES = 16
 """Occurrences of the last tokens that are compared, the latest first."""
 
@@ -39,28 +41,28 @@ class NgramSequenceProposer:
     at most as many tokens as are in common: two may be chance, but a copy soon has many.
     """
 
-    __slots__ = ("_earlier", "_latest", "_of_prompt", "_size")
+    __slots__ = ("_earlier", "_gram", "_latest", "_mask", "_of_prompt", "_size")
 
     def __init__(self, size: int):
-        self._size = size
-        self._latest: dict[tuple[int, ...], int] = {}  # n-gram -> the place behind its latest occurrence
-        self._of_prompt: Mapping[tuple[int, ...], int] = {}  # the same, of a prompt that other completions have too
-        self._earlier = [0] * size  # of each place that was read; 0: there is none
+        self._size, self._mask = size, (1 << size * TOKEN_BITS) - 1
+        self._gram = self._mask  # the last tokens in one integer: tuples would keep the garbage collector busy
+        self._latest: dict[int, int] = {}  # n-gram -> the place behind its latest occurrence
+        self._of_prompt: Mapping[int, int] = {}  # the same, of a prompt that other completions have too
+        self._earlier = [0]  # of each place that was read; 0: there is none
 
     def fork(self) -> NgramSequenceProposer:
         fork = NgramSequenceProposer(self._size)
-        fork._of_prompt, fork._earlier = self._latest, self._earlier.copy()
+        fork._of_prompt, fork._earlier, fork._gram = self._latest, self._earlier.copy(), self._gram
         return fork
 
     def read(self, token_ids: Seq[int]) -> None:
         """Take note of the tokens that came since the last call."""
-        latest, of_prompt, earlier = self._latest, self._of_prompt, self._earlier
-        first = len(earlier) - self._size
-        for place, gram in enumerate(
-            zip(*(token_ids[first + i :] for i in range(self._size)), strict=False), len(earlier)
-        ):
+        latest, of_prompt, earlier, gram, mask = self._latest, self._of_prompt, self._earlier, self._gram, self._mask
+        for place, token in enumerate(token_ids[len(earlier) - 1 :], len(earlier)):
+            gram = gram << TOKEN_BITS & mask | token
             earlier.append(latest.get(gram) or of_prompt.get(gram, 0))
             latest[gram] = place
+        self._gram = gram
 
     def propose(self, token_ids: Seq[int], most: int) -> list[int]:
         self.read(token_ids)
