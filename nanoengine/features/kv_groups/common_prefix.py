@@ -54,7 +54,7 @@ class CommonPrefix(PolicyPart):
             # Most often nothing is shared: the number of references tells that at once.
             end = 0 if self.blocks.layouts[group].forgets else least // self.blocks.block_size
             end = next((i for i, block in enumerate(table[:end]) if references[block] < len(seqs)), end)
-            tables = [seq.block_tables[group][:end] for seq in seqs]
+            tables = [seq.block_tables[group][:end] for seq in seqs] if end else [[]]
             first, last = min(tables), max(tables)  # blocks that these share, all share
             counts.append(next((i for i, (a, b) in enumerate(zip(first, last, strict=True)) if a != b), end))
         return counts
