@@ -155,8 +155,6 @@ class Scheduler:
 
     def _prefill(self, step: Step, budget: int) -> None:
         """Chunks of prompts: those that were begun first, then waiting ones, while budget, rows and blocks last."""
-        for part in self.active:
-            part.begin_prefill(budget)
         prefilling = Phase.PREFILLING
         for seq in [seq for seq in self.running if seq.phase is prefilling]:
             budget -= self._take_chunk(step, seq, budget)

@@ -85,9 +85,6 @@ class PolicyPart:
         """Decoding sequences to skip in this step, because the choice of their next token needs one that is still in flight."""
         return ()
 
-    def begin_prefill(self, budget: int) -> None:
-        """The step may compute `budget` tokens of prompts."""
-
     def candidates(self, waiting: Iterable[Sequence]) -> Iterable[Sequence]:
         """Waiting sequences that may start now, in the order in which they are tried. The scheduler takes one after the other,
         and what it took may decide who comes next: do not look ahead.
