@@ -139,7 +139,7 @@ def test_the_core_imports_nothing_else_of_the_package() -> None:
 def test_the_core_stays_small() -> None:
     """All lines count. Who adds to it moves something out."""
     num_lines = sum(len(path.read_text().splitlines()) for path in (ROOT / "nanoengine" / "core").rglob("*.py"))
-    assert num_lines <= 4160
+    assert num_lines <= 3990
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
@@ -181,6 +181,7 @@ TESTED_ELSEWHERE = {
     "options",
     "kv_cache",
     "model_config",
+    "torch_flash",
 }
 
 
