@@ -119,7 +119,7 @@ def test_the_core_imports_nothing_else_of_the_package() -> None:
 def test_the_core_stays_small() -> None:
     """All lines count. Who adds to it moves something out."""
     num_lines = sum(len(path.read_text().splitlines()) for path in (ROOT / "nanoengine" / "core").rglob("*.py"))
-    assert num_lines <= 4160
+    assert num_lines <= 3990
 
 
 FACTORIES = (

@@ -16,16 +16,6 @@ from nanoengine.core.seams import KVLayout, KVStore
 from nanoengine.core.sequence import Sequence
 
 
-class FullLayout:
-    """The layout of layers in which a token sees all tokens before it. See `KVLayout`."""
-
-    def first_seen(self, position: int) -> int:
-        return 0
-
-    def reserve(self, start: int, num_tokens: int) -> int:
-        return num_tokens
-
-
 class Cached(NamedTuple):
     """Which cached full block is stored in a block of the pool."""
 
@@ -55,7 +45,7 @@ class BlockManager:
         self,
         num_blocks: int,
         block_size: int,
-        layouts: Seq[KVLayout] = (FullLayout(),),
+        layouts: Seq[KVLayout] = (KVLayout(),),
         stores: Seq[KVStore] = (),
         *,
         enable_prefix_caching: bool = True,
@@ -117,34 +107,40 @@ class BlockManager:
         self._count_slots(seq)
         return True
 
-    def grow(self, seq: Sequence, num_tokens: int) -> list[Entries] | None:
-        """Room for the first `num_tokens` tokens of a running sequence; blocks that its next tokens see no more are given back.
+    def grow(self, seq: Sequence, num_tokens: int, changes: list[Entries]) -> bool:
+        """Make room for the first `num_tokens` tokens of a running sequence; blocks that its next tokens see no more are given
+        back.
+
+        Args:
+            changes: what changes in its tables is appended.
 
         Returns:
-            what changed in its tables; None, and nothing changed, if there are not enough blocks.
+            False, and nothing changed, if there are not enough blocks.
         """
-        end, num_new, num_freed, dead = self._blocks_for(num_tokens), 0, 0, []
-        for layout, table, first in zip(self.layouts, seq.block_tables, seq.first_blocks, strict=True):
+        end, num_new, num_freed = self._blocks_for(num_tokens), 0, 0
+        dead: list[tuple[int, list[int]]] = []  # (group, blocks)
+        for group, (layout, table) in enumerate(zip(self.layouts, seq.block_tables, strict=True)):
             num_new += max(0, end - len(table))
-            dead.append(table[first : layout.first_seen(seq.num_written) // self.block_size])
-            num_freed += sum(self.ref_counts[block] == 1 for block in dead[-1])
+            if not layout.forgets:
+                continue
+            if blocks := table[seq.first_blocks[group] : layout.first_seen(seq.num_written) // self.block_size]:
+                num_freed += sum(self.ref_counts[block] == 1 for block in blocks)
+                dead.append((group, blocks))
         if num_new > self.num_free + num_freed:
-            return None
-        changes = []
-        for group, (table, blocks) in enumerate(zip(seq.block_tables, dead, strict=True)):
-            if blocks:
-                first = seq.first_blocks[group]
-                seq.first_blocks[group] += len(blocks)
-                table[first : first + len(blocks)] = [NULL_BLOCK] * len(blocks)
-                changes.append(Entries(seq.row, group, first, [NULL_BLOCK] * len(blocks)))
-                self._release(blocks)
+            return False
+        for group, blocks in dead:
+            first, nulls = seq.first_blocks[group], [NULL_BLOCK] * len(blocks)
+            seq.first_blocks[group] += len(blocks)
+            seq.block_tables[group][first : first + len(blocks)] = nulls
+            changes.append(Entries(seq.row, group, first, nulls))
+            self._release(blocks)
         for group, table in enumerate(seq.block_tables):
             if end > len(table):
                 new = [self._allocate() for _ in range(end - len(table))]
                 changes.append(Entries(seq.row, group, len(table), new))
                 table += new
         self._count_slots(seq)
-        return changes
+        return True
 
     def release(self, seq: Sequence) -> None:
         """Take all blocks of a sequence back, the last first: the beginning is likelier to be asked for again."""
@@ -196,7 +192,7 @@ class BlockManager:
 
     def hit_hashes(self, seq: Sequence) -> list[tuple[bytes, bytes]]:
         """(hash, tokens) of the blocks that a sequence could find."""
-        return self._hashes(seq, seq.num_tokens - 1) if seq.reads_cache else []
+        return self._hashes(seq)[: (seq.num_tokens - 1) // self.block_size] if seq.reads_cache else []
 
     def longest_hit(self, hashes: list[tuple[bytes, bytes]], has: Callable[[int, bytes, bytes], bool]) -> int:
         """Length of the longest cached prefix, in blocks, behind which every group has all blocks that the next token sees.
@@ -204,24 +200,25 @@ class BlockManager:
         Args:
             has: whether a group has a block: (group, hash, tokens).
         """
-        best, runs = 0, [0] * len(self.layouts)
-        for i, (hash, tokens) in enumerate(hashes):
-            end, goes_on = (i + 1) * self.block_size, True
-            for group, layout in enumerate(self.layouts):
-                runs[group] = runs[group] + 1 if has(group, hash, tokens) else 0
-                goes_on &= runs[group] > i or layout.first_seen(len(hashes) * self.block_size) > 0
-            if not goes_on:
+        size, count = self.block_size, len(hashes)
+        windows = [(group, layout) for group, layout in enumerate(self.layouts) if layout.forgets]
+        for group, layout in enumerate(self.layouts):
+            if not layout.forgets:
+                count = next((i for i in range(count) if not has(group, *hashes[i])), count)
+        while count:
+            seen = ((group, range(layout.first_seen(count * size) // size, count)) for group, layout in windows)
+            missing = (i for group, places in seen for i in reversed(places) if not has(group, *hashes[i]))
+            if (place := next(missing, None)) is not None:
+                count = place  # who starts behind it sees it
+            elif all(store.may_end(*hashes[count - 1], has) for store in self.stores):
                 break
-            if all(
-                run > i - layout.first_seen(end) // self.block_size
-                for run, layout in zip(runs, self.layouts, strict=True)
-            ) and all(store.may_end(hash, tokens, has) for store in self.stores):
-                best = i + 1
-        return best
+            else:
+                count -= 1
+        return count
 
     def begin(self, seq: Sequence) -> None:
         """The next steps compute the known tokens of a sequence: others wait for its full blocks."""
-        for hash, _ in self._hashes(seq, seq.num_tokens)[seq.num_computed // self.block_size :]:
+        for hash, _ in self._hashes(seq)[seq.num_computed // self.block_size :]:
             self.pending.setdefault(hash, seq)
 
     def publish(self, seq: Sequence, num_written: int) -> None:
@@ -230,7 +227,7 @@ class BlockManager:
         first, last = seq.num_published, num_written // self.block_size
         if last <= first:
             return
-        hashes = self._hashes(seq, num_written)
+        hashes = self._hashes(seq)
         for i in range(first, last):
             hash, tokens = hashes[i]
             for group, table in enumerate(seq.block_tables):
@@ -287,16 +284,14 @@ class BlockManager:
             return cached is not None and cached.tokens == tokens
         return any(store.has(group, hash, tokens) for store in self.stores)
 
-    def _hashes(self, seq: Sequence, num_tokens: int) -> list[tuple[bytes, bytes]]:
-        """(hash, tokens) of the full blocks among the first `num_tokens` tokens; each is hashed once in the life of a
-        sequence.
-        """
-        size, hashes = self.block_size, seq.block_hashes
-        for i in range(len(hashes), num_tokens // size):
-            tokens = array("i", seq.token_ids[i * size : (i + 1) * size]).tobytes()
+    def _hashes(self, seq: Sequence) -> list[tuple[bytes, bytes]]:
+        """(hash, tokens) of its full blocks; each is hashed once in the life of a sequence."""
+        size, hashes, token_ids = self.block_size, seq.block_hashes, seq.token_ids
+        for i in range(len(hashes), len(token_ids) // size):
+            tokens = array("i", token_ids[i * size : (i + 1) * size]).tobytes()
             parent = hashes[-1][0] if hashes else self._root(seq)
             hashes.append((xxhash.xxh3_128_digest(parent + tokens, self.seed), tokens))
-        return hashes[: num_tokens // size]
+        return hashes
 
     def _root(self, seq: Sequence) -> bytes:
         """The parent of the first block's hash: sequences share blocks only if it is equal."""

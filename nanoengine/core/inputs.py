@@ -85,13 +85,9 @@ class PackedStep:
             start += -(-size // ALIGNED) * ALIGNED
         return sections
 
-    @property
-    def size(self) -> int:
-        return -(-self.sections[-1].stop // ALIGNED) * ALIGNED
-
     def take_memory(self, device: Device) -> list[np.ndarray]:
         """Memory for the numbers, unset, by sections."""
-        self.numbers = device.host_tensor(self.size, torch.int32)
+        self.numbers = device.host_tensor(self.sections[-1].stop, torch.int32)
         numbers = self.numbers.numpy()
         return [numbers[section] for section in self.sections]
 

@@ -55,7 +55,7 @@ class ModelRunner:
         # Where the numbers of a step arrive. Steps follow one another, so one place is enough, and recordings can read from it.
         runs, tokens = rows.padding_row + 1, max(max_num_tokens, rows.padding_row)
         most = PackedStep([1] * runs, [], 0, tokens, tokens)
-        self.numbers = torch.empty(most.size, dtype=torch.int32, device=self.device.torch_device)
+        self.numbers = torch.empty(most.sections[-1].stop, dtype=torch.int32, device=self.device.torch_device)
         self._failed_epoch = -1
         self._is_closed = False
 
@@ -131,7 +131,7 @@ class ModelRunner:
 
     def send(self, packed: PackedStep) -> None:
         """Put the numbers of a step where `batch` reads them."""
-        self.numbers[: packed.size].copy_(packed.numbers, non_blocking=True)
+        self.numbers[: len(packed.numbers)].copy_(packed.numbers, non_blocking=True)
 
     def batch(self, packed: PackedStep) -> InputBatch:
         """The tensors of a step whose numbers were sent, or will be."""

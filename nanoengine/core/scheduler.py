@@ -148,16 +148,13 @@ class Scheduler:
         if seq.num_tokens == seq.max_num_tokens:
             seq.phase = Phase.ENDING
             return False
-        while (changes := self.blocks.grow(seq, seq.num_tokens)) is None:
+        while not self.blocks.grow(seq, seq.num_tokens, step.plan.tables):
             if self._preempt_last() is seq:
                 return False
-        step.plan.tables += changes
         return True
 
     def _prefill(self, step: Step, budget: int) -> None:
         """Chunks of prompts: those that were begun first, then waiting ones, while budget, rows and blocks last."""
-        for part in self.active:
-            part.begin_prefill(budget)
         prefilling = Phase.PREFILLING
         for seq in [seq for seq in self.running if seq.phase is prefilling]:
             budget -= self._take_chunk(step, seq, budget)
@@ -203,9 +200,8 @@ class Scheduler:
         count = min(self._allowed(seq, budget) if budget else 0, seq.num_tokens - start, self.max_chunk)
         if not count:
             return 0
-        if (changes := self.blocks.grow(seq, start + count)) is None:
+        if not self.blocks.grow(seq, start + count, step.plan.tables):
             return 0
-        step.plan.tables += changes
         seq.num_computed += count
         samples = seq.num_computed == seq.num_tokens
         if samples:

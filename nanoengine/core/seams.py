@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nanoengine.core.messages import StepResult
@@ -12,14 +12,21 @@ if TYPE_CHECKING:
     from nanoengine.core.sequence import Request, Sequence
 
 
-class KVLayout(Protocol):
-    """Which tokens of a sequence the layers of one KV group need K/V of. Called by the block manager."""
+class KVLayout:
+    """Which tokens of a sequence the layers of one KV group need K/V of: all, unless a subclass says otherwise. Called by the
+    block manager.
+    """
+
+    forgets = False
+    """Whether there are tokens that no later token attends to any more."""
 
     def first_seen(self, position: int) -> int:
         """Smallest position that the token at `position`, or any later one, attends to."""
+        return 0
 
     def reserve(self, start: int, num_tokens: int) -> int:
         """How many tokens a sequence gets room for when it starts behind `start` cached ones; its chunks ask for the rest."""
+        return num_tokens
 
 
 class KVStore:
@@ -77,9 +84,6 @@ class PolicyPart:
     def postponed(self, scheduler: Scheduler) -> Iterable[Sequence]:
         """Decoding sequences to skip in this step, because the choice of their next token needs one that is still in flight."""
         return ()
-
-    def begin_prefill(self, budget: int) -> None:
-        """The step may compute `budget` tokens of prompts."""
 
     def candidates(self, waiting: Iterable[Sequence]) -> Iterable[Sequence]:
         """Waiting sequences that may start now, in the order in which they are tried. The scheduler takes one after the other,

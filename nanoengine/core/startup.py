@@ -13,12 +13,11 @@ import numpy as np
 import torch
 
 from nanoengine.core.attention import AttentionSpec, CoreAttentionBackend
-from nanoengine.core.block_manager import BlockManager, FullLayout
+from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.capability import Capability
 from nanoengine.core.config import EngineConfig
 from nanoengine.core.device import open_device
 from nanoengine.core.errors import InvalidConfig, KVCacheTooSmall, shown
-from nanoengine.core.flash_attention import CausalFlashAttention
 from nanoengine.core.inputs import Rows
 from nanoengine.core.kernels import CoreKernels
 from nanoengine.core.kv_cache import KVCache, size_pool
@@ -49,7 +48,7 @@ class Startup:
         self.default_params = CoreSamplingParams()
         self.costly_params = CoreSamplingParams(top_k=10, top_p=0.9)  # of requests that take most memory
         self.most_drafts = 0  # of a sequence in a step
-        self.layouts: list[KVLayout] = [FullLayout()]
+        self.layouts: list[KVLayout] = [KVLayout()]
         self.blocks_needed: Callable[[int], int] = lambda n: -(-n // self.block_size)  # of a sequence of n tokens
         self.kv_dtype: torch.dtype | None = None  # None: that of the model
         self.block_bytes = 0  # of one block
@@ -147,16 +146,9 @@ class Startup:
         return found
 
     def _choose_backend(self) -> CoreAttentionBackend:
-        """The attention backend that was asked for, or the fastest that can run."""
-        name, asked = self.config.attention_backend, self.config.block_size
-        where = self.device.torch_device, self.dtype, self.model_config.head_dim
-        reason = CausalFlashAttention.unsupported_reason(*where, asked or CausalFlashAttention.default_block_size)
-        if name not in ("auto", "torch", "flash_attn") or (name == "flash_attn" and reason):
-            raise InvalidConfig(f"attention_backend is {shown(name)}: it must be auto, torch or flash_attn ({reason})")
-        if name == "auto" and reason and self.device.is_cuda:
-            self.passed_over = f" (not flash_attn: {reason})"
-        backend = CausalTorchAttention if reason or name == "torch" else CausalFlashAttention
-        return backend(asked or backend.default_block_size)
+        if (name := self.config.attention_backend) not in ("auto", "torch"):
+            raise InvalidConfig(f"attention_backend is {shown(name)}: it must be auto or torch")
+        return CausalTorchAttention(self.config.block_size or CausalTorchAttention.default_block_size)
 
     def _load_model(self) -> DenseDecoder:
         assert isinstance(self.model_config, Qwen3Config)

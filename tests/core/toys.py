@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
-from nanoengine.core.block_manager import BlockManager, FullLayout
+from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import NULL_BLOCK, UNKNOWN, Run, StepPlan, StepResult
 from nanoengine.core.scheduler import Scheduler
@@ -40,7 +40,7 @@ class ToyModel:
         block_size: int,
         failing: Iterable[int] = (),
         broken: Iterable[tuple[int, int]] = (),
-        layouts: Seq[KVLayout] = (FullLayout(),),
+        layouts: Seq[KVLayout] = (KVLayout(),),
     ):
         self.block_size, self.failing, self.broken = block_size, set(failing), set(broken)
         self.layouts = layouts

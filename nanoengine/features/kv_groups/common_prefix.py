@@ -7,9 +7,6 @@ from nanoengine.core.scheduler import Step
 from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Sequence
 
-FAR = 2**40
-"""A position behind every window."""
-
 
 class CommonPrefix(PolicyPart):
     """Fills `StepPlan.num_common_blocks`. In most steps nobody has come or gone, and nothing is counted."""
@@ -55,9 +52,9 @@ class CommonPrefix(PolicyPart):
         counts, references = [], self.blocks.ref_counts
         for group, table in enumerate(seqs[0].block_tables):
             # Most often nothing is shared: the number of references tells that at once.
-            end = 0 if self.blocks.layouts[group].first_seen(FAR) else least // self.blocks.block_size
+            end = 0 if self.blocks.layouts[group].forgets else least // self.blocks.block_size
             end = next((i for i, block in enumerate(table[:end]) if references[block] < len(seqs)), end)
-            tables = [seq.block_tables[group][:end] for seq in seqs]
+            tables = [seq.block_tables[group][:end] for seq in seqs] if end else [[]]
             first, last = min(tables), max(tables)  # blocks that these share, all share
             counts.append(next((i for i, (a, b) in enumerate(zip(first, last, strict=True)) if a != b), end))
         return counts

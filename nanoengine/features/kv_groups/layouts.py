@@ -10,12 +10,11 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from nanoengine.core.block_manager import FullLayout
 from nanoengine.core.seams import KVLayout
 
 
 @dataclass(frozen=True, slots=True)
-class WindowLayout:
+class WindowLayout(KVLayout):
     """The layout of layers in which a token sees the last `size` tokens, itself among them. See `KVLayout`.
 
     Args:
@@ -27,6 +26,7 @@ class WindowLayout:
     size: int
     most_new: int
     chunked: bool = False
+    forgets = True
 
     def first_seen(self, position: int) -> int:
         return position - position % self.size if self.chunked else max(position - self.size + 1, 0)
@@ -44,7 +44,7 @@ class KVGroup(NamedTuple):
     chunked: bool = False  # whether windows stand still
 
     def layout(self, most_new: int) -> KVLayout:
-        return FullLayout() if self.window is None else WindowLayout(self.window, most_new, self.chunked)
+        return KVLayout() if self.window is None else WindowLayout(self.window, most_new, self.chunked)
 
 
 def group_layers(windows: Seq[int | None], *, chunked: bool = False) -> list[KVGroup]:

@@ -13,6 +13,9 @@ from nanoengine.core.sequence import Request, Sequence
 from nanoengine.features.pooling.files import Made
 from nanoengine.features.pooling.params import PoolingParams
 
+WANTED = "pooled runs"
+"""In `StepPlan.extras`: place of a run in `runs` -> `RowSampling`, of those whose prompts are pooled."""
+
 POOLED = "pooled"
 """In `StepResult.extras`: [(place of a run in `runs`, what was pooled of its row: [hidden_size] float64)]."""
 
@@ -48,7 +51,9 @@ class Pooler(PolicyPart):
             request.sequences[0].reads_cache = False  # the mean is of all tokens: all are computed
 
     def complete(self, step: Step) -> None:
-        if any(isinstance(seq.params, PoolingParams) for seq in step.runs):
+        wanted = {place: seq.sampling for place, seq in enumerate(step.runs) if isinstance(seq.params, PoolingParams)}
+        if wanted:
+            step.plan.extras[WANTED] = wanted
             step.plan.needs_hidden = True
 
     def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:

@@ -65,9 +65,6 @@ class Collector(PolicyPart):
                 if seq.logprobs is not None and len(seq.logprobs) < len(seq.token_ids) - seq.num_prompt_tokens:
                     seq.logprobs.append(entry)
 
-    def begin_prefill(self, budget: int) -> None:
-        self._num_left = MOST_TOLD
-
     def allowed(self, seq: Sequence, budget: int) -> int:
         return budget if seq.request.prompt_logprobs is None else min(budget, self._num_left)
 
@@ -83,7 +80,7 @@ class Collector(PolicyPart):
         self.is_idle = not self._num_running
 
     def complete(self, step: Step) -> None:
-        asked = []
+        self._num_left, asked = MOST_TOLD, []
         for place, (seq, run) in enumerate(zip(step.runs, step.plan.runs, strict=True)):
             known, params = seq.request.prompt_logprobs, seq.params
             if known is None or seq.index or not isinstance(params, SamplingParams):

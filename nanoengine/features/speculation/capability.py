@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nanoengine.core.block_manager import FullLayout
 from nanoengine.core.capability import Capability
 from nanoengine.features.speculation.ngram import NgramProposer
 from nanoengine.features.speculation.options import SpeculationOptions
@@ -43,7 +42,7 @@ class SpeculativeDecoding(Capability):
         if draft is not None:
             startup.runs_eagerly = True  # what the draft model does in a step is not recorded
             draft.model.prepare(startup.max_model_len)
-            group = next(i for i, layout in enumerate(startup.layouts) if isinstance(layout, FullLayout))
+            group = next(i for i, layout in enumerate(startup.layouts) if not layout.forgets)
             model = DraftModel(draft.model, draft.new_kv_cache(startup.num_blocks), group, runner)
             runner.kv_cache.places += model.kv_cache.places  # what is done with a block is done with the K/V of both
             runner.parts.append(model)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from nanoengine.core.block_manager import FullLayout
 from nanoengine.core.errors import InvalidConfig
 from nanoengine.core.startup import Startup
 from nanoengine.features.speculation.options import SpeculationOptions
@@ -43,7 +42,7 @@ def load_draft_model(name: str, startup: Startup) -> Startup:
             f"speculation is 'model:{name}', which was made for at most {longest} positions, and max_model_len is {max_len}: "
             "lower it, or choose another model"
         )
-    if not any(isinstance(layout, FullLayout) for layout in startup.layouts):
+    if all(layout.forgets for layout in startup.layouts):
         raise InvalidConfig(
             f"speculation is 'model:{name}', but every layer of {startup.config.model} has a window: a draft model's K/V lies "
             "in the blocks of layers that see everything; choose another speculation"

@@ -63,7 +63,7 @@ class Drafter(PolicyPart):
         budget = scheduler.max_num_batched_tokens - num_tokens
         drafted: list[tuple[Sequence, Run]] = []
         for seq, drafts in self.choose(known, len(step.decodes), num_tokens, budget).items():
-            step.plan.tables += scheduler.blocks.grow(seq, seq.num_computed + len(drafts)) or []
+            scheduler.blocks.grow(seq, seq.num_computed + len(drafts), step.plan.tables)
             drafts = drafts[: seq.num_slots - seq.num_computed]
             if not drafts:
                 continue

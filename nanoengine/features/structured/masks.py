@@ -21,28 +21,24 @@ class GrammarMasks(LogitsProcessor):
     def __init__(self, device: Device):
         self.device = device
         self.pieces: dict[int, int] = {}  # row -> how many masks it has
-        self._masks: StepMasks | None = None
-
-    def take(self, masks: StepMasks | None) -> None:
-        """Those of the step that begins."""
-        self._masks = masks
-        self.pieces = {} if masks is None else dict(masks.rows)
+        self.masks: StepMasks | None = None  # of the step that begins
 
     def find(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         return np.array([number for number, row in enumerate(rows.tolist()) if row in self.pieces], np.int64)
 
     def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Any) -> None:
-        assert self._masks is not None
-        apply_masks(logits, self.device.send(numbers.astype(np.int64)), self.device.send(self._masks.wait()))
+        assert self.masks is not None
+        apply_masks(logits, self.device.send(numbers.astype(np.int64)), self.device.send(self.masks.wait()))
 
 
 class MaskPart(RunnerPart):
     """Adds the processor to the sampler of a runner, and hands it the masks that come with plans."""
 
     def __init__(self, runner: ModelRunner):
-        self.masks = GrammarMasks(runner.device)
-        runner.sampler.processors.append(self.masks)
+        self.processor = GrammarMasks(runner.device)
+        runner.sampler.processors.append(self.processor)
         runner.parts.append(self)
 
     def begin(self, plan: StepPlan) -> None:
-        self.masks.take(plan.extras.get(MASKS))
+        masks: StepMasks | None = plan.extras.get(MASKS)
+        self.processor.masks, self.processor.pieces = masks, {} if masks is None else dict(masks.rows)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from typing import Any
 
-from nanoengine.core.block_manager import BlockManager, FullLayout
+from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import StepPlan, StepResult
 from nanoengine.core.seams import KVLayout, KVStore
@@ -160,7 +160,7 @@ def offload_engine(
     num_blocks: int,
     num_slots: int = 0,
     max_staged: int | None = None,
-    layouts: Seq[KVLayout] = (FullLayout(),),
+    layouts: Seq[KVLayout] = (KVLayout(),),
     parts: Iterable[Any] = (),
     stores: Iterable[Any] = (),
     num_snapshots: int = 20,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import Any
 
-from nanoengine.core.block_manager import BlockManager, FullLayout
+from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import StepPlan
+from nanoengine.core.seams import KVLayout
 from nanoengine.core.sequence import Request
 from nanoengine.features.observability.metrics import EngineMetrics, RequestTimes
 from nanoengine.features.observability.observer import Observer
@@ -64,7 +65,7 @@ class Observed:
             sources=self.sources,
             clock=self.clock,
         )
-        layouts = [FullLayout() for _ in range(num_groups)]
+        layouts = [KVLayout() for _ in range(num_groups)]
         self.model.layouts = layouts
         blocks = BlockManager(
             num_blocks, block_size, layouts, [self.observer.events], enable_prefix_caching=enable_prefix_caching

@@ -53,7 +53,7 @@ class Proposed(Plug):
         self.rare += ("rejected",) if who in ("ngram", "erring", "mostly wrong", "wrong") else ()
 
     def engine(self, way: dict[str, Any], failing: list[int]) -> LLMEngine:
-        proposer = NgramProposer(1, 3) if self.who == "ngram" else Scripted(HARM[self.who](knowing(self.plain)))
+        proposer = NgramProposer(1) if self.who == "ngram" else Scripted(HARM[self.who](knowing(self.plain)))
         num_drafts = self.rng.randint(1, 15)
         engine, self.own = make(proposer, num_drafts=num_drafts, model=ToyModel(4, failing), **way)
         return engine

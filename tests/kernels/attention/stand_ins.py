@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.torch_version import TorchVersion
 
-from nanoengine.core import flash_attention, torch_flash
+from nanoengine.kernels import flash_attn, torch_flash
 
 PACKAGES = ("flash_attn", "torch_flash")
 MODULES = {"flash_attn": "flash_attn", "torch_flash": "torch.nn.attention.varlen"}
@@ -50,7 +50,7 @@ def installed(
     """
     dtypes = EXACT if exact else HALF
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flash_attention, "DTYPES", dtypes)
+        patch.setattr(flash_attn, "DTYPES", dtypes)
         pretend_gpu(patch, capability)
         patch.setattr(torch_flash, "LEAST", TorchVersion("0"))
         for module in MODULES.values():
@@ -69,7 +69,7 @@ def module_of(name: str, functions: Functions) -> ModuleType:
 
 def pretend_gpu(patch: pytest.MonkeyPatch, capability: tuple[int, int] | None) -> None:
     """Let our backends take every device for a GPU of that compute capability, or for none if that is None."""
-    patch.setattr(flash_attention, "capability", lambda _: capability)
+    patch.setattr(flash_attn, "capability", lambda _: capability)
 
 
 # flash-attn 2.8: flash_attn/flash_attn_interface.py, csrc/flash_attn/flash_api.cpp

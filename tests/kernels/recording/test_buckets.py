@@ -80,7 +80,7 @@ def test_padding_keeps_the_step_and_adds_runs_of_the_padding_row(plan: StepPlan,
     rows = make_rows()
     own, shape = pack(plan, rows), bucket.shape(128)
     padded = pad(own, shape, rows)
-    assert padded.numbers.numel() == shape.size
+    assert padded.numbers.numel() == shape.sections[-1].stop
     row, computed, starts, token_ids, _, sampled_rows, positions = (padded.numbers[part] for part in shape.sections)
     before = [own.numbers[part] for part in own.sections]
     count, num_tokens, num_samples = len(before[0]), own.num_tokens, own.num_samples
