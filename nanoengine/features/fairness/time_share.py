@@ -187,14 +187,18 @@ class TimeShare(PolicyPart):
         taken, seconds, cost = 0, 0.0, self.cost
         of_token = longest / max(1.0, cost.prompts.most(longest))
         cached: dict[Request, int] = {}  # tokens, of completions that begin alike
+        room = self.blocks.num_free * self.blocks.block_size
         for seq in seqs:
             if taken >= budget:
                 break
             start = seq.num_computed
             if seq.phase is Phase.WAITING:
+                if taken and room <= 0:
+                    break
                 if seq.request not in cached:
                     cached[seq.request] = (self.blocks.find(seq) or 0) * self.blocks.block_size
                 start = min(cached[seq.request], seq.num_tokens - 1)
+                room -= seq.num_tokens - start
             count = min(seq.num_tokens - start, self.max_chunk, budget - taken)
             of_last = of_token + cost.of_chunk(seq, start + count, 1)
             count = min(count, max(int((longest - taken * of_token - seconds) / of_last), int(not taken)))

@@ -53,6 +53,20 @@ def test_one_step_that_was_disturbed_moves_little() -> None:
     assert 0.01 < cost.of(work) < 0.012
 
 
+def test_what_was_measured_often_stands_beside_one_step_that_was_disturbed() -> None:
+    """Of the first steps at a place the fastest counts; and they move no place that is known."""
+    cost = StepCost()
+    for _ in range(5):
+        cost.learn(Work(1), 0.002)
+        cost.learn(Work(64), 0.020)
+    cost.learn(Work(2), 0.4)
+    assert cost.of_tokens(1) == pytest.approx(0.002)
+    assert cost.of_tokens(2) <= 0.0041
+    cost.learn(Work(256), 0.9)
+    cost.learn(Work(256), 0.025)
+    assert cost.of_tokens(256) == pytest.approx(0.025, rel=0.1)
+
+
 def test_few_rows_are_learned_beside_many() -> None:
     """What one row takes is not a part of what many take."""
     cost = StepCost()

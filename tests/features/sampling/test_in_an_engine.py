@@ -13,6 +13,7 @@ from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import StepResult
 from nanoengine.core.sampling_params import CoreSamplingParams, ModelFacts
 from nanoengine.core.sequence import Request
+from nanoengine.features.sampling.collector import MOST_TOLD
 from nanoengine.features.sampling.params import SamplingParams
 from tests.core.lives import check_lives
 from tests.core.toys import VOCAB, run
@@ -111,6 +112,24 @@ def check_prompt_logprobs(request: Request) -> None:
         top = expected.topk(params.prompt_logprobs).indices.tolist()
         assert list(entry) == list(dict.fromkeys([token, *top]))
         assert [own.logprob for own in entry.values()] == pytest.approx([float(expected[own]) for own in entry])
+
+
+def test_a_step_tells_of_a_bounded_number_of_tokens_of_prompts() -> None:
+    """Each takes about as long as all layers of a small model: who comes meanwhile waits for the step."""
+    engine = make(max_model_len=4 * MOST_TOLD, num_blocks=400)
+    told: list[int] = []
+    launch = engine.executor.launch
+
+    def counted(plan: Any) -> Any:
+        told.append(sum(count for _, count, _ in plan.extras.get("prompt_logprobs", ())))
+        return launch(plan)
+
+    engine.executor.launch = counted  # type: ignore[method-assign]
+    prompts = [[(i * i + j) % VOCAB for i in range(2 * MOST_TOLD)] for j in range(3)]
+    requests = [engine.make_request(own, SamplingParams(prompt_logprobs=1, max_tokens=1)) for own in prompts]
+    run(engine, requests)
+    assert max(told) <= MOST_TOLD
+    assert sum(told) == 3 * (2 * MOST_TOLD - 1)
 
 
 def test_prompt_logprobs_are_computed_once_and_other_completions_read_the_cache() -> None:

@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from nanoengine.serve.server.work_share import MOST_OTHERS, RECENT_SECONDS, SECONDS_OF_A_REFUSAL, WorkShare
+from nanoengine.serve.server.work_share import (
+    MOST_OF_STEPS,
+    MOST_OTHERS,
+    RECENT_SECONDS,
+    SECONDS_OF_A_REFUSAL,
+    WorkShare,
+)
 
 
 class Clock:
@@ -100,6 +106,28 @@ def test_who_comes_at_once_after_a_refusal_is_read_later(clock: Clock) -> None:
             share.refused("client")
             await ask(share, "client", lambda: None)
             assert clock.now == pytest.approx(number * SECONDS_OF_A_REFUSAL, abs=0.005)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("seconds", [0.01, 1.0])
+def test_steps_are_paid_but_not_those_of_which_others_had_their_part(clock: Clock, seconds: float) -> None:
+    """Beside one other, a client has half of the time; of a long answer a bounded part counts, since steps are shared anyway."""
+    spent = {"client": 0.0}
+    share = WorkShare(lambda: clock.now, lambda: clock.worked, clock.sleep, spent)
+
+    async def main() -> None:
+        await share.turn("other", 0).__aenter__()
+        await ask(share, "client", lambda: None)
+        for pause in (0.0, seconds, 0.0):
+            start = clock.now = clock.now + 1
+            await ask(share, "client", lambda: None)
+            spent["client"] += seconds
+            clock.now += seconds + pause
+            await ask(share, "client", lambda: None)
+            waited = clock.now - start - seconds - pause
+            expected = 0.0 if pause else max(0.0, 2 * min(seconds, MOST_OF_STEPS) - seconds)
+            assert waited == pytest.approx(expected, abs=0.002)
 
     asyncio.run(main())
 
