@@ -7,6 +7,7 @@ for, its streams are flushed, and its status is the one that `subprocess` would 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -91,7 +92,8 @@ class Forked:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended since
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)

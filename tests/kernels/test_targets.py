@@ -87,7 +87,7 @@ MULTIPLYING = (
     "Decode<",
     "prefill<",
     "_rotate<",
-    "rms_norm",
+    "rms",
     "sum_exp",
 )
 """Parts of the names of functions whose inner loops multiply, one for each source that has such."""

@@ -8,10 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from nanoengine.models.tools.json_text import MAX_DIGITS, dumps, loads
 from tests.drawn import FAST
-from tests.models.tools.test_calls import VALUES
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda own: st.lists(own, max_size=3) | st.dictionaries(st.text(max_size=3), own, max_size=3),
+)
 
 
 @FAST
