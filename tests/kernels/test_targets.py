@@ -73,7 +73,7 @@ def compiled_for(target: str) -> Path:
     """The kernels for a target, in the way in which users compile them if their machine code is read."""
     if platform.machine() != "x86_64" or not accepts(f"-march={target}"):
         pytest.skip(f"this compiler does not know -march={target}")
-    more = () if target in REGISTERS else (QUICK,)
+    more = () if target in (*REGISTERS, "native") else (QUICK,)  # the native ones may stand for those of a target
     return compiled(flags_for(target, *more), TILED if target == "sapphirerapids" else ())
 
 
@@ -87,7 +87,7 @@ MULTIPLYING = (
     "Decode<",
     "prefill<",
     "_rotate<",
-    "rms",
+    "rms_norm",
     "sum_exp",
 )
 """Parts of the names of functions whose inner loops multiply, one for each source that has such."""
