@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from collections.abc import Sequence as Seq
 from functools import partial
 from itertools import islice
+from typing import NamedTuple
 
 from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.messages import StepResult
@@ -40,6 +41,16 @@ RECENT_SECONDS = 0.2
 
 MOST_ALIKE = 8
 """So many steps are made alike while the same sequences decode, and have room in one step."""
+
+
+class _Made(NamedTuple):
+    """A step that was made, until its result is there."""
+
+    began: float
+    work: Work
+    parts: dict[str, float]  # of each client
+    predicted: float  # seconds, which were charged
+    is_new: bool  # not one of many alike, of which the first says what is to be learned
 
 
 class TimeShare(PolicyPart):
@@ -75,13 +86,14 @@ class TimeShare(PolicyPart):
         self.spent = defaultdict[str, float](float)  # seconds of steps of each client: other threads may read it
         self._now = 0.0  # the clock of the client that the last step was made for, before that step
         self._turns = Counter[str]()  # how many rows of a client have had a place that is not enough for all
-        self._in_flight: dict[int, tuple[float, Work, dict[str, float]]] = {}  # start, work and charges of each step
+        self._in_flight: dict[int, _Made] = {}  # steps, by their numbers
         self._began, self._last_end = 0.0, float("-inf")  # the step that is made, and the last that was measured
         self._last_trial = float("-inf")  # when a step was made for its leader's decodes alone
         self._all: list[Sequence] = []  # the sequences that run, where all of them were in the last step
         self._num_alike = 0  # steps since that was found out
         self._decodes: list[Sequence] = []  # of the last step that was charged, if it had nothing else
         self._work, self._parts = Work(), dict[str, float]()  # its work, and the part of it of each client
+        self._due = 0.0  # seconds of it, and of those alike, that are on no clock yet
         # The rest is of the step that is made.
         self._leader = ""
         self._first: list[Sequence] = []  # waiting sequences of the leader
@@ -95,6 +107,7 @@ class TimeShare(PolicyPart):
 
     def join(self, client: str) -> None:
         """A client comes: as if it had been served as much as who was most behind in the last step, or more if it was."""
+        self.charge_due()
         if self.is_idle:
             self._in_flight.clear()  # steps whose results came when one client was alone, and nobody was told of them
         now = self._now
@@ -120,7 +133,9 @@ class TimeShare(PolicyPart):
         if running and running == self._all and not waiting and self._num_alike < MOST_ALIKE:
             self._num_alike += 1
             return []
+        self.charge_due()
         self._own, self._held, self._first, self._leader, self._left, self._all = [], [], [], "", {}, []
+        self._num_alike = 0
         self.is_idle = len(self.num_unfinished) < 2 and self._began - self._alone_since > RECENT_SECONDS
         self._is_untouched = True
         decodes, prompts = defaultdict[str, list[Sequence]](list), defaultdict[str, list[Sequence]](list)
@@ -155,7 +170,7 @@ class TimeShare(PolicyPart):
             if with_prompts:
                 self._allow_prompts(with_prompts, num_rows, num_tokens, left)
         if num_rows == len(running):
-            self._all, self._num_alike = list(running), 0
+            self._all = list(running)
         return []
 
     def _allow_prompts(self, clients: list[str], num_rows: int, num_tokens: int, left: float) -> None:
@@ -304,13 +319,23 @@ class TimeShare(PolicyPart):
     def complete(self, step: Step) -> None:
         """Charge the clients: each pays a part of what the step is predicted to take, by what its own work would take alone."""
         if step.runs or step.decodes != self._decodes:
+            self.charge_due()
             self._divide(step)
         predicted = self.cost.of(self._work)
-        charges = {client: part * predicted for client, part in self._parts.items()}
-        for client, charged in charges.items():
-            self.clocks[client] = self.clocks.get(client, 0.0) + charged
-        if self.clock is not None and charges:
-            self._in_flight[step.number] = self._began, self._work, charges
+        self._due += predicted
+        if self.clock is not None and self._parts:
+            self._in_flight[step.number] = _Made(self._began, self._work, self._parts, predicted, not self._num_alike)
+
+    def charge_due(self) -> None:
+        """Put on the clocks what is due."""
+        if self._due:
+            self._charge(self._parts, self._due)
+            self._due = 0.0
+
+    def _charge(self, parts: Mapping[str, float], seconds: float) -> None:
+        for client, part in parts.items():
+            self.clocks[client] = self.clocks.get(client, 0.0) + part * seconds
+            self.spent[client] += part * seconds
 
     def _divide(self, step: Step) -> None:
         """Find the work of a step, and the part of each client."""
@@ -340,17 +365,16 @@ class TimeShare(PolicyPart):
         """Charge what it took instead, and learn from it."""
         if self.clock is None or (made := self._in_flight.pop(step.number, None)) is None:
             return
-        start, work, charges = made
         now = self.clock()
-        seconds, self._last_end = now - max(start, self._last_end), now
+        seconds, self._last_end = now - max(made.began, self._last_end), now
         if seconds <= 0 or isinstance(result, BaseException) or step.is_dropped:
             return
-        off = seconds / self.cost.of(work)
-        self.cost.learn(work, seconds)
-        for client, charged in charges.items():
-            if client in self.clocks:
-                self.clocks[client] += (off - 1) * charged
-                self.spent[client] += off * charged
+        if made.is_new:
+            self.cost.learn(made.work, seconds)
+        if made.parts is self._parts:
+            self._due += seconds - made.predicted
+        else:
+            self._charge(made.parts, seconds - made.predicted)
 
     def concerns(self, seq: Sequence) -> bool:
         return False

@@ -135,6 +135,7 @@ def test_clients_with_much_work_have_equal_time(policy: str) -> None:
     while len(time.num_unfinished) == 2:
         engine.step()
         check(engine.scheduler)
+        time.charge_due()
         served = [time.clocks[client] for client in ("rows", "prompt")]
         assert min(served) >= 0.45 * sum(served) - recorder.longest
     run(engine, [])
@@ -170,6 +171,7 @@ def test_a_client_that_comes_back_is_not_served_twice() -> None:
     time.clocks["rows"] += 100
     submit(engine, 8, "rows", 3)
     assert time.clocks["rows"] > 100
+    time.charge_due()
     before = time.clocks["long"]
     engine.step()
     submit(engine, 8, "new", 3)
