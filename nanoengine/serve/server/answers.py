@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
@@ -28,6 +29,7 @@ from nanoengine.serve.server.pieces import Pieces, in_pieces
 from nanoengine.serve.server.protocol import Generation
 from nanoengine.serve.server.scope import SENT
 from nanoengine.serve.server.serving import FEW, Encoding, Serving
+from nanoengine.serve.server.text import at_once
 
 logger = logging.getLogger("nanoengine.serve.server")
 
@@ -37,6 +39,9 @@ encode = msgspec.json.encode
 
 MANY_CHARS = 1 << 16
 """An answer that repeats more characters of its request is made in a thread for text."""
+
+TOKENS_OF_A_STEP, CHOICES_OF_A_STEP = 128, 64
+"""Tokens whose log probabilities are encoded in one piece, in some milliseconds; and choices with text alone."""
 
 DONE = b"data: [DONE]\n\n"
 
@@ -87,8 +92,8 @@ class ChoicesAnswer(Generic[G]):
         num_new = sum(seq.num_tokens - seq.num_prompt_tokens for own in job.requests for seq in own.sequences)
         is_long = len(job.requests) * params.num_sequences > FEW or self.num_repeated > MANY_CHARS or num_new > MANY
         with_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
-        body = await serving.make(self.body, job.requests, slow=is_long or with_logprobs)
-        return Pieces(body)
+        body = self.body(job.requests)
+        return Pieces(await serving.text.finish(body) if is_long or with_logprobs else at_once(body))
 
     def size(self, requests: Sequence[Request]) -> int:
         """The most bytes that the answer takes."""
@@ -107,8 +112,8 @@ class ChoicesAnswer(Generic[G]):
 
     # ---- whole
 
-    def body(self, requests: list[Request]) -> list[bytes]:
-        """The whole answer as JSON in pieces: each is encoded in a short time, and other threads run between them."""
+    def body(self, requests: list[Request]) -> Generator[None, None, list[bytes]]:
+        """Returns the whole answer as JSON in pieces; between two of its steps others may have their turn."""
         outputs = [request.output() for request in requests]
         num_new = sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
         num_cached = sum(output.num_cached_tokens for output in outputs)
@@ -120,35 +125,44 @@ class ChoicesAnswer(Generic[G]):
         }
         pieces = [encode(common)[:-1] + b',"choices":[']
         for number, output in enumerate(outputs):
+            told = None
+            if output.prompt_logprobs is not None:
+                told = yield from self._prompt_logprobs(output)
             for index in range(len(output.outputs)):
-                pieces += [encode(self.choice(number, output, index)), b","]
+                pieces += [encode(self.choice(number, output, index, told)), b","]
+                if self.params.logprobs is not None or not len(pieces) % CHOICES_OF_A_STEP:
+                    yield
         rest = {
             "service_tier": None,
             "system_fingerprint": self.serving.fingerprint,
             "usage": self.serving.usage(sum(self.num_prompt_tokens), num_new, num_cached),
-            **self.rest(outputs[0]),
+            **self.rest(outputs[0], told),
         }
         pieces[-1] = b"]," + encode(rest)[1:]
         return pieces
 
-    def choice(self, number: int, output: RequestOutput, index: int) -> dict[str, Any]:
+    def choice(self, number: int, output: RequestOutput, index: int, told: msgspec.Raw | None) -> dict[str, Any]:
         """The JSON of one completion.
 
         Args:
             number: of the prompt.
             output: of the prompt.
             index: of the completion.
+            told: log probabilities of the prompt.
         """
         raise NotImplementedError
 
-    def rest(self, output: RequestOutput) -> dict[str, Any]:
+    def rest(self, output: RequestOutput, told: msgspec.Raw | None) -> dict[str, Any]:
         """More fields of the answer, beside its choices."""
         return {}
 
-    def prompt_logprobs(self, output: RequestOutput) -> list[dict[str, Any] | None] | None:
-        if output.prompt_logprobs is None:
-            return None
-        return self.shapes.prompt(output.prompt_token_ids, output.prompt_logprobs)
+    def _prompt_logprobs(self, output: RequestOutput) -> Generator[None, None, msgspec.Raw]:
+        entries = self.shapes.prompt(output.prompt_token_ids, output.prompt_logprobs or ())
+        parts = []
+        while some := list(islice(entries, TOKENS_OF_A_STEP)):
+            parts.append(encode(some)[1:-1])
+            yield
+        return msgspec.Raw(b"[" + b",".join(parts) + b"]")
 
     # ---- in chunks
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
+import msgspec
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
@@ -101,7 +102,7 @@ class _Chat(ChoicesAnswer[ChatRequest]):
         n, prompt = self.request.n or 1, len(self.conversation.prompt.text) if self.request.return_prompt_text else 0
         return (len(self.role) + len(self.echo)) * n + prompt * (n if self.request.stream else 1)
 
-    def choice(self, number: int, output: RequestOutput, index: int) -> dict[str, Any]:
+    def choice(self, number: int, output: RequestOutput, index: int, told: msgspec.Raw | None) -> dict[str, Any]:
         request, completion = self.request, output.outputs[index]
         logprobs = None
         if completion.logprobs is not None:
@@ -126,10 +127,10 @@ class _Chat(ChoicesAnswer[ChatRequest]):
         num_top = self.request.top_logprobs or 0
         return self.shapes.chat(told.token_ids, names, told.logprobs or [], num_top, progress.last)
 
-    def rest(self, output: RequestOutput) -> dict[str, Any]:
+    def rest(self, output: RequestOutput, told: msgspec.Raw | None) -> dict[str, Any]:
         request = self.request
         return {
-            "prompt_logprobs": self.prompt_logprobs(output),
+            "prompt_logprobs": told,
             "prompt_token_ids": output.prompt_token_ids if request.return_token_ids else None,
             "prompt_text": self.conversation.prompt.text if request.return_prompt_text else None,
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import msgspec
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
@@ -71,7 +72,7 @@ class _Completions(ChoicesAnswer[CompletionRequest]):
         super().__init__(*args)
         self._names: dict[int, list[str]] = {}  # texts of the tokens of each repeated prompt
 
-    def choice(self, number: int, output: RequestOutput, index: int) -> dict[str, Any]:
+    def choice(self, number: int, output: RequestOutput, index: int, told: msgspec.Raw | None) -> dict[str, Any]:
         request, completion = self.request, output.outputs[index]
         text = "" if request.is_echo_only else completion.text
         token_ids = completion.token_ids
@@ -84,7 +85,7 @@ class _Completions(ChoicesAnswer[CompletionRequest]):
             "stop_reason": completion.stop_reason,
             "token_ids": token_ids if request.return_token_ids else None,
             "prompt_token_ids": output.prompt_token_ids if request.return_token_ids else None,
-            "prompt_logprobs": self.prompt_logprobs(output),
+            "prompt_logprobs": told,
         }
 
     def _logprobs(

@@ -165,21 +165,23 @@ class LogprobShapes:
             "bytes": list(name.encode("utf-8", errors="replace")),
         }
 
-    def prompt(self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
+    def prompt(
+        self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None]
+    ) -> Iterator[dict[str, Any] | None]:
         """Of `prompt_logprobs`: for each token of the prompt a table by token id; None for the first token."""
-        return [
-            None
-            if own.entry is None
-            else {
-                str(t): {
-                    "logprob": _finite(p),
-                    "rank": own.entry[t].rank,
-                    "decoded_token": self._texts.after(own.before, t),
+        for own in _places(token_ids, [""] * len(token_ids), entries):
+            yield (
+                None
+                if own.entry is None
+                else {
+                    str(t): {
+                        "logprob": _finite(p),
+                        "rank": own.entry[t].rank,
+                        "decoded_token": self._texts.after(own.before, t),
+                    }
+                    for t, p in _ranked(own.token, own.entry, len(own.entry))
                 }
-                for t, p in _ranked(own.token, own.entry, len(own.entry))
-            }
-            for own in _places(token_ids, [""] * len(token_ids), entries)
-        ]
+            )
 
 
 def _places(

@@ -67,6 +67,13 @@ class TextThreads:
             turns.close()
 
 
+def at_once(steps: Generator[None, None, T]) -> T:
+    """What a generator returns, without a pause."""
+    while (found := _step(steps)) is None:
+        pass
+    return found[0]
+
+
 def _step(steps: Generator[None, None, T]) -> tuple[T] | None:
     try:
         next(steps)

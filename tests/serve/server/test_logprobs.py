@@ -68,7 +68,7 @@ def test_tokens_may_be_called_by_their_ids() -> None:
 def test_what_json_cannot_hold_is_its_least_number() -> None:
     never: dict[int, Any] = {98: TokenLogprob(float("-inf"), 9)}
     assert shapes().completion([98], ["b"], [never], 0)["token_logprobs"] == [LEAST]
-    assert shapes().prompt([97, 98], [None, never]) == [
+    assert list(shapes().prompt([97, 98], [None, never])) == [
         None,
         {"98": {"logprob": LEAST, "rank": 9, "decoded_token": "b"}},
     ]
