@@ -31,7 +31,8 @@ from nanoengine.core.scheduler import Scheduler
 from nanoengine.core.seams import KVStore, PolicyPart
 from nanoengine.core.sequence import Request, Sequence
 from nanoengine.features.fairness.block_share import BlockShare
-from nanoengine.features.fairness.time_share import Clients, TimeShare
+from nanoengine.features.fairness.clients import Clients
+from nanoengine.features.fairness.time_share import TimeShare
 from nanoengine.features.kv_groups.common_prefix import CommonPrefix
 from nanoengine.features.kv_offload.host_tier import HostTier
 from nanoengine.features.kv_offload.offload import Offload

@@ -13,8 +13,9 @@ from nanoengine.core.scheduler import MIXED, Step
 from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Request
 from nanoengine.features.fairness.block_share import BlockShare
+from nanoengine.features.fairness.clients import Clients
 from nanoengine.features.fairness.step_cost import StepCost
-from nanoengine.features.fairness.time_share import Clients, TimeShare
+from nanoengine.features.fairness.time_share import TimeShare
 from tests.core.toys import VOCAB, make_engine
 
 POLICIES = ["prefill_first", "mixed"]
