@@ -39,4 +39,4 @@ class Clients(PolicyPart):
             del clients[client]
             if len(clients) == 1:
                 self.blocks.is_idle = True
-                self.time.is_alone()
+                self.time.others_left()

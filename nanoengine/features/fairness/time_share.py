@@ -1,11 +1,11 @@
 """TimeShare: beside N - 1 other clients, the steps of a client are predicted to take at most N times as long as alone.
 
-Each client has a clock of the time that was spent on its work. A step is made for the client whose clock is most behind: all that
-it has to compute is in it. The others join, the most behind first, as long as the step is predicted to take no longer than N
-times what it would take without them. So who has one row gets its steps at its own pace, and who has many rows or long prompts
-gets the rest of each step; many equal clients are all in every step. A client that comes starts with the clock that was most
-behind (start-time fair queueing, Goyal et al., 1996). Virtual token counters (Sheng et al., OSDI 2024) choose by such a clock
-whose requests are admitted; here it also decides who is in a step, and how large the step is.
+Each client has a clock of the time that was spent on its work. A step is made for the client whose clock is most behind: all its
+decodes are in it, and its prompts up to a length (LONGEST). The others join, the most behind first, as long as the step is
+predicted to take no longer than N times what it would take without them. So who has one row gets its steps at its own pace, and
+who has many rows or long prompts gets the rest of each step; many equal clients are all in every step. A client that comes starts
+with the clock that was most behind (start-time fair queueing, Goyal et al., 1996). Virtual token counters (Sheng et al., OSDI
+2024) choose by such a clock whose requests are admitted; here it also decides who is in a step, and how large the step is.
 """
 
 from __future__ import annotations
@@ -27,16 +27,13 @@ from nanoengine.features.fairness.step_cost import StepCost, Work, told_of
 PART_OF_A_TRIAL = 1 / 128
 """The part of the time in which a step is made for its leader's decodes alone, to learn how long these take without others."""
 
-
 LONGEST = 8
 """Beside other clients, a step's prompts end where it takes so many times as long as a step with one token of a prompt: who comes
 meanwhile waits for it, and reading the weights once more takes an eighth more time.
 """
 
-
 RECENT_SECONDS = 0.2
 """So long after others have gone, steps stay as short: who chats comes again, and waits for the step that runs."""
-
 
 MOST_ALIKE = 8
 """So many steps are made alike while the same sequences decode, and have room in one step."""
@@ -117,7 +114,7 @@ class TimeShare(PolicyPart):
         for gone in self.spent.keys() - self.clocks.keys():
             del self.spent[gone]
 
-    def is_alone(self) -> None:
+    def others_left(self) -> None:
         """One client is left."""
         if self.clock is None:
             self.is_idle = True
@@ -317,12 +314,14 @@ class TimeShare(PolicyPart):
 
     def complete(self, step: Step) -> None:
         """Charge the clients: each pays a part of what the step is predicted to take, by what its own work would take alone."""
+        if not (step.runs or step.decodes):
+            return  # it carries out orders of stores, and computes nothing
         if step.runs or step.decodes != self._decodes:
             self.charge_due()
             self._divide(step)
         predicted = self.cost.of(self._work)
         self._due += predicted
-        if self.clock is not None and self._parts:
+        if self.clock is not None:
             self._in_flight[step.number] = _Made(self._began, self._work, self._parts, predicted, not self._num_alike)
 
     def charge_due(self) -> None:

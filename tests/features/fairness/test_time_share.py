@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from nanoengine.core.llm_engine import LLMEngine
+from nanoengine.core.messages import StepPlan
+from nanoengine.core.scheduler import Step
 from nanoengine.core.sequence import Request, Sequence
 from nanoengine.features.fairness.time_share import LONGEST, RECENT_SECONDS
 from tests.core.lives import check_lives
@@ -311,6 +313,20 @@ def test_rows_that_had_no_place_come_first_in_the_next_step() -> None:
     for client in ("rows", "light"):
         for request in [own for own in engine.requests.values() if own.client == client]:
             engine.abort(request.request_id)
+
+
+def test_a_step_that_computes_nothing_is_charged_to_nobody() -> None:
+    """Not even what the step before it took: it only carries out orders of stores."""
+    engine, time = shared_engine(**ROOM, policy="mixed")
+    for client in ("first", "second"):
+        submit(engine, 50, client)
+    engine.step()
+    time.charge_due()
+    before = dict(time.clocks)
+    time.complete(Step(99, StepPlan()))
+    time.charge_due()
+    assert time.clocks == before
+    run(engine, [])
 
 
 def test_somebody_goes_on_though_there_is_time_for_no_token() -> None:
