@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.block_encoder import encode
+from nanoengine.kernels.operations import ExpertWeights
 from nanoengine.kernels.quantized.ggml_blocks import GGMLBlocks
-from nanoengine.kernels.reference.operations import RowMajor, RowMajorExperts
+from nanoengine.kernels.reference.operations import RowMajor
 from nanoengine.models.quantization.at_load import quantizer
 from nanoengine.models.safetensors_folder import SafetensorsFolder
 from nanoengine.scale.parallel.weights import PartialExperts, PartialWeight, PartOfRows
@@ -73,11 +74,11 @@ def test_a_bias_is_cut_like_its_weight_and_once() -> None:
 
 def test_experts_are_cut_by_their_outputs() -> None:
     columns = [range(3), range(3, 8)]
-    own = RowMajorExperts(2, 5, INPUTS, torch.float32, CPU)
-    experts, sources = PartialExperts(own, (2, 8, INPUTS), columns, 1), torch.randn(2, 8, INPUTS)
+    own = RowMajor(2 * 5, INPUTS, torch.float32, CPU)
+    experts, sources = PartialExperts(ExpertWeights(own, 2), (2, 8, INPUTS), columns, 1), torch.randn(2, 8, INPUTS)
     for number in range(2):
         place = experts.expert(number)
         assert isinstance(place, PartOfRows)
         place.copy_(sources[number])
-    assert torch.equal(own.tensor, sources[:, 3:])
+    assert torch.equal(own.tensor, sources[:, 3:].flatten(0, 1))
     assert experts.bias(torch.arange(16).view(2, 8)).tolist() == [[3, 4, 5, 6, 7], [11, 12, 13, 14, 15]]
