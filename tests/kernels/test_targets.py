@@ -4,19 +4,37 @@ from __future__ import annotations
 
 import os
 import platform
+import random
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 from nanoengine.kernels.native.compiler import PREBUILT_TARGETS
 from nanoengine.kernels.native.target import missing_features
-from tests.kernels.builds import SANITIZED, Build, accepts, check_attention, compiled, compiler, flags_for
-from tests.kernels.contract import OF_THE_LIBRARY, Case, Kind, Operation, check_operation, id_of
+from tests.kernels import formulas
+from tests.kernels.builds import QUICK, SANITIZED, Build, accepts, check_attention, compiled, compiler, flags_for
+from tests.kernels.contract import (
+    OF_THE_LIBRARY,
+    Case,
+    Kind,
+    Operation,
+    check_operation,
+    dequantized,
+    experts,
+    extremes,
+    gated_linear,
+    id_of,
+    linear,
+)
+from tests.kernels.formulas import weight_of
 from tests.kernels.machine_code import Loop, inner_loops
 from tests.kernels.recurrences import check_recurrences
 
@@ -103,6 +121,81 @@ def test_what_goes_to_the_stack_and_comes_from_there_is_counted() -> None:
     assert (loop.stores("ymm"), loop.loads("ymm")) == (1, 1)
 
 
+# ---- AMX
+
+
+@pytest.fixture(scope="module")
+def emulated() -> Build:
+    if platform.machine() != "x86_64":
+        pytest.skip("few rows are multiplied in vectors of x86")
+    return Build(compiled(flags_for("native", QUICK, "-DEMULATE_AMX"), TILED))
+
+
+@pytest.mark.parametrize("make", [linear, gated_linear, experts], ids=id_of)
+def test_operations_in_tiles(emulated: Build, make: Make) -> None:
+    """A tile is 16 dwords deep: 32 inputs of bfloat16. Any other number of them is multiplied in vectors."""
+    kind = Kind([emulated], (130, 256, 100), (torch.bfloat16,), formats=())
+    check_operation(make, kind, range(60))
+    check_operation(make, replace(kind, edges=(32, 64, 96, 192, 256)), range(60, 90))
+    check_operation(make, replace(kind, most=(900, 1100, 70), edges=(97, 384, 385, 544, 800, 1056)), range(90, 98))
+
+
+def test_rows_of_a_large_output_are_those_of_a_small_one(emulated: Build) -> None:
+    """Large ones are written past the caches, which takes other instructions."""
+    x = formulas.random(1100, 64, dtype=torch.bfloat16, seed=1)
+    for outputs in (1024, 1000):  # whole lines, and lines that are not
+        both = emulated.new_weight(2 * outputs, 64, torch.bfloat16, torch.device("cpu"))
+        both.rows(0, 2 * outputs).copy_(formulas.random(2 * outputs, 64, dtype=torch.bfloat16, seed=2))
+        assert torch.equal(
+            emulated.linear(x, both, None), torch.cat([emulated.linear(some, both, None) for some in x.split(100)])
+        )
+        assert torch.equal(
+            emulated.product(x, both, activation="silu")[0],
+            torch.cat([emulated.product(some, both, activation="silu")[0] for some in x.split(100)]),
+        )
+
+
+@pytest.mark.parametrize("make", [linear, gated_linear, experts, extremes, dequantized], ids=id_of)
+def test_quantized_operations_in_tiles(emulated: Build, make: Make) -> None:
+    """Numbers of every format become bfloat16 there, for one row as for many."""
+    assert emulated.activation_dtype == "bfloat16"
+    kind = Kind([emulated], (130, 600, 100), edges=(1, 2, 4, 5, 16, 17, 31, 32, 33, 48, 49, 64, 65, 96, 97, 129))
+    check_operation(make, kind, range(40))
+
+
+def at_any_exponent(rng: random.Random, *shape: int) -> Tensor:
+    """bfloat16 around a drawn exponent: products of two may be denormal. Some are 0, or denormal; perhaps one is infinite."""
+    generator = torch.Generator().manual_seed(rng.randrange(2**40))
+
+    def draw(low: int, high: int) -> Tensor:
+        return torch.randint(low, high, shape, generator=generator, dtype=torch.int32)
+
+    middle = rng.choice([127, 64, 64, 40, 3])
+    exponents = draw(max(0, middle - 5), middle + 6) * (draw(0, 10) > 0)
+    if rng.random() < 0.2:
+        exponents.view(-1)[rng.randrange(exponents.numel())] = 255
+    fractions = torch.where((exponents == 255) | (draw(0, 4) == 0), 0, draw(0, 128))
+    return (draw(0, 2) << 15 | exponents << 7 | fractions).to(torch.int16).view(torch.bfloat16)
+
+
+def test_few_rows_in_vectors_have_the_bits_of_tiles(emulated: Build) -> None:
+    """Where numbers, products and sums are denormal, too."""
+    for seed in range(150):
+        rng = random.Random(seed)
+        rows, inputs = rng.randint(1, 20), 32 * rng.choice([1, 2, 5, 15, 16, 17, 33])
+        weight = weight_of(emulated, at_any_exponent(rng, rng.randint(1, 70), inputs))
+        x = at_any_exponent(rng, rows, inputs)
+        together = emulated.logits(x.repeat(20, 1), weight)[:rows]
+        alone = torch.cat([emulated.logits(some, weight) for some in x.split(rng.randint(1, 4))])
+        assert torch.equal(alone.isnan(), together.isnan()), seed
+        assert torch.equal(alone.nan_to_num(7.5).view(torch.int32), together.nan_to_num(7.5).view(torch.int32)), seed
+
+
+def test_attention_in_tiles(emulated: Build) -> None:
+    """A tile adds up 32 tokens before it adds them to a sum: wherever a token is computed, they must be the same 32."""
+    check_attention(emulated, range(40))
+
+
 # ---- vectors
 
 
@@ -132,20 +225,15 @@ def test_recurrences_of_a_portable_build(portable: Build) -> None:
 # ---- memory
 
 
-@pytest.mark.parametrize("way", ["vectors", "tiles"])
-def test_kernels_compute_right_and_touch_nothing_outside_of_their_tensors(way: str) -> None:
-    """In vectors of SSE, which are those of NEON in number and width; and in tiles of AMX, emulated beside this CPU's vectors."""
-    if platform.machine() != "x86_64" and way == "tiles":
-        pytest.skip("few rows are multiplied in vectors of x86")
+def test_no_kernel_reads_or_writes_outside_of_its_tensors() -> None:
+    """And all is computed right: in vectors of SSE, which are as wide as those of NEON, and in tiles."""
     command = [compiler(), "-print-file-name=libasan.so"]
     library = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     if not os.path.isabs(library) or not accepts(*SANITIZED):
         pytest.skip("this compiler has no address sanitizer that can be loaded first")
-    if way == "tiles":
-        path = compiled(flags_for("native", *SANITIZED, "-DEMULATE_AMX"), TILED)
-    else:
-        path = compiled(flags_for(SSE if platform.machine() == "x86_64" else "native", *SANITIZED))
+    flags = flags_for(SSE if platform.machine() == "x86_64" else "native", *SANITIZED)
+    vectors, tiles = compiled(flags), compiled((*flags, "-DEMULATE_AMX"), TILED)
     environment = os.environ | {"LD_PRELOAD": library, "ASAN_OPTIONS": "detect_leaks=0"}
-    run = [sys.executable, "-m", "tests.kernels.sanitized", way, str(path)]
+    run = [sys.executable, "-m", "tests.kernels.sanitized", str(vectors), str(tiles)]
     result = subprocess.run(run, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert result.stdout.strip() == "nothing was found", result.stdout + result.stderr[-4000:]
+    assert result.stdout.strip() == "nothing was found", result.stdout + result.stderr[:4000]
