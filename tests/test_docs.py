@@ -1,4 +1,4 @@
-"""README.md and the pages of docs/ name nothing that is not there (files, links, headings, names of code), and their Python runs."""
+"""README.md and docs/ name nothing that is not there (files, links, headings, names of code), and their Python runs."""
 
 from __future__ import annotations
 
