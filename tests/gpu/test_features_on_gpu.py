@@ -61,7 +61,7 @@ def test_swapped_out_and_back(checkpoint: Path, expected: Tokens, device: dict[s
         assert llm.metrics.offload.num_loaded_blocks > 0
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", DEVICES[1:])
 def test_lengths_that_nobody_has_limited(tmp_path: Path, device: dict[str, Any]) -> None:
     """max_model_len is the model's own: tables are as wide as that, and sequences may be cut into many parts."""
     checkpoint = tiny_checkpoint(tmp_path, **MODEL | {"max_position_embeddings": 40_960})
