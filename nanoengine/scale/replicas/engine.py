@@ -99,16 +99,9 @@ class ReplicatedEngine(LLMEngine):
             request.params.keep("seed", self._seeds.getrandbits(63))
         params: Any = request.params
         for index in range(params.num_sequences):
-            seq = Sequence(
-                self._num_sequences,
-                request,
-                index=index,
-                eos_token_ids=self.eos_token_ids,
-                max_model_len=self.max_model_len,
-            )
+            seq = Sequence(next(self._seq_ids), request, index, 0, self.eos_token_ids, self.max_model_len)
             seq.detokenizer = Detokenizer(self.tokenizer.decode)  # its text comes from the replica
             seq.logprobs = None if getattr(params, "num_logprobs", None) is None else []
-            self._num_sequences += 1
             request.sequences.append(seq)
             self.scheduler.add(seq)
         if getattr(params, "prompt_logprobs", None) is not None:
