@@ -68,7 +68,7 @@ class ReplicatedEngine(LLMEngine):
         )
         self.fleet, self.inbox = fleet, Inbox(self.supervisor)
         try:
-            while self.supervisor.num_ready < options.replicas:
+            while self.supervisor.num_ready < len(self.supervisor.slots):
                 self.supervisor.watch()
                 if self.supervisor.failure is not None:
                     raise self.supervisor.failure
