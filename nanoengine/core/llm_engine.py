@@ -145,6 +145,12 @@ class LLMEngine:
         Raises:
             InvalidRequest: a request of this id is running, or this one was submitted before.
         """
+        self.queue(request)
+        for part in self.scheduler.parts.copy():
+            part.submitted(request)
+
+    def queue(self, request: Request) -> None:
+        """As `submit`, but no part is told."""
         self._check_open()
         if request.request_id in self.requests or request.sequences:
             raise InvalidRequest(
@@ -158,8 +164,6 @@ class LLMEngine:
             seq.detokenizer = params.new_detokenizer(self.tokenizer.decode, request.prompt_token_ids)
             request.sequences.append(seq)
             self.scheduler.add(seq)
-        for part in self.scheduler.parts.copy():
-            part.submitted(request)
 
     def abort(self, request_id: str, reason: FinishReason = "abort") -> bool:
         """End a request wherever it stands; False if no such request is running."""
