@@ -77,7 +77,7 @@ class ModelTokenizer(core.Tokenizer, ABC):
             return str(raising(self.hf.decode, token_ids, **options, clean_up_tokenization_spaces=False))
         if len(token_ids) > LONG:  # as in `_ids`, others may run
             return str(raising(self.fast.decode_batch, [token_ids], **options)[0])
-        return raising(super().decode, token_ids, **options)
+        return str(raising(self.fast.decode, token_ids, **options))
 
     def split(self, text: str, add_special_tokens: bool = True) -> list[str]:
         """What each token of `encode` stands for in the very text, cut there: all of them together are the text.

@@ -31,6 +31,7 @@ from tests.features.lora.written import write_adapter
 from tests.kernels.marks import needs_kernels
 from tests.models.families import SHAPES, WITH_STATES, family_checkpoint
 from tests.scale.parallel.groups import let_group_compute, open_group
+from tests.scale.parallel.test_parallel import ranks_of
 from tests.support import threads
 
 FEW_HEADS = {"mamba_n_heads": 4}
@@ -134,7 +135,7 @@ def test_ranks_in_processes_have_adapters_again_after_a_loss(tmp_path: Path) -> 
         each = [None, *(LoRARequest(own.lora_name) for own in adapters)]
         for _ in range(2):
             assert tokens(llm.generate(prompts, GREEDY, lora_request=each, use_tqdm=False)) == expected
-            os.kill(llm.engine.executor.executor.processes[1].pid, signal.SIGKILL)  # type: ignore[attr-defined]
+            os.kill(ranks_of(llm)[1], signal.SIGKILL)
         own_adapters(llm).unload("adapter 0")
         llm.engine.step()
         each[2] = each[0]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nanoengine.models import capability as models
-from nanoengine.scale.worker.capability import REFUSED
+from nanoengine.scale.parallel.capability import REFUSED
 from tests.e2e.drawn_models import MAX_LEN, REASON, checkpoint, draw_model, in_q4_k, opened
 from tests.e2e.drawn_requests import draw_request, make_requests, run
 from tests.e2e.one_number import (
