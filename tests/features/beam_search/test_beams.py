@@ -89,30 +89,7 @@ def reference(language: Language, params: BeamSearchParams, eos: Seq[int] = (EOS
 
 # ---- the search alone
 
-PENALTIES = [1.0, 0.0, -1.5, 2.0]
 WAYS_TO_STOP = [True, False, "never"]
-
-
-@pytest.mark.parametrize("length_penalty", PENALTIES)
-@pytest.mark.parametrize("seed", range(6))
-def test_with_room_for_all_beams_it_finds_the_best_texts_that_there_are(seed: int, length_penalty: float) -> None:
-    language = random_language(seed, vocab_size=3)
-    texts: list[tuple[float, Tokens]] = []
-
-    def explore(tokens: Tokens, logprob: float) -> None:
-        for token, more in enumerate(language(tokens)):
-            text = (*tokens, token)
-            if token == EOS or len(text) == 3:
-                texts.append(((logprob + more) / len(text) ** length_penalty, text))
-            else:
-                explore(text, logprob + more)
-
-    explore((), 0.0)
-    texts.sort(reverse=True)
-    params = BeamSearchParams(beam_width=12, max_tokens=3, length_penalty=length_penalty)
-    search = search_through(language, params)
-    assert [tuple(beam.token_ids) for beam in search.finished] == [text for _, text in texts[:12]]
-    assert [beam.score for beam in search.finished] == pytest.approx([score for score, _ in texts[:12]])
 
 
 @settings(max_examples=150, deadline=None)
