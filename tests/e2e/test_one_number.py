@@ -26,6 +26,7 @@ def test_what_is_said_has_the_same_bits_in_whatever_way_it_is_computed(tmp_path:
         "preemptions",
         "several",
         "constrained",
+        "adapted",
         "accepted",
         "rejected",
         "failed",
