@@ -110,24 +110,6 @@ def test_steps_with_adapters_are_recorded_beside_those_without(llm: LLM, adapter
 # ---- right
 
 
-def test_adapters_say_what_the_merged_model_of_transformers_says(
-    llm: LLM, model: Path, adapters: list[LoRARequest]
-) -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=3, prompt_logprobs=3)
-    prompts = [SHARED[: 20 + i] for i in range(3)]
-    outputs = llm.generate(prompts, params, lora_request=adapters, use_tqdm=False)
-    for adapter, prompt, output in zip(adapters, prompts, outputs, strict=True):
-        own = output.outputs[0]
-        with torch.no_grad():
-            logits = merged(model, Path(adapter.lora_path))(torch.tensor([prompt + own.token_ids])).logits[0]
-        right = logits.log_softmax(-1)
-        entries = [*(output.prompt_logprobs or ())[1:], *(own.logprobs or ())]
-        for at, entry in enumerate(entries):
-            assert entry is not None
-            assert all(abs(right[at, token] - one.logprob) < 1e-4 for token, one in entry.items())
-        assert right[len(prompt) - 1 : -1].argmax(-1).tolist() == own.token_ids
-
-
 FUSED = ("Phi3", "Qwen3-MoE", "Gemma3", "Granite, biases", "Phi3, partial, long factors")
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import random
-import resource
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -157,20 +156,6 @@ def grammars() -> Iterator[Grammars]:
     own = Grammars(tokenizer, tokenizer.fast.get_vocab_size(), [0])
     yield own
     own.close()
-
-
-def test_above_1023_descriptors_grammars_are_compiled(grammars: Grammars) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < 1300:
-        pytest.skip(f"a process may have {hard} descriptors here")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1300), hard))
-    try:
-        with ExitStack() as files:
-            for _ in range(1100):
-                files.enter_context(open(os.devnull))
-            grammars.matcher(StructuredOutputs(regex="a"))
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_process_that_was_killed_while_nothing_was_asked_is_missed_by_nobody(
