@@ -37,19 +37,12 @@ IGNORED_MESSAGES = (
 by itself."""
 
 IGNORED_RESPONSES = (
-    *(
-        "client_metadata",
-        "metadata",
-        "user",
-        "safety_identifier",
-        "service_tier",
-        "stream_options",
-        "context_management",
-    ),
+    *("client_metadata", "metadata", "user", "safety_identifier", "service_tier", "stream_options", "store"),
+    *("context_management",),
     *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "max_tool_calls", "access_programs"),
     *("background_options", "image"),
 )
-"""max_tool_calls is of tools that another server calls by itself."""
+"""max_tool_calls is of tools that another server calls by itself. No response is stored, and `store` is false in each."""
 
 IGNORED_OLLAMA = ("truncate", "shift")
 
@@ -90,6 +83,7 @@ INSTEAD: dict[str, tuple[str, ...]] = {
     "max_tokens": ("num_predict",),
     "input": ("messages", "prompt"),
     "messages": ("input",),
+    "previous_response_id": ("input with all items of the conversation: no responses are kept here",),
     "system": ("messages (role system)", "instructions"),
     "response_format": ("text.format", "format", "output_config.format"),
 }

@@ -34,7 +34,6 @@ from nanoengine.serve.server.prompts import Prompts
 from nanoengine.serve.server.protocol import Generation, Queued
 from nanoengine.serve.server.quota import Holding, Quota
 from nanoengine.serve.server.reading import S, check_size, read
-from nanoengine.serve.server.response_store import ResponseStore
 from nanoengine.serve.server.scope import ADAPTER, CLIENT, HELD
 from nanoengine.serve.server.structured import is_structured, named_as_sent
 from nanoengine.serve.server.text import TextThreads, TokenTexts
@@ -108,7 +107,6 @@ class Serving:
         self.summed_metrics_text = Cached(partial(self._render_metrics, summed=True), METRICS_SECONDS)
         view = getattr(self.metrics, "view", partial(take_view, observer=self.metrics))  # replicas tell their views
         self.view = Cached(lambda: self.engine.call(view), VIEW_SECONDS)
-        self.responses = ResponseStore()
         self.num_rejected: Counter[str] = Counter()  # by reason
         num_keys = len(set(config.api_key or ())) + (config.admin_key is not None)
         self.has_tenants = num_keys > 1 or config.separate_addresses  # they share no cached prefixes

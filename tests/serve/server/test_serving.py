@@ -300,15 +300,6 @@ def test_what_is_too_much_is_refused_before_it_is_rendered(
     assert len(refused.body) < 500
 
 
-def test_a_response_goes_on_from_no_more_than_can_be_rendered(make_server: MakeServer) -> None:
-    server = make_server(max_text_chars=600)
-    first = server.post("/v1/responses", {"input": "a" * 400, "max_output_tokens": 1}).json["id"]
-    for length, status in ((9, 200), (90, 400)):
-        more = [{"role": "user", "content": "a" * length}]
-        answer = server.post("/v1/responses", {"input": more, "previous_response_id": first, "max_output_tokens": 1})
-        assert answer.status == status, answer.body
-
-
 def test_prompts_of_one_call_leave_others_their_turn(make_server: MakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long list of texts is encoded a few at a time."""
     server = make_server({"max_model_len": 1 << 17, "num_blocks": 1 << 16})
