@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Generator
 from difflib import get_close_matches
-from pathlib import Path
 from typing import NamedTuple
 
 from nanoengine.serve.chat.answer import Piece
@@ -90,22 +88,6 @@ def _system(session: Session, text: str) -> Reply:
     return Reply("the system message is set")
 
 
-def _save(session: Session, text: str) -> Reply:
-    session.save(_path("/save", text))
-    return Reply(f"{len(session.messages)} messages are in {text}")
-
-
-def _load(session: Session, text: str) -> Reply:
-    session.load(_path("/load", text))
-    return Reply(f"{len(session.messages)} messages are loaded")
-
-
-def _path(name: str, text: str) -> Path:
-    if not text:
-        raise ChatError(f"{name} needs the name of a file")
-    return Path(os.path.expanduser(text))
-
-
 def _retry(session: Session, _: str) -> Reply:
     return Reply(answer=session.retry())
 
@@ -139,8 +121,6 @@ COMMANDS = {
     "/show": Command("", "the model, its context, the settings and the system message", _show),
     "/set": Command("NAME VALUE", "a sampling parameter; /set alone lists them, the value default gives it back", _set),
     "/system": Command("TEXT", "the system message, from the next answer on", _system),
-    "/save": Command("FILE", "write the conversation to a file", _save),
-    "/load": Command("FILE", "go on with a conversation from a file", _load),
     "/retry": Command("", "another answer to the last message", _retry),
     "/reset": Command("", "forget the conversation", _reset),
     "/stats": Command("", "tokens, times, and what the prefix cache had", _stats),
