@@ -148,7 +148,7 @@ def test_a_chat(new_user: NewUser, tmp_path: Path) -> None:
     user.says("/reset")
 
     user.says("again")
-    assert " ".join(user.says(UP).split()).count("user again") == 3  # asked twice, and once in the first answer
+    assert "assistant user user again" in " ".join(user.says(UP).split()), "it is asked once more"
     user.types("/bye" + ENTER)
     assert user.status() == 0
     assert stat.S_IMODE((tmp_path / "nanoengine" / "chat_history").stat().st_mode) == 0o600
