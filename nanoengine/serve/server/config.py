@@ -29,10 +29,9 @@ BOUNDS = {
     "stream_interval": (1, 1 << 20),
     "text_threads": (1, 64),
     "token_cache_chars": (0, 1 << 32),
-    "ssl_cert_reqs": (0, 2),
 }
 
-TLS = ("ssl_certfile", "ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs", "ssl_cert_reqs")
+TLS = ("ssl_certfile", "ssl_keyfile", "ssl_keyfile_password")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +78,6 @@ class ServerConfig:
         ssl_certfile: PEM file of a certificate and of those that sign it: the server speaks https.
         ssl_keyfile: PEM file of its key, if that is not in ssl_certfile.
         ssl_keyfile_password: that the key is encrypted with.
-        ssl_ca_certs: PEM file of who signs the certificates of clients.
-        ssl_cert_reqs: whether clients need one: 0 no, 1 those that have one show it, 2 yes.
 
     Raises:
         InvalidConfig: a value that cannot work.
@@ -119,8 +116,6 @@ class ServerConfig:
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
     ssl_keyfile_password: str | None = None
-    ssl_ca_certs: str | None = None
-    ssl_cert_reqs: int = 0
 
     @property
     def is_local(self) -> bool:

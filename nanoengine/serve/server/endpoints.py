@@ -88,18 +88,10 @@ ENDPOINTS: tuple[Endpoint, ...] = (
 if is_installed("pooling"):
     from nanoengine.serve.server.embeddings import embeddings
     from nanoengine.serve.server.ollama_embeddings import embed
-    from nanoengine.serve.server.ollama_embeddings import embeddings as ollama_embeddings
 
     ENDPOINTS += (
         Endpoint("POST", "/v1/embeddings", embeddings, "Vectors of texts", EmbeddingRequest),
         Endpoint("POST", "/api/embed", embed, "Vectors of texts (Ollama's API)", ollama.OllamaEmbedRequest),
-        Endpoint(
-            "POST",
-            "/api/embeddings",
-            ollama_embeddings,
-            "The vector of one text (Ollama's older API)",
-            ollama.OllamaEmbeddingsRequest,
-        ),
     )
 
 if is_installed("lora"):

@@ -105,14 +105,6 @@ class OllamaEmbedRequest(with_fields(Body, ("keep_alive",)), kw_only=True):  # t
     options: Options | None = None
 
 
-class OllamaEmbeddingsRequest(with_fields(Body, ("keep_alive",)), kw_only=True):  # type: ignore[misc, call-arg]
-    """POST /api/embeddings, as older clients have it."""
-
-    model: str
-    prompt: str | None = ""
-    options: Options | None = None
-
-
 async def chat(http: HTTPRequest, serving: Serving) -> Response | EventStream:
     """Answer a conversation."""
     request, messages = await serving.read_as(http, OllamaChatRequest, _messages)

@@ -91,7 +91,7 @@ def open_serving(model: str, options: Mapping[str, Any], config: ServerConfig) -
 
 
 def _check_tls(config: ServerConfig) -> None:
-    files = {name: path for name in TLS if name.endswith(("file", "certs")) and (path := getattr(config, name))}
+    files = {name: path for name in TLS if name.endswith("file") and (path := getattr(config, name))}
     password = config.ssl_keyfile_password or " "  # without one, OpenSSL asks the terminal
     try:
         for path in files.values():  # OpenSSL does not say which one is not there

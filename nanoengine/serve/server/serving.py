@@ -52,9 +52,6 @@ R = TypeVar("R")
 FEW = 8
 """Answers with more completions than this are encoded in a thread for text."""
 
-MAX_GRAMMARS = 64
-"""Grammars of one client that may wait to be compiled."""
-
 METRICS_SECONDS = 1.0
 """The age of the metrics in an answer, at most."""
 
@@ -91,7 +88,7 @@ class Serving:
         time_share = None if fairness is None else fairness.time
         self.work_share = WorkShare(spent={} if time_share is None else time_share.spent)
         self.text = TextThreads(config.text_threads, self.work_share)
-        self.turns = Turns(2, 1, MAX_GRAMMARS, "the grammars of their structured outputs", self.work_share)
+        self.turns = Turns(2, 1, self.work_share)  # for grammars
         self.prompts = Prompts(built.tokenizer, config, self.max_model_len)
         self.token_texts = TokenTexts(built.tokenizer)
         self.jobs = Jobs()
