@@ -15,7 +15,7 @@ from nanoengine.models.tools.parser import Call, Event, Reasoning, Text
 from nanoengine.serve.server.answers import EventStream, encode
 from nanoengine.serve.server.errors import Problem
 from nanoengine.serve.server.fields import IGNORED_RESPONSES, check_unknown, with_fields
-from nanoengine.serve.server.protocol import Int64, Named, Table, TranslatedRequest
+from nanoengine.serve.server.protocol import SAMPLING, Named, Table, TranslatedRequest
 from nanoengine.serve.server.replies import Usage, Writer, choice_of, json_schema, merge_system_messages, reply
 from nanoengine.serve.server.response_items import Tools, encode_thought, turns
 from nanoengine.serve.server.scope import new_id
@@ -30,15 +30,9 @@ KNOWN = {
 }
 """Known fields of tables; the tables are repeated in the answer."""
 
-SAME = (
-    *("temperature", "top_p", "top_k", "min_p", "seed"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
-)
-"""Fields that have the same names in /v1/chat/completions; some are vLLM's."""
-
 
 class ResponsesRequest(
-    with_fields(Named, IGNORED_RESPONSES),  # type: ignore[misc]
+    with_fields(Named, IGNORED_RESPONSES, SAMPLING),  # type: ignore[misc]
     kw_only=True,  # type: ignore[call-arg]
 ):
     """POST /v1/responses."""
@@ -48,14 +42,6 @@ class ResponsesRequest(
     include: list[str] | None = None
     stream: bool | None = False
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: Int64 | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     chat_template_kwargs: Table | None = None
     text: Table | None = None
     reasoning: Table | None = None
@@ -90,7 +76,7 @@ class ResponsesRequest(
             chat_template_kwargs=kwargs,
             max_tokens=self.max_output_tokens,
             stream=self.stream,
-            **{name: getattr(self, name) for name in SAME},
+            **{name: getattr(self, name) for name in SAMPLING},
         )
 
 
