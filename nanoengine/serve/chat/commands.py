@@ -97,21 +97,6 @@ def _reset(session: Session, _: str) -> Reply:
     return Reply("the conversation is forgotten" + ("; the system message stays" if session.system else ""))
 
 
-def _stats(session: Session, _: str) -> Reply:
-    if not session.stats:
-        return Reply("nothing was asked yet")
-    all_, last = session.stats, session.stats[-1]
-    tokens, prompts, cached = (
-        sum(getattr(own, name) for own in all_) for name in ("num_tokens", "num_prompt", "num_cached")
-    )
-    held, most = last.num_prompt + last.num_tokens, session.llm.engine.max_model_len
-    return Reply(
-        f"  last answer   {last.num_tokens} tokens, {last}\n"
-        f"  all answers   {len(all_)}: {tokens} tokens, {cached} of {prompts} prompt tokens were cached\n"
-        f"  room          {held} of {most} tokens were in use at the end of the last answer"
-    )
-
-
 def _bye(_: Session, __: str) -> Reply:
     return Reply(is_over=True)
 
@@ -123,7 +108,6 @@ COMMANDS = {
     "/system": Command("TEXT", "the system message, from the next answer on", _system),
     "/retry": Command("", "another answer to the last message", _retry),
     "/reset": Command("", "forget the conversation", _reset),
-    "/stats": Command("", "tokens, times, and what the prefix cache had", _stats),
     "/bye": Command("", "leave; so does Ctrl-D", _bye),
 }
 OTHER_NAMES = {"/?": "/help", "/clear": "/reset", "/exit": "/bye", "/quit": "/bye"}

@@ -112,17 +112,6 @@ def test_retry(session: Session) -> None:
     assert answer(again) == said
 
 
-def test_stats_sum_up_all_answers(session: Session) -> None:
-    assert reply(session, "/stats").words == "nothing was asked yet"
-    for text in ("one", "two"):
-        answer(session.ask(text))
-    words = reply(session, "/stats").words
-    first, second = session.stats
-    assert f"2: {first.num_tokens + second.num_tokens} tokens" in words
-    assert f"{first.num_cached + second.num_cached} of {first.num_prompt + second.num_prompt} prompt tokens" in words
-    assert f"{second.num_prompt + second.num_tokens} of 1024 tokens" in words
-
-
 @pytest.mark.parametrize("line", ["/bye", "/quit", "/exit"])
 def test_bye_ends_the_chat(session: Session, line: str) -> None:
     assert reply(session, line).is_over
