@@ -228,9 +228,9 @@ def test_who_hangs_up_leaves_the_line_for_text(
     assert is_held.wait(PATIENCE)
     body = {"input": "gone"} if field is None else {"prompt": "gone", **field}
     gone = server.connect(post_bytes(path, body))
-    until(lambda: turns._pieces.total == 2)
+    until(lambda: turns._num_pieces.total() == 2)
     gone.close()
-    until(lambda: turns._pieces.total == 1)
+    until(lambda: turns._num_pieces.total() == 1)
     may_go_on.set()
     assert first.result().status == 200
     assert server.post("/tokenize", {"prompt": "last"}).status == 200
@@ -253,9 +253,9 @@ def test_who_hangs_up_leaves_the_line_for_grammars(make_server: MakeServer, monk
     first = in_thread(server.post, "/v1/completions", body)
     assert is_held.wait(PATIENCE)
     gone = server.connect(post_bytes("/v1/completions", body | {"prompt": [66]}))
-    until(lambda: turns._pieces.total == 2)
+    until(lambda: turns._num_pieces.total() == 2)
     gone.close()
-    until(lambda: turns._pieces.total == 1)
+    until(lambda: turns._num_pieces.total() == 1)
     may_go_on.set()
     assert first.result().status == 200
     assert made == [[65]]
