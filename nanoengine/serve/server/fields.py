@@ -38,10 +38,9 @@ IGNORED_MESSAGES = (
 by itself."""
 
 IGNORED_RESPONSES = (
-    *("client_metadata", "metadata", "user", "safety_identifier", "service_tier", "stream_options", "store"),
-    *("context_management",),
-    *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "max_tool_calls", "access_programs"),
-    *("background_options", "image"),
+    *("client_metadata", "metadata", "user", "safety_identifier", "service_tier", "stream_options", "store", "image"),
+    *("context_management", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "max_tool_calls"),
+    *("access_programs", "background_options"),
 )
 """max_tool_calls is of tools that another server calls by itself. No response is stored, and `store` is false in each."""
 
