@@ -14,7 +14,6 @@ from nanoengine.serve.server.answers import json_response
 from nanoengine.serve.server.chat import chat_completions
 from nanoengine.serve.server.completions import completions
 from nanoengine.serve.server.endpoint import EVENTS, LINES, Access, Endpoint
-from nanoengine.serve.server.infill import InfillRequest, infill
 from nanoengine.serve.server.messages import CountTokensRequest, MessagesRequest, count_tokens, messages
 from nanoengine.serve.server.openapi import document
 from nanoengine.serve.server.page import show_view
@@ -28,13 +27,7 @@ from nanoengine.serve.server.protocol import (
     TokenizeRequest,
     UnloadAdapterRequest,
 )
-from nanoengine.serve.server.responses import (
-    ResponsesRequest,
-    delete_response,
-    response,
-    response_input_items,
-    responses,
-)
+from nanoengine.serve.server.responses import ResponsesRequest, responses
 from nanoengine.serve.server.serving import Serving
 
 OPEN, ADMIN, ONLY_ADMIN = Access.OPEN, Access.ADMIN, Access.ONLY_ADMIN
@@ -56,11 +49,6 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(
         "POST", "/v1/responses", responses, "Answer a conversation (OpenAI's newer API)", ResponsesRequest, EVENTS
     ),
-    Endpoint("GET", "/v1/responses/{response_id}", response, "A stored response"),
-    Endpoint("DELETE", "/v1/responses/{response_id}", delete_response, "Delete a stored response"),
-    Endpoint(
-        "GET", "/v1/responses/{response_id}/input_items", response_input_items, "The conversation before it, in pages"
-    ),
     Endpoint("GET", "/v1/models", operations.models, "The model under each of its names, and its adapters"),
     Endpoint("GET", "/v1/models/{name:path}", operations.model, "The model or adapter of a name"),
     # Anthropic's
@@ -68,8 +56,6 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(
         "POST", "/v1/messages/count_tokens", count_tokens, "Count the tokens of a conversation", CountTokensRequest
     ),
-    # llama.cpp's
-    Endpoint("POST", "/infill", infill, "The text between a prefix and a suffix", InfillRequest, EVENTS),
     # Ollama's
     Endpoint("POST", "/api/chat", ollama.chat, "Answer a conversation (Ollama's API)", ollama.OllamaChatRequest, LINES),
     Endpoint(
@@ -99,18 +85,10 @@ ENDPOINTS: tuple[Endpoint, ...] = (
 if is_installed("pooling"):
     from nanoengine.serve.server.embeddings import embeddings
     from nanoengine.serve.server.ollama_embeddings import embed
-    from nanoengine.serve.server.ollama_embeddings import embeddings as ollama_embeddings
 
     ENDPOINTS += (
         Endpoint("POST", "/v1/embeddings", embeddings, "Vectors of texts", EmbeddingRequest),
         Endpoint("POST", "/api/embed", embed, "Vectors of texts (Ollama's API)", ollama.OllamaEmbedRequest),
-        Endpoint(
-            "POST",
-            "/api/embeddings",
-            ollama_embeddings,
-            "The vector of one text (Ollama's older API)",
-            ollama.OllamaEmbeddingsRequest,
-        ),
     )
 
 if is_installed("lora"):
