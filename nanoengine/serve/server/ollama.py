@@ -23,7 +23,8 @@ from nanoengine.models.tools.parser import Call, Event, Reasoning
 from nanoengine.serve.server.answers import EventStream, encode, json_response
 from nanoengine.serve.server.errors import Problem
 from nanoengine.serve.server.fields import IGNORED_OLLAMA, IGNORED_OPTIONS, Body, with_fields
-from nanoengine.serve.server.protocol import SAMPLING, Positive, Stops, Table, Texts, TranslatedRequest
+from nanoengine.serve.server.local_sampling import OURS, LocalSampling
+from nanoengine.serve.server.protocol import Positive, Table, Texts, TranslatedRequest
 from nanoengine.serve.server.replies import Usage, Writer, json_schema, reply, tool_call
 from nanoengine.serve.server.scope import new_id
 from nanoengine.serve.server.serving import Serving
@@ -32,25 +33,10 @@ NEVER = "9999-12-31T23:59:59Z"
 """The time at which a model is unloaded."""
 
 
-OURS = {"repeat_penalty" if name == "repetition_penalty" else name: name for name in SAMPLING}
-"""Names of sampling parameters in /v1/chat/completions, by those of Ollama."""
+class Options(with_fields(LocalSampling, IGNORED_OPTIONS), kw_only=True):  # type: ignore[misc, call-arg]
+    """How to sample, and how to lay the model out in memory."""
 
-
-class Options(
-    with_fields(Body, IGNORED_OPTIONS, {name: SAMPLING[own] for name, own in OURS.items()}),  # type: ignore[misc]
-    kw_only=True,  # type: ignore[call-arg]
-):
-    """How to sample, and how to lay the model out in memory. Penalties are of the whole text, or of none with repeat_last_n 0."""
-
-    stop: Stops | None = None
     num_predict: int | None = None
-    repeat_last_n: int | None = None
-
-    def of_chat(self) -> Table:
-        """The sampling parameters as fields of a `ChatRequest`."""
-        off = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-        own = {name: getattr(self, theirs) for theirs, name in OURS.items()}
-        return {"stop": self.stop, **own, **(off if self.repeat_last_n == 0 else {})}
 
 
 class _Asked(with_fields(Body, IGNORED_OLLAMA), kw_only=True):  # type: ignore[misc, call-arg]

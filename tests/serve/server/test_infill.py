@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tests.serve.server.parrot import Parrot, build, save_tokenizer
 from tests.serve.server.running import Server
 
 PROMPT = "<|fim_prefix|>ab<|fim_suffix|>cd<|fim_middle|>"
+BOTH = {"input_prefix": "ab", "input_suffix": "cd"}
 
 
 class Coder(Parrot):
@@ -83,11 +85,38 @@ def test_a_model_without_a_chat_template_goes_on_with_a_prompt(tmp_path: Path) -
         server.close()
 
 
+def test_infill(coder: Server) -> None:
+    answer = coder.post("/infill", BOTH | {"cache_prompt": True, "samplers": ["top_k"], "n_predict": -1}).json
+    said = {name: answer[name] for name in ("content", "stop", "stop_type", "tokens_evaluated", "tokens_predicted")}
+    assert said == {"content": "abcd", "stop": True, "stop_type": "eos", "tokens_evaluated": 7, "tokens_predicted": 5}
+    extra = [{"filename": "x.py", "text": "X"}]
+    assert coder.post("/infill", BOTH | {"input_extra": extra, "prompt": "m"}).json["content"] == "x.py\nX\nabcdm"
+    assert coder.post("/infill", BOTH | {"stop": ["c"]}).json["stopping_word"] == "c"
+    assert coder.post("/infill", BOTH | {"n_predict": 2}).json["stop_type"] == "limit"
+
+
+def test_infill_streams_what_it_says_whole(coder: Server) -> None:
+    answer = coder.post("/infill", BOTH | {"stream": True})
+    events = [json.loads(line.removeprefix(b"data: ")) for line in answer.body.splitlines() if line]
+    assert "".join(event["content"] for event in events) == "abcd"
+    assert [event["stop"] for event in events] == [False] * (len(events) - 1) + [True]
+
+
+def test_a_prompt_is_computed_ahead(coder: Server) -> None:
+    """Editors send a file before anybody types, with n_predict 0."""
+    ahead = {"input_prefix": "one two three", "input_suffix": "four", "n_predict": 0}
+    answer = coder.post("/infill", ahead).json
+    assert (answer["content"], answer["tokens_predicted"]) == ("", 0)
+    again = coder.post("/infill", ahead | {"n_predict": 1}).json
+    assert again["tokens_cached"] >= 16
+
+
 @pytest.mark.parametrize(
     ("path", "request_body"),
     [
         ("/v1/completions", {"prompt": "a", "suffix": "b"}),
         ("/api/generate", {"model": "parrot", "prompt": "a", "suffix": "b"}),
+        ("/infill", BOTH),
     ],
 )
 def test_a_model_without_marks_refuses_by_name(parrot: Server, path: str, request_body: dict[str, Any]) -> None:
