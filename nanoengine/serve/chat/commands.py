@@ -74,9 +74,9 @@ def _set(session: Session, text: str) -> Reply:
 
 
 def _show(session: Session, _: str) -> Reply:
-    name, model = session.llm.built.config.model, session.llm.built.models.model_config
+    name, models = session.llm.built.config.model, session.llm.built.models
     return Reply(
-        f"  model              {name}: {model.architecture}, {model.num_parameters() / 1e6:,.0f} M parameters\n"
+        f"  model              {name}: {models.model_config.architecture}, {models.num_parameters / 1e6:,.0f} M parameters\n"
         f"  context            {session.llm.engine.max_model_len} tokens\n"
         f"{_set(session, '').words}\n"
         f"  system message     {session.system or 'none'}"

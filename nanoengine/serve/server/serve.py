@@ -25,9 +25,6 @@ from starlette.applications import Starlette
 from nanoengine.builder import build_engine, is_installed, read_config
 from nanoengine.errors import InvalidConfig, shown
 from nanoengine.kernels.options import KernelOptions
-from nanoengine.models.names import find_model
-from nanoengine.models.options import ModelOptions
-from nanoengine.models.tokenizer_trial import try_tokenizer
 from nanoengine.serve.aio.async_llm_engine import AsyncLLMEngine
 from nanoengine.serve.server.app import http_settings
 from nanoengine.serve.server.config import TLS, ServerConfig
@@ -80,7 +77,6 @@ def serve(model: str, options: Mapping[str, Any], config: ServerConfig) -> None:
 def open_serving(model: str, options: Mapping[str, Any], config: ServerConfig) -> Serving:
     """Load the model, and make the state that endpoints share; see `serve`."""
     engine_config = read_config(model, {**_defaults(options), **options})
-    try_tokenizer(find_model(str(engine_config.of(ModelOptions).tokenizer or model)))
     serving = Serving(lambda: build_engine(engine_config), config, model)
     serving.cache_config = {
         "cache_dtype": engine_config.of(KernelOptions).kv_cache_dtype,

@@ -90,7 +90,7 @@ class Serving:
         self.fingerprint = f"nanoengine-{nanoengine.__version__}"
         fairness = built.capabilities.get("fairness")
         time_share = None if fairness is None else fairness.time
-        self.work_share = WorkShare(spent={} if time_share is None else time_share.spent)
+        self.work_share = WorkShare(spent={} if time_share is None else time_share.accounts.spent)
         self.text = TextThreads(config.text_threads, self.work_share)
         self.turns = Turns(2, 1, MAX_GRAMMARS, "the grammars of their structured outputs", self.work_share)
         self.prompts = Prompts(built.tokenizer, config, self.max_model_len)
