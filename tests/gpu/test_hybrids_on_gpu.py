@@ -5,7 +5,6 @@ kernels in real sizes: the same bits however a sequence is cut.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from tests.e2e.small_engine import assert_idle
 from tests.features.kv_groups.states import saying, snapshots_of
 from tests.features.speculation.scripted import Scripted, erring
 from tests.gpu.marks import needs_gpu
-from tests.gpu.test_demo_on_gpu import clear_tokens
+from tests.gpu.test_demo_on_gpu import ON_GPU, clear_tokens
 from tests.kernels.recurrences import check_recurrences
 from tests.models.families import engine, family_checkpoint
 from tests.support import fill_kv_with_nan, model_runner
@@ -28,18 +27,6 @@ FAMILIES = ("LFM2", "Qwen3.5", "Qwen3-Next", "Granite 4")
 NEW = 30
 SLACK = 1 << 30
 """CUDA's own memory for a process and its kernels."""
-
-
-def cases(shapes: Iterable[str]) -> Any:
-    """All on the GPU, and one on the CPU, which says whether the tests are right."""
-    own = [pytest.param(shape, "cuda", marks=needs_gpu, id=f"{shape}, cuda") for shape in shapes]
-    return pytest.mark.parametrize(("shape", "device"), [pytest.param("LFM2", "cpu", id="LFM2, cpu"), *own])
-
-
-def on(device: str) -> dict[str, str]:
-    """On a CPU by plain torch: nothing has to be compiled."""
-    kernels = "torch" if device == "cpu" else "triton"
-    return {"device": device, "kernels": kernels, "attention_backend": kernels}
 
 
 def checkpoint(folder: Path, shape: str, **more: Any) -> Path:
@@ -73,21 +60,24 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@cases(FAMILIES)
-def test_tokens_are_those_of_the_cpu_in_every_way_and_mode(tmp_path: Path, shape: str, device: str) -> None:
+@pytest.mark.parametrize("shape", [pytest.param(shape, marks=needs_gpu) for shape in FAMILIES])
+def test_tokens_are_those_of_the_cpu_in_every_way_and_mode(tmp_path: Path, shape: str) -> None:
     """Up to the first where two tokens are nearly as likely."""
     folder, asked, counts = checkpoint(tmp_path, shape), prompts(), dict.fromkeys(WAYS, 0)
-    with engine(folder, **on("cpu"), max_num_seqs=1, enable_prefix_caching=False) as llm:
+    with engine(
+        folder, device="cpu", kernels="torch", attention_backend="torch", max_num_seqs=1, enable_prefix_caching=False
+    ) as llm:
         alone = [ask(llm, [prompt])[0] for prompt in asked]
     exact = [clear_tokens(output) for output in alone]
     assert sum(map(len, exact)) > 0.6 * NEW * len(asked), "hardly any token is a close call"
     answers: list[tuple[list[int], list[float]]] = [(output.outputs[0].token_ids, []) for output in alone]
     for name, way in WAYS.items():
-        with engine(folder, **{"max_model_len": 400, "max_num_seqs": 16} | on(device) | way) as llm:
+        with engine(folder, **{"max_model_len": 400, "max_num_seqs": 16} | ON_GPU | way) as llm:
             if name == "drafts":
                 speculation = llm.built.capabilities["speculation"].speculation
                 speculation.proposer = Scripted(erring(0.3)(saying(asked, answers)))
-            for mode in modes_of(llm) if device == "cuda" else MODES[3:]:
+            assert modes_of(llm) == list(MODES)
+            for mode in MODES:
                 llm.reset_prefix_cache()
                 fill_kv_with_nan(llm)
                 with running_in(llm, mode):
@@ -95,7 +85,6 @@ def test_tokens_are_those_of_the_cpu_in_every_way_and_mode(tmp_path: Path, shape
                         found = [output.outputs[0].token_ids for output in ask(llm, asked)]
                         same = [tokens[: len(clear)] for tokens, clear in zip(found, exact, strict=True)]
                         assert same == exact, (name, str(mode))
-            assert (model_runner(llm).recorder is not None) or device == "cpu"
             stats = llm.metrics.speculation
             counts[name] = {
                 "room": snapshots_of(llm).num_taken,

@@ -129,7 +129,7 @@ def test_shares_that_end_anywhere_say_the_same(
         return made.fill_(torch.nan if made.dtype.is_floating_point else -(1 << 30))
 
     monkeypatch.setattr(torch, "empty", full)
-    for count in (1, 2, 3, 5, 7, 11, 12, 13, 40):
+    for count in (1, 3, 7, 12, 13, 40):
         shares[0] = count * -(-heads.group // 16)
         out = pool.backend.attend(q, pool.kv, metadata, spec, pool.sinks)
         assert_attended(out[there], exact)
