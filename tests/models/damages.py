@@ -109,16 +109,8 @@ def with_another_shape(folder: Path) -> None:
     write(WEIGHTS, content.replace(b"[4096,256]", b"[256,4096]", 1))(folder)
 
 
-SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-)
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+SIZES += ("num_key_value_heads", "head_dim", "max_position_embeddings")
 DEEP_LIST, DEEP_TABLE = "[" * 100_000, '{"a":' * 100_000
 NO_TABLES: dict[str, bytes | str] = {
     "is empty": b"",
@@ -152,7 +144,7 @@ PANICS: dict[str, dict[str, Any]] = {
 
 DAMAGES: dict[str, Damage] = {
     # sizes
-    **{f"{key} {size:.0e}": change(CONFIG, **{key: size}) for key in SIZES for size in (10**9, 10**11, 10**30)},
+    **{f"{key} {size:.0e}": change(CONFIG, **{key: size}) for key in SIZES for size in (10**9, 10**30)},
     **{f"{key} is half": change(CONFIG, **{key: 1}) for key in ("vocab_size", "hidden_size", "num_hidden_layers")},
     **{
         f"{key} {value!r}": change(CONFIG, **{key: value})

@@ -159,13 +159,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     # Hybrids: layers with states in place of attention.
     "LFM2": of("Lfm2", types_of(HYBRID, "conv", "conv", "full_attention", "conv"), block_auto_adjust_ff_dim=False),
     "LFM2, biases, four taps, adjusted": of(
-        *(
-            "Lfm2",
-            UNTIED,
-            heads(3, 1),
-            types_of(HYBRID, "full_attention", "conv"),
-            {"conv_bias": True, "conv_L_cache": 4},
-        ),
+        *("Lfm2", UNTIED, heads(3, 1), types_of(HYBRID, "full_attention", "conv"), {"conv_bias": True}),
+        conv_L_cache=4,
         block_multiple_of=16,
         block_ffn_dim_multiplier=1.3,
     ),

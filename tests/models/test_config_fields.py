@@ -81,22 +81,8 @@ def test_what_is_left_out_is_the_familys_own_default() -> None:
             assert read_model_config(without("torch_dtype") | {key: dtype}).dtype == dtype.removeprefix("torch.")
 
 
-HOSTILE: list[Any] = [
-    0,
-    -1,
-    True,
-    None,
-    "4",
-    [],
-    {},
-    10**400,
-    2**63,
-    1e308,
-    5e-324,
-    float("inf"),
-    float("nan"),
-    [1e400],
-]
+HOSTILE: list[Any] = [0, -1, True, None, "4", [], {}, [1e400]]
+HOSTILE += [10**400, 2**63, 1e308, 5e-324, float("inf"), float("nan")]
 
 
 @pytest.mark.parametrize("family", sorted({family for family, _ in SHAPES.values()}))

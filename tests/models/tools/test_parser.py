@@ -149,14 +149,8 @@ def test_broken_calls_are_text(name: str) -> None:
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_plain_text_stays_as_it_is(name: str) -> None:
-    for text in (
-        "",
-        " \n",
-        "Hello {you}, [1] and <b>.\n",
-        'use functools.lru_cache\n{"a": 1}\n{',
-        "x < 3 <tool",
-        "to be",
-    ):
+    several_lines = 'Hello {you}, [1] and <b>.\nuse functools.lru_cache\n{"a": 1}\n{'
+    for text in ("", " \n", several_lines, "x < 3 <tool", "to be"):
         assert text_of(read(name, text)) == text
 
 
@@ -276,7 +270,7 @@ def test_what_a_long_answer_costs_grows_with_its_length(name: str, monkeypatch: 
             return match
 
         monkeypatch.setattr(place, pattern, SimpleNamespace(search=search))
-    size = 20_000
+    size = 4000
     call = written(name, ("weather", {"city": "a" * size, "list": [["]"] * size]}))
     bare = json.dumps({"name": "weather", "arguments": {"city": "a" * size}})
     texts = [call, call[: size // 2], " " * size + call, call[:30] + " " * size, "<think>" + call, "x" * size]
