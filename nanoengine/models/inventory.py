@@ -86,7 +86,10 @@ def _describe(name: str, where: str) -> Entry:
         files = _files(path)
         disk_bytes = sum(file.stat().st_size for file in files)
         config = read_model_config(config_table(path))
-        weights = [file for file in files if path.is_file() or any(map(file.match, WEIGHT_FILES))]
+        if path.is_dir():
+            weights = [file for file in files if file.parent == path and any(map(file.match, WEIGHT_FILES))]
+        else:
+            weights = files
         if not weights:
             raise ModelNotFound(f"no {', '.join(WEIGHT_FILES)}: its weights are not here yet")
         weight_bytes = sum(file.stat().st_size for file in weights)  # in memory they are as large as in their files

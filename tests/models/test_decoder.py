@@ -19,14 +19,7 @@ from nanoengine.models.architectures import read_model_config
 from nanoengine.models.decoder import build_model
 from tests.drawn import FAST
 from tests.models.families import engine
-from tests.support import (
-    TOY,
-    forced_logits,
-    reference_logits,
-    reference_model,
-    tensors_of,
-    tiny_checkpoint,
-)
+from tests.support import TOY, forced_logits, reference_logits, reference_model, tensors_of, tiny_checkpoint
 
 CPU = torch.device("cpu")
 TOKENS = torch.randint(0, 250, (75,), generator=torch.Generator().manual_seed(0)).tolist()

@@ -46,12 +46,7 @@ def accepts(grammars: Grammars) -> Accepts:
     added = {token.content: number for number, token in grammars.tokenizer.fast.get_added_tokens_decoder().items()}
 
     def accept(
-        name: str,
-        text: str,
-        choice: Any = "auto",
-        most: int | None = None,
-        tools: Any = (WEATHER, NOW),
-        **options: Any,
+        name: str, text: str, choice: Any = "auto", most: int | None = None, tools: Any = (WEATHER, NOW), **options: Any
     ) -> bool:
         if name == "harmony":
             text = text.removesuffix("<|call|>")  # an end of text of these models
