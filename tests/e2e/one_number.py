@@ -223,7 +223,7 @@ def note(seen: Counter[str], llm: LLM, again: str = "") -> None:
 def check_together(llm: LLM, case: Case, rng: random.Random) -> None:
     """All at once, in any order."""
     order = rng.sample(range(len(case.requests)), len(case.requests))
-    embedded = make_requests(llm, [asked for asked, _ in case.embedded], rng)
+    embedded = make_requests(llm, [asked for asked, _ in case.embedded])
     for request in embedded:
         llm.engine.submit(request)
     found = run(llm, make_requests(llm, [case.requests[i] for i in order], rng), case.beams)

@@ -21,17 +21,6 @@ class SpeculationStats(Counts):
     tried_at: list[int] = field(default_factory=list)  # of each place in a run: drafts there, with all before accepted
     accepted_at: list[int] = field(default_factory=list)
 
-    @property
-    def acceptance_rate(self) -> float:
-        """Share of the verified drafts that were accepted."""
-        return self.num_accepted / self.num_drafts if self.num_drafts else 0.0
-
-    @property
-    def acceptance_by_place(self) -> list[float]:
-        """Of each place in a run, the share of the drafts that were accepted, where all before them were."""
-        pairs = zip(self.accepted_at, self.tried_at, strict=True)
-        return [accepted / tried for accepted, tried in pairs if tried]  # places that were tried are the first ones
-
     def record(self, num_drafts: int, num_accepted: int) -> None:
         """A run with so many drafts was verified."""
         self.num_runs += 1

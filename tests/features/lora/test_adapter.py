@@ -59,6 +59,7 @@ CHANGED: dict[str, Any] = {
     "use_dora": True,
     "modules_to_save": ["lm_head"],
     "bias": "all",
+    "lora_bias": True,
     "init_lora_weights": "pissa_niter_4",
     "fan_in_fan_out": True,
     "layer_replication": [[0, 4], [2, 5]],
