@@ -121,7 +121,7 @@ def config_of_each(
     config: EngineConfig, num_blocks: int, snapshot_memory: int | None = None, *, has_gpus: bool
 ) -> EngineConfig:
     """The options of each replica: on a CPU they share its cores, and the memory that one engine would take for K/V and for
-    states.
+    states. A single replica looks for itself what is free.
 
     Args:
         num_blocks: of the KV pool of one engine here.
@@ -134,7 +134,7 @@ def config_of_each(
         return dataclasses.replace(own, device="cuda")
     if config.num_threads is None:
         own = dataclasses.replace(own, num_threads=max(1, len(os.sched_getaffinity(0)) // count))
-    if config.num_kv_blocks is None and config.kv_cache_memory is None:
+    if count > 1 and config.num_kv_blocks is None and config.kv_cache_memory is None:
         own = dataclasses.replace(own, num_kv_blocks=max(1, num_blocks // count))
     if snapshot_memory is not None:
         own = replaced(own, {SNAPSHOT_MEMORY: snapshot_memory // count})

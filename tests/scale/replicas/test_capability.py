@@ -73,7 +73,11 @@ def test_each_has_a_gpu_of_its_own() -> None:
 def test_ranks_are_in_a_replica_with_a_gpu_for_each() -> None:
     config = read_config("demo", {"tensor_parallel_size": 2})
     assert num_replicas_of(config) == 1
-    assert num_replicas_of(config_of_each(config, 101, has_gpus=False)) == 0
+    each = config_of_each(config, 101, has_gpus=False)
+    assert num_replicas_of(each) == 0
+    assert each.num_kv_blocks is None, (
+        "ranks that have copies of K/V heads make blocks larger, which only the replica knows"
+    )
     assert num_replicas_of(read_config("demo", {"tensor_parallel_size": 2, "replicas": 0})) == 0
     assert gpus_of_each(config, 2) == 2
     with pytest.raises(InvalidConfig, match="replicas is 1, and torch sees 1 GPUs, of which each takes 2"):
