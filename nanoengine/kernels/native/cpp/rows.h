@@ -59,8 +59,11 @@ template <class T> class GatedPanels {
 
     void gate_some(size_t most) {
         const size_t count = std::min(most, left.count);
+        if (!count) return;
         if (left.gate.bias) add_bias(left.gates, count, left.gate.bias, left.columns), add_bias(left.ups, count, left.gate.up_bias, left.columns);
-        with_activation(left.gate.activation, [&]<Activation ACTIVATION>() { gate_pairs<ACTIVATION>(left.gates[0], left.ups[0], count * PANEL, left.gates[0]); });
+        with_activation(left.gate.activation, [&]<Activation ACTIVATION>() {
+            gate_pairs<ACTIVATION>(left.gates[0], left.ups[0], count * PANEL, left.gates[0]);
+        });
         store_panel(left.out, left.stride, count, left.columns, left.is_large,
                     [&](size_t m, int v) { return load<Floats>(left.gates[m] + v * LANES); });
         left.gates += count, left.ups += count, left.out += count * left.stride, left.count -= count;
