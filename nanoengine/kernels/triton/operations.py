@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanoengine.core.kernels import SamplingTable, Weight
-from nanoengine.kernels.operations import Kernels, Mixture, Norm
-from nanoengine.kernels.reference.operations import RowMajor, RowMajorExperts
+from nanoengine.kernels.operations import ExpertWeights, Kernels, Mixture, Norm
+from nanoengine.kernels.reference.operations import RowMajor, dense_matrices
 from nanoengine.kernels.triton.attention.split_kv import Workspace
 from nanoengine.kernels.triton.compute_slot_mapping import compute_slot_mapping
 from nanoengine.kernels.triton.draws.sampling import choose_tokens
@@ -120,11 +120,11 @@ class TritonKernels(Kernels):
 
     def new_experts(
         self, experts: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device
-    ) -> RowMajorExperts:
-        return RowMajorExperts(experts, outputs, inputs, dtype, device)
+    ) -> ExpertWeights:
+        return ExpertWeights(RowMajor(experts * outputs, inputs, dtype, device), experts)
 
     def experts(self, x: Tensor, mixture: Mixture, chosen: Tensor, factors: Tensor) -> Tensor:
-        gate, up, down = (own.tensor for own in mixture.weights if isinstance(own, RowMajorExperts))
+        gate, up, down = dense_matrices(mixture)
         return sum_of_experts(x, gate, up, down, chosen, factors, mixture.activation, mixture.biases)
 
     def _product(self, x: Tensor, content: Content, norm: Norm | None, **around: Any) -> tuple[Tensor, Tensor] | None:

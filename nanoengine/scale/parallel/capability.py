@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -180,8 +180,8 @@ class HeadsOfRank:
         self._columns = shares.columns(shares.heads)
         own.kv_shape, own.attend = self.kv_shape, self.attend  # type: ignore[method-assign]
 
-    def kv_shape(self, num_blocks: int, num_kv_heads: int, head_dim: int, **more: Any) -> tuple[int, ...]:
-        return self._kv_shape(num_blocks, self._num_kv_heads, head_dim, **more)
+    def kv_shape(self, num_blocks: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        return self._kv_shape(num_blocks, self._num_kv_heads, head_dim)
 
     def attend(
         self,

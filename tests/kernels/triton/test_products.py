@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from nanoengine.kernels.operations import Norm
+from nanoengine.kernels.reference.operations import RowMajor
 from nanoengine.kernels.triton import operations as module
 from nanoengine.kernels.triton.operations import TritonKernels
 from nanoengine.kernels.triton.products.activation import gate_and_multiply
@@ -122,4 +123,5 @@ def test_quantized_experts_become_numbers_as_they_come(name: str) -> None:
     source = quantizer(name)(torch.randn(32, 128))
     experts = TritonKernels().new_experts(2, 32, 128, torch.float32, DEVICE)
     experts.expert(1).copy_quantized(source)
-    assert torch.equal(experts.tensor[1].cpu(), source.dequantize(torch.float32).cpu())
+    assert isinstance(experts.weight, RowMajor)
+    assert torch.equal(experts.weight.tensor[32:].cpu(), source.dequantize(torch.float32).cpu())
