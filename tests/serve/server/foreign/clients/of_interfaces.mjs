@@ -42,7 +42,8 @@ const checks = {
     const streamed = await openai.responses.stream(own).finalResponse();
     assert.equal(streamed.output_text, whole.output_text);
     const tools = [{ type: "function", name: "weather", parameters, strict: true }];
-    const again = { ...own, previous_response_id: whole.id, tools, tool_choice: "required", parallel_tool_calls: false };
+    const input = [{ role: "user", content: own.input }, ...whole.output, { role: "user", content: "Rome?" }];
+    const again = { ...own, input, tools, tool_choice: "required", parallel_tool_calls: false };
     const made = await openai.responses.create(again);
     assert.ok(["Rome", "Oslo"].includes(JSON.parse(made.output[0].arguments).city));
   },
