@@ -155,6 +155,7 @@ def test_why_a_group_was_lost_is_told(start: Callable[..., RemoteRunner]) -> Non
         ((Rank(silent), Rank(silent)), r"of rank 0, 1 took more than worker_step_seconds=0\.1"),
         ((Rank(silent), Rank(fails_alone)), r"failed in rank 1 alone \(MemoryError: no room\)"),
         ((Rank(silent), Rank(waits_in_vain)), "rank 1 did not come"),
+        ((Rank(silent), Rank(skips)), r"rank 1 has said \(2, True, None\) where an answer to plan 1 was due"),
     ):
         with pytest.raises(GroupLost, match=message):
             start(*ranks).launch(StepPlan())()
