@@ -95,9 +95,8 @@ class Interface:
     lacks: ClassVar[frozenset[str]] = frozenset()  # what cannot be asked by it
     streaming: ClassVar[Table] = {"stream": True}
     ping: ClassVar[bytes] = b""
-    reasons: ClassVar[
-        dict[str, str]
-    ] = {}  # why an answer ends, where it is called otherwise than "stop", "length" or "calls"
+    reasons: ClassVar[dict[str, str]] = {}
+    """Its names for the reasons "stop", "length", "calls" and "stop string", where it has others."""
 
     def body(self, turns: Sequence[Turn], **asked: Any) -> Table:
         """A request for the next turn.
@@ -158,22 +157,20 @@ class Chat(Interface):
         for role, *parts in turns:
             texts = [{"type": "text", "text": own} for own in of_kind(parts, str)]
             content = texts[0]["text"] if len(texts) == 1 else texts or None
-            own = {"role": role, "content": content} | present(
-                tool_calls=[self._call(own) for own in of_kind(parts, Call)]
-            )
-            results = of_kind(parts, Result)
-            messages += [
-                {"role": "tool", "tool_call_id": f"call_{own.name}", "content": own.text} for own in results
-            ] or [own]
+            calls = [self._call(own) for own in of_kind(parts, Call)]
+            for name, text in of_kind(parts, Result):
+                messages.append({"role": "tool", "tool_call_id": f"call_{name}", "content": text})
+            if role != "tool":
+                messages.append({"role": role, "content": content} | present(tool_calls=calls))
         named = {"type": "function", "function": {"name": asked.choice}}
+        schema = {"name": "x", "schema": asked.schema}
         return more | present(
             messages=messages,
             model=asked.model,
             tools=[function(own) for own in asked.tools],
             tool_choice=named if asked.choice in TOOLS else asked.choice,
             parallel_tool_calls=asked.parallel,
-            response_format=asked.schema
-            and {"type": "json_schema", "json_schema": {"name": "x", "schema": asked.schema}},
+            response_format=asked.schema and {"type": "json_schema", "json_schema": schema},
             stop=asked.stop,
             max_tokens=asked.max_tokens,
         )
