@@ -55,8 +55,8 @@ def run(args: argparse.Namespace, report: Report) -> bool:
     differed = False
     with checkpoint(args, options, max_len) as model, tempfile.TemporaryDirectory() as folder:
         with LLM(model, **options) as llm:
-            prompts, config = draw_prompts(rng, args, llm.engine.vocab_size), llm.built.models.model_config
-            report.facts |= {"parameters": config.num_parameters(), "dtype": config.dtype}
+            prompts, models = draw_prompts(rng, args, llm.engine.vocab_size), llm.built.models
+            report.facts |= {"parameters": models.num_parameters, "dtype": models.model_config.dtype}
             right = answers_of(llm, prompts, args.output_len, list(range(args.num_seqs)))
         threads = torch.get_num_threads()
         for way in range(1, args.ways):

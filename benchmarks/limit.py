@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from benchmarks.workload import Workload
 from nanoengine.core.messages import StepPlan
+from nanoengine.models.loader import num_parameters
 from nanoengine.models.model_config import ModelConfig
 
 
@@ -50,11 +51,12 @@ class ModelLimit:
 
     def __init__(self, model: ModelConfig, dtype_bytes: int, weight_bytes: int | None = None):
         head = model.vocab_size * model.hidden_size
-        num_weights = model.num_parameters() - (0 if model.tie_word_embeddings else head)
-        every = model.num_parameters() * dtype_bytes if weight_bytes is None else weight_bytes
-        self.weight_bytes = (
-            every * num_weights // model.num_parameters()
-        )  # of an untied embedding only a few rows are read
+        all_weights = num_parameters(model)
+        num_weights = all_weights - (
+            0 if model.tie_word_embeddings else head
+        )  # of an untied embedding few rows are read
+        every = all_weights * dtype_bytes if weight_bytes is None else weight_bytes
+        self.weight_bytes = every * num_weights // all_weights
         self.kv_bytes = model.kv_bytes_per_token(dtype_bytes)
         self.token_flop = 2 * (num_weights - head)
         self.logits_flop = 2 * head

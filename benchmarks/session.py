@@ -156,7 +156,7 @@ def open_session(args: argparse.Namespace, report: Report, longest: int) -> Iter
             "threads": torch.get_num_threads(),
             "backend": session.backend,
             "kv_blocks": session.scheduler.blocks.num_blocks,
-            "parameters": session.model_config.num_parameters(),
+            "parameters": session.llm.built.models.num_parameters,
         }
         _warn_of_slow_paths(session)
         yield session

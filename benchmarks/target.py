@@ -32,8 +32,8 @@ def add_cpu_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cpu",
         metavar="NAME",
-        help="measure as on this CPU: x86-64-v3 (AVX2) or x86-64-v4 (AVX-512) for kernels and torch alike, any other name "
-        f"that -march takes for the kernels alone (default: ${VARIABLE}, or native)",
+        help="measure as on this CPU, with kernels and torch alike: x86-64-v3 (AVX2) or x86-64-v4 (AVX-512) "
+        f"(default: ${VARIABLE}, or native)",
     )
 
 

@@ -48,7 +48,6 @@ CAPABILITIES = {
     "ray": Entry("Ray", "RayOptions", ("replicas", "worker", "observability")),
     "replicas": Entry("Replicas", "ReplicaOptions", ("worker", "observability")),
     "parallel": Entry("Parallel", "ParallelOptions", ("worker", *LAYERS)),
-    "worker": Entry("Worker", "WorkerOptions"),
     "models": Entry("Models", "ModelOptions", LAYERS),
     "kernels": Entry("NativeAndTriton", "KernelOptions", LAYERS),
     "kv_groups": Entry("KVGroups", "KVGroupsOptions"),
@@ -64,7 +63,7 @@ CAPABILITIES = {
 }
 """Folder -> what is in it, in the order in which they take part in start-up."""
 
-PROCESSES = ("ray", "replicas", "parallel", "worker")
+PROCESSES = ("ray", "replicas", "parallel")
 """Those that say in which process the others are; plugins come behind them, and before all others."""
 
 

@@ -20,9 +20,8 @@ class Detokenizer:
     def __init__(self, decode: Callable[[Sequence[int]], str], prompt: Sequence[int] = ()):
         self.decode = decode
         self.text = ""  # that is final
-        self._window = list(
-            prompt[-NUM_CONTEXT:]
-        )  # tokens whose text was told, as context, then those whose text is held back
+        # Tokens whose text was told, as context, then those whose text is held back.
+        self._window = list(prompt[-NUM_CONTEXT:])
         self._num_context = len(self._window)
 
     def text_from(self, start: int) -> str:

@@ -23,9 +23,12 @@ class Device:
         self.torch_device, self.is_cuda = torch_device, torch_device.type == "cuda"
         self.num_threads = torch.get_num_threads()  # of all work, whoever changes it later: sums depend on it
 
-    def run(self, work: Callable[[], object]) -> None:
-        """Do some work after all that was given before. On a GPU it runs later: host memory that it
-        reads must not be modified."""
+    def run(self, work: Callable[[], object]) -> Callable[[], None]:
+        """Do some work after all that was given before. On a GPU it runs later: host memory that it reads must not be modified.
+
+        Returns:
+            A function that waits until all work given so far is done, and raises the error of that work.
+        """
         before = torch.get_num_threads()
         try:
             torch.set_num_threads(self.num_threads)
@@ -33,9 +36,6 @@ class Device:
                 work()
         finally:
             torch.set_num_threads(before)
-
-    def event(self) -> Callable[[], None]:
-        """A function that blocks until all work submitted so far is done, and raises the error of that work."""
         if not self.is_cuda:
             return lambda: None
         event = torch.cuda.Event()

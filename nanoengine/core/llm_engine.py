@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import partial
+from itertools import count
 from typing import Any, Protocol, TypeVar
 
 from nanoengine.core.errors import (
@@ -72,7 +73,7 @@ class LLMEngine:
         self.encode = tokenizer.encode
         self.requests: dict[str, Request] = {}
         self._seeds = random.Random(seed)
-        self._num_requests = self._num_sequences = 0
+        self._request_ids, self._seq_ids = map("request-{}".format, count()), count()
         self._is_closed, self._pid = False, os.getpid()
 
     # ---- requests
@@ -109,10 +110,8 @@ class LLMEngine:
         if not isinstance(params, CoreSamplingParams):
             raise InvalidSamplingParams(f"sampling_params must be SamplingParams, not {shown(params)}")
         params = params.for_model(self)
-        while request_id is None:
-            own = f"request-{self._num_requests}"
-            self._num_requests += 1
-            request_id = None if own in self.requests else own
+        if request_id is None:
+            request_id = next(own for own in self._request_ids if own not in self.requests)
         text = prompt if isinstance(prompt, str) else None
         request = Request(request_id, text, self._check_prompt(prompt), params, cache_salt, priority, client)
         for part in self.scheduler.parts.copy():
@@ -146,6 +145,12 @@ class LLMEngine:
         Raises:
             InvalidRequest: a request of this id is running, or this one was submitted before.
         """
+        self.queue(request)
+        for part in self.scheduler.parts.copy():
+            part.submitted(request)
+
+    def queue(self, request: Request) -> None:
+        """As `submit`, but no part is told."""
         self._check_open()
         if request.request_id in self.requests or request.sequences:
             raise InvalidRequest(
@@ -155,20 +160,10 @@ class LLMEngine:
         seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
         self.requests[request.request_id] = request
         for index in request.completions or range(params.num_sequences):
-            seq = Sequence(
-                self._num_sequences,
-                request,
-                index=index,
-                seed=seed,
-                eos_token_ids=self.eos_token_ids,
-                max_model_len=self.max_model_len,
-            )
+            seq = Sequence(next(self._seq_ids), request, index, seed, self.eos_token_ids, self.max_model_len)
             seq.detokenizer = params.new_detokenizer(self.tokenizer.decode, request.prompt_token_ids)
-            self._num_sequences += 1
             request.sequences.append(seq)
             self.scheduler.add(seq)
-        for part in self.scheduler.parts.copy():
-            part.submitted(request)
 
     def abort(self, request_id: str, reason: FinishReason = "abort") -> bool:
         """End a request wherever it stands; False if no such request is running."""

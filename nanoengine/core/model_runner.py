@@ -65,8 +65,7 @@ class ModelRunner:
             raise EngineClosed("the model runner is closed")
         parts = self.parts
         reads: list[Read] = []
-        self.device.run(lambda: reads.extend(self._execute(plan)))
-        wait = self.device.event()
+        wait = self.device.run(lambda: reads.extend(self._execute(plan)))
 
         def result() -> StepResult:
             wait()

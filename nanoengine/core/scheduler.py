@@ -6,6 +6,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -344,5 +345,4 @@ class Scheduler:
         seq.phase, seq.finish_reason = Phase.FINISHED, reason
 
 
-def _order(seq: Sequence) -> tuple[int, int]:
-    return seq.order
+_order = attrgetter("order")

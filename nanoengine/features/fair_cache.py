@@ -20,16 +20,14 @@ class FairCache(Generic[K, V]):
 
     Args:
         most: size of all values together.
-        most_of_client, count_of_client: size and number of the values of one client; None: no limit but that.
 
     Attributes:
         size: of all values.
         num_hits: how often what was asked for was there.
     """
 
-    def __init__(self, most: int, most_of_client: int | None = None, count_of_client: int | None = None):
+    def __init__(self, most: int):
         self.most = most
-        self._most_of_client, self._count_of_client = most_of_client, count_of_client
         self._clients: OrderedDict[str, OrderedDict[K, tuple[V, int]]] = OrderedDict()  # the last has used it last
         self._sizes: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -57,9 +55,6 @@ class FairCache(Generic[K, V]):
             own[key] = value, size
             self._sizes[client] += size
             self.size += size
-            most, count = self._most_of_client, self._count_of_client
-            while own and ((most and self._sizes[client] > most) or (count and len(own) > count)):
-                self._pop(client, next(iter(own)))
             while self.size > self.most:
                 largest = max(self._sizes, key=self._sizes.__getitem__)
                 self._pop(largest, next(iter(self._clients[largest])))
@@ -68,18 +63,12 @@ class FairCache(Generic[K, V]):
                 self.size -= self._sizes.pop(first)
                 del self._clients[first]
 
-    def delete(self, client: str, key: K) -> bool:
-        """Whether there was one."""
-        with self._lock:
-            return self._pop(client, key)
-
-    def _pop(self, client: str, key: K) -> bool:
+    def _pop(self, client: str, key: K) -> None:
         own = self._clients.get(client)
         if own is None or key not in own:
-            return False
+            return
         size = own.pop(key)[1]
         self._sizes[client] -= size
         self.size -= size
         if not own:
             del self._clients[client], self._sizes[client]
-        return True

@@ -35,21 +35,13 @@ class AttentionBackend(CoreAttentionBackend):
     """Whether it heeds `Runs.num_shared`, so that a step in which sequences share blocks is better not recorded."""
     quantizes = False
     """Whether it can keep K/V as int8 (`kernels/reference/kv_int8.py`): then everything here takes caches of that dtype, too."""
+    quantized = False
+    """Whether it does: then `kv_shape` has room for the scales in each block."""
 
     @staticmethod
     @abstractmethod
     def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
         """The reason that this backend cannot run here; None if it can."""
-
-    @abstractmethod
-    def kv_shape(
-        self, num_blocks: int, num_kv_heads: int, head_dim: int, *, quantized: bool = False
-    ) -> tuple[int, ...]:
-        """Shape of the K cache (and of the V cache) of one layer; its first dimension is blocks.
-
-        Args:
-            quantized: of a cache of dtype int8, which has room for the scales in each block.
-        """
 
 
 def window_of(spec: AttentionSpec) -> int:

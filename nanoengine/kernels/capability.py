@@ -6,7 +6,6 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
-from functools import partial
 
 import torch
 
@@ -82,8 +81,6 @@ class NativeAndTriton(Capability):
         found, passed_over = choose_backend(name, *where, startup.attention_specs, quantized=is_int8)
         if passed_over:
             startup.passed_over = f" (not {passed_over})"
-        if is_int8:
-            found.kv_shape = partial(found.kv_shape, quantized=True)  # type: ignore[method-assign]
         return found
 
     def kv_cache(self, startup: Startup, num_blocks: int) -> KVCache:
@@ -199,7 +196,9 @@ def choose_backend(
         if reason is None and quantized and not backend.quantizes:
             reason = "it has no int8 cache, and kv_cache_dtype is 'int8': choose 'auto'"
         if reason is None:
-            return backend(size), _list(reasons)
+            found = backend(size)
+            found.quantized = quantized
+            return found, _list(reasons)
         reasons[backend.name] = reason
     raise InvalidConfig(f"no attention backend can run: {_list(reasons)}")
 

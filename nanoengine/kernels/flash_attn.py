@@ -60,12 +60,6 @@ class FlashAttention(CausalTorchAttention, AttentionBackend):
 
             self.rotate_and_write, self._write = rotate_and_write, write_kv
 
-    def kv_shape(
-        self, num_blocks: int, num_kv_heads: int, head_dim: int, *, quantized: bool = False
-    ) -> tuple[int, ...]:
-        assert not quantized
-        return super().kv_shape(num_blocks, num_kv_heads, head_dim)
-
     def write_kv(self, k: Tensor, v: Tensor, kv: KVLayer, slot_mapping: Tensor) -> None:
         if self._write is None:
             super().write_kv(k, v, kv, slot_mapping)

@@ -77,21 +77,25 @@ class WeightRows:
         self.weight.put_quantized(self.first, source)
 
 
-class ExpertWeights(Protocol):
-    """A matrix [outputs, inputs] for each expert, in whatever order its kernels read them."""
+class ExpertWeights:
+    """A matrix [outputs, inputs] for each expert, in one weight: that of expert e begins at row e * outputs.
 
-    @property
-    def shape(self) -> torch.Size:
-        """(experts, outputs, inputs)"""
-        ...
+    Attributes:
+        shape: (experts, outputs, inputs)
+    """
+
+    def __init__(self, weight: QuantizableWeight, experts: int):
+        outputs, inputs = weight.shape
+        self.weight, self.shape = weight, torch.Size((experts, outputs // experts, inputs))
 
     def formats(self) -> Mapping[str, int]:
         """As of a `QuantizableWeight`."""
-        ...
+        return self.weight.formats()
 
     def expert(self, index: int) -> QuantizedSlot:
         """The matrix of one expert, to be filled from a checkpoint."""
-        ...
+        outputs = self.shape[1]
+        return self.weight.rows(index * outputs, outputs)
 
 
 class Norm(NamedTuple):
@@ -183,12 +187,11 @@ class Kernels(CoreKernels, ABC):
             return x, x
         return (self.rms_norm(x, *norm), x) if residual is None else self.add_rms_norm(x, residual, *norm)
 
-    @abstractmethod
     def new_experts(
         self, experts: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device
     ) -> ExpertWeights:
         """A matrix with unset rows for each expert."""
-        ...
+        return ExpertWeights(self.new_weight(experts * outputs, inputs, dtype, device), experts)
 
     @abstractmethod
     def experts(self, x: Tensor, mixture: Mixture, chosen: Tensor, factors: Tensor) -> Tensor:

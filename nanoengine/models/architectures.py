@@ -50,6 +50,9 @@ LENGTHS = (
 )
 """Other names of max_position_embeddings, such as the first files of LLaMA have. The smallest counts, as vLLM has it."""
 
+MAX_WEIGHTS = 2**44
+"""Of one matrix: beyond it the sizes of tensors in bytes come near to what 64 bits can say."""
+
 ARCHITECTURES = {name: family for family in FAMILIES for name in family.ARCHITECTURES}
 
 
@@ -79,6 +82,7 @@ def read_model_config(
     lengths = [fields.integer(key) for key in LENGTHS if fields.get(key) is not None]
     fields.default("max_position_embeddings", min(lengths, default=None))
     config = known[architecture].read_config(fields, architecture)
+    _check_sizes(fields, config)
     longest = min([config.max_position_embeddings, *lengths])
     if not architecture.startswith("Gemma3"):  # whose length is that of the stretched positions
         longest = reach(longest, [layer.rope for layer in config.layers if layer.rope is not None])
@@ -95,6 +99,17 @@ def read_model_config(
     fields.ignore("sliding_window", "max_window_layers", QUANTIZATION, "compression_config")
     fields.refuse_others()
     return config
+
+
+def _check_sizes(fields: ConfigFields, config: ModelConfig) -> None:
+    """UnsupportedModel if a matrix is so large that its size cannot be computed with 64 bits."""
+    rows = [config.vocab_size, 2 * config.intermediate_size, 2 * config.num_heads * config.head_dim]
+    if config.experts is not None:
+        rows += [2 * config.experts.num_experts * config.experts.intermediate_size, 2 * config.experts.shared_size]
+    if config.states is not None:
+        rows += [2 * config.states.channels]
+    if (most := config.hidden_size * max(rows)) > MAX_WEIGHTS:
+        raise UnsupportedModel(f"sizes in {fields.where} make a matrix of {most} weights: at most {MAX_WEIGHTS} can be")
 
 
 def text_table(table: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -18,7 +18,15 @@ from nanoengine.models.checkpoint import Checkpoint
 from nanoengine.models.decoder import Decoder, attention_specs
 from nanoengine.models.description import describe
 from nanoengine.models.layers.factory import Factory
-from nanoengine.models.loader import Quantizer, as_stored, check_weights, load_weights, open_checkpoint, weight_bytes
+from nanoengine.models.loader import (
+    Quantizer,
+    as_stored,
+    check_weights,
+    load_weights,
+    num_parameters,
+    open_checkpoint,
+    weight_bytes,
+)
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.models.names import WEIGHT_FILES, find_model
 from nanoengine.models.options import ModelOptions
@@ -39,6 +47,7 @@ class Models(Capability):
     """Of a GGUF file; empty for a folder."""
     quantization: str | None
     model_config: ModelConfig
+    num_parameters: int
     tokenizer: ModelTokenizer
     default_sampling: Mapping[str, Any]
     """How requests that say nothing are sampled: see `advice.default_sampling`."""
@@ -59,6 +68,7 @@ class Models(Capability):
             said = dataclasses.replace(said, max_position_embeddings=said.longest)
         said = as_stored(said, self.checkpoint)
         check_weights(said, self.checkpoint)
+        self.num_parameters = num_parameters(said)
         self.model_config = said.within(config.max_model_len or said.max_position_embeddings)
         layers = map(self.model_config.layer, self.model_config.attention_layers)
         startup.path = path
@@ -86,7 +96,7 @@ class Models(Capability):
         if startup.kernels.name == "native":
             num_bytes = weight_bytes(self.checkpoint, startup.dtype, quantization)
         else:  # on a CPU, other kernels compute with dense weights
-            num_bytes = self.model_config.num_parameters() * startup.dtype.itemsize
+            num_bytes = self.num_parameters * startup.dtype.itemsize
         check_room_for_weights(num_bytes // startup.num_ranks, device)
         kernels, backend = startup.kernels, startup.backend
         if not isinstance(kernels, Kernels) or not isinstance(backend, AttentionBackend):

@@ -60,7 +60,7 @@ def fill_marks(tokenizer: ModelTokenizer) -> FillMarks:
     """
 
     def known(names: Sequence[str]) -> dict[str, int]:
-        found = {name: tokenizer.fast.token_to_id(name) for name in names if name and tokenizer.fast is not None}
+        found = {name: tokenizer.fast.token_to_id(name) for name in names if name}
         return {name: token for name, token in found.items() if token is not None}
 
     for names in (tokenizer.fill_names, *NAMES):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 
@@ -14,15 +14,11 @@ from nanoengine.errors import ModelNotFound, NanoEngineError
 from nanoengine.models.architectures import read_model_config
 from nanoengine.models.description import config_table
 from nanoengine.models.fetch import DOWNLOADS, models_folder
-from nanoengine.models.gguf.file import GGUFFile
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.models.names import WEIGHT_FILES, find_model, first_parts
-from nanoengine.models.quantization.scheme import read_scheme
 
-COLUMNS = ("model", "architecture", "parameters", "on disk", "weights in memory", "KV of 1,000 tokens", "runs here")
+COLUMNS = ("model", "architecture", "on disk", "KV of 1,000 tokens", "runs here")
 LONGEST_PROBLEM = 160
-FLOATS = ("F32", "F16", "BF16")
-"""Types of tensors in GGUF files that are plain numbers."""
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -34,13 +30,6 @@ class Entry:
     disk_bytes: int = 0
     config: ModelConfig | None = None  # its shape, where that can be read
     problem: str = ""  # why it does not run here; empty if nothing is known that keeps it from it
-    quantized_bytes: int = 0  # of weights that stay as the files have them; 0: they are not quantized
-
-    @property
-    def weight_bytes(self) -> int:
-        """In memory: as the files have them, or in the dtype of the checkpoint."""
-        assert self.config is not None
-        return self.quantized_bytes or self.config.num_parameters() * _width(self.config.dtype)
 
 
 def inventory() -> list[Entry]:
@@ -91,33 +80,27 @@ def _repositories() -> Iterator[tuple[str, str]]:
 
 
 def _describe(name: str, where: str) -> Entry:
-    disk_bytes, config, quantized_bytes = 0, None, 0
+    disk_bytes, config = 0, None
     try:
         path = find_model(where)
         files = _files(path)
         disk_bytes = sum(file.stat().st_size for file in files)
         config = read_model_config(config_table(path))
-        if path.is_dir() and not any(file.match(pattern) for file in files for pattern in WEIGHT_FILES):
+        if path.is_dir():
+            weights = [file for file in files if file.parent == path and any(map(file.match, WEIGHT_FILES))]
+        else:
+            weights = files
+        if not weights:
             raise ModelNotFound(f"no {', '.join(WEIGHT_FILES)}: its weights are not here yet")
-        quantized_bytes = _quantized_bytes(path, files)
+        weight_bytes = sum(file.stat().st_size for file in weights)  # in memory they are as large as in their files
+        if weight_bytes > (available := available_ram()):
+            return Entry(name, disk_bytes, config, f"not on the CPU: {_size(available)} of RAM are available")
     except (NanoEngineError, OSError) as error:
         if name in DOWNLOADS and not disk_bytes:
             megabytes = DOWNLOADS[name].num_bytes / 1e6
             return Entry(name, problem=f"not here yet: `nanoengine fetch {name}` ({megabytes:.0f} MB)")
         return Entry(name, disk_bytes, config, f"{type(error).__name__}: {error}")
-    entry = Entry(name, disk_bytes, config, "", quantized_bytes)
-    if entry.weight_bytes > (available := available_ram()):
-        return replace(entry, problem=f"not on the CPU: {_size(available)} of RAM are available")
-    return entry
-
-
-def _quantized_bytes(path: Path, files: Iterable[Path]) -> int:
-    """Of weights in a form of their own; 0 if they are plain numbers."""
-    if path.is_dir():
-        weights = [file for file in files if any(file.match(pattern) for pattern in WEIGHT_FILES)]
-        return 0 if read_scheme(config_table(path)) is None else sum(file.stat().st_size for file in weights)
-    tensors = GGUFFile.open(path).tensors.values()
-    return sum(own.nbytes for own in tensors) if any(own.type not in FLOATS for own in tensors) else 0
+    return Entry(name, disk_bytes, config)
 
 
 def _files(path: Path) -> list[Path]:
@@ -131,15 +114,9 @@ def _cells(entry: Entry) -> tuple[str, ...]:
     runs = f"no: {shorten(entry.problem, LONGEST_PROBLEM, placeholder=' ...')}" if entry.problem else "yes"
     disk = _size(entry.disk_bytes) if entry.disk_bytes else "-"
     if (config := entry.config) is None:
-        return entry.name, "-", "-", disk, "-", "-", runs
-    kv_bytes = 1000 * config.kv_bytes_per_token(_width(config.dtype))
-    parameters = f"{config.num_parameters() / 1e6:,.1f} M"
-    weights = f"{_size(entry.weight_bytes)} {'as stored' if entry.quantized_bytes else f'in {config.dtype}'}"
-    return entry.name, config.architecture, parameters, disk, weights, _size(kv_bytes), runs
-
-
-def _width(dtype: str) -> int:
-    return 4 if dtype == "float32" else 2
+        return entry.name, "-", disk, "-", runs
+    kv_bytes = 1000 * config.kv_bytes_per_token(4 if config.dtype == "float32" else 2)
+    return entry.name, config.architecture, disk, _size(kv_bytes), runs
 
 
 def _size(num_bytes: int) -> str:

@@ -68,8 +68,18 @@ def check_weights(config: ModelConfig, checkpoint: Checkpoint) -> None:
     Raises:
         ModelNotFound, InvalidWeights: as `load_weights`.
     """
+    _compare(_slots(config), checkpoint)
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """The number of weights of a model."""
+    return sum(math.prod(slot.shape) for slot in _slots(config).values())
+
+
+def _slots(config: ModelConfig) -> dict[str, WeightSlot]:
+    """The places of all tensors of a checkpoint, in a model that takes no memory."""
     model = build_model(config, TorchKernels(), TorchAttention(1), torch.float32, torch.device("meta"))
-    _compare(model.checkpoint_tensors(), checkpoint)
+    return model.checkpoint_tensors()
 
 
 def load_weights(

@@ -43,7 +43,6 @@ class ModelTokenizer(core.Tokenizer, ABC):
     """The core's tokenizer, with chats, whichever files it comes from.
 
     Attributes:
-        fast: None: transformers' own code encodes and decodes.
         hf: the same tokenizer as an object of transformers, made when it is first asked for; raises MissingPackage.
         eos_token_id: the end of text, if the tokenizer has one.
         eos_token_ids: all tokens that the tokenizer's files name as an end of text or of a turn.
@@ -51,7 +50,7 @@ class ModelTokenizer(core.Tokenizer, ABC):
     """
 
     fill_names: Sequence[str] = ()
-    fast: Tokenizer | None
+    fast: Tokenizer
     hf: Any
     eos_token_id: int | None
     eos_token_ids: list[int]
@@ -66,27 +65,20 @@ class ModelTokenizer(core.Tokenizer, ABC):
         """Texts of the special tokens by the names that a template uses."""
 
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
-        if self.fast is not None:
-            # A batch of one: unlike `encode`, it lets other threads of Python run meanwhile.
-            return list(raising(self.fast.encode_batch, [text], add_special_tokens=add_special_tokens)[0].ids)
-        return list(raising(self.hf.encode, text, add_special_tokens=add_special_tokens))
+        # A batch of one: unlike `encode`, it lets other threads of Python run meanwhile.
+        return list(raising(self.fast.encode_batch, [text], add_special_tokens=add_special_tokens)[0].ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         options = {"skip_special_tokens": skip_special_tokens}
-        if self.fast is None:
-            return str(raising(self.hf.decode, token_ids, **options, clean_up_tokenization_spaces=False))
         if len(token_ids) > LONG:  # as in `_ids`, others may run
             return str(raising(self.fast.decode_batch, [token_ids], **options)[0])
-        return raising(super().decode, token_ids, **options)
+        return str(raising(self.fast.decode, token_ids, **options))
 
     def split(self, text: str, add_special_tokens: bool = True) -> list[str]:
         """What each token of `encode` stands for in the very text, cut there: all of them together are the text.
 
-        One that was added stands for nothing, and of those that share a character the last has it. Where transformers' own code
-        encodes, nobody knows: [].
+        One that was added stands for nothing, and of those that share a character the last has it.
         """
-        if self.fast is None:
-            return []
         [found] = raising(self.fast.encode_batch, [text], add_special_tokens=add_special_tokens)
         is_added, spans = found.special_tokens_mask, found.offsets
         own = [i for i, added in enumerate(is_added) if not added]
@@ -101,26 +93,18 @@ class ModelTokenizer(core.Tokenizer, ABC):
         return names
 
     def added_tokens(self) -> list[AddedToken]:
-        """Tokens that are looked for before a text is normalized or split into words; none if that is not known."""
-        if self.fast is None:
-            return []
+        """Tokens that are looked for before a text is normalized or split into words."""
         return [token for token in self.fast.get_added_tokens_decoder().values() if not token.normalized]
 
     def pieces(self, token_ids: Sequence[int]) -> list[str | None]:
         """How the vocabulary writes tokens; None for ids that it has no token for."""
-        if self.fast is not None:
-            return [self.fast.id_to_token(token) for token in token_ids]
-        return list(self.hf.convert_ids_to_tokens(list(token_ids)))
+        return [self.fast.id_to_token(token) for token in token_ids]
 
     def info(self) -> dict[str, Any]:
         """What tokenizer_config.json would say: special tokens and the chat template."""
         template = self.chat_templates.get("default", "")
         info = {"tokenizer_class": "PreTrainedTokenizerFast", **self._special_tokens(template)}
         return info | ({"chat_template": template} if template else {})
-
-    def token_ids(self) -> dict[str, int]:
-        """All tokens, as the vocabulary writes them."""
-        return dict(self.fast.get_vocab() if self.fast is not None else self.hf.get_vocab())
 
     def encode_chat(
         self,
@@ -225,6 +209,7 @@ class HFTokenizer(ModelTokenizer):
 
     Raises:
         ModelNotFound: the folder has no tokenizer that can be read. Code in the folder is never run.
+        UnsupportedModel: it is one that the library `tokenizers` cannot run.
         MissingPackage: it takes transformers to read it.
     """
 
@@ -233,13 +218,17 @@ class HFTokenizer(ModelTokenizer):
         self._given = {} if chat_template is None else {"chat_template": chat_template}
         _check_files(folder)
         self._config = _read_config(folder)
-        super().__init__(_fast_tokenizer(folder, self._config), f"the tokenizer in {folder}")
-        self._is_plain = self.fast is not None  # the files are all there is to it
-        if self.fast is not None:
-            self.eos_token_id = _token_id(self.fast, self._config["eos_token"])
+        fast = _fast_tokenizer(folder, self._config)
+        super().__init__(fast, f"the tokenizer in {folder}")
+        self._is_plain = fast is not None  # the files are all there is to it
+        if fast is None:
+            fast, self.eos_token_id = getattr(self.hf, "backend_tokenizer", None), self.hf.eos_token_id
+            if fast is None:
+                why = "is written in Python: give one with a tokenizer.json by the option tokenizer"
+                raise UnsupportedModel(f"{self.name} {why}")
+            self.fast = fast
         else:
-            self.fast = getattr(self.hf, "backend_tokenizer", None)
-            self.eos_token_id = self.hf.eos_token_id
+            self.eos_token_id = _token_id(fast, self._config["eos_token"])
         self.eos_token_ids = [] if self.eos_token_id is None else [self.eos_token_id]
 
     @cached_property

@@ -1,1 +1,1 @@
-"""More than one process: a worker, ranks that share a model, replicas, Ray."""
+"""More than one process: ranks that share a model, replicas, Ray."""

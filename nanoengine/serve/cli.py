@@ -45,13 +45,6 @@ SAMPLING = {
 }
 """Options of sampling, and their help. Those that are not given are the model's own (models/advice.py)."""
 
-ELSEWHERE = {
-    "ps": "a server tells what it runs: curl http://127.0.0.1:8000/api/ps",
-    "show": "`nanoengine models` describes all models, and /show in a chat the one that runs",
-    "stop": "Ctrl-C ends a server, and /bye a chat",
-}
-"""Commands that users of Ollama type, and what does it here."""
-
 FIRST_STEPS = f"""\
 nanoengine {__version__} runs language models on this machine. To begin:
 
@@ -300,8 +293,6 @@ def _parser(arguments: Sequence[str]) -> Parser:
         add_arguments(_command(commands, serve), plugins)
     _command(commands, models, "list")
     _command(commands, fetch, "pull").add_argument("name", help=_known())
-    if arguments and arguments[0] in ELSEWHERE:
-        parser.error(f"{arguments[0]} is no command here: {ELSEWHERE[arguments[0]]}")
     return parser
 
 

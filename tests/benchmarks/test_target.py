@@ -27,7 +27,6 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     [
         ("x86-64-v3", ["x86-64-v3", "avx2", "AVX2", "AVX2"]),
         ("x86-64-v4", ["x86-64-v4", "avx512", "AVX512_CORE", "AVX512"]),
-        ("znver4", ["znver4", None, None, None]),
         ("native", ["native", None, None, None]),
     ],
 )

@@ -17,10 +17,6 @@ def in_contract(backend: type[CausalTorchAttention]) -> Any:
     class InContract(backend):  # type: ignore[misc, valid-type]
         block_major, rotate_and_write = False, None
 
-        def kv_shape(self, *sizes: int, quantized: bool = False) -> tuple[int, ...]:
-            assert not quantized
-            return super().kv_shape(*sizes)
-
     return InContract
 
 

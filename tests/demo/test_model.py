@@ -18,7 +18,7 @@ from tests.support import forced_logits
 
 def test_it_is_under_20_megabytes_and_between_4_and_10_million_parameters(demo_llm: LLM) -> None:
     assert sum(path.stat().st_size for path in DEMO.iterdir() if path.is_file()) < 20_000_000
-    assert 4_000_000 < demo_llm.built.models.model_config.num_parameters() < 10_000_000
+    assert 4_000_000 < demo_llm.built.models.num_parameters < 10_000_000
     assert read_json(DEMO, "config.json")["dtype"] == "bfloat16"
 
 

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from nanoengine import LLM, BeamSearchParams, RequestOutput, SamplingParams
+import numpy as np
+import torch
+
+from nanoengine import LLM, BeamSearchParams, LoRARequest, PoolingParams, RequestOutput, SamplingParams
 from nanoengine.core.sequence import Request
 from nanoengine.features.beam_search.search import beam_search
+from nanoengine.features.lora.adapters import adapters_of
+from nanoengine.features.pooling.pooler import EMBEDDING
 from nanoengine.features.sampling.token_logprobs import TokenLogprobs
 from tests.e2e.drawn_models import Model
 from tests.e2e.small_engine import finish
+from tests.features.lora.written import write_adapter
 
 SHARED = [(3 * i + 1) % 200 for i in range(530)]
 BEGINNINGS = [0, 0, 0, 16, 33, 250, 272, 530]
@@ -19,7 +26,12 @@ BEGINNINGS = [0, 0, 0, 16, 33, 250, 272, 530]
 BEAMS = BeamSearchParams(beam_width=3, max_tokens=5)
 FEW = [*range(64, 70)]  # "a" to "f"
 
-Asked = tuple[list[int], SamplingParams]
+
+class Asked(NamedTuple):
+    prompt: list[int]
+    params: Any  # SamplingParams or PoolingParams
+    adapter: LoRARequest | None = None
+
 
 WISHES: dict[str, list[dict[str, Any]]] = {
     "temperature": [{"temperature": 0.0}, {"temperature": 0.0}, {"temperature": 0.3}, {"temperature": 1.0}, {"temperature": 2.0}],
@@ -51,7 +63,25 @@ def draw_request(rng: random.Random, model: Model) -> Asked:
     wishes = WISHES | (LOOKING_BACK if rng.random() < 0.6 else {})
     for choices in wishes.values():
         asked |= rng.choice(choices)
-    return prompt, SamplingParams(**asked | {"logprobs": rng.choice([0, 2])})
+    return Asked(prompt, SamplingParams(**asked | {"logprobs": rng.choice([0, 2])}))
+
+
+def draw_embedding(rng: random.Random) -> Asked:
+    prompt = SHARED[: rng.choice(BEGINNINGS[:5])] + [rng.randrange(256) for _ in range(rng.randint(1, 40))]
+    wish = {"pooling": rng.choice(["last", "mean"]), "normalize": rng.random() < 0.5}
+    return Asked(prompt, PoolingParams(**wish, dimensions=rng.choice([None, 9])))
+
+
+def write_adapters(llm: LLM, folder: Path, rng: random.Random, count: int = 3) -> list[LoRARequest]:
+    """Adapters of all linear layers of a model, and of some of them."""
+    found = []
+    for number in range(count):
+        shapes = adapters_of(llm.engine.scheduler.parts).shapes
+        layers = {name: shape for name, shape in shapes.items() if number == 0 or rng.random() < 0.6}
+        rank, dtype = rng.choice([1, 4, 9]), rng.choice([torch.float32, torch.bfloat16, torch.float16])
+        path = write_adapter(folder / str(number), layers, number, targets=".*", r=rank, dtype=dtype)
+        found.append(LoRARequest(f"adapter {number}", number + 1, str(path)))
+    return found
 
 
 def looks_back(params: SamplingParams) -> bool:
@@ -61,8 +91,13 @@ def looks_back(params: SamplingParams) -> bool:
 
 def make_requests(llm: LLM, requests: Sequence[Asked], rng: random.Random | None = None) -> list[Request]:
     """With an rng they are those of two clients, some before others."""
-    places = [{} if rng is None else {"priority": rng.choice([0, 0, -1]), "client": rng.choice("ab")} for _ in requests]
-    return [llm.engine.make_request(*asked, **place) for asked, place in zip(requests, places, strict=True)]
+    made = []
+    for prompt, params, adapter in requests:
+        place = {} if rng is None else {"priority": rng.choice([0, 0, -1]), "client": rng.choice("ab")}
+        made.append(llm.engine.make_request(prompt, params, **place))
+        if adapter is not None:
+            adapters_of(llm.engine.scheduler.parts).use_each(made[-1:], adapter)
+    return made
 
 
 def run(llm: LLM, made: Sequence[Request], beams: Sequence[list[int]] = ()) -> list[RequestOutput]:
@@ -73,6 +108,11 @@ def run(llm: LLM, made: Sequence[Request], beams: Sequence[list[int]] = ()) -> l
     finish(llm)
     assert [request.error for request in made] == [None] * len(made)
     return [*(request.output() for request in made), *searched]
+
+
+def embeddings_of(llm: LLM, requests: Sequence[Asked]) -> list[np.ndarray[Any, Any]]:
+    run(llm, made := make_requests(llm, requests))
+    return [request.sequences[0].state[EMBEDDING] for request in made]
 
 
 def assert_same(found: RequestOutput, right: RequestOutput, within: float) -> None:

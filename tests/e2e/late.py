@@ -45,11 +45,12 @@ class LateDevice(Device):
         self._draw = None if seed is None else random.Random(seed)
         self._error: Exception | None = None  # of the piece that was done last
 
-    def run(self, work: Callable[[], object]) -> None:
+    def run(self, work: Callable[[], object]) -> Callable[[], None]:
         self.num_overlapping += bool(self.queue)
         self.queue.append(work)
         if self._draw is not None:
             self.advance(self.num_done + self._draw.randint(0, len(self.queue)))
+        return partial(self.wait_until, self.num_done + len(self.queue))
 
     def advance(self, until: int) -> None:
         """Do work until so many pieces of it have been done, or one has raised."""
@@ -59,9 +60,6 @@ class LateDevice(Device):
                 self.queue.popleft()()
             except Exception as error:
                 self._error = error
-
-    def event(self) -> Callable[[], None]:
-        return partial(self.wait_until, self.num_done + len(self.queue))
 
     def wait_until(self, until: int) -> None:
         self.advance(until)

@@ -1,6 +1,7 @@
 """One number: a token and its log probability follow from weights, prompt, parameters and seed alone, to the bit.
 
-A model, requests and ways to run them are drawn: any family, dtype and quantization; parameters of every kind; and of an engine
+A model, requests and ways to run them are drawn: any family, dtype and quantization; parameters of every kind, adapters, and
+embeddings of prompts beside texts; and of an engine
 its policy, chunks, blocks, pool, tiers, drafts, overlap, recordings, threads, and where its runner is. Then it is disturbed:
 requests come one by one, some are aborted, and a step fails. Right is what each request gets alone, its prompt computed whole, by
 one thread, without cache. The native kernels promise it to the bit; torch, and the packages for GPUs, nearly.
@@ -21,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from benchmarks import determinism
@@ -29,6 +31,7 @@ from nanoengine.core.messages import Launched, StepPlan, StepResult
 from nanoengine.core.sequence import Request
 from nanoengine.errors import NotFiniteLogits
 from nanoengine.features.kv_groups.layouts import Need, group_layers
+from nanoengine.features.pooling.pooler import EMBEDDING
 from nanoengine.interrupts import Interruptible
 from nanoengine.models import capability as models
 from tests.e2e.drawn_models import MAX_LEN, Model, checkpoint, draw_model, opened
@@ -36,11 +39,14 @@ from tests.e2e.drawn_requests import (
     Asked,
     assert_close,
     assert_same,
+    draw_embedding,
     draw_request,
+    embeddings_of,
     is_close,
     looks_back,
     make_requests,
     run,
+    write_adapters,
 )
 from tests.e2e.faults import CTRL_C, POINTS, Saboteur
 from tests.e2e.late import late_device
@@ -60,6 +66,7 @@ class Case(NamedTuple):
     beams: list[list[int]]
     alone: list[Request]
     right: list[RequestOutput]  # of the requests, then of the beams
+    embedded: list[tuple[Asked, np.ndarray[Any, Any]]]  # prompts, and their embeddings
 
 
 def draw_way(rng: random.Random, model: Model, folder: Path) -> dict[str, Any]:
@@ -117,20 +124,30 @@ def check_one_number(seed: int, folder: Path, num_ways: int = 2) -> Counter[str]
     rng, seen = random.Random(seed), Counter[str]()
     model = draw_model(rng)
     requests = [draw_request(rng, model) for _ in range(8)]
-    beams = [prompt for prompt, _ in requests[:1] if rng.random() < 0.3]
+    beams = [asked.prompt for asked in requests[:1] if rng.random() < 0.3]
     alone: dict[str, Any] = {"max_num_seqs": 3, "enable_prefix_caching": False, "async_scheduling": False}
     alone |= {"block_size": 256, "num_kv_blocks": 30} if model.package else {"num_kv_blocks": 800}
     with checkpoint(folder, model) as path:
         with threads(1), opened(model, path, enforce_eager=True, num_threads=1, **alone) as llm:
+            requests = give_adapters(llm, requests, folder / "adapters", seed)
             made = make_requests(llm, requests)
             right = [run(llm, [request])[0] for request in made] + [run(llm, [], [prompt])[0] for prompt in beams]
-            case = Case(model, path, requests, beams, made, right)
+            embedded = [draw_embedding(random.Random(f"{seed} embeds {number}")) for number in range(3)]
+            vectors = [embeddings_of(llm, [asked])[0] for asked in embedded]
+            case = Case(model, path, requests, beams, made, right, [*zip(embedded, vectors, strict=True)])
             check_sent_again(llm, case, seen)
         for way in range(num_ways):
             (where := folder / f"way {way}").mkdir()
             run_in_a_way(case, rng, where, seen, is_crowded=way % 2 == 0)
     seen["cases"] += 1
     return seen
+
+
+def give_adapters(llm: LLM, requests: list[Asked], folder: Path, seed: int) -> list[Asked]:
+    """Some of them."""
+    rng = random.Random(f"{seed} adapts")
+    adapters = write_adapters(llm, folder, rng)
+    return [asked._replace(adapter=rng.choice([None, *adapters])) for asked in requests]
 
 
 def run_in_a_way(case: Case, rng: random.Random, folder: Path, seen: Counter[str], *, is_crowded: bool) -> None:
@@ -169,7 +186,8 @@ def run_in_a_way(case: Case, rng: random.Random, folder: Path, seen: Counter[str
     seen.update(
         tokens=2 * sum(len(own.token_ids) for output in case.right for own in output.outputs),
         several=2 * sum(len(output.outputs) > 1 for output in case.right),
-        constrained=sum(params.structured_outputs is not None for _, params in case.requests),
+        constrained=sum(asked.params.structured_outputs is not None for asked in case.requests),
+        adapted=sum(asked.adapter is not None for asked in case.requests),
         overlapping=device.num_overlapping if device else 0,
         replayed=sum(recording.num_replays for recording in device.recordings) if device else 0,
         elsewhere=is_elsewhere,
@@ -205,9 +223,15 @@ def note(seen: Counter[str], llm: LLM, again: str = "") -> None:
 def check_together(llm: LLM, case: Case, rng: random.Random) -> None:
     """All at once, in any order."""
     order = rng.sample(range(len(case.requests)), len(case.requests))
+    embedded = make_requests(llm, [asked for asked, _ in case.embedded])
+    for request in embedded:
+        llm.engine.submit(request)
     found = run(llm, make_requests(llm, [case.requests[i] for i in order], rng), case.beams)
     for own, i in zip(found, [*order, *range(len(order), len(case.right))], strict=True):
         assert_same(own, case.right[i], case.model.within)
+    for request, (_, right) in zip(embedded, case.embedded, strict=True):
+        found_vector = request.sequences[0].state[EMBEDDING]
+        np.testing.assert_allclose(found_vector, right, rtol=0, atol=20 * case.model.within * (np.abs(right).max()))
 
 
 def disturb(llm: LLM, case: Case, rng: random.Random, seen: Counter[str], points: dict[str, Any]) -> None:
@@ -251,7 +275,11 @@ def check_sent_again(llm: LLM, case: Case, seen: Counter[str]) -> None:
     """A generated token is as likely as the same token in a prompt, when the whole text is sent."""
     completions = [(output, own) for output in case.right[: len(case.requests)] for own in output.outputs]
     asking = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
-    texts = [(output.prompt_token_ids + own.token_ids, asking) for output, own in completions]
+    adapters = [asked.adapter for asked, output in zip(case.requests, case.right, strict=False) for _ in output.outputs]
+    texts = [
+        Asked(output.prompt_token_ids + own.token_ids, asking, adapter)
+        for (output, own), adapter in zip(completions, adapters, strict=True)
+    ]
     for (output, own), again in zip(completions, run(llm, make_requests(llm, texts)), strict=True):
         assert own.logprobs is not None
         assert again.prompt_logprobs is not None
@@ -265,12 +293,12 @@ def check_sent_again(llm: LLM, case: Case, seen: Counter[str]) -> None:
 def check_resumed(llm: LLM, case: Case, rng: random.Random, seen: Counter[str]) -> None:
     """A text that is broken off goes on elsewhere as it would have: with what is known of it as the prompt, and its seed."""
     resumed, expected = [], []
-    for (prompt, params), output in zip(case.requests, case.right, strict=False):
+    for (prompt, params, adapter), output in zip(case.requests, case.right, strict=False):
         own = output.outputs[0]
         cut = rng.randint(1, max(1, len(own.token_ids) - 1))
         if cut < len(own.token_ids) and not looks_back(params):
             rest = replace(params, max_tokens=params.max_tokens - cut, prompt_logprobs=None)
-            resumed.append((prompt + own.token_ids[:cut], rest))
+            resumed.append(Asked(prompt + own.token_ids[:cut], rest, adapter))
             expected.append((own.token_ids[cut:], (own.logprobs or [])[cut:]))
     for found, (tokens, logprobs) in zip(run(llm, make_requests(llm, resumed)), expected, strict=True):
         assert found.outputs[0].token_ids == tokens

@@ -57,7 +57,6 @@ def beams_of_transformers(model: Any, eos: list[int] | None, prompt: list[int], 
         num_return_sequences=params.beam_width,
         max_new_tokens=params.max_tokens,
         length_penalty=params.length_penalty,
-        early_stopping=params.early_stopping,
         do_sample=False,
         pad_token_id=0,
     )
@@ -93,10 +92,10 @@ def beam_llm(line_model: Path) -> Iterator[LLM]:
 @pytest.mark.parametrize(
     "asked",
     [
-        {"beam_width": 2, "length_penalty": 1.0, "early_stopping": False},
-        {"beam_width": 3, "length_penalty": 0.0, "early_stopping": True},
-        {"beam_width": 4, "length_penalty": -1.0, "early_stopping": "never"},
-        {"beam_width": 4, "length_penalty": 2.0, "early_stopping": "never"},
+        {"beam_width": 2, "length_penalty": 1.0},
+        {"beam_width": 3, "length_penalty": 0.0},
+        {"beam_width": 4, "length_penalty": -1.0},
+        {"beam_width": 4, "length_penalty": 2.0},
         {"beam_width": 3, "ignore_eos": True},
     ],
 )
@@ -112,7 +111,7 @@ def test_beams_are_those_of_transformers(
 
 
 def test_what_a_beam_says_of_itself(beam_llm: LLM, reference: Any, ends: list[int], beam_prompts: Tokens) -> None:
-    params = BeamSearchParams(beam_width=4, max_tokens=15, early_stopping=True)
+    params = BeamSearchParams(beam_width=4, max_tokens=15)
     reasons = set()
     for output in beam_llm.beam_search(beam_prompts, params, use_tqdm=False):
         for i, beam in enumerate(output.outputs):

@@ -156,8 +156,10 @@ def test_fifty_engines_leave_no_more_behind_than_the_first(tiny: Path, tmp_path:
 
 
 @pytest.mark.usefixtures("ctrl_c")
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("where", ["forward", "schedule", "commit", "submit", "decode"])
+@pytest.mark.parametrize(
+    ("where", "overlap"),
+    [("forward", True), ("schedule", False), ("commit", True), ("submit", False), ("decode", True)],
+)
 def test_ctrl_c_frees_everything_wherever_it_comes(
     make: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch, right: list[list[int]], where: str, overlap: bool
 ) -> None:

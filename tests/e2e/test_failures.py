@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nanoengine import LLM, SamplingParams
+from nanoengine import LLM
 from nanoengine.errors import StepFailed
 from tests.e2e.small_engine import (
     GREEDY,
@@ -74,15 +74,6 @@ def test_an_error_that_is_kept_does_not_keep_the_kv_pool(llm: LLM, monkeypatch: 
     gc.collect()
     assert isinstance(raised.value.__cause__, Broken)
     assert [tensor() for tensor in pool] == [None] * len(pool)
-
-
-def test_all_completions_of_a_failed_request_end(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    sabotage(llm, monkeypatch, raise_at(2, Broken("second step")))
-    with pytest.raises(StepFailed, match="1 of 1") as raised:
-        llm.generate("hello", SamplingParams(n=3, max_tokens=NEW, ignore_eos=True), use_tqdm=False)
-    assert raised.value.outputs[0].finished
-    assert [output.finish_reason for output in raised.value.outputs[0].outputs] == ["error"] * 3
-    assert_idle(llm)
 
 
 def test_a_stream_whose_step_fails_says_so_after_what_it_had(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,10 @@ import pytest
 
 from tests.e2e.one_number import check_one_number
 
-DRAWS = 5
+DRAWS = 6
 
 
-@pytest.mark.parametrize("part", range(6))
+@pytest.mark.parametrize("part", range(3))
 def test_what_is_said_has_the_same_bits_in_whatever_way_it_is_computed(tmp_path: Path, part: int) -> None:
     seen: Counter[str] = Counter()
     for seed in range(part * DRAWS, (part + 1) * DRAWS):
@@ -26,6 +26,7 @@ def test_what_is_said_has_the_same_bits_in_whatever_way_it_is_computed(tmp_path:
         "preemptions",
         "several",
         "constrained",
+        "adapted",
         "accepted",
         "rejected",
         "failed",

@@ -68,67 +68,54 @@ def check(
             assert written == 2 * sum(lens) * heads.num * heads.dim, "nothing else is written"
 
 
-@pytest.mark.parametrize(
-    ("heads", "lens"),
-    [
-        pytest.param(SMALL, [1, 17, 70], id="small"),
-        *(pytest.param(PRODUCTION, lens, marks=needs_gpu, id=name) for name, lens in DECODES.items()),
-    ],
+LENS, QUERY_LENS = [1, 127, 129, 4097, 8192, 8193, 20_000], [1, 60, 129, 300, 100, 200, 99]
+
+
+def ones(lens: list[int]) -> list[int]:
+    return [1] * len(lens)
+
+
+def drafts(lens: list[int]) -> list[int]:
+    return [min(n, 1 + (i + 1) % 5) for i, n in enumerate(lens)]
+
+
+WINDOWED = AttentionSpec(1.0, window=20, sinks=True, soft_cap=9.0)
+SMALL_CASES = {
+    "small decodes": (SMALL, PLAIN, [1, 17, 70], [1, 1, 1], False),
+    "small drafts": (SMALL, WINDOWED, [1, 17, 33], [1, 3, 4], True),
+    "small chunks": (SMALL, WINDOWED, [1, 17, 40], [1, 5, 40], False),
+}
+CASES = (
+    {f"{name}, decoded": (PRODUCTION, PLAIN, lens, ones(lens), False) for name, lens in DECODES.items()}
+    | {f"{name}, drafts": (PRODUCTION, PLAIN, lens, drafts(lens), True) for name, lens in DECODES.items()}
+    | {f"{name}, chunks": (PRODUCTION, PLAIN, *lens, False) for name, lens in PREFILLS.items()}
+    | {f"{name}, decoded": (*asked, LENS, ones(LENS), False) for name, asked in FEATURES.items()}
+    | {f"{name}, drafts": (*asked, LENS, drafts(LENS), True) for name, asked in FEATURES.items()}
+    | {f"{name}, chunks": (*asked, LENS, QUERY_LENS, False) for name, asked in FEATURES.items()}
 )
-def test_decodes(heads: Heads, lens: list[int]) -> None:
-    check(heads, lens, [1] * len(lens))
 
 
 @pytest.mark.parametrize(
-    ("heads", "lens"),
-    [
-        pytest.param(SMALL, [1, 17, 33], id="small"),
-        *(pytest.param(PRODUCTION, lens, marks=needs_gpu, id=name) for name, lens in DECODES.items()),
-    ],
+    ("heads", "spec", "lens", "query_lens", "drafted"),
+    [pytest.param(*case, id=name) for name, case in SMALL_CASES.items()]
+    + [pytest.param(*case, marks=needs_gpu, id=name) for name, case in CASES.items()],
 )
-def test_decodes_with_drafts(heads: Heads, lens: list[int]) -> None:
-    check(heads, lens, [min(n, 1 + (i + 1) % 5) for i, n in enumerate(lens)], drafted=True)
+def test_steps_are_attention_by_its_definition(
+    heads: Heads, spec: AttentionSpec, lens: list[int], query_lens: list[int], drafted: bool
+) -> None:
+    check(heads, lens, query_lens, spec, drafted=drafted)
 
 
 @pytest.mark.parametrize("count", [pytest.param(count, marks=needs_gpu) for count in STEPS_OF_THE_WORKLOAD])
 def test_decodes_of_a_step_of_the_workload(count: int) -> None:
     lens = lens_of_workload(count)
-    check(PRODUCTION, lens, [1] * len(lens))
-
-
-@pytest.mark.parametrize(
-    ("heads", "lens", "query_lens"),
-    [
-        pytest.param(SMALL, [1, 17, 40], [1, 5, 40], id="small"),
-        *(pytest.param(PRODUCTION, *lens, marks=needs_gpu, id=name) for name, lens in PREFILLS.items()),
-    ],
-)
-def test_prefills(heads: Heads, lens: list[int], query_lens: list[int]) -> None:
-    check(heads, lens, query_lens)
-
-
-LENS, QUERY_LENS = [1, 127, 129, 4097, 8192, 8193, 20_000], [1, 60, 129, 300, 100, 200, 99]
-
-
-@pytest.mark.parametrize(
-    ("heads", "spec", "lens", "query_lens"),
-    [
-        pytest.param(
-            SMALL, AttentionSpec(1.0, window=20, sinks=True, soft_cap=9.0), [1, 17, 60], [1, 5, 40], id="small"
-        ),
-        *(pytest.param(*asked, LENS, QUERY_LENS, marks=needs_gpu, id=name) for name, asked in FEATURES.items()),
-    ],
-)
-def test_windows_sinks_and_soft_caps(heads: Heads, spec: AttentionSpec, lens: list[int], query_lens: list[int]) -> None:
-    check(heads, lens, [1] * len(lens), spec)
-    check(heads, lens, query_lens, spec)
-    check(heads, lens, [min(n, 4) for n in lens], spec, drafted=True)
+    check(PRODUCTION, lens, ones(lens))
 
 
 @pytest.mark.parametrize(
     ("heads", "lens", "elements"),
     [
-        pytest.param(SMALL, [3, 20], 40_000, id="small"),
+        pytest.param(SMALL, [1, 4], 40_000, id="small"),
         pytest.param(
             PRODUCTION, [1, 700, 4096, 33], MANY_ELEMENTS + (1 << 27), marks=needs_gpu, id="beyond 2^31 elements"
         ),
@@ -137,5 +124,5 @@ def test_windows_sinks_and_soft_caps(heads: Heads, spec: AttentionSpec, lens: li
 def test_blocks_near_the_end_of_a_large_pool(heads: Heads, lens: list[int], elements: int) -> None:
     """Their offsets do not fit 32 bits: writes and reads must find them, and nothing else may be written."""
     num_blocks = elements // (heads.num * BLOCK_SIZE * heads.dim)
-    check(heads, lens, [1] * len(lens), num_blocks=num_blocks)
+    check(heads, lens, ones(lens), num_blocks=num_blocks)
     check(heads, lens, [max(1, n // 2) for n in lens], num_blocks=num_blocks)

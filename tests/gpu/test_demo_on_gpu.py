@@ -1,12 +1,15 @@
-"""The bundled model on a GPU in float32: its greedy tokens are torch's on the CPU. So are those of other kernels there."""
+"""The bundled model on a GPU in float32, its weights quantized too: its greedy tokens are torch's on the CPU."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+import torch
 
 from nanoengine import LLM, RequestOutput, SamplingParams
+from nanoengine.errors import InvalidConfig
+from nanoengine.kernels.triton.launch import float8_unsupported_reason
 from tests.gpu.marks import needs_gpu
 
 PROMPTS = ["To be, or not to be", "def main(", "The", "import os\n\nclass Reader:\n", "A list of numbers: 1, 2, 3,"]
@@ -48,3 +51,18 @@ def test_greedy_tokens_are_those_of_torch(options: dict[str, str], quantization:
     assert sum(map(len, exact)) > clear * len(PROMPTS), "hardly any token is a close call"
     found = [output.outputs[0].token_ids for output in greedy(**options, **stored)]
     assert [tokens[: len(clear)] for tokens, clear in zip(found, exact, strict=True)] == exact
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU, and torch sees none")
+def test_floats_of_8_bits_stay_near_the_model_or_say_why_they_cannot() -> None:
+    if float8_unsupported_reason(torch.device("cuda")) is not None:
+        with pytest.raises(InvalidConfig, match="int8"):
+            greedy(**ON_GPU, quantization="fp8")
+        return
+    first = []
+    for options in ({"quantization": "fp8"}, {}):
+        logprobs = [output.outputs[0].logprobs for output in greedy(1, **ON_GPU, **options)]
+        first.append([max(entry.logprob for entry in found[0].values()) for found in logprobs if found])
+    assert first[0] != first[1], "the weights are rounded"
+    torch.testing.assert_close(torch.tensor(first[0]), torch.tensor(first[1]), atol=0.5, rtol=0.0)

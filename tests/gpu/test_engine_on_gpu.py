@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu.modes import MODES, Mode, modes_of, running_in
+from benchmarks.gpu.modes import modes_of, running_in
 from nanoengine import LLM, SamplingParams
 from tests.e2e.small_engine import assert_idle
 from tests.gpu.engines import TINY_POOL, Tokens, every_mode, generate, open_llm, requests
@@ -40,8 +40,10 @@ def llm(checkpoint: Path, request: pytest.FixtureRequest) -> Iterator[LLM]:
 
 
 def test_tokens_are_those_of_the_cpu_in_every_mode(llm: LLM, expected: Tokens) -> None:
-    prompts, params = requests()
-    scheduler = llm.engine.scheduler
+    """Graphs are recorded where all kernels are Triton's, and two steps are in flight."""
+    runner, scheduler, (prompts, params) = model_runner(llm), llm.engine.scheduler, requests()
+    assert (runner.recorder is not None) == (runner.kernels.name == backend_of(llm).name == "triton")
+    assert llm.engine.depth == 2
     for mode in modes_of(llm):
         llm.reset_prefix_cache()
         fill_kv_with_nan(llm)
@@ -53,21 +55,6 @@ def test_tokens_are_those_of_the_cpu_in_every_mode(llm: LLM, expected: Tokens) -
         assert llm.cache_stats.num_hit_tokens > again > before[1]
         if llm.config.num_kv_blocks == TINY_POOL:
             assert scheduler.num_preemptions > before[0]
-
-
-def test_graphs_are_recorded_where_they_can_be(llm: LLM) -> None:
-    runner = model_runner(llm)
-    assert (runner.recorder is not None) == (runner.kernels.name == backend_of(llm).name == "triton")
-    assert modes_of(llm) == [mode for mode in MODES if runner.recorder is not None or not mode.graphs]
-    assert llm.engine.depth == 2, "overlapping is what a GPU engine does"
-
-
-@pytest.mark.parametrize("mode", MODES, ids=str)
-def test_the_options_choose_the_mode(checkpoint: Path, expected: Tokens, mode: Mode) -> None:
-    with open_llm(checkpoint, async_scheduling=mode.overlap, enforce_eager=not mode.graphs) as llm:
-        assert modes_of(llm)[0].graphs == mode.graphs
-        assert llm.engine.depth == 1 + mode.overlap
-        assert generate(llm, *requests()) == expected
 
 
 def test_logprobs_best_of_bans_and_penalties_are_those_of_the_cpu(checkpoint: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,10 @@ def test_guessed_ahead(checkpoint: Path, expected: Tokens, device: dict[str, Any
         speculation.proposer = Scripted(say)
         for mode in every_mode(llm):
             llm.reset_prefix_cache()
-            before = speculation.snapshot()
+            before = deepcopy(speculation.stats)
             with running_in(llm, mode):
                 assert generate(llm, *requests()) == expected, mode
-            after = speculation.snapshot()
+            after = speculation.stats
             assert after.num_drafts - before.num_drafts > after.num_accepted - before.num_accepted > 50
 
 
@@ -61,7 +62,7 @@ def test_swapped_out_and_back(checkpoint: Path, expected: Tokens, device: dict[s
         assert llm.metrics.offload.num_loaded_blocks > 0
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", DEVICES[1:])
 def test_lengths_that_nobody_has_limited(tmp_path: Path, device: dict[str, Any]) -> None:
     """max_model_len is the model's own: tables are as wide as that, and sequences may be cut into many parts."""
     checkpoint = tiny_checkpoint(tmp_path, **MODEL | {"max_position_embeddings": 40_960})

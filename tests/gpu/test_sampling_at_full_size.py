@@ -10,11 +10,10 @@ from nanoengine.kernels.triton.operations import TritonKernels
 from tests.gpu.marks import needs_gpu
 from tests.kernels.sampled_rows import Rows, check_tokens, random_logits
 
-SIZES = [pytest.param(6, 1500, id="small"), pytest.param(256, 151_936, marks=needs_gpu, id="256 x 151,936")]
+FULL = [pytest.param(256, 151_936, kind, marks=needs_gpu) for kind in ("random", "ties", "peaked", "banned")]
 
 
-@pytest.mark.parametrize("kind", ["random", "ties", "peaked", "banned"])
-@pytest.mark.parametrize(("count", "vocab_size"), SIZES)
+@pytest.mark.parametrize(("count", "vocab_size", "kind"), [(6, 1500, "ties"), *FULL])
 def test_a_full_batch(count: int, vocab_size: int, kind: str) -> None:
     temperatures, top_ps, min_ps = (0.6, 1.0, 0.0, 1.5), (1.0, 0.95, 0.5, 0.999), (0.0, 0.0, 0.02)
     top_ks = (0, 20, 1, 1000, vocab_size // 3)

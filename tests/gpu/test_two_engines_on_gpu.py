@@ -44,17 +44,3 @@ def test_graphs_of_an_engine_outlive_another(checkpoint: Path, expected: Tokens,
                 assert generate(second, *requests()) == expected
             first.close()
             spoil_free_memory()
-
-
-def test_engines_take_turns_and_many_come_and_go(checkpoint: Path, expected: Tokens) -> None:
-    """More than the tables that any cache in between might keep, each with other sizes."""
-    with open_llm(checkpoint) as one, open_llm(checkpoint, enforce_eager=True) as other:
-        assert model_runner(one).recorder is not None
-        for turn in range(3):
-            for llm in (one, other):
-                llm.reset_prefix_cache()
-                assert generate(llm, *requests()) == expected
-            for size in range(4, 22) if turn == 1 else ():
-                with open_llm(checkpoint, max_num_seqs=2, max_model_len=128 + size, num_kv_blocks=50) as guest:
-                    guest.generate([[1, 2, 3]], use_tqdm=False)
-            spoil_free_memory()

@@ -15,6 +15,7 @@ from nanoengine.core.messages import Launched, StepPlan
 from tests.e2e.small_engine import assert_idle
 from tests.gpu.engines import open_llm
 from tests.gpu.marks import needs_gpu
+from tests.models.families import family_checkpoint
 from tests.support import model_runner
 
 PARAMS = [
@@ -37,13 +38,13 @@ def waiting_is_an_error() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def watch(llm: LLM, monkeypatch: pytest.MonkeyPatch, *, prompts: bool) -> list[StepPlan]:
-    """The plans that were launched under watch: those of decodes alone, or those of prompts too."""
+def watch(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
+    """The plans that were launched under watch."""
     runner, seen = model_runner(llm), []
     launch = runner.launch
 
     def watched(plan: StepPlan) -> Launched:
-        if not plan.num_tokens or (plan.runs and not prompts):
+        if not plan.num_tokens:
             return launch(plan)
         seen.append(plan)
         with waiting_is_an_error():
@@ -66,26 +67,26 @@ def test_waiting_is_seen(wait: Callable[[torch.Tensor], object]) -> None:
         wait(x)
 
 
-@pytest.mark.parametrize("prompts", [False, True], ids=["decodes", "prompts too"])
-@pytest.mark.parametrize(
-    ("device", "mode"),
-    [
-        pytest.param("cpu", MODES[2], id="cpu"),
-        *(pytest.param("cuda", mode, marks=needs_gpu, id=str(mode)) for mode in MODES),
-    ],
-)
+ON_GPU = [pytest.param("cuda", mode, marks=needs_gpu, id=str(mode)) for mode in MODES]
+
+
+@pytest.mark.parametrize("shape", [None, "Qwen3.5"], ids=["attention", "states"])
+@pytest.mark.parametrize(("device", "mode"), [pytest.param("cpu", MODES[2], id="cpu"), *ON_GPU])
 def test_launching_a_step_does_not_wait(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, device: str, mode: Mode, prompts: bool
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, mode: Mode, shape: str | None
 ) -> None:
-    with open_llm(checkpoint, device=device) as llm:
+    """Be it a step of decodes or one that computes prompts, of a model with or without layers that keep states."""
+    folder = checkpoint if shape is None else family_checkpoint(tmp_path, shape, head_dim=16)
+    with open_llm(folder, device=device) as llm:
         assert mode in modes_of(llm)
         with running_in(llm, mode):
             llm.generate([[1, 2], [3], [4, 5, 6]], PARAMS, use_tqdm=False)  # compiles, and makes what is made once
             llm.reset_prefix_cache()
-            seen = watch(llm, monkeypatch, prompts=prompts)
+            seen = watch(llm, monkeypatch)
             outputs = llm.generate([[1, 2], [3], [4, 5, 6]], PARAMS, use_tqdm=False)
             monkeypatch.undo()
         assert len(seen) >= 19
-        assert any(plan.runs for plan in seen) == prompts
+        assert any(plan.runs for plan in seen)
+        assert any(len(plan.decode_rows) for plan in seen)
         assert [len(output.outputs[0].token_ids) for output in outputs] == [20] * 3
         assert_idle(llm)

@@ -15,10 +15,11 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import starmap
 
 from tests.kernels.launches import launch_all
 from tests.kernels.noting import Launch, noting
@@ -140,13 +141,18 @@ def jobs(*, some: bool) -> list[tuple[int, int, bool]]:
 def main(arguments: Sequence[str]) -> int:
     if os.environ.get("TRITON_INTERPRET"):
         sys.exit("TRITON_INTERPRET is set: nothing is compiled with it")
-    faulty = False
+    faulty, some = False, "--some" in arguments
+    for result in starmap(compile_launch, jobs(some=True)) if some else compiled_side_by_side():
+        print(json.dumps(asdict(result)), flush=True)
+        faulty |= bool(result.faults())
+    return int(faulty)
+
+
+def compiled_side_by_side() -> Iterator[Compiled]:
     spawn = multiprocessing.get_context("spawn")  # a forked compiler may wait for a thread that was not forked with it
     with ProcessPoolExecutor(PROCESSES, mp_context=spawn) as pool:
-        for done in as_completed([pool.submit(compile_launch, *job) for job in jobs(some="--some" in arguments)]):
-            print(json.dumps(asdict(done.result())), flush=True)
-            faulty |= bool(done.result().faults())
-    return int(faulty)
+        for done in as_completed([pool.submit(compile_launch, *job) for job in jobs(some=False)]):
+            yield done.result()
 
 
 if __name__ == "__main__":

@@ -194,11 +194,10 @@ def embed(case: Case) -> Operation:
 
 
 def experts(case: Case) -> Operation:
-    count, activation = (
-        case.rng.choice([1, 2, 3, 5, 9, 64 if case.kind.is_native else 17]),
-        case.rng.choice(ACTIVATIONS),
-    )
-    form = case.rng.choice([None, *DIFFERENT]) if case.kind.formats and case.kind.is_native else None
+    activation = case.rng.choice(ACTIVATIONS)
+    form = case.rng.choice([None, None, *DIFFERENT]) if case.kind.formats and case.kind.is_native else None
+    many = [] if form else [64 if case.kind.is_native else 17]
+    count = case.rng.choice([1, 2, 3, 5, 9, *many])
     size, hidden = (256, 256) if form else (case.size(case.kind.most[2]), case.size(case.kind.most[2]))
     rows = case.rows = case.rng.choice([1, case.rows, 3 * case.rows if case.kind.is_native else 97])
     per_row = case.rng.randint(1, min(count, 4))

@@ -17,8 +17,6 @@ from nanoengine.core.attention import AttentionSpec
 from nanoengine.errors import InvalidConfig
 from nanoengine.kernels import flash_attn, torch_flash
 from nanoengine.kernels.flash_attn import FlashAttention
-from tests.kernels.attention.contract import check_step
-from tests.kernels.attention.every_backend import Kind
 from tests.kernels.attention.paged import Heads, Pool, Sequences
 from tests.kernels.attention.stand_ins import CAPABILITY, MODULES, PACKAGES, functions_of, installed, pretend_gpu
 
@@ -26,12 +24,10 @@ CPU = torch.device("cpu")
 every_package = pytest.mark.parametrize("package", PACKAGES)
 
 
-@every_package
-def test_any_step_is_attention_by_its_definition(package: str) -> None:
-    kind = Kind(package, (256,), (8, 16, 32), 560, 120_000, frozenset(), False)
-    with installed(package, exact=True):
-        for seed in range(40):
-            check_step(kind, FlashAttention, seed)
+@pytest.fixture(autouse=True)
+def written_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter takes its time for every token; tests/kernels/attention/test_contract.py has it write some."""
+    monkeypatch.setattr(flash_attn, "triton_unsupported_reason", lambda _: "it is slow")
 
 
 def test_where_keys_start_is_worked_out_once() -> None:
@@ -109,14 +105,6 @@ def test_stand_ins_have_the_signatures_of_the_real_functions(package: str) -> No
         theirs = inspect.signature(getattr(real, name)).parameters.values()
         ours = inspect.signature(function).parameters.values()
         assert [(p.name, p.kind, p.default) for p in ours] == [(p.name, p.kind, p.default) for p in theirs]
-
-
-def test_a_window_is_counted_without_the_own_token() -> None:
-    with installed("flash_attn"):
-        backend = FlashAttention(256)
-    for asked, window in ((None, (-1, -1)), (1, (0, 0)), (40, (39, 0))):
-        options = backend.options(AttentionSpec(0.1, window=asked))
-        assert options == {"softmax_scale": 0.1, "causal": True, "window_size": window}
 
 
 def test_kv_are_written_by_the_kernel_where_triton_runs(monkeypatch: pytest.MonkeyPatch) -> None:

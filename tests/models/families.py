@@ -114,17 +114,14 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "OLMo2": of("Olmo2", UNTIED),
     "OLMo2, biases, no groups": of("Olmo2", heads(3, 3), attention_bias=True),
     "Mixtral": of("Mixtral", experts(5, 2), sliding_window=None),
-    "Mixtral, one of one": of("Mixtral", experts(1, 1), intermediate_size=36),
     "Qwen3-MoE": of("Qwen3Moe", EXPERTS, head_dim=32, attention_bias=True),
     "Qwen3-MoE, some layers dense": of(
         *("Qwen3Moe", EXPERTS, {"num_hidden_layers": 5, "decoder_sparse_step": 2, "mlp_only_layers": [3]}),
         {"head_dim": 16, "norm_topk_prob": False, "num_experts_per_tok": 1},
     ),
-    "Qwen3-MoE, all chosen": of("Qwen3Moe", EXPERTS, {"num_experts_per_tok": 6}, head_dim=32),
     # Windows below, at and beyond a block of 16, prompts of 40 and 57, and all of 75 tokens; full layers first, last, none.
     "Mistral, a window": of("Mistral", sliding_window=13, head_dim=16),
     "Mistral, a window of the token alone": of("Mistral", sliding_window=1, head_dim=16),
-    "Mixtral, a window": of("Mixtral", experts(4, 2), sliding_window=40, head_dim=16),
     "Phi3, a window of a block": of(
         "Phi3", heads(3, 1), partial(0.5), original_max_position_embeddings=512, sliding_window=16
     ),
@@ -132,7 +129,6 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3, the last full": of(
         "Qwen3", WINDOWED, types("sliding", "sliding", "full"), num_hidden_layers=3, head_dim=16, sliding_window=33
     ),
-    "Qwen3, a window of all but one": of("Qwen3", WINDOWED, head_dim=16, max_window_layers=0, sliding_window=74),
     "Qwen3-MoE, a window": of("Qwen3Moe", EXPERTS, WINDOWED, head_dim=16, sliding_window=17),
     "SmolLM3, windows where nothing rotates": of(
         "SmolLM3", WINDOWED, num_hidden_layers=4, head_dim=16, sliding_window=10, no_rope_layers=[0, 1, 1, 0]
@@ -163,13 +159,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     # Hybrids: layers with states in place of attention.
     "LFM2": of("Lfm2", types_of(HYBRID, "conv", "conv", "full_attention", "conv"), block_auto_adjust_ff_dim=False),
     "LFM2, biases, four taps, adjusted": of(
-        *(
-            "Lfm2",
-            UNTIED,
-            heads(3, 1),
-            types_of(HYBRID, "full_attention", "conv"),
-            {"conv_bias": True, "conv_L_cache": 4},
-        ),
+        *("Lfm2", UNTIED, heads(3, 1), types_of(HYBRID, "full_attention", "conv"), {"conv_bias": True}),
+        conv_L_cache=4,
         block_multiple_of=16,
         block_ffn_dim_multiplier=1.3,
     ),

@@ -55,10 +55,7 @@ def test_where_sampling_was_deleted_its_fields_are_no_advice() -> None:
 
 @pytest.mark.parametrize(
     ("advised", "expected"),
-    [
-        ({}, WITHOUT_ADVICE),
-        ({"temperature": 0.25, "top_k": 3, "top_p": "much"}, {"temperature": 0.25, "top_k": 3}),
-    ],
+    [({}, WITHOUT_ADVICE), ({"temperature": 0.25, "top_k": 3, "top_p": "much"}, {"temperature": 0.25, "top_k": 3})],
     ids=["without advice", "with some"],
 )
 def test_every_door_agrees(

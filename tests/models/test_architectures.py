@@ -1,29 +1,37 @@
-"""Every family against transformers: logits after every token, prefilled, chunked and decoded; and which files are refused."""
+"""Every family against transformers: logits after every token, prefilled, chunked and decoded, and the tokens that follow.
+
+What a config.json says is in tests/models/test_families.py.
+"""
 
 from __future__ import annotations
 
-from itertools import product
+import json
+import logging
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import transformers
+from safetensors.torch import load_file, save_file
+from transformers import Llama4Config, Llama4ForConditionalGeneration
 
-from nanoengine import SamplingParams
-from nanoengine.errors import UnsupportedModel
-from nanoengine.models.architectures import ARCHITECTURES, LENGTHS, read_model_config
-from nanoengine.models.families import granite_hybrid, lfm2, llama4, qwen3_next
-from tests import support
-from tests.models.configs import QWEN3_06B, VERSION_5
+from nanoengine import LLM, SamplingParams
+from nanoengine.errors import InvalidConfig
+from nanoengine.models.architectures import ARCHITECTURES
 from tests.models.families import SHAPES, engine, family_checkpoint
-from tests.support import forced_logits, model_runner, num_weights, reference_choices, reference_logits, reference_model
+from tests.models.test_families import ALONE, SCOUT_ROPE
+from tests.support import (
+    TINY,
+    forced_logits,
+    model_runner,
+    num_weights,
+    reference_choices,
+    reference_logits,
+    reference_model,
+    save_random,
+)
 
-TOKENS = torch.randint(0, 250, (75,), generator=torch.Generator().manual_seed(0)).tolist()
-
-
-SEEING = {name for name in ARCHITECTURES if name.endswith("ForConditionalGeneration")}
-"""They see pictures, too: tests/models/test_hybrids.py."""
+LONG_TEXT = torch.randint(0, 250, (700,), generator=torch.Generator().manual_seed(0)).tolist()
+TOKENS = LONG_TEXT[:75]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -33,196 +41,154 @@ def test_logits_at_every_position_are_those_of_transformers(tmp_path: Path, shap
     right = reference_logits(model, TOKENS)
     assert right.std() > 0.15  # a model whose logits differ, so that 1e-4 means something
     max_len = SHAPES[shape][1].get("tests_max_len")
-    for kernels, chunks in (("auto", (40, 7)), ("torch", (17,))):
-        with engine(folder, kernels=kernels, max_model_len=max_len) as llm:
-            for chunk in chunks:
-                logits = forced_logits(llm, TOKENS, num_prompt_tokens=60, chunk=chunk)
-                torch.testing.assert_close(logits, right, rtol=0, atol=1e-4)
-            assert num_weights(model_runner(llm).model) == model.num_parameters()
-            assert llm.built.models.model_config.num_parameters() == model.num_parameters()
-            params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-            for prompt in (TOKENS[:40], TOKENS[:57]):  # the second finds the first in the cache
-                tokens = llm.generate([prompt], params, use_tqdm=False)[0].outputs[0].token_ids
-                assert tokens == reference_choices(model, prompt, tokens)
+    with engine(folder, kernels="torch", max_model_len=max_len) as llm:
+        found = [forced_logits(llm, TOKENS, num_prompt_tokens=60, chunk=17)]
+    with engine(folder, max_model_len=max_len) as llm:
+        assert num_weights(model_runner(llm).model) == llm.built.models.num_parameters == model.num_parameters()
+        found += [forced_logits(llm, TOKENS, num_prompt_tokens=60, chunk=chunk) for chunk in (40, 7)]
+        params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+        for prompt in (TOKENS[:40], TOKENS[:57]):  # the second finds the first in the cache
+            tokens = llm.generate([prompt], params, use_tqdm=False)[0].outputs[0].token_ids
+            assert tokens == reference_choices(model, prompt, tokens)
+    for logits in found:
+        torch.testing.assert_close(logits, right, rtol=0, atol=1e-4)
 
 
 def test_every_architecture_is_tried() -> None:
-    tried = {f"{family}ForCausalLM" for family, _ in SHAPES.values()}
-    assert tried == {name for name in ARCHITECTURES if name not in SEEING}
+    assert {f"{family}ForCausalLM" for family, _ in SHAPES.values()} == set(ALONE) <= set(ARCHITECTURES)
 
 
-# ---- what a config.json says
-
-HYBRIDS = (lfm2, qwen3_next, granite_hybrid, llama4)  # tests/models/test_hybrids.py, test_llama4.py
-SIZES = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
-SIZES |= {"num_key_value_heads": 2, "max_position_embeddings": 8192}
-SIZES_OF = {
-    "MixtralForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "GptOssForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "Qwen3MoeForCausalLM": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
-}
-LAYERS = {"full": ["full_attention"] * 4, "both": ["full_attention", "sliding_attention"] * 2}
-CHANGES: list[dict[str, Any]] = [
-    *({}, {"sliding_window": 8}, {"sliding_window": None}),
-    *({"use_sliding_window": True} | own for own in ({}, {"sliding_window": 8})),
-    *({"use_sliding_window": True, "max_window_layers": count} for count in (2, 4)),
-    *({"sliding_window": 8, "layer_types": kinds} for kinds in LAYERS.values()),
-    *({"sliding_window": 8, "use_sliding_window": True, "layer_types": kinds} for kinds in LAYERS.values()),
-]
+def test_prompts_of_many_chunks_are_those_of_transformers(tmp_path: Path) -> None:
+    """Their steps end anywhere in a chunk, and a pool that holds a few chunks of a sequence holds all that is seen."""
+    overrides = {"attention_chunk_size": 32, "head_dim": 32, "rope_parameters": SCOUT_ROPE, "floor_scale": 150}
+    folder = family_checkpoint(tmp_path, "Llama 4", max_position_embeddings=1024, **overrides)
+    model = reference_model(folder)
+    right = reference_logits(model, LONG_TEXT)
+    params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+    with engine(folder, num_kv_blocks=300, max_num_batched_tokens=97) as llm:
+        found = forced_logits(llm, LONG_TEXT, num_prompt_tokens=650, chunk=97)
+        torch.testing.assert_close(found, right, rtol=0, atol=1e-4)
+        tokens = llm.generate([LONG_TEXT[:600]], params, use_tqdm=False)[0].outputs[0].token_ids
+        assert tokens == reference_choices(model, LONG_TEXT[:600], tokens)
 
 
-WINDOW_IN_ALL_LAYERS = ("mistral", "mixtral", "phi3", "qwen3_moe")
-WINDOW_BY_TYPE = ("qwen2", "qwen3", "smollm3", "olmo3", "gemma2", "gemma3_text", "gpt_oss")
+def test_chunks_that_are_over_give_their_blocks_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """All five groups in full would need 5 x 56 blocks."""
+    folder = family_checkpoint(tmp_path, "Llama 4", max_position_embeddings=1024, attention_chunk_size=32)
+    params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+    texts = []
+    for options in (
+        {"num_kv_blocks": 5 * 56},
+        {"num_kv_blocks": 90, "max_num_batched_tokens": 64, "max_model_len": 896},
+    ):
+        with caplog.at_level(logging.DEBUG, "nanoengine"), engine(folder, block_size=16, **options) as llm:
+            texts.append(llm.generate([LONG_TEXT], params, use_tqdm=False)[0].outputs[0].token_ids)
+    assert "layers with chunks of 32" in caplog.text
+    assert texts[0] == texts[1]
 
 
-def windows_of_transformers(config: Any) -> list[int | None]:
-    """What each layer sees, as the models of transformers look it up."""
-    types = ["full_attention"] * config.num_hidden_layers
-    if config.model_type in WINDOW_IN_ALL_LAYERS:
-        types = ["sliding_attention"] * config.num_hidden_layers
-    elif config.model_type in WINDOW_BY_TYPE:
-        types = config.layer_types
-    return [config.sliding_window if kind == "sliding_attention" else None for kind in types]
+def test_long_prompts_are_those_of_transformers(tmp_path: Path) -> None:
+    """In chunks that nothing divides, to 4,096 tokens."""
+    tokens = torch.randint(0, 250, (4096,), generator=torch.Generator().manual_seed(0)).tolist()
+    for shape in ("LFM2", "Qwen3.5", "Granite 4"):
+        folder = family_checkpoint(tmp_path / shape, shape, max_position_embeddings=4200)
+        right = reference_logits(reference_model(folder), tokens)[-64:]
+        with engine(folder, num_kv_blocks=300, max_num_batched_tokens=4096) as llm:
+            found = forced_logits(llm, tokens, 4090, 409)[-64:]
+        torch.testing.assert_close(found, right, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if ARCHITECTURES[name] not in HYBRIDS])
-def test_what_a_file_says_and_leaves_out_means_what_it_means_to_transformers(architecture: str) -> None:
-    for changes in CHANGES:
-        check_meaning(architecture, changes)
+# ---- other forms of checkpoints
 
 
-def check_meaning(architecture: str, changes: dict[str, Any]) -> None:
-    table = SIZES | SIZES_OF.get(architecture, {}) | changes
-    theirs = getattr(transformers, architecture).config_class(**table)
-    stated = table | {"architectures": [architecture]}
-    if "use_sliding_window" in changes and not architecture.startswith(("Qwen", "SmolLM3")):
-        with pytest.raises(UnsupportedModel, match="'use_sliding_window' is True"):
-            read_model_config(stated)
-        return
-    ours = read_model_config(stated)
-    assert [ours.layer(i).window for i in range(ours.num_layers)] == windows_of_transformers(theirs)
-    assert ours.rms_norm_eps == theirs.rms_norm_eps
-    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
-    assert ours.head_dim == (getattr(theirs, "head_dim", None) or SIZES["hidden_size"] // SIZES["num_attention_heads"])
-    ropes = theirs.rope_parameters
-    thetas = {layer.rope.theta for layer in ours.layers if layer.rope is not None}
-    assert thetas == {
-        rope["rope_theta"] for rope in ([ropes] if "rope_theta" in ropes else map(ropes.get, theirs.layer_types))
+def test_experts_in_one_tensor_are_those_one_by_one(tmp_path: Path) -> None:
+    shape, texts = "Qwen3.5-MoE", []
+    folder = family_checkpoint(tmp_path, shape)
+    path = folder / "model.safetensors"
+    for is_stacked in (False, True):
+        if is_stacked:
+            tensors = load_file(path)
+            names = [name for name in tensors if ".experts." in name]
+            count = 1 + max(int(name.split(".experts.")[1].split(".")[0]) for name in names)
+            for prefix in {name.split(".experts.")[0] + ".experts" for name in names}:
+                own = {
+                    part: [tensors.pop(f"{prefix}.{i}.{part}.weight") for i in range(count)]
+                    for part in ("gate_proj", "up_proj", "down_proj")
+                }
+                both = [torch.cat(pair) for pair in zip(own["gate_proj"], own["up_proj"], strict=True)]
+                tensors |= {
+                    f"{prefix}.gate_up_proj": torch.stack(both),
+                    f"{prefix}.down_proj": torch.stack(own["down_proj"]),
+                }
+            save_file(tensors, path)
+        with engine(folder) as llm:
+            texts.append(forced_logits(llm, TOKENS, 60, 40))
+    assert torch.equal(*texts)
+
+
+def seeing(folder: Path, shape: str, *, prefix: str) -> Path:
+    """A checkpoint of the shape as those of models that see pictures are stored, with tensors that no text needs."""
+    family_checkpoint(folder, shape)
+    path = folder / "model.safetensors"
+    tensors = {
+        prefix + name.removeprefix("model.") if name.startswith("model.") else name: own
+        for name, own in load_file(path).items()
     }
-    rotates = [ours.layer(i).rope is not None for i in range(ours.num_layers)]
-    assert rotates == getattr(theirs, "no_rope_layers", [True] * ours.num_layers)
-    if ours.experts is not None:
-        assert ours.experts.normalize == getattr(theirs, "norm_topk_prob", True)
+    extra = {"model.visual.patch_embed.weight": torch.ones(3), "mtp.layers.0.input_layernorm.weight": torch.ones(3)}
+    save_file({name: own.contiguous() for name, own in (tensors | extra).items()}, path)
+    table = json.loads((folder / "config.json").read_text())
+    architecture = table.pop("architectures")[0].replace("ForCausalLM", "ForConditionalGeneration")
+    outer = {"architectures": [architecture], "text_config": table, "vision_config": {"depth": 2}, "image_token_id": 7}
+    outer |= {"tie_word_embeddings": table["tie_word_embeddings"], "model_type": "qwen3_5"}
+    (folder / "config.json").write_text(json.dumps(outer))
+    return folder
 
 
-def test_gemma3_in_the_schema_of_transformers_4_scales_what_all_is_seen_of() -> None:
-    stated = {"rope_theta": 5e5, "rope_local_base_freq": 2e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
-    stated |= {"sliding_window_pattern": 2, "cache_implementation": "hybrid"}
-    theirs = transformers.Gemma3TextConfig(**SIZES, **stated)
-    ours = read_model_config(SIZES | stated | {"architectures": ["Gemma3ForCausalLM"]})
-    for layer, kind in enumerate(theirs.layer_types):
-        rope, right = ours.layer(layer).rope, {"factor": 1.0} | theirs.rope_parameters[kind]
-        assert rope is not None
-        assert [rope.theta, rope.kind, rope.factor] == [right[key] for key in ("rope_theta", "rope_type", "factor")]
-
-
-def test_what_phi3_was_trained_on_stands_beside_its_rotation() -> None:
-    factors = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
-    key = "original_max_position_embeddings"
-    for stated, inner in product(({}, {key: 2048}), ({}, {key: 64})):
-        table = SIZES | stated | {"rope_scaling": factors | inner}
-        theirs = transformers.Phi3Config(**table).rope_parameters[key]
-        rope = read_model_config(table | {"architectures": ["Phi3ForCausalLM"]}).layers[0].rope
-        assert rope is not None
-        assert rope.trained_positions == theirs
-
-
-@pytest.mark.parametrize(
-    ("architecture", "changes", "message"),
-    [
-        ("Phi3ForCausalLM", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_type is 'yarn'"),
-        ("Olmo3ForCausalLM", {"rope_theta": 1e4}, "rope_theta is 10000.0"),
-        ("Olmo3ForCausalLM", {"rope_parameters": {"rope_theta": 1e4}}, "rope_parameters is"),
-        ("LlamaForCausalLM", {"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false'.*true or false"),
-        ("LlamaForCausalLM", {"output_multiplier_scale": 0.3}, "output_multiplier_scale"),
-        ("LlamaForCausalLM", {"layer_types": ["linear_attention"] * 4}, "layer_types is"),
-        ("LlamaForCausalLM", {"head_dim": 2**20}, "head_dim is 1048576.*at most"),
-        ("MixtralForCausalLM", {"num_local_experts": 2**20}, "1048576 experts.*at most 65536"),
-        ("MixtralForCausalLM", {"num_experts_per_tok": 5}, "num_experts_per_tok is 5.*at most 4"),
-        ("Qwen3MoeForCausalLM", {"mlp_only_layers": ["1"]}, "mlp_only_layers is"),
-        ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
-        ("Gemma3ForCausalLM", {"hidden_activation": "gelu"}, "hidden_activation is 'gelu': only 'gelu_pytorch_tanh'"),
-        ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "'attn_logit_softcapping' is 50.0"),
-        ("Gemma3ForCausalLM", {"rope_local_base_freq": 1e308}, "rope_local_base_freq is 1e.308"),
-        ("Gemma3ForCausalLM", {"sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
-        ("GptOssForCausalLM", {"swiglu_limit": 6.0}, "swiglu_limit is 6.0: only 7.0"),
-        (
-            "GptOssForCausalLM",
-            {"quantization_config": {"quant_method": "awq", "bits": 4}},
-            "MXFP4 is read of gpt-oss alone",
-        ),
-        ("LlamaForCausalLM", {"quantization_config": {"quant_method": "mxfp4"}}, "MXFP4 is read of gpt-oss alone"),
-        ("LlamaForCausalLM", {"rope_theta": 1e308}, "rope_theta is 1e.308.*from 1.001 to"),
-        ("LlamaForCausalLM", {"rope_theta": 1}, "rope_theta is 1 .*from 1.001 to"),
-        ("Qwen2ForCausalLM", {"is_causal": False}, "is_causal is False"),
-        ("Phi3ForCausalLM", {"partial_rotary_factor": 1e308}, "partial_rotary_factor is 1e.308"),
-        ("LlamaForCausalLM", {"rope_scaling": {"rope_type": "dynamic", "factor": 0.5}}, "factor is 0.5.*from 1 to"),
-        ("LlamaForCausalLM", {"rope_scaling": {"rope_type": "yarn", "factor": 2, "beta_fast": 1e308}}, "beta_fast"),
-    ],
-    ids=str,
-)
-def test_what_would_be_computed_otherwise_or_not_at_all_is_refused_by_name(
-    architecture: str, changes: dict[str, Any], message: str
+@pytest.mark.parametrize("shape", ["Qwen3.5", "Qwen3.5-MoE"])
+def test_the_part_for_text_of_a_model_that_sees_pictures(
+    tmp_path: Path, shape: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(UnsupportedModel, match=message):
-        read_model_config(SIZES | SIZES_OF.get(architecture, {}) | changes | {"architectures": [architecture]})
+    right = reference_logits(reference_model(family_checkpoint(tmp_path / "text", shape)), TOKENS)
+    with (
+        caplog.at_level(logging.WARNING, "nanoengine"),
+        engine(seeing(tmp_path / "seeing", shape, prefix="model.language_model.")) as llm,
+    ):
+        torch.testing.assert_close(forced_logits(llm, TOKENS, 60, 40), right, rtol=0, atol=1e-4)
+    assert "2 tensors" in caplog.text
+    assert "vision" in caplog.text
 
 
-def test_qwen3_06b_in_the_schemas_of_transformers_4_and_5() -> None:
-    assert read_model_config(QWEN3_06B) == read_model_config(VERSION_5) == support.QWEN3_06B
+def test_the_part_for_text_of_llama_4_that_sees_pictures(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    ours = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    text = SHAPES["Llama 4"][1] | {"pad_token_id": None} | {name: TINY[name] for name in ours}
+    vision = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    vision |= {"image_size": 28, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16}
+    config = Llama4Config(text_config=text, vision_config=vision)
+    model = Llama4ForConditionalGeneration(config).eval()
+    folder = save_random(model, tmp_path)
+    right = reference_logits(Llama4ForConditionalGeneration.from_pretrained(folder).language_model, LONG_TEXT[:75])
+    with caplog.at_level(logging.WARNING, "nanoengine"), engine(folder) as llm:
+        torch.testing.assert_close(forced_logits(llm, LONG_TEXT[:75], 60, 40), right, rtol=0, atol=1e-4)
+    assert "vision" in caplog.text
+    assert "tensors (such as " in caplog.text
 
 
-def test_a_model_without_a_head_is_of_its_family() -> None:
-    said = [read_model_config(QWEN3_06B | {"architectures": [name]}) for name in ("Qwen3Model", "Qwen3ForCausalLM")]
-    assert said[0] == said[1]
+# ---- draft models
 
 
-@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
-def test_a_family_is_known_by_what_either_field_calls_it(name: str) -> None:
-    """As the first files of LLaMA were spelled; and by the model_type of transformers alone."""
-    for stated in ([name.upper().replace("CAUSALLM", "CausalLM")], [name.replace("Llama", "LLaMA")], None):
-        kinds = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-        kind = min((kind for kind, own in kinds.items() if own == name), key=len, default=None)
-        if stated is None and kind in (None, "llama4"):  # of a model that sees pictures, too
-            continue
-        with pytest.raises(UnsupportedModel) as caught:
-            read_model_config({"architectures": stated, "model_type": kind})
-        assert "architectures" not in str(caught.value), "the family has read it, and misses its fields"
+def test_a_draft_model_with_states_is_refused(tmp_path: Path) -> None:
+    folder = family_checkpoint(tmp_path, "LFM2")
+    with pytest.raises(InvalidConfig, match="whose layers have states"):
+        LLM(str(folder), device="cpu", use_tqdm=False, num_kv_blocks=50, speculation=f"model:{folder}")
 
 
-@pytest.mark.parametrize("name", LENGTHS)
-def test_lengths_have_many_names_and_the_smallest_counts(name: str) -> None:
-    alone = {key: value for key, value in QWEN3_06B.items() if key != "max_position_embeddings"}
-    assert read_model_config(alone | {name: 2048}).max_position_embeddings == 2048
-    assert read_model_config(QWEN3_06B | {name: 2048}).max_position_embeddings == 2048
-    assert read_model_config(QWEN3_06B | {name: 1 << 20}).max_position_embeddings == 40960
-    assert read_model_config(QWEN3_06B | {name: None}).max_position_embeddings == 40960
-    for wrong in (0, "long", 10**30):
-        with pytest.raises(UnsupportedModel, match=f"^{name} is "):
-            read_model_config(QWEN3_06B | {name: wrong})
-    with pytest.raises(UnsupportedModel, match="max_position_embeddings is None"):
-        read_model_config(alone)
-
-
-@pytest.mark.parametrize(
-    ("stated", "why"),
-    [
-        (["MambaForCausalLM"], "none of them is supported"),
-        (["LlamaBidirectionalModel"], "none of them is supported"),
-        ("LlamaForCausalLM", "it must be a list"),
-        (None, "must be a list"),
-    ],
-)
-def test_an_architecture_that_is_none_is_told_why(stated: object, why: str) -> None:
-    with pytest.raises(UnsupportedModel, match=why):
-        read_model_config({"architectures": stated})
+def test_a_draft_model_may_have_chunks(tmp_path: Path) -> None:
+    """Its K/V lie in the blocks of layers that see everything."""
+    folder = family_checkpoint(tmp_path, "Llama 4", head_dim=32)
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    texts = []
+    for speculation in (None, f"model:{folder}"):
+        with LLM(str(folder), device="cpu", use_tqdm=False, num_kv_blocks=200, speculation=speculation) as llm:
+            texts.append(llm.generate([LONG_TEXT[:50]], params, use_tqdm=False)[0].outputs[0].token_ids)
+    assert texts[0] == texts[1]

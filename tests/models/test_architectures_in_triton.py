@@ -23,11 +23,9 @@ LENGTH, CHUNK = (75, 17) if ON_GPU else (9, 6)
 TOKENS = torch.randint(0, 250, (LENGTH,), generator=torch.Generator().manual_seed(0)).tolist()
 
 SHAPES: dict[str, dict[str, Any]] = {  # the kernels want heads of a multiple of 16
-    "Phi3": {"hidden_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 2},
     "Phi3, partial, long factors": {},
     "OLMo2, biases, no groups": {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 3},
     "SmolLM3, others without rotation": {"num_hidden_layers": 2, "no_rope_layers": [0, 1], "head_dim": 16},
-    "Granite": {},
     "Qwen3-MoE, some layers dense": {"num_hidden_layers": 2, "mlp_only_layers": []},
     "Gemma2": {"num_hidden_layers": 2, "sliding_window": 4},
     "gpt-oss": {"num_hidden_layers": 2, "sliding_window": 5},

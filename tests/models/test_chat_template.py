@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import enum
 from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +99,7 @@ def test_llama_cpps_templates_give_transformers_texts() -> None:
         "{% for m in messages %}{% generation %}\n{{ m.content }}{% set x = 1 %}{% endgeneration %}\n{% endfor %}{{ x }}",
         "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}{{ dict(a=1) }}",
         "{{ messages[0].reasoning_content }}{{ messages[1].thinking }}{{ messages[2].content is defined }}",
-        "{{ tools is none }}{{ documents is none }}{{ tools is defined }}",
+        "{{ strftime_now('%Y') }}{{ tools is none }}{{ documents is none }}{{ tools is defined }}",
         "{{ raise_exception('no ' ~ messages[0].role) }}",
         "{{ messages[0].content.nothing.more }}",
         "{% for m in messages %}{{ m.content }",
@@ -120,12 +119,6 @@ def test_what_is_asked_for_replaces_nothing_and_a_generation_prompt_is_there_unl
     assert ours(template, [USER], template_kwargs=asked) == "<s></s>xNone:"
     template = template.replace("{{ tools }}", "")
     assert ours(template, [USER], add_generation_prompt=False) == "<s></s>"
-
-
-def test_the_date_is_todays() -> None:
-    before = datetime.now().strftime("%Y-%m-%d")
-    text = ours("{{ strftime_now('%Y-%m-%d') }}", [USER])
-    assert before <= text <= datetime.now().strftime("%Y-%m-%d")
 
 
 def test_a_template_sees_nothing_but_plain_values() -> None:
@@ -193,12 +186,12 @@ ENDINGS = ["Warm", "Warm ", " Warm", "Warm\n", "", " ", "<|im_end|>", "{{ x }}",
 
 
 @pytest.mark.parametrize("template", [KEEPING, STRIPPING])
-@pytest.mark.parametrize("content", ENDINGS)
-def test_a_message_is_gone_on_with_where_transformers_does(template: str, content: str) -> None:
-    messages = [USER, {"role": "assistant", "content": content}]
-    check_same(template, messages, None, **GOING_ON)
-    text = ours(template, messages, **GOING_ON)
-    assert text.endswith(content if template is KEEPING else content.strip())
+def test_a_message_is_gone_on_with_where_transformers_does(template: str) -> None:
+    for content in ENDINGS:
+        messages = [USER, {"role": "assistant", "content": content}]
+        check_same(template, messages, None, **GOING_ON)
+        text = ours(template, messages, **GOING_ON)
+        assert text.endswith(content if template is KEEPING else content.strip())
 
 
 def test_the_messages_before_the_last_are_whole_and_left_as_they_were() -> None:

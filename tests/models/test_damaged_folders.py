@@ -10,7 +10,7 @@ import pytest
 
 from nanoengine.builder import build_engine, read_config
 from nanoengine.core.startup import Startup
-from nanoengine.errors import ModelNotFound, NanoEngineError, UnsupportedModel
+from nanoengine.errors import InvalidPrompt, ModelNotFound, NanoEngineError, UnsupportedModel
 from nanoengine.models.capability import Models
 from nanoengine.models.names import DEMO
 from tests.models.damages import (
@@ -74,18 +74,20 @@ def test_an_odd_folder_gives_the_same_tokens_or_a_named_error(folder: Path, dama
     assert tokenizer.encode("def f(x):") == described().tokenizer.encode("def f(x):")
 
 
-NO_PATHS = [
-    "/" + "n" * 5000,
-    "/" + "n/" * 5000,
-    "nul\0",
-    "/nul\0/model",
-    "a/\0",
-    "\ud800",
-    "/\ud800",
-    "x/\ud800",
-    "~\0",
-    "a/" + "n" * 5000,
-]
+def test_a_text_that_makes_the_library_panic_is_a_named_error(folder: Path) -> None:
+    pattern = {"Regex": "(a+)+$"}
+    change(TOKENIZER, pre_tokenizer={"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False})(
+        folder
+    )
+    tokenizer = described(folder).tokenizer
+    assert tokenizer.encode("b")
+    with pytest.raises(InvalidPrompt, match="panics"):
+        tokenizer.encode("a" * 60 + "!")
+
+
+LONG = "n" * 5000
+NO_PATHS = ["/" + LONG, "/" + "n/" * 5000, "a/" + LONG, "nul\0", "/nul\0/model", "a/\0", "~\0"]
+NO_PATHS += ["\ud800", "/\ud800", "x/\ud800"]
 
 
 @pytest.mark.usefixtures("loads_nothing")

@@ -11,8 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, Qwen3Config
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+from transformers import AutoModelForCausalLM
 
 from nanoengine.kernels.reference.attention import TorchAttention
 from nanoengine.kernels.reference.operations import TorchKernels
@@ -20,17 +19,7 @@ from nanoengine.models.architectures import read_model_config
 from nanoengine.models.decoder import build_model
 from tests.drawn import FAST
 from tests.models.families import engine
-from tests.support import (
-    TOY,
-    angles_at,
-    forced_logits,
-    model_runner,
-    num_weights,
-    reference_logits,
-    reference_model,
-    tensors_of,
-    tiny_checkpoint,
-)
+from tests.support import TOY, forced_logits, reference_logits, reference_model, tensors_of, tiny_checkpoint
 
 CPU = torch.device("cpu")
 TOKENS = torch.randint(0, 250, (75,), generator=torch.Generator().manual_seed(0)).tolist()
@@ -69,8 +58,6 @@ def test_logits_at_every_position_are_those_of_transformers(
         assert right.std() > 0.15  # a model whose logits differ, so that 1e-4 means something
         with engine(folder, kernels=kernels, block_size=block_size) as llm:
             logits = forced_logits(llm, TOKENS, num_prompt, chunk)
-            count = llm.built.models.model_config.num_parameters()
-            assert count == num_weights(model_runner(llm).model) == model.num_parameters()
     torch.testing.assert_close(logits, right, rtol=0, atol=1e-4)
 
 
@@ -89,21 +76,9 @@ def test_bfloat16_is_not_worse_than_transformers_in_bfloat16(tmp_path: Path) -> 
 # ---- large positions
 
 
-@pytest.mark.parametrize(("theta", "head_dim"), [(1e6, 128), (1e4, 64), (5e6, 10)])
-def test_rotary_angles_up_to_40_960_positions_are_those_of_transformers(theta: float, head_dim: int) -> None:
-    rope = {"rope_type": "default", "rope_theta": theta}
-    config = Qwen3Config(head_dim=head_dim, max_position_embeddings=40960, rope_parameters=rope)
-    positions = torch.cat([torch.arange(0, 40960, 77), torch.arange(40900, 40960)])
-    cos, sin = Qwen3RotaryEmbedding(config)(torch.zeros(1), positions[None])
-    ours = angles_at(positions, head_dim, theta)
-    for mine, theirs in zip(ours, (cos, sin), strict=True):
-        torch.testing.assert_close(mine[:, 0], theirs[0, :, : head_dim // 2], rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("head_dim", [16, 64])
-def test_logits_of_a_long_text_are_those_of_transformers(tmp_path: Path, head_dim: int) -> None:
+def test_logits_of_a_long_text_are_those_of_transformers(tmp_path: Path) -> None:
     """The last chunk and the last decoded tokens of 3,000, far beyond the positions that rotate slowly."""
-    folder = tiny_checkpoint(tmp_path, **LARGE, head_dim=head_dim)
+    folder = tiny_checkpoint(tmp_path, **LARGE, head_dim=64)
     tokens = torch.randint(0, 250, (3000,), generator=torch.Generator().manual_seed(1)).tolist()
     right = reference_logits(reference_model(folder), tokens)
     with engine(folder, num_kv_blocks=200) as llm:

@@ -32,7 +32,8 @@ def test_a_folder_is_described_by_its_tables(tiny: Path) -> None:
 @pytest.mark.parametrize(
     "work",
     [
-        "from nanoengine.models.description import describe; from nanoengine.models.names import DEMO; describe(DEMO)",
+        "from nanoengine.models.description import describe; from nanoengine.models.names import DEMO;"
+        "describe(DEMO).tokenizer.render_chat([{'role': 'user', 'content': 'hello'}])",
         "from nanoengine.serve.cli import main; main(['models']); assert main(['generate', '--model', '/no/folder', 'hi']) == 1",
     ],
 )

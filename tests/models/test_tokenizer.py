@@ -8,7 +8,6 @@ import pickle
 import random
 import re
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from tokenizers import AddedToken, Tokenizer, normalizers, processors
 from transformers import AutoTokenizer
 
 from nanoengine.builder import read_config
-from nanoengine.errors import InvalidConfig, InvalidPrompt, MissingPackage, ModelNotFound
+from nanoengine.errors import InvalidConfig, InvalidPrompt, MissingPackage, ModelNotFound, UnsupportedModel
 from nanoengine.models.capability import Models
 from nanoengine.models.options import ModelOptions
 from nanoengine.models.tokenizer import GGUFTokenizer, HFTokenizer
@@ -74,27 +73,11 @@ def chatting(tmp_path_factory: pytest.TempPathFactory) -> HFTokenizer:
     return HFTokenizer(save(tmp_path_factory.mktemp("chatting"), TEMPLATE))
 
 
-def test_a_slow_tokenizer_does_the_same(plain_folder: Path, plain: HFTokenizer) -> None:
-    """One without a Rust backend, whose wrapper would tidy spaces if it were let."""
-
-    class Wrapper:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(plain.hf, name)
-
-        def decode(self, token_ids: Any, *, clean_up_tokenization_spaces: bool = True, **options: Any) -> str:
-            text = str(plain.hf.decode(token_ids, **options))
-            return text.replace(" ,", ",").replace(" .", ".") if clean_up_tokenization_spaces else text
-
-    slow = HFTokenizer(plain_folder)
-    slow.hf, slow.fast = Wrapper(), None
-    ids = [*plain.encode("x , y ."), END_OF_TEXT]
-    assert slow.encode("x , y .") == ids[:-1]
-    assert slow.decode(ids) == plain.decode(ids) == "x , y ."
-    assert slow.decode(ids, skip_special_tokens=False) == plain.decode(ids, skip_special_tokens=False)
-    assert slow.decode(ids, skip_special_tokens=False) == "x , y .<|endoftext|>"
-    assert slow.pieces(ids) == plain.pieces(ids)
-    assert slow.token_ids() == plain.token_ids()
-    assert slow.added_tokens() == []
+def test_a_tokenizer_written_in_python_is_refused(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: SimpleNamespace(eos_token_id=0))
+    (copy / "tokenizer.json").unlink()
+    with pytest.raises(UnsupportedModel, match="is written in Python: give one with a tokenizer"):
+        HFTokenizer(copy)
 
 
 def test_a_file_too_large_to_be_sound_is_never_read(copy: Path) -> None:
@@ -104,24 +87,15 @@ def test_a_file_too_large_to_be_sound_is_never_read(copy: Path) -> None:
         HFTokenizer(copy)
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json"])
-@pytest.mark.parametrize("kind", ["a pipe", "a link to a device"])
-def test_what_is_no_file_is_never_read(copy: Path, name: str, kind: str) -> None:
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json", "additional_chat_templates/tool_use.jinja"])
+def test_what_is_no_file_is_never_read(copy: Path, name: str) -> None:
     """A pipe is waited for, and /dev/zero fills the memory."""
-    (copy / name).unlink(missing_ok=True)
-    if kind == "a pipe":
-        os.mkfifo(copy / name)
-    else:
-        (copy / name).symlink_to("/dev/zero")
-    with pytest.raises(ModelNotFound, match=rf"{re.escape(name)} is neither a file nor a folder"):
-        HFTokenizer(copy)
-
-
-def test_nor_among_further_templates(copy: Path) -> None:
-    (copy / "additional_chat_templates").mkdir()
-    os.mkfifo(copy / "additional_chat_templates" / "tool_use.jinja")
-    with pytest.raises(ModelNotFound, match="neither a file nor a folder"):
-        HFTokenizer(copy)
+    (copy / name).parent.mkdir(exist_ok=True)
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+        (copy / name).unlink(missing_ok=True)
+        make(copy / name)
+        with pytest.raises(ModelNotFound, match=rf"{re.escape(name)} is neither a file nor a folder"):
+            HFTokenizer(copy)
 
 
 # ---- chats
@@ -257,16 +231,6 @@ def test_what_a_gguf_file_lacks_is_a_named_error() -> None:
         GGUFTokenizer(bpe()).encode_chat([USER])
 
 
-def test_chats_and_prompts_need_no_transformers(chatting: HFTokenizer) -> None:
-    code = (
-        "import sys; from pathlib import Path; from nanoengine.models.tokenizer import HFTokenizer\n"
-        f"tokenizer = HFTokenizer(Path({str(chatting.folder)!r}))\n"
-        f"tokenizer.decode(tokenizer.encode('a') + tokenizer.encode_chat([{USER!r}]))\n"
-        "assert 'transformers' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 # ---- folders
 
 
@@ -345,7 +309,7 @@ WORDS = ["<a>", "<b>", "<a", " ", "  ", "\n", "x", "X", "<|endoftext|>", "1", "Ã
 def test_flags_of_added_tokens_are_those_that_the_config_states(copy: Path, kind: str) -> None:
     """Where tokenizer.json says something else: ids and texts are those of transformers, which need not be installed for it."""
     rng = random.Random(kind)
-    for _ in range(40):
+    for _ in range(12):
         tokenizer = Tokenizer.from_file(str(copy / "tokenizer.json"))
         tokenizer.normalizer = normalizers.Lowercase()
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import argparse
 import io
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from nanoengine import __version__
-from nanoengine.serve.arguments import byte_count, docstring
-from nanoengine.serve.cli import generate, main
-from nanoengine.serve.server.config import ServerConfig
+from nanoengine.serve.arguments import byte_count
+from nanoengine.serve.cli import main
 from nanoengine.sizes import told
 
 
@@ -38,8 +35,6 @@ from nanoengine.sizes import told
         (["models", "x"], "unknown argument x"),
         (["list", "x"], "unknown argument x"),
         (["pull"], "required: name"),
-        (["ps"], "/api/ps"),
-        (["show", "smollm2"], "`nanoengine models`"),
         (["x" * 10**6], "invalid choice"),
         (["generate", "--" + "x" * 10**6], "unknown argument --xxx"),
     ],
@@ -128,13 +123,3 @@ def test_a_size_has_units() -> None:
     assert {size: told(size) for size in sizes} == sizes
     with pytest.raises(argparse.ArgumentTypeError, match="it must be a number of bytes"):
         byte_count("2 apples")
-
-
-def test_help_is_the_same_without_docstrings() -> None:
-    code = (
-        "from nanoengine.serve.arguments import docstring; from nanoengine.serve.server.config import ServerConfig\n"
-        "from nanoengine.serve.cli import generate, main; print([docstring(ServerConfig), docstring(generate)]); main(['--help'])"
-    )
-    done = subprocess.run([sys.executable, "-OO", "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(f"{[docstring(ServerConfig), docstring(generate)]}\n")
-    assert "Serve a model over HTTP" in done.stdout

@@ -82,12 +82,7 @@ class Beams:
         self.running = [] if not going or self._is_over(going[0].logprob, length) else going[:width]
 
     def _is_over(self, best_running: float, length: int) -> bool:
-        """Whether no running beam can be expected to get among the finished ones."""
+        """Whether no running beam would be among the finished ones if it ended now."""
         if len(self.finished) < self.params.beam_width:
             return False
-        if self.params.early_stopping is True:
-            return True
-        penalty = self.params.length_penalty
-        if self.params.early_stopping == "never" and penalty > 0:
-            length = self.max_tokens
-        return best_running / length**penalty <= self.finished[-1].score
+        return best_running / length**self.params.length_penalty <= self.finished[-1].score

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import MISSING, dataclass
 
-from nanoengine.core.errors import InvalidSamplingParams, shown
+from nanoengine.core.errors import InvalidSamplingParams
 from nanoengine.core.options import check, option
 
 MAX_CANDIDATES = 100
@@ -16,13 +16,13 @@ MAX_CANDIDATES = 100
 class BeamSearchParams:
     """How to search for the likeliest continuations. Names and meanings follow vLLM and transformers.
 
+    A search stops when `beam_width` beams are finished, and the best running beam would not be among them if it ended now.
+
     Args:
         beam_width: continuations that are kept in each step, and returned at the end.
         max_tokens: most new tokens.
         length_penalty: the score of a beam is its log probability divided by its length to this power: above 0 favours
             long beams, below 0 short ones.
-        early_stopping: when to stop once `beam_width` beams are finished. True: at once. False: when the best running
-            beam would not be among them if it ended now. "never": when it could not be at any length.
         ignore_eos: treat the model's end-of-text tokens like any others.
 
     Raises:
@@ -32,16 +32,10 @@ class BeamSearchParams:
     beam_width: int = option(MISSING)
     max_tokens: int = option(64)
     length_penalty: float = option(1.0, -10, 10)
-    early_stopping: bool | str = False
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
         check(self, InvalidSamplingParams)
-        own = self.early_stopping
-        if not isinstance(own, bool) and not (isinstance(own, str) and own == "never"):
-            raise InvalidSamplingParams(
-                f"early_stopping is {shown(self.early_stopping)}: it must be True, False or 'never'"
-            )
 
     def num_candidates(self, eos_token_ids: Collection[int]) -> int:
         """Continuations that each step looks at: enough that `beam_width` go on even if all ends of text are among them.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nanoengine.core.errors import InvalidConfig, shown
+from nanoengine.core.options import check, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,11 +21,7 @@ class FairnessOptions:
     """
 
     fair_shares: bool = True
-    min_priority: int | None = None
+    min_priority: int | None = option(None, -(2**63), 2**63 - 1)
 
     def __post_init__(self) -> None:
-        if type(self.fair_shares) is not bool:
-            raise InvalidConfig(f"fair_shares is {shown(self.fair_shares)}: it must be True or False")
-        least = self.min_priority
-        if least is not None and (type(least) is not int or not -(2**63) <= least < 2**63):
-            raise InvalidConfig(f"min_priority is {shown(least)}: it must be an integer of 64 bits, or None")
+        check(self)

@@ -15,14 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from collections.abc import Sequence as Seq
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
 
 from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.messages import StepResult
 from nanoengine.core.scheduler import Scheduler, Step
 from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Phase, Request, Sequence
-from nanoengine.features.fairness.step_cost import StepCost, Work, told_of
+from nanoengine.features.fairness.accounts import Accounts
 
 PART_OF_A_TRIAL = 1 / 128
 """The part of the time in which a step is made for its leader's decodes alone, to learn how long these take without others."""
@@ -37,16 +36,6 @@ RECENT_SECONDS = 0.2
 
 MOST_ALIKE = 8
 """So many steps are made alike while the same sequences decode, and have room in one step."""
-
-
-class _Made(NamedTuple):
-    """A step that was made, until its result is there."""
-
-    began: float
-    work: Work
-    parts: dict[str, float]  # of each client
-    predicted: float  # seconds, which were charged
-    is_new: bool  # not one of many alike, of which the first says what is to be learned
 
 
 class TimeShare(PolicyPart):
@@ -75,21 +64,14 @@ class TimeShare(PolicyPart):
         clock: Callable[[], float] | None = None,
     ):
         self.num_unfinished, self.blocks, self.num_rows = num_unfinished, blocks, num_rows
-        self.max_tokens, self.max_chunk, self.is_mixed, self.clock = max_tokens, max_chunk, is_mixed, clock
-        self.cost = StepCost()
+        self.max_tokens, self.max_chunk, self.is_mixed = max_tokens, max_chunk, is_mixed
+        self.accounts = Accounts(num_unfinished, clock)
+        self.cost, self.clocks = self.accounts.cost, self.accounts.clocks
         self.is_idle, self._alone_since = True, 0.0
-        self.clocks: dict[str, float] = {}
-        self.spent = defaultdict[str, float](float)  # seconds of steps of each client: other threads may read it
-        self._now = 0.0  # the clock of the client that the last step was made for, before that step
         self._turns = Counter[str]()  # how many rows of a client have had a place that is not enough for all
-        self._in_flight: dict[int, _Made] = {}  # steps, by their numbers
-        self._began, self._last_end = 0.0, float("-inf")  # the step that is made, and the last that was measured
         self._last_trial = float("-inf")  # when a step was made for its leader's decodes alone
         self._all: list[Sequence] = []  # the sequences that run, where all of them were in the last step
         self._num_alike = 0  # steps since that was found out
-        self._decodes: list[Sequence] = []  # of the last step that was charged, if it had nothing else
-        self._work, self._parts = Work(), dict[str, float]()  # its work, and the part of it of each client
-        self._due = 0.0  # seconds of it, and of those alike, that are on no clock yet
         # The rest is of the step that is made.
         self._leader = ""
         self._first: list[Sequence] = []  # waiting sequences of the leader
@@ -102,37 +84,30 @@ class TimeShare(PolicyPart):
         self._held: list[Sequence] = []  # decodes that are not in it
 
     def join(self, client: str) -> None:
-        """A client comes: as if it had been served as much as who was most behind in the last step, or more if it was."""
-        self.charge_due()
-        if self.is_idle:
-            self._in_flight.clear()  # steps whose results came when one client was alone, and nobody was told of them
-        now = self._now
-        self.clocks = {own: at for own, at in self.clocks.items() if at > now or own in self.num_unfinished}
-        self.clocks[client] = max(self.clocks.get(client, now), now)
+        """A client comes."""
+        self.accounts.open(client, was_alone=self.is_idle)
         for gone in self._turns.keys() - self.num_unfinished.keys():
             del self._turns[gone]
-        for gone in self.spent.keys() - self.clocks.keys():
-            del self.spent[gone]
 
     def others_left(self) -> None:
         """One client is left."""
-        if self.clock is None:
+        if self.accounts.clock is None:
             self.is_idle = True
         else:
-            self._alone_since = self.clock()
+            self._alone_since = self.accounts.clock()
 
     # ---- while a step is made
 
     def make_way(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> list[Sequence]:
         """Choose for whom the step is, how long it may take, and which decodes of the others are in it."""
-        self._began = self.clock() if self.clock is not None else 0.0
+        began = self.accounts.begin_step()
         if running and running == self._all and not waiting and self._num_alike < MOST_ALIKE:
             self._num_alike += 1
             return []
-        self.charge_due()
+        self.accounts.charge_due()
         self._own, self._held, self._first, self._leader, self._left, self._all = [], [], [], "", {}, []
         self._num_alike = 0
-        self.is_idle = len(self.num_unfinished) < 2 and self._began - self._alone_since > RECENT_SECONDS
+        self.is_idle = len(self.num_unfinished) < 2 and began - self._alone_since > RECENT_SECONDS
         self._is_untouched = True
         decodes, prompts = defaultdict[str, list[Sequence]](list), defaultdict[str, list[Sequence]](list)
         for seq in running:
@@ -147,7 +122,7 @@ class TimeShare(PolicyPart):
         num_running = {client: len(decodes[client]) + len(prompts[client]) for client in clients}
         self._leader = leader = min(clients, key=lambda client: (self.clocks[client], num_running[client]))
         clients.remove(leader)
-        self._now = max(self._now, self.clocks[leader])
+        self.accounts.leads(leader)
         if leader in starting:
             self._first = self._first_of(leader, running, waiting)
         self._own = own = decodes[leader]
@@ -220,9 +195,9 @@ class TimeShare(PolicyPart):
 
     def _is_trial(self, own: Seq[Sequence], num_tokens: int) -> bool:
         """Whether the step is made for the leader alone, to learn how long its rows take without others."""
-        if self.clock is None or num_tokens or not self._is_sure():
+        if self.accounts.clock is None or num_tokens or not self._is_sure():
             return False
-        now, curve = self.clock(), self.cost.decodes
+        now, curve = self.accounts.clock(), self.cost.decodes
         if curve.is_known(len(own)) and curve.at(len(own)) > PART_OF_A_TRIAL * (now - self._last_trial):
             return False
         self._last_trial = now
@@ -313,66 +288,10 @@ class TimeShare(PolicyPart):
             self._left[seq.request.client] -= count * self._of_token + of_chunk
 
     def complete(self, step: Step) -> None:
-        """Charge the clients: each pays a part of what the step is predicted to take, by what its own work would take alone."""
-        if not (step.runs or step.decodes):
-            return  # it carries out orders of stores, and computes nothing
-        if step.runs or step.decodes != self._decodes:
-            self.charge_due()
-            self._divide(step)
-        predicted = self.cost.of(self._work)
-        self._due += predicted
-        if self.clock is not None:
-            self._in_flight[step.number] = _Made(self._began, self._work, self._parts, predicted, not self._num_alike)
-
-    def charge_due(self) -> None:
-        """Put on the clocks what is due."""
-        if self._due:
-            self._charge(self._parts, self._due)
-            self._due = 0.0
-
-    def _charge(self, parts: Mapping[str, float], seconds: float) -> None:
-        for client, part in parts.items():
-            self.clocks[client] = self.clocks.get(client, 0.0) + part * seconds
-            self.spent[client] += part * seconds
-
-    def _divide(self, step: Step) -> None:
-        """Find the work of a step, and the part of each client."""
-        amounts = defaultdict[str, list[float]](lambda: [0.0] * len(Work._fields))  # the `Work` of each client
-        for seq in step.decodes:
-            own = amounts[seq.request.client]
-            own[0] += 1
-            if seq.logprobs is not None:
-                own[3] += told_of(seq, "logprobs")
-        for seq, run in zip(step.runs, step.plan.runs, strict=True):
-            own, count = amounts[seq.request.client], run.num_new
-            own[3] += count * told_of(seq, "logprobs" if run.drafts else "prompt_logprobs")
-            if run.drafts:
-                own[0] += count
-            else:
-                own[1] += count
-                own[2] += count * (run.start + count / 2)
-        self._work = Work(*map(sum, zip(*amounts.values(), strict=True)))
-        alone = {client: self.cost.of(Work(*own)) for client, own in amounts.items()}
-        whole = sum(alone.values())
-        self._parts = {client: own / whole for client, own in alone.items()}
-        self._decodes = [] if step.runs else step.decodes.copy()
-
-    # ---- when its result is there
+        self.accounts.charge(step, is_new=not self._num_alike)
 
     def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
-        """Charge what it took instead, and learn from it."""
-        if self.clock is None or (made := self._in_flight.pop(step.number, None)) is None:
-            return
-        now = self.clock()
-        seconds, self._last_end = now - max(made.began, self._last_end), now
-        if seconds <= 0 or isinstance(result, BaseException) or step.is_dropped:
-            return
-        if made.is_new:
-            self.cost.learn(made.work, seconds)
-        if made.parts is self._parts:
-            self._due += seconds - made.predicted
-        else:
-            self._charge(made.parts, seconds - made.predicted)
+        self.accounts.settle(step, result)
 
     def concerns(self, seq: Sequence) -> bool:
         return False

@@ -61,7 +61,7 @@ class KVGroups(Capability):
         if memory is None:
             memory = int(min(SNAPSHOT_CAP, SNAPSHOT_SHARE * startup.device.available()))
         self._most_snapshots = memory // self._slot_bytes
-        # A worker process must have as many slots as are given out here, and it would find another amount of free memory.
+        # Ranks must have as many slots as are given out here, and they would find another amount of free memory.
         told = dataclasses.replace(config.of(KVGroupsOptions), snapshot_memory=memory)
         startup.config = dataclasses.replace(config, options={**config.options, KVGroupsOptions: told})
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
@@ -69,7 +69,7 @@ class Snapshots(KVStore, PolicyPart):
         self.free = list(range(first_slot, first_slot + num_slots))[::-1]
         self.index: OrderedDict[bytes, Kept] = OrderedDict()  # by hash of the prefix, least recently used first
         self.below, self.groups = KVStore(), range(0)
-        self.num_taken = self.num_restored = self.num_loaded = self.num_evicted = 0
+        self.num_taken = self.num_restored = self.num_loaded = self.num_evicted = 0  # since the start
         self._in_flight: deque[tuple[Step, list[Taken]]] = deque()
         self._waiting: list[Sequence] = []
         self._branches: dict[Sequence, int] = {}  # of a running prompt, tokens whose K/V were cached when it started
@@ -82,17 +82,6 @@ class Snapshots(KVStore, PolicyPart):
         """
         first = len(self.blocks.layouts)
         self.below, self.groups = below, range(first, first + num_pieces)
-
-    def snapshot(self) -> Mapping[str, int]:
-        """Counts over the life of the engine."""
-        return {
-            "slots": self.num_slots,
-            "kept": len(self.index),
-            "taken": self.num_taken,
-            "restored": self.num_restored,
-            "loaded": self.num_loaded,
-            "evicted": self.num_evicted,
-        }
 
     # ---- as a store of blocks
 

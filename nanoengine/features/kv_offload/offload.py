@@ -13,20 +13,21 @@ Snapshots of states go the same way, in pieces: to whoever keeps blocks, each pi
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from nanoengine.core.messages import StepResult
 from nanoengine.core.scheduler import Step
 from nanoengine.core.seams import KVStore, PolicyPart
 from nanoengine.core.sequence import Sequence
+from nanoengine.counts import Counts
 from nanoengine.features.kv_offload.disk_tier import DiskTier
 from nanoengine.features.kv_offload.host_tier import Entry, HostTier, Key
 from nanoengine.features.kv_offload.messages import NAME, Copy, Orders, Place, Tier
 
 
 @dataclass(slots=True)
-class OffloadStats:
+class OffloadStats(Counts):
     """Counts since the start."""
 
     num_saved_blocks: int = 0  # from the pool to host memory
@@ -34,9 +35,6 @@ class OffloadStats:
     num_loaded_files: int = 0  # from files that were read to the pool
     num_written_files: int = 0
     num_bad_files: int = 0  # reads that failed
-
-    def __add__(self, other: OffloadStats) -> OffloadStats:
-        return OffloadStats(*(getattr(self, own.name) + getattr(other, own.name) for own in fields(self)))
 
 
 class InPool(NamedTuple):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from nanoengine.core.outputs import FinishReason
+from nanoengine.counts import Counts
 from nanoengine.features.observability.histogram import (
     FIRST_TOKEN_BOUNDS,
     LATENCY_BOUNDS,
@@ -25,7 +26,7 @@ from nanoengine.features.observability.histogram import (
 
 
 @dataclass(slots=True)
-class EngineStats:
+class EngineStats(Counts):
     """Totals over the engine's life. Times in seconds; tokens are those computed, so prefix hits are not among them, nor are
     rejected drafts, nor samples of sequences that had ended before.
 
@@ -62,9 +63,6 @@ class EngineStats:
         else:
             self.num_prefill_steps += 1
 
-    def __add__(self, other: EngineStats) -> EngineStats:
-        return EngineStats(*(getattr(self, own.name) + getattr(other, own.name) for own in fields(self)))
-
     def since(self, before: EngineStats) -> EngineStats:
         """What was counted after the copy `before` was made."""
         return EngineStats(*(getattr(self, own.name) - getattr(before, own.name) for own in fields(self)))
@@ -81,7 +79,7 @@ class EngineStats:
 
 
 @dataclass(slots=True)
-class CacheStats:
+class CacheStats(Counts):
     """Tokens looked up and found. A request counts once, when it is first admitted; when it resumes, it counts apart.
 
     A request that does not look, because caching is off or because all of its prompt must be computed, does not count.
@@ -92,9 +90,6 @@ class CacheStats:
     num_resumed_queried_tokens: int = 0
     num_resumed_hit_tokens: int = 0
     num_evicted_blocks: int = 0  # cached blocks of the pool that were taken for others; a lower tier may have kept them
-
-    def __add__(self, other: CacheStats) -> CacheStats:
-        return CacheStats(*(getattr(self, own.name) + getattr(other, own.name) for own in fields(self)))
 
     def record(self, num_queried: int, num_hit: int, *, resumed: bool) -> None:
         if resumed:
@@ -167,7 +162,7 @@ class RequestTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineMetrics:
+class EngineMetrics(Counts):
     """All counters at one moment. Counts are totals over the engine's life but for `num_waiting` to `max_concurrency`."""
 
     steps: EngineStats
@@ -193,27 +188,9 @@ class EngineMetrics:
         """The counters of two engines with the same options."""
         num_blocks = self.num_blocks + other.num_blocks
         num_used = self.kv_usage * self.num_blocks + other.kv_usage * other.num_blocks
-        reasons = self.finished | other.finished
-        return EngineMetrics(
-            steps=self.steps + other.steps,
-            times=self.times + other.times,
-            cache=self.cache + other.cache,
-            num_waiting=self.num_waiting + other.num_waiting,
-            num_fetching=self.num_fetching + other.num_fetching,
-            num_running=self.num_running + other.num_running,
-            num_in_flight=self.num_in_flight + other.num_in_flight,
-            kv_usage=num_used / num_blocks if num_blocks else 0.0,
-            num_blocks=num_blocks,
-            block_size=self.block_size,
-            max_model_len=self.max_model_len,
-            max_concurrency=self.max_concurrency + other.max_concurrency,
-            num_preemptions=self.num_preemptions + other.num_preemptions,
-            num_requests=self.num_requests + other.num_requests,
-            finished={reason: self.finished.get(reason, 0) + other.finished.get(reason, 0) for reason in reasons},
-            num_listener_errors=self.num_listener_errors + other.num_listener_errors,
-            speculation=None if self.speculation is None else self.speculation + other.speculation,
-            offload=None if self.offload is None else self.offload + other.offload,
-        )
+        total = Counts.__add__(self, other)
+        usage = num_used / num_blocks if num_blocks else 0.0
+        return replace(total, kv_usage=usage, block_size=self.block_size, max_model_len=self.max_model_len)
 
     def of_the_past(self) -> EngineMetrics:
         """What an engine that has ended has counted: totals stay, and nothing waits, runs, or has blocks any more."""

@@ -7,16 +7,17 @@ time to make it grows with the pool only by a look at each free block.
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import islice, repeat
 from operator import is_not
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.sequence import Phase, Sequence
+from nanoengine.counts import Counts
 from nanoengine.features.observability.observer import Observer
 
 MAX_RUNNING, MAX_FETCHING, MAX_WAITING = 96, 16, 32
@@ -70,7 +71,7 @@ class PoolView:
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class Totals(Counts):
     """Counts over the engine's life; rates come from two views."""
 
     prefill_tokens: int
@@ -83,11 +84,6 @@ class Totals:
     num_evicted_blocks: int
     num_drafts: int | None  # verified, and accepted; None without speculation
     num_accepted: int | None
-
-    def __add__(self, other: Totals) -> Totals:
-        pairs = [(getattr(self, own.name), getattr(other, own.name)) for own in fields(self)]
-        sums: list[Any] = [None if None in pair else sum(pair) for pair in pairs]
-        return Totals(*sums)
 
 
 @dataclass(frozen=True, slots=True)

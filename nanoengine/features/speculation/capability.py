@@ -52,13 +52,13 @@ class SpeculativeDecoding(Capability):
         options = startup.config.of(SpeculationOptions)
         if options.speculation is None:
             return
-        self.speculation = Speculation(
+        self.speculation = speculation = Speculation(
             None if options.draft_model is not None else NgramProposer(),
             num_drafts=options.num_drafts,
             vocab_size=startup.model_config.vocab_size,
             step_tokens=STEP_TOKENS[startup.device.torch_device.type],
         )
-        startup.metric_sources["speculation"] = self.speculation.snapshot
+        startup.metric_sources["speculation"] = lambda: speculation.stats
         startup.parts.append(self.speculation)
 
     def describe_itself(self, startup: Startup) -> str | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from nanoengine.core.messages import UNKNOWN
 from nanoengine.core.scheduler import Step
@@ -59,11 +59,6 @@ class Speculation(Drafter):
         self._prompts: dict[Request, SequenceProposer] = {}  # that have read the prompt, and nothing else
         self._states: dict[Sequence, _State] = {}
         self._num_prompt_tokens = 0  # beside the decodes of the last step that had any
-
-    def snapshot(self) -> SpeculationStats:
-        """The counters at this moment, copied."""
-        stats = self.stats
-        return replace(stats, tried_at=stats.tried_at.copy(), accepted_at=stats.accepted_at.copy())
 
     # ---- choosing
 

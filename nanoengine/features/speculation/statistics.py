@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import zip_longest
+
+from nanoengine.counts import Counts
 
 
 @dataclass(slots=True)
-class SpeculationStats:
+class SpeculationStats(Counts):
     """How guesses fared, over the engine's life. A sequence of a step counts once in one of the first three."""
 
     num_runs: int = 0  # its drafts were verified
@@ -19,31 +20,6 @@ class SpeculationStats:
     num_errors: int = 0  # proposers that raised; their sequences go on without
     tried_at: list[int] = field(default_factory=list)  # of each place in a run: drafts there, with all before accepted
     accepted_at: list[int] = field(default_factory=list)
-
-    def __add__(self, other: SpeculationStats) -> SpeculationStats:
-        """The guesses of two engines."""
-        return SpeculationStats(
-            num_runs=self.num_runs + other.num_runs,
-            num_unknown=self.num_unknown + other.num_unknown,
-            num_full=self.num_full + other.num_full,
-            num_postponed=self.num_postponed + other.num_postponed,
-            num_drafts=self.num_drafts + other.num_drafts,
-            num_accepted=self.num_accepted + other.num_accepted,
-            num_errors=self.num_errors + other.num_errors,
-            tried_at=[sum(pair) for pair in zip_longest(self.tried_at, other.tried_at, fillvalue=0)],
-            accepted_at=[sum(pair) for pair in zip_longest(self.accepted_at, other.accepted_at, fillvalue=0)],
-        )
-
-    @property
-    def acceptance_rate(self) -> float:
-        """Share of the verified drafts that were accepted."""
-        return self.num_accepted / self.num_drafts if self.num_drafts else 0.0
-
-    @property
-    def acceptance_by_place(self) -> list[float]:
-        """Of each place in a run, the share of the drafts that were accepted, where all before them were."""
-        pairs = zip(self.accepted_at, self.tried_at, strict=True)
-        return [accepted / tried for accepted, tried in pairs if tried]  # places that were tried are the first ones
 
     def record(self, num_drafts: int, num_accepted: int) -> None:
         """A run with so many drafts was verified."""

@@ -62,8 +62,7 @@ class Grammars:
     @cached_property
     def mask_size(self) -> int:
         """Bits of a mask: a tokenizer may have more tokens than its model."""
-        fast = self.tokenizer.fast
-        return max(self.vocab_size, 0 if fast is None else fast.get_vocab_size(with_added_tokens=True))
+        return max(self.vocab_size, self.tokenizer.fast.get_vocab_size(with_added_tokens=True))
 
     def matcher(self, outputs: StructuredOutputs, client: str = "", salt: str = "") -> LLMatcher:
         """The state of a text that has not begun.
@@ -103,10 +102,6 @@ class Grammars:
         own = self.tokenizer.fast
         if not self.eos_token_ids:
             raise InvalidSamplingParams("structured_outputs: the model has no end-of-text token, so no text could end")
-        if own is None:
-            raise InvalidSamplingParams(
-                f"structured_outputs: {self.tokenizer.name} has no tokenizer.json, and llguidance reads no other kind"
-            )
         added = own.get_added_tokens_decoder().values()
         text = _with_marks_apart(
             own.to_str(),

@@ -72,10 +72,7 @@ class StructuredOutputs:
                 raise InvalidSamplingParams(f"structured_outputs.json_object must be True or None, not {shown(value)}")
         else:
             text = _table_text(kind, value)
-        if len(text) > MAX_CHARS:
-            raise InvalidSamplingParams(
-                f"structured_outputs.{kind} has {len(text)} characters: at most {MAX_CHARS} can be"
-            )
+        _check_length(kind, text)
         if not isinstance(self.disable_any_whitespace, bool):
             raise InvalidSamplingParams("structured_outputs.disable_any_whitespace must be True or False")
         if self.whitespace_pattern is not None:
@@ -97,15 +94,17 @@ StructuredOutputsParams = StructuredOutputs
 """As vLLM calls it."""
 
 
+def _check_length(name: str, text: str) -> None:
+    if len(text) > MAX_CHARS:
+        raise InvalidSamplingParams(f"structured_outputs.{name} has {len(text)} characters: at most {MAX_CHARS} can be")
+
+
 def _string(name: str, value: object) -> str:
     if not isinstance(value, str) or not value or "\0" in value:
         raise InvalidSamplingParams(
             f"structured_outputs.{name} is {shown(value)}: it must be a string of at least one character, without NUL"
         )
-    if len(value) > MAX_CHARS:
-        raise InvalidSamplingParams(
-            f"structured_outputs.{name} has {len(value)} characters: at most {MAX_CHARS} can be"
-        )
+    _check_length(name, value)
     return value
 
 
@@ -117,10 +116,8 @@ def _choice_text(value: object) -> str:
 
 def _table_text(name: str, value: object) -> str:
     """JSON text of a table that is given as such or as text: no deeper than `MAX_DEPTH`, and with plain values only."""
-    if isinstance(value, str) and len(value) > MAX_CHARS:
-        raise InvalidSamplingParams(
-            f"structured_outputs.{name} has {len(value)} characters: at most {MAX_CHARS} can be"
-        )
+    if isinstance(value, str):
+        _check_length(name, value)
     try:
         table = json.loads(value) if isinstance(value, str) else value
         if table is True and name == "json":  # as a schema: anything

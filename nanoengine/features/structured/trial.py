@@ -2,25 +2,24 @@
 
 llguidance cannot be stopped in the middle of a grammar, and some are so deep that its stack does not hold them: the process dies.
 
-`python -I trial.py` is that process. It reads lines of JSON, [number, what is asked]: first the tokenizer, then grammars. It
-answers each with a line, [the same number, an answer]. It imports nothing of this package.
+`python -I trial.py DESCRIPTOR` is that process, at the other end of a `multiprocessing.connection`. It is told a tokenizer, then
+grammars, and answers each before the next is sent. It imports nothing of this package.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import weakref
 from collections.abc import Callable
-from time import monotonic
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, grammar_from
@@ -94,8 +93,8 @@ class Trial:
                 try:
                     process = self._begun()
                     has_begun = True
-                    return Verdict(*process.ask([notation, text]))
-                except (OSError, ValueError, TypeError, RecursionError) as error:  # gone, silent, or out of step
+                    return Verdict(*process.ask((notation, text)))
+                except (OSError, EOFError) as error:  # gone, or silent
                     status = self._end()
                     if has_begun and status is not None and -status in DEATHS:
                         return Verdict(f"the grammar {DEATHS[-status]}: make it smaller")
@@ -138,42 +137,30 @@ class _Process:
     """The process from here. What it raises says that it is of no more use."""
 
     def __init__(self) -> None:
-        self.socket, its = socket.socketpair()
+        self.connection, its = Pipe()
         with its:
             try:
-                streams: dict[str, Any] = {"stdin": its, "stdout": its, "stderr": subprocess.DEVNULL}
-                self.own = subprocess.Popen(COMMAND, **streams)
+                command, descriptors = [*COMMAND, str(its.fileno())], (its.fileno(),)
+                silent = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+                self.own = subprocess.Popen(command, pass_fds=descriptors, **silent)  # type: ignore[call-overload]
             except BaseException:
-                self.socket.close()
+                self.connection.close()
                 raise
-        self.end: Callable[[], int | None] = weakref.finalize(self, _end, self.own, self.socket)
-        self._number = 0
+        self.end: Callable[[], int | None] = weakref.finalize(self, _end, self.own, self.connection)
 
     def ask(self, value: object) -> Any:
         """The answer to this question.
 
         Raises:
-            OSError: it has ended, or does not answer in time.
-            ValueError, TypeError, RecursionError: it has said something else.
+            OSError, EOFError: it has ended, or does not answer in time.
         """
-        self._number += 1
-        deadline = monotonic() + MAX_WAIT
-        self.socket.settimeout(MAX_WAIT)
-        self.socket.sendall(json.dumps([self._number, value]).encode() + b"\n")
-        line = bytearray()
-        while not line.endswith(b"\n"):
-            self.socket.settimeout(max(1e-3, deadline - monotonic()))
-            piece = self.socket.recv(1 << 16)
-            if not piece:
-                raise ConnectionError("no more answers")
-            line += piece
-        number, answer = json.loads(line)
-        if number != self._number:
-            raise ValueError(f"the answer {number} to question {self._number}")
-        return answer
+        self.connection.send(value)
+        if not self.connection.poll(MAX_WAIT):
+            raise TimeoutError(f"no answer after {MAX_WAIT:g} s")
+        return self.connection.recv()
 
 
-def _end(process: subprocess.Popen[bytes], connection: socket.socket) -> int | None:
+def _end(process: subprocess.Popen[bytes], connection: Connection) -> int | None:
     connection.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
         return process.wait(MAX_DYING)
@@ -192,18 +179,18 @@ def _words(status: int | None) -> str:
 # ---- in the process
 
 
-def answer_all() -> None:
+def answer_all(connection: Connection) -> None:
     os.nice(NICENESS)
-    number, table = json.loads(sys.stdin.readline())
+    table = connection.recv()
     tokenizer = LLTokenizer(table["tokenizer"], n_vocab=table["vocab_size"], eos_token=table["eos"])
     limits, executor = LLParserLimits(**table["limits"]), LLExecutor(1)
     words = -(-table["vocab_size"] // 32)
     if sys.platform == "linux":
         most = _memory()[0] + MAX_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    print(json.dumps([number, None]), flush=True)
-    for line in sys.stdin:
-        number, (notation, text) = json.loads(line)
+    connection.send(None)
+    while True:
+        notation, text = connection.recv()
         signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)
         before = _memory()[1]
         try:
@@ -220,7 +207,7 @@ def answer_all() -> None:
             error = str(matcher.get_error())
             del matcher
         signal.setitimer(signal.ITIMER_PROF, 0)
-        print(json.dumps([number, [error, num_bytes, "" if notation == "llguidance" else grammar]]), flush=True)
+        connection.send((error, num_bytes, "" if notation == "llguidance" else grammar))
 
 
 def _memory() -> tuple[int, int]:
@@ -242,6 +229,6 @@ def _stack_bytes() -> int:
 
 if __name__ == "__main__":
     threading.stack_size(_stack_bytes())
-    thread = threading.Thread(target=answer_all)
+    thread = threading.Thread(target=answer_all, args=(Connection(int(sys.argv[1])),))
     thread.start()
     thread.join()

@@ -60,10 +60,8 @@ class NativeAttention(AttentionBackend):
             return f"head_dim {head_dim} is no multiple of {COLUMNS} up to {MAX_HEAD_DIM}"
         return unsupported_reason(device, dtype)
 
-    def kv_shape(
-        self, num_blocks: int, num_kv_heads: int, head_dim: int, *, quantized: bool = False
-    ) -> tuple[int, ...]:
-        return (num_blocks, self.block_size // TILE, num_kv_heads, TILE * (head_dim + SCALE_BYTES * quantized))
+    def kv_shape(self, num_blocks: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        return (num_blocks, self.block_size // TILE, num_kv_heads, TILE * (head_dim + SCALE_BYTES * self.quantized))
 
     def rotate_and_write(self, qkv: Tensor, changes: Changes, kv: KVLayer, slot_mapping: Tensor) -> Tensor:
         (q_weight, k_weight, eps, cos, sin), (k_cache, _) = changes, kv

@@ -31,6 +31,8 @@ TYPES = {
 FUNCTION = re.compile(r"^ ?((?:const )?\w+\*?) (\w+)\(([^)]*)\) \{", re.MULTILINE)
 """Result, name and arguments of a function, behind `extern "C"`."""
 
+_RECORDING = Lock()
+
 
 @cache
 def signatures() -> dict[str, tuple[Any, list[Any]]]:
@@ -74,8 +76,23 @@ def recorded_calls(report: Callable[[str, tuple[Any, ...]], None]) -> Iterator[N
 
     One thread at a time; another waits.
     """
-    with _recording():
-        yield from _reported_calls(report)
+    functions, thread = c_functions(), get_ident()
+
+    def reporting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            if get_ident() == thread:
+                report(name, arguments)
+            return function(*arguments)
+
+        return call
+
+    with _RECORDING:
+        originals = dict(vars(functions))
+        vars(functions).update({name: reporting(name, function) for name, function in originals.items()})
+        try:
+            yield
+        finally:
+            vars(functions).update(originals)
 
 
 def words_of(name: str, arguments: Sequence[Any]) -> list[int]:
@@ -112,27 +129,3 @@ def _seen_by_profilers(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*arguments)
 
     return call
-
-
-@cache
-def _recording() -> Lock:
-    return Lock()
-
-
-def _reported_calls(report: Callable[[str, tuple[Any, ...]], None]) -> Iterator[None]:
-    functions, thread = c_functions(), get_ident()
-    originals = dict(vars(functions))
-
-    def reporting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            if get_ident() == thread:
-                report(name, arguments)
-            return function(*arguments)
-
-        return call
-
-    vars(functions).update({name: reporting(name, function) for name, function in originals.items()})
-    try:
-        yield
-    finally:
-        vars(functions).update(originals)

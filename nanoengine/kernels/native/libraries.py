@@ -42,9 +42,11 @@ def load_library() -> Library:
 
     Raises:
         CannotCompile: and why; nor are there prebuilt ones that this CPU runs.
-        InvalidConfig: there are none for the CPU that $NANOENGINE_CPU names, or this CPU could not run them.
+        InvalidConfig: $NANOENGINE_CPU names no CPU that is known here, or one whose kernels this CPU could not run; or there are
+            none for it.
     """
     target = wanted_target()
+    check_target(target)
     try:
         return _compiled(target)
     except CannotCompile as error:
@@ -53,8 +55,8 @@ def load_library() -> Library:
             return _prebuilt(prebuilt, str(error))
         if target != NATIVE:
             raise InvalidConfig(
-                f"{VARIABLE} is {shown(target)}, for which there are no prebuilt kernels that this CPU runs, and none can be "
-                f"compiled: {error}; install a compiler, or unset {VARIABLE}"
+                f"{VARIABLE} is {shown(target)}, for which there are no prebuilt kernels, and none can be compiled: {error}; "
+                f"install a compiler, or unset {VARIABLE}"
             ) from error
         raise
 
@@ -76,9 +78,7 @@ def best_prebuilt(wanted: str) -> str | None:
 
 
 def _compiled(target: str) -> Library:
-    compiler = find_compiler()
-    check_target(target, compiler)
-    path = _made(target, compiler)
+    path = _made(target, find_compiler())
     if isinstance(path, CannotCompile):
         raise path.with_traceback(None)
     try:

@@ -16,7 +16,7 @@ from nanoengine.kernels.native.addresses import DTYPES, WrongTensor, address, wr
 from nanoengine.kernels.native.c_functions import c_functions
 from nanoengine.kernels.native.libraries import load_library
 from nanoengine.kernels.native.recurrences import NativeRecurrences
-from nanoengine.kernels.native.weights import ROUNDED, NativeExperts, NativeWeight, Packer
+from nanoengine.kernels.native.weights import ROUNDED, NativeWeight, Packer
 from nanoengine.kernels.operations import ExpertWeights, Kernels, Mixture, Norm
 from nanoengine.kernels.reference.filters import keep_likeliest
 from nanoengine.kernels.reference.gates import ACTIVATIONS
@@ -67,12 +67,6 @@ class NativeKernels(NativeRecurrences, Kernels):
     def new_weight(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> NativeWeight:
         assert device.type == "cpu"
         return NativeWeight(self.packer, outputs, inputs, dtype, activation_dtype=self.activation_dtype)
-
-    def new_experts(
-        self, experts: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device
-    ) -> NativeExperts:
-        assert device.type == "cpu"
-        return NativeExperts(self.packer, experts, outputs, inputs, dtype, activation_dtype=self.activation_dtype)
 
     # ---- products
 
@@ -127,14 +121,14 @@ class NativeKernels(NativeRecurrences, Kernels):
         biases: Sequence[Tensor] | None,
     ) -> Tensor:
         """The first half of `experts`: what goes into the last products, [num_tokens * k, size], sorted by expert."""
-        gate, up = (own for own in weights if isinstance(own, NativeExperts))
-        count, size, inputs = gate.shape
+        gate, up = (own.weight for own in weights if isinstance(own.weight, NativeWeight))
+        count, size, inputs = weights[0].shape
         assert gate.shape == up.shape
         x, chosen = x.contiguous(), chosen.contiguous()
         gated = x.new_empty(chosen.numel(), size)
         kinds = DTYPES[x.dtype], ACTIVATIONS.index(activation)
         added = (address(bias, torch.float32, count * size) for bias in biases or (None, None))
-        given = address(x, gate.weight.dtype, len(chosen) * inputs), gate.weight.address, up.weight.address, *added
+        given = address(x, gate.dtype, len(chosen) * inputs), gate.address, up.address, *added
         places = address(chosen, torch.int64), gated.data_ptr()
         if not self.c.gate_experts(*kinds, *given, *places, *chosen.shape, count):
             raise WrongTensor(f"a choice is none of {count} experts")
@@ -144,13 +138,13 @@ class NativeKernels(NativeRecurrences, Kernels):
         self, gated: Tensor, down: ExpertWeights, chosen: Tensor, factors: Tensor, bias: Tensor | None
     ) -> Tensor:
         """The second half: the products of what `gate_experts` gave, and their sums: [num_tokens, hidden]."""
-        assert isinstance(down, NativeExperts)
-        count, hidden, inputs = down.shape
+        weight, (count, hidden, inputs) = down.weight, down.shape
+        assert isinstance(weight, NativeWeight)
         chosen, factors = chosen.contiguous(), factors.contiguous()
         out = gated.new_empty(len(chosen), hidden)
         given = (
-            address(gated, down.weight.dtype, chosen.numel() * inputs),
-            down.weight.address,
+            address(gated, weight.dtype, chosen.numel() * inputs),
+            weight.address,
             address(bias, torch.float32, count * hidden),
             address(chosen, torch.int64),
             address(factors, torch.float32, chosen.numel()),

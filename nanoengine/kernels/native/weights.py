@@ -216,19 +216,3 @@ def dequantized(source: GGMLBlocks, dtype: torch.dtype) -> Tensor:
     weight.put_quantized(0, source)
     c_functions().unpack(DTYPES[dtype], weight.address, out.data_ptr())
     return out
-
-
-class NativeExperts:
-    """The matrices of experts, as one weight in which each is a part: it begins with a panel of its own."""
-
-    def __init__(
-        self, packer: Packer, experts: int, outputs: int, inputs: int, dtype: torch.dtype, *, activation_dtype: str
-    ):
-        self.shape = torch.Size((experts, outputs, inputs))
-        self.weight = NativeWeight(packer, experts * outputs, inputs, dtype, activation_dtype=activation_dtype)
-
-    def formats(self) -> Mapping[str, int]:
-        return self.weight.formats()
-
-    def expert(self, index: int) -> WeightRows:
-        return self.weight.rows(index * self.shape[1], self.shape[1])

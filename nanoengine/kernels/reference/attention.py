@@ -37,10 +37,8 @@ class TorchAttention(CausalTorchAttention, AttentionBackend):
     def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
         return None
 
-    def kv_shape(
-        self, num_blocks: int, num_kv_heads: int, head_dim: int, *, quantized: bool = False
-    ) -> tuple[int, ...]:
-        return (num_blocks, self.block_size, num_kv_heads, head_dim + SCALE_BYTES * quantized)
+    def kv_shape(self, num_blocks: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        return (num_blocks, self.block_size, num_kv_heads, head_dim + SCALE_BYTES * self.quantized)
 
     def write_kv(self, k: Tensor, v: Tensor, kv: KVLayer, slot_mapping: Tensor) -> None:
         if kv[0].dtype is torch.int8:

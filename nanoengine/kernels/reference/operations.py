@@ -29,35 +29,19 @@ class DenseRows:
         self.tensor.copy_(source.dequantize(self.tensor.dtype))
 
 
-def bytes_by_dtype(tensor: Tensor) -> dict[str, int]:
-    return {str(tensor.dtype).removeprefix("torch."): tensor.nbytes}
-
-
 class RowMajor(DenseWeight):
     """A weight as one tensor [outputs, inputs]."""
 
     def formats(self) -> Mapping[str, int]:
-        return bytes_by_dtype(self.tensor)
+        return {str(self.tensor.dtype).removeprefix("torch."): self.tensor.nbytes}
 
     def rows(self, first: int, count: int) -> DenseRows:
         return DenseRows(self.tensor[first : first + count])
 
 
-class RowMajorExperts:
-    """The weights of experts as one tensor [experts, outputs, inputs]."""
-
-    def __init__(self, experts: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device):
-        self.tensor = torch.empty(experts, outputs, inputs, dtype=dtype, device=device)
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.tensor.shape
-
-    def formats(self) -> Mapping[str, int]:
-        return bytes_by_dtype(self.tensor)
-
-    def expert(self, index: int) -> DenseRows:
-        return DenseRows(self.tensor[index])
+def dense_matrices(mixture: Mixture) -> list[Tensor]:
+    """Gate, up and down of all experts, each [experts, outputs, inputs]."""
+    return [own.weight.tensor.view(own.shape) for own in mixture.weights if isinstance(own.weight, RowMajor)]
 
 
 class TorchKernels(Kernels):
@@ -95,13 +79,8 @@ class TorchKernels(Kernels):
         out = out if activation is None else gated(out, activation)
         return out.to(dtype or x.dtype), total
 
-    def new_experts(
-        self, experts: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device
-    ) -> RowMajorExperts:
-        return RowMajorExperts(experts, outputs, inputs, dtype, device)
-
     def experts(self, x: Tensor, mixture: Mixture, chosen: Tensor, factors: Tensor) -> Tensor:
-        gate, up, down = (own.tensor for own in mixture.weights if isinstance(own, RowMajorExperts))
+        gate, up, down = dense_matrices(mixture)
         total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         for expert in chosen.unique().tolist():
             tokens, choices = torch.where(chosen == expert)

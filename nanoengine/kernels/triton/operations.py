@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanoengine.core.kernels import SamplingTable, Weight
-from nanoengine.kernels.operations import Kernels, Mixture, Norm
-from nanoengine.kernels.reference.operations import RowMajor, RowMajorExperts
+from nanoengine.kernels.operations import ExpertWeights, Kernels, Mixture, Norm
+from nanoengine.kernels.reference.operations import RowMajor, dense_matrices
 from nanoengine.kernels.triton.attention.split_kv import Workspace
 from nanoengine.kernels.triton.compute_slot_mapping import compute_slot_mapping
 from nanoengine.kernels.triton.draws.sampling import choose_tokens
@@ -21,7 +21,7 @@ from nanoengine.kernels.triton.launch import float8_unsupported_reason
 from nanoengine.kernels.triton.products.activation import gate_and_multiply, sigmoid_gate
 from nanoengine.kernels.triton.products.experts import sum_of_experts
 from nanoengine.kernels.triton.products.few_rows import MANY_OUTPUTS, ROWS, most_rows, product_of_few_rows
-from nanoengine.kernels.triton.products.float8 import Float8Rows, ScaledProduct, scaled_mm
+from nanoengine.kernels.triton.products.float8 import Float8Rows
 from nanoengine.kernels.triton.products.gemv import MOST_ROWS as MOST_GEMV_ROWS
 from nanoengine.kernels.triton.products.gemv import WIDEST_NORMED, gemv
 from nanoengine.kernels.triton.products.norm import add_rms_norm, gated_norm, rms_norm
@@ -47,7 +47,6 @@ class TritonKernels(Kernels):
 
     Args:
         tuning: what to compute by which of our own products; what was chosen for this GPU if not given.
-        multiply: the product of floats of 8 bits, if not torch's own on the devices that have it.
     """
 
     name = "triton"
@@ -59,9 +58,8 @@ class TritonKernels(Kernels):
     gated_norm, sigmoid_gate = staticmethod(gated_norm), staticmethod(sigmoid_gate)
     compute_slot_mapping = staticmethod(compute_slot_mapping)
 
-    def __init__(self, tuning: Tuning | None = None, multiply: ScaledProduct | None = None) -> None:
+    def __init__(self, tuning: Tuning | None = None) -> None:
         self.tuning = tuning or load_tuning()
-        self.multiply = multiply
         self._workspace = Workspace()
 
     def _launch(self, rows: Tensor) -> int:
@@ -69,8 +67,7 @@ class TritonKernels(Kernels):
         return self.tuning.launch(len(rows))
 
     def new_weight(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> LateWeight:
-        has_float8 = self.multiply is not None or float8_unsupported_reason(device) is None
-        return LateWeight(outputs, inputs, dtype, device, has_float8=has_float8)
+        return LateWeight(outputs, inputs, dtype, device, has_float8=float8_unsupported_reason(device) is None)
 
     def product(
         self,
@@ -93,7 +90,7 @@ class TritonKernels(Kernels):
         if activation is not None:
             return self.gate(self.product(x, weight)[0], activation), x
         if isinstance(content, Float8Rows):
-            return content.product(x, bias, dtype or x.dtype, self.multiply or scaled_mm), x
+            return content.product(x, bias, dtype or x.dtype), x
         numbers = _numbers(content, x.dtype)
         if dtype is torch.float32 and x.is_cuda and x.dtype in (torch.float16, torch.bfloat16):
             # The sums are float32 anyway: rounding them to half precision would make equals of different logits.
@@ -123,11 +120,11 @@ class TritonKernels(Kernels):
 
     def new_experts(
         self, experts: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device
-    ) -> RowMajorExperts:
-        return RowMajorExperts(experts, outputs, inputs, dtype, device)
+    ) -> ExpertWeights:
+        return ExpertWeights(RowMajor(experts * outputs, inputs, dtype, device), experts)
 
     def experts(self, x: Tensor, mixture: Mixture, chosen: Tensor, factors: Tensor) -> Tensor:
-        gate, up, down = (own.tensor for own in mixture.weights if isinstance(own, RowMajorExperts))
+        gate, up, down = dense_matrices(mixture)
         return sum_of_experts(x, gate, up, down, chosen, factors, mixture.activation, mixture.biases)
 
     def _product(self, x: Tensor, content: Content, norm: Norm | None, **around: Any) -> tuple[Tensor, Tensor] | None:

@@ -14,9 +14,6 @@ from nanoengine.models.rope_config import read_rope
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 """Hugging Face's names of activations -> ours."""
 
-MAX_PARAMETERS = 2**44
-"""Beyond it the sizes of tensors in bytes come near to what 64 bits can say."""
-
 MAX_HEAD_DIM = 2**16
 MAX_EXPERTS = 2**16
 """Of all layers together: each has tensors of its own."""
@@ -79,8 +76,6 @@ def read_decoder(
     if config.num_heads % config.num_kv_heads:
         why = f"it must be a multiple of num_key_value_heads ({config.num_kv_heads})"
         raise fields.wrong("num_attention_heads", config.num_heads, why)
-    if (total := config.num_parameters()) > MAX_PARAMETERS:
-        raise UnsupportedModel(f"sizes in {fields.where} make {total} weights: they must be at most {MAX_PARAMETERS}")
     return config
 
 

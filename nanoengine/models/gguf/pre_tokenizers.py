@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tokenizers import Regex, normalizers, pre_tokenizers
+from tokenizers import Regex, pre_tokenizers
 
 from nanoengine.errors import UnsupportedModel, shown
 
@@ -54,26 +54,18 @@ class PreTokenizer:
         patterns: each cuts the pieces of the one before into what it matches and what lies between.
         ignore_merges: a piece that is a token is that token, whether or not merges lead there.
         add_bos: prompts begin with the first-of-text token, unless the file says otherwise.
-        byte_level: tokens are spelled in GPT-2's letters for bytes; otherwise in plain text, with ▁ for a space.
     """
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False
     add_bos: bool = False
-    byte_level: bool = True
-
-    def normalizer(self) -> normalizers.Normalizer | None:
-        """What is done to text before it is cut."""
-        return None if self.byte_level else normalizers.Replace(" ", "▁")
 
     def build(self) -> pre_tokenizers.PreTokenizer:
-        """The same for the library."""
+        """The same for the library. Tokens are spelled in GPT-2's letters for bytes."""
         steps: list[pre_tokenizers.PreTokenizer] = [
             pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns
         ]
-        if self.byte_level:
-            steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
-        return pre_tokenizers.Sequence(steps)
+        return pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 _KINDS = {
@@ -102,7 +94,6 @@ _KINDS = {
     ),
     "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN_AND_MORE, r"\p{N}")),
     "deepseek-v3 hunyuan-dense joyai-llm": PreTokenizer((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK3_WORDS)),
-    "gemma4": PreTokenizer((r"[^\n]+|\n+",), add_bos=True, byte_level=False),
 }
 
 _BY_NAME = {name: kind for names, kind in _KINDS.items() for name in names.split()}

@@ -67,9 +67,9 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> GGUFVocabulary:
             that are missing, of a wrong type, or contradict one another.
     """
     model = _get(metadata, "tokenizer.ggml.model", str)
-    if model not in ("gpt2", "gemma4", "llama"):
+    if model not in ("gpt2", "llama"):
         raise UnsupportedModel(
-            f"tokenizer.ggml.model is {shown(model)}: this engine knows gpt2, gemma4 and llama;"
+            f"tokenizer.ggml.model is {shown(model)}: this engine knows gpt2 and llama;"
             " give the model's tokenizer.json with the option tokenizer"
         )
     tokens = _tokens(metadata)
@@ -81,7 +81,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> GGUFVocabulary:
         ids |= {name: i for name, i in (("unk", 0), ("bos", 1), ("eos", 2)) if ids[name] is None and i < len(tokens)}
         tokenizer, add_bos = _sentencepiece(metadata, vocab, ids["unk"]), True
     else:
-        tokenizer, add_bos = _bpe(metadata, vocab, "gemma4" if model == "gemma4" else None)
+        tokenizer, add_bos = _bpe(metadata, vocab)
     types = _numbers(metadata, "tokenizer.ggml.token_type", len(tokens), default=NORMAL).astype(np.int64)
     ends = _ends_of_turn(vocab, types)
     types[ends] = np.where(types[ends] == NORMAL, CONTROL, types[ends])
@@ -89,7 +89,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> GGUFVocabulary:
     marks = _fill_marks(metadata, len(tokens))
     types[marks] = np.where(types[marks] == NORMAL, CONTROL, types[marks])
     _add_special_tokens(tokenizer, metadata, tokens, types)
-    _add_ends_of_text(tokenizer, metadata, tokens, ids, add_bos or model == "gemma4")
+    _add_ends_of_text(tokenizer, metadata, tokens, ids, add_bos)
     return GGUFVocabulary(
         tokenizer,
         {f"{name}_token": tokens[i] for name in TEMPLATE_NAMES if (i := ids[name]) is not None},
@@ -103,21 +103,18 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> GGUFVocabulary:
 # ---- the two kinds
 
 
-def _bpe(metadata: Mapping[str, Any], vocab: dict[str, int], pre: str | None) -> tuple[Tokenizer, bool]:
+def _bpe(metadata: Mapping[str, Any], vocab: dict[str, int]) -> tuple[Tokenizer, bool]:
     """Merges in the order of a list, in words (https://arxiv.org/abs/1508.07909); and whether prompts begin with a token."""
-    kind = find_pre_tokenizer(pre or _get(metadata, "tokenizer.ggml.pre", str, "default") or "default")
+    kind = find_pre_tokenizer(_get(metadata, "tokenizer.ggml.pre", str, "default") or "default")
     merges = [tuple(merge.split(" ", 1)) for merge in _strings(metadata, "tokenizer.ggml.merges")]
     if not {2}.issuperset(map(len, merges)):
         wrong = next(merge for merge in merges if len(merge) != 2)
         raise UnsupportedModel(
             f"tokenizer.ggml.merges has {shown(wrong[0])}: it must be two tokens with a space between"
         )
-    options = {"ignore_merges": kind.ignore_merges, "byte_fallback": not kind.byte_level}
-    tokenizer = Tokenizer(_bpe_model(vocab, merges, **options))
-    if normalizer := kind.normalizer():
-        tokenizer.normalizer = normalizer
+    tokenizer = Tokenizer(_bpe_model(vocab, merges, ignore_merges=kind.ignore_merges))
     tokenizer.pre_tokenizer = kind.build()
-    tokenizer.decoder = decoders.ByteLevel() if kind.byte_level else _plain_decoder(strip_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     return tokenizer, kind.add_bos
 
 
@@ -143,7 +140,8 @@ def _sentencepiece(metadata: Mapping[str, Any], vocab: dict[str, int], unk: int 
     tokenizer = Tokenizer(_bpe_model(vocab, merges, byte_fallback=True, unk_token=unk_token, fuse_unk=True))
     spaces: list[normalizers.Normalizer] = [normalizers.Replace(" ", "▁")]
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), *spaces] if add_space else spaces)
-    tokenizer.decoder = _plain_decoder(strip_space=add_space)
+    steps: list[decoders.Decoder] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if add_space else steps)
     return tokenizer
 
 
@@ -152,11 +150,6 @@ def _bpe_model(vocab: dict[str, int], merges: list[Any], **options: Any) -> mode
         return models.BPE(vocab=vocab, merges=merges, **options)
     except Exception as error:  # nothing finer; what is left to go wrong are merges of unknown tokens
         raise UnsupportedModel(f"tokenizer.ggml.merges do not fit tokenizer.ggml.tokens: {error}") from error
-
-
-def _plain_decoder(*, strip_space: bool) -> decoders.Decoder:
-    steps: list[decoders.Decoder] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if strip_space else steps)
 
 
 # ---- special tokens
@@ -191,7 +184,7 @@ def _add_ends_of_text(
 
 
 def _ends_of_turn(vocab: Mapping[str, int], types: np.ndarray) -> list[int]:
-    # What a model was taught as text, such as HTML's </s>, ends no turn (llama.cpp: it does, except in Gemma 4).
+    # What a model was taught as text, such as HTML's </s>, ends no turn (in llama.cpp it does).
     known = [text for text in ENDS_OF_TURN if text in vocab]
     found = {text for text in known if types[vocab[text]] == CONTROL or text.startswith("<|")}
     if "<|end|>" in found and ({"<|return|>", "<|call|>"} <= found or {"<|flush|>", "<|calls|>"} <= found):

@@ -158,7 +158,7 @@ class Chats:
 
     def __init__(self, tokenizer: ModelTokenizer):
         self.tokenizer = tokenizer
-        added = {} if tokenizer.fast is None else tokenizer.fast.get_added_tokens_decoder()
+        added = tokenizer.fast.get_added_tokens_decoder()
         self._tokens = {token.content: number for number, token in added.items()}
         self._special = frozenset(token.content for token in added.values() if token.special)
         self._knows: dict[str, bool] = {}

@@ -1,22 +1,24 @@
-"""Tensor parallelism as a capability. In the process that has the requests it asks for a group of workers; in each worker it
-takes a part of every weight, and of the heads and their K/V.
+"""Tensor parallelism as a capability. In the process that has the requests it starts a group of ranks; in each rank it takes a
+part of every weight, and of the heads and their K/V.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, cast
+from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from nanoengine.core.attention import AttentionMetadata, AttentionSpec, KVLayer
 from nanoengine.core.capability import Capability
+from nanoengine.core.config import EngineConfig
 from nanoengine.core.errors import InvalidConfig
 from nanoengine.core.messages import StepResult
-from nanoengine.core.model_runner import RunnerPart
-from nanoengine.core.qwen3 import DenseLayer
+from nanoengine.core.model_runner import ModelRunner, RunnerPart
+from nanoengine.core.qwen3 import DenseDecoder, DenseLayer
 from nanoengine.core.startup import Startup
 from nanoengine.kernels.attention import AttentionBackend
 from nanoengine.kernels.native.attention import NativeAttention
@@ -33,27 +35,41 @@ from nanoengine.scale.parallel.kernels import GroupKernels
 from nanoengine.scale.parallel.options import ParallelOptions
 from nanoengine.scale.parallel.shares import Shares
 from nanoengine.scale.parallel.states import units_of_ranks
+from nanoengine.scale.worker.elsewhere import NOT_THERE, replaced, take_model_away
 from nanoengine.scale.worker.member import Member
+from nanoengine.scale.worker.remote_runner import RemoteRunner
 
 SHARED = (SelfAttention, Mixer, MLP, SparseMLP)
 """Parts of layers whose weights `GroupFactory` can share out."""
 
+REFUSED = ("preemption_mode", "kv_host_memory", "kv_disk_path", "draft_model")
+"""Options of capabilities whose policy reads the tensors of the runner, which are in other processes here."""
+
 
 class Parallel(Capability):
-    """It must stand before the worker process, which makes the group."""
+    """In the process that has the requests, it takes the model and the runner away from the capabilities behind it, and a
+    `RemoteRunner` starts the ranks. In a rank, it sets the factory with which the model is made.
+    """
 
     options = ParallelOptions
     group: Group | None = None
 
     def describe(self, startup: Startup) -> None:
-        self.asked = startup.config.of(ParallelOptions)
+        config = startup.config
+        self.asked = config.of(ParallelOptions)
         startup.num_ranks = self.asked.tensor_parallel_size
+        if startup.num_ranks > 1 and Member not in config.options:
+            refuse(config)
+            take_model_away(startup, self)
+            startup.new_runner = partial(_new_runner, startup)  # type: ignore[method-assign]
 
-    def model(self, startup: Startup) -> None:
-        """In a worker, set the factory with which the model is made."""
+    def model(self, startup: Startup) -> DenseDecoder | None:
         member = startup.config.options.get(Member)
-        if startup.num_ranks == 1 or member is None:
-            return
+        if startup.num_ranks == 1:
+            return None
+        if member is None:
+            check_pool(startup)
+            return cast(DenseDecoder, self)  # nobody in this process looks at it
         config = cast(ModelConfig, startup.model_config)
         communicator = self._communicator(startup, member, config)
         _launch_in_order(startup.kernels, startup.backend)
@@ -69,6 +85,7 @@ class Parallel(Capability):
             return GroupFactory(GroupKernels(kernels, group), dtype, device, group=group)
 
         startup.factory, startup.kept_rows = factory, group.kept_rows
+        return None
 
     def _communicator(self, startup: Startup, member: Member, config: ModelConfig) -> Communicator:
         device = startup.device.torch_device
@@ -110,6 +127,38 @@ class Parallel(Capability):
         return f"{startup.num_ranks} ranks" if startup.num_ranks > 1 else None
 
 
+def _new_runner(startup: Startup, num_blocks: int, _: int) -> ModelRunner:
+    """Ranks with pools of so many blocks; from them they know, too, how long a sequence may be."""
+    config, size = startup.config, startup.num_ranks
+    same = replace(
+        replaced(config, NOT_THERE),
+        device=startup.device.torch_device.type,
+        num_threads=max(1, startup.device.num_threads // size),  # of this process, which computes nothing
+        num_kv_blocks=num_blocks,
+        kv_cache_memory=None,
+        block_size=startup.block_size,
+    )
+    limit = config.of(ParallelOptions).worker_step_seconds
+    return cast(ModelRunner, RemoteRunner(same, size, limit, use_tqdm=startup.use_tqdm))
+
+
+def refuse(config: EngineConfig) -> None:
+    """Raise InvalidConfig if one of the options in REFUSED has another value than its default."""
+    for own in config.options.values():
+        for name in REFUSED:
+            if hasattr(own, name) and getattr(own, name) not in (None, getattr(type(own)(), name)):
+                raise InvalidConfig(f"{name} is not computed by ranks: leave it out, or tensor_parallel_size")
+
+
+def check_pool(startup: Startup) -> None:
+    """Raise InvalidConfig if the pool of GPUs would have to be measured, which only the ranks could do."""
+    config = startup.config
+    if startup.device.is_cuda and config.num_kv_blocks is None and config.kv_cache_memory is None:
+        raise InvalidConfig(
+            "tensor_parallel_size on GPUs needs num_kv_blocks or kv_cache_memory: only ranks could measure it"
+        )
+
+
 def _launch_in_order(*users: object) -> None:
     """Let no Triton kernel start before the kernel before it has ended: between them are gathers, and biases that are made at
     their first use.
@@ -131,8 +180,8 @@ class HeadsOfRank:
         self._columns = shares.columns(shares.heads)
         own.kv_shape, own.attend = self.kv_shape, self.attend  # type: ignore[method-assign]
 
-    def kv_shape(self, num_blocks: int, num_kv_heads: int, head_dim: int, **more: Any) -> tuple[int, ...]:
-        return self._kv_shape(num_blocks, self._num_kv_heads, head_dim, **more)
+    def kv_shape(self, num_blocks: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        return self._kv_shape(num_blocks, self._num_kv_heads, head_dim)
 
     def attend(
         self,

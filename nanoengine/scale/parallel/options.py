@@ -9,6 +9,9 @@ from nanoengine.core.options import check, option
 
 MOST_RANKS = 64
 
+MOST_SECONDS = 2e6
+"""What poll(2) can wait: it counts milliseconds in 31 bits."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelOptions:
@@ -20,6 +23,7 @@ class ParallelOptions:
         decode_context_parallel_size: 1: each process has the K/V of some heads. As many as tensor_parallel_size: each has some
             tokens of all heads, which takes less memory where a model has fewer K/V heads than there are processes. It needs a
             block_size of 256 tokens for each process, or a multiple.
+        worker_step_seconds: when the step of a process takes longer, all processes that share the model are ended. Above 0.
 
     Raises:
         InvalidConfig: a value that cannot work.
@@ -27,6 +31,7 @@ class ParallelOptions:
 
     tensor_parallel_size: int = option(1, high=MOST_RANKS)
     decode_context_parallel_size: int = option(1, high=MOST_RANKS)
+    worker_step_seconds: float = option(300.0, 0, MOST_SECONDS, above=True)
 
     def __post_init__(self) -> None:
         check(self)

@@ -75,7 +75,7 @@ class PartialWeight:
         return self._bias
 
 
-class PartialExperts:
+class PartialExperts(ExpertWeights):
     """Matrices of experts of which this rank has the outputs in `columns[rank]`."""
 
     def __init__(self, own: ExpertWeights, shape: tuple[int, int, int], columns: list[range], rank: int):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from nanoengine.core.capability import Capability
 from nanoengine.core.errors import InvalidConfig
 from nanoengine.scale.ray.options import RayOptions
-from nanoengine.scale.replicas.options import ReplicaOptions
+from nanoengine.scale.replicas.options import num_replicas_of
 
 if TYPE_CHECKING:
     from nanoengine.core.startup import Startup
@@ -24,7 +24,7 @@ class Ray(Capability):
         own = config.of(RayOptions)
         if not own.ray:
             return
-        if not config.of(ReplicaOptions).replicas:
+        if not num_replicas_of(config):
             raise InvalidConfig("ray is given, but replicas is 0: say how many replicas Ray shall place, 1 or more")
         from nanoengine.scale.ray.carrier import RayCarrier
         from nanoengine.scale.ray.cluster import connect, nodes

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from nanoengine.core.config import EngineConfig
 from nanoengine.scale.ray.options import RayOptions
-from nanoengine.scale.replicas.options import ReplicaOptions
-from nanoengine.scale.worker.member import NOT_THERE, replaced
+from nanoengine.scale.replicas.options import num_ranks_of, num_replicas_of
+from nanoengine.scale.worker.elsewhere import NOT_THERE, replaced
 
 
 class Room(NamedTuple):
@@ -27,7 +27,7 @@ def room_of_each(config: EngineConfig, nodes: Iterable[Mapping[str, float]]) -> 
         config: of the engine with all replicas.
         nodes: resources of each node of the cluster, by Ray's names.
     """
-    own, num_ranks, nodes = config.of(RayOptions), ranks_of(config), list(nodes)
+    own, num_ranks, nodes = config.of(RayOptions), num_ranks_of(config), list(nodes)
     num_gpus = own.ray_gpus
     if num_gpus is None:
         has_gpus = config.device.startswith("cuda") or any(node.get("GPU", 0) >= 1 for node in nodes)
@@ -36,9 +36,7 @@ def room_of_each(config: EngineConfig, nodes: Iterable[Mapping[str, float]]) -> 
     if num_cpus is None and num_gpus:
         num_cpus = num_gpus
     if num_cpus is None:
-        num_cpus = config.num_threads or _share(
-            config.of(ReplicaOptions).replicas, [node.get("CPU", 0) for node in nodes]
-        )
+        num_cpus = config.num_threads or _share(num_replicas_of(config), [node.get("CPU", 0) for node in nodes])
     return Room(num_cpus, num_gpus)
 
 
@@ -50,12 +48,6 @@ def _share(count: int, cpus: Iterable[float]) -> int:
 
 def config_of_each(config: EngineConfig, room: Room) -> EngineConfig:
     """The config of each replica, which has its room for itself."""
-    own = replaced(config, NOT_THERE).options
-    options: dict[type, Any] = {**own, ReplicaOptions: ReplicaOptions(), RayOptions: RayOptions()}
+    own = replaced(config, NOT_THERE | {"replicas": 0})
     threads = config.num_threads if room.num_gpus else config.num_threads or max(1, room.num_cpus)
-    return dataclasses.replace(config, num_threads=threads, options=options)
-
-
-def ranks_of(config: EngineConfig) -> int:
-    """Ranks of a replica."""
-    return max(getattr(own, "tensor_parallel_size", 1) for own in (config, *config.options.values()))
+    return dataclasses.replace(own, num_threads=threads, options={**own.options, RayOptions: RayOptions()})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import secrets
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -16,9 +16,8 @@ from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.scale.replicas.carrier import Carrier, LocalCarrier
 from nanoengine.scale.replicas.engine import ReplicatedEngine
 from nanoengine.scale.replicas.observer import ReplicaObserver
-from nanoengine.scale.replicas.options import ReplicaOptions, option_of
-from nanoengine.scale.worker.capability import WithoutRunner
-from nanoengine.scale.worker.member import NOT_THERE, replaced
+from nanoengine.scale.replicas.options import ReplicaOptions, num_ranks_of, num_replicas_of, option_of
+from nanoengine.scale.worker.elsewhere import NOT_THERE, replaced, take_model_away
 from nanoengine.sizes import told
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from nanoengine.core.startup import Startup
 
 
-OF_REPLICAS = ("ParallelOptions", "WorkerOptions", "KVOffloadOptions", "SpeculationOptions")
+OF_REPLICAS = ("ParallelOptions", "KVOffloadOptions", "SpeculationOptions")
 """Options without a meaning in this process, which computes nothing."""
 
 SNAPSHOT_MEMORY = "snapshot_memory"
@@ -46,19 +45,20 @@ class Replicas(Capability):
 
     options = ReplicaOptions
     computes = ""
+    is_used = False
 
     def describe(self, startup: Startup) -> None:
-        config = startup.config
-        if not config.of(ReplicaOptions).replicas:
+        count = num_replicas_of(startup.config)
+        if not count:
             return
+        self.is_used, config = True, replaced(startup.config, {"replicas": count})
         check_lora_bytes(config)
         new_carrier = startup.new_carrier
         is_on_gpus = new_carrier is None and config.device != "cpu"
-        has_gpus = check_gpus(config, torch.cuda.device_count() if is_on_gpus else 0)
+        num_gpus = gpus_of_each(config, torch.cuda.device_count() if is_on_gpus else 0)
         options = {kind: kind() if kind.__name__ in OF_REPLICAS else own for kind, own in config.options.items()}
         startup.config = dataclasses.replace(config, device="cpu", options=options)
-        others = [own for own in startup.capabilities if own is not self]
-        startup.capabilities = [self, *(cast(Capability, WithoutRunner(own)) for own in others)]
+        others = take_model_away(startup, self)
         startup.new_runner = lambda *_: cast("ModelRunner", NoRunner())  # type: ignore[method-assign]
         make_engine = startup._new_engine
 
@@ -71,8 +71,8 @@ class Replicas(Capability):
                 memory = (
                     option_of(startup.config, SNAPSHOT_MEMORY) if option_of(config, SNAPSHOT_MEMORY) is None else None
                 )
-                each = config_of_each(told, startup.num_blocks, memory, has_gpus=has_gpus)
-                carrier = LocalCarrier(each, hash_seed, has_gpus=has_gpus, use_tqdm=startup.use_tqdm)
+                each = config_of_each(told, startup.num_blocks, memory, has_gpus=num_gpus > 0)
+                carrier = LocalCarrier(each, hash_seed, num_gpus=num_gpus, use_tqdm=startup.use_tqdm)
             adapters = next((found for own in others if (found := getattr(own, "adapters", None)) is not None), None)
             options = config.of(ReplicaOptions)
             engine = ReplicatedEngine(make_engine(), carrier, options, seed=config.seed, adapters=adapters)
@@ -83,8 +83,7 @@ class Replicas(Capability):
         startup._new_engine = new_engine  # type: ignore[method-assign]
 
     def model(self, startup: Startup) -> DenseDecoder | None:
-        is_used = startup.config.of(ReplicaOptions).replicas > 0
-        return cast("DenseDecoder", self) if is_used else None  # nobody here looks at it
+        return cast("DenseDecoder", self) if self.is_used else None  # nobody in this process looks at it
 
     def policy(self, startup: Startup) -> None:
         self.computes = f"{startup.kernels.name} {startup.kernels.fingerprint}, {startup.dtype}"
@@ -105,35 +104,37 @@ def check_lora_bytes(config: EngineConfig) -> None:
         )
 
 
-def check_gpus(config: EngineConfig, num_gpus: int) -> bool:
-    """Whether replicas compute on GPUs; raises InvalidConfig if there are not enough of them."""
-    count = config.of(ReplicaOptions).replicas
-    if 0 < num_gpus < count:
+def gpus_of_each(config: EngineConfig, num_gpus: int) -> int:
+    """GPUs of each replica, one for each of its ranks, where this process sees `num_gpus`; raises InvalidConfig if these are too
+    few.
+    """
+    count, num_ranks = num_replicas_of(config), num_ranks_of(config)
+    if 0 < num_gpus < count * num_ranks:
         raise InvalidConfig(
-            f"replicas is {count}, and torch sees {num_gpus} GPUs, of which each takes one: lower it, or set device to cpu"
+            f"replicas is {count}, and torch sees {num_gpus} GPUs, of which each takes {num_ranks}: lower it, or set device to "
+            "cpu"
         )
-    return num_gpus > 0
+    return num_ranks if num_gpus else 0
 
 
 def config_of_each(
     config: EngineConfig, num_blocks: int, snapshot_memory: int | None = None, *, has_gpus: bool
 ) -> EngineConfig:
     """The options of each replica: on a CPU they share its cores, and the memory that one engine would take for K/V and for
-    states.
+    states. A single replica looks for itself what is free.
 
     Args:
         num_blocks: of the KV pool of one engine here.
         snapshot_memory: that one engine would take here; None: none, or what the options say.
         has_gpus: each has a GPU, and sees no other.
     """
-    options: dict[type, Any] = {**replaced(config, NOT_THERE).options, ReplicaOptions: ReplicaOptions()}
-    own = dataclasses.replace(config, options=options)
+    count = num_replicas_of(config)
+    own = replaced(config, NOT_THERE | {"replicas": 0})
     if has_gpus:
         return dataclasses.replace(own, device="cuda")
-    count = config.of(ReplicaOptions).replicas
     if config.num_threads is None:
         own = dataclasses.replace(own, num_threads=max(1, len(os.sched_getaffinity(0)) // count))
-    if config.num_kv_blocks is None and config.kv_cache_memory is None:
+    if count > 1 and config.num_kv_blocks is None and config.kv_cache_memory is None:
         own = dataclasses.replace(own, num_kv_blocks=max(1, num_blocks // count))
     if snapshot_memory is not None:
         own = replaced(own, {SNAPSHOT_MEMORY: snapshot_memory // count})

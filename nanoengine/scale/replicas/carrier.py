@@ -64,10 +64,11 @@ class LocalReplica:
         return ending_of(self.process)
 
 
-def gpu_of(number: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Environment in which a replica sees one GPU: among the GPUs of this process, the one with the number of the replica."""
+def gpus_of(number: int, count: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """Environment in which the replica of a number sees so many GPUs: those of this process are dealt out in their order."""
     seen = environment.get("CUDA_VISIBLE_DEVICES")
-    return {"CUDA_VISIBLE_DEVICES": seen.split(",")[number] if seen else f"{number}"}
+    places = range(number * count, (number + 1) * count)
+    return {"CUDA_VISIBLE_DEVICES": ",".join(seen.split(",")[place] if seen else f"{place}" for place in places)}
 
 
 class LocalCarrier:
@@ -76,17 +77,17 @@ class LocalCarrier:
     Args:
         config: of each replica's engine.
         hash_seed: of the hashes in the prefix caches of all replicas.
-        has_gpus: each replica sees one GPU, the one with its number.
+        num_gpus: that each replica sees, for itself.
         use_tqdm: the first replica shows the progress of its start-up.
     """
 
-    def __init__(self, config: EngineConfig, hash_seed: int, *, has_gpus: bool = False, use_tqdm: bool = False):
-        self.config, self.hash_seed, self.has_gpus, self.use_tqdm = config, hash_seed, has_gpus, use_tqdm
+    def __init__(self, config: EngineConfig, hash_seed: int, *, num_gpus: int = 0, use_tqdm: bool = False):
+        self.config, self.hash_seed, self.num_gpus, self.use_tqdm = config, hash_seed, num_gpus, use_tqdm
         self.waits: dict[int, str] = {}
 
     def start(self, number: int) -> LocalReplica:
-        gpu = gpu_of(number, os.environ) if self.has_gpus else None
-        process, own = start_child("nanoengine.scale.replicas.process", environment=gpu)
+        gpus = gpus_of(number, self.num_gpus, os.environ) if self.num_gpus else None
+        process, own = start_child("nanoengine.scale.replicas.process", environment=gpus)
         started = LocalReplica(process, own)
         try:
             own.settimeout(SEND_SECONDS)

@@ -11,11 +11,11 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from nanoengine.core.detokenizer import Detokenizer
-from nanoengine.core.errors import InvalidRequest, shown
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import Launched, StepPlan, StepResult
 from nanoengine.core.outputs import FinishReason
-from nanoengine.core.sequence import Request, Sequence
+from nanoengine.core.sequence import Request
+from nanoengine.core.tokenizer import Tokenizer
 from nanoengine.scale.replicas.carrier import Carrier
 from nanoengine.scale.replicas.fleet import Fleet
 from nanoengine.scale.replicas.messages import Finish, Forget
@@ -68,7 +68,7 @@ class ReplicatedEngine(LLMEngine):
         )
         self.fleet, self.inbox = fleet, Inbox(self.supervisor)
         try:
-            while self.supervisor.num_ready < options.replicas:
+            while self.supervisor.num_ready < len(self.supervisor.slots):
                 self.supervisor.watch()
                 if self.supervisor.failure is not None:
                     raise self.supervisor.failure
@@ -89,32 +89,11 @@ class ReplicatedEngine(LLMEngine):
         return self.supervisor.unavailable
 
     def submit(self, request: Request) -> None:
-        self._check_open()
-        if request.request_id in self.requests or request.sequences:
-            raise InvalidRequest(
-                f"request_id {shown(request.request_id)} is in use, or was submitted before: make a new request"
-            )
         if request.params.seed is None:  # the request keeps its seed when it moves
             request.params = copy.copy(request.params)
             request.params.keep("seed", self._seeds.getrandbits(63))
-        params: Any = request.params
-        for index in range(params.num_sequences):
-            seq = Sequence(
-                self._num_sequences,
-                request,
-                index=index,
-                eos_token_ids=self.eos_token_ids,
-                max_model_len=self.max_model_len,
-            )
-            seq.detokenizer = Detokenizer(self.tokenizer.decode)  # its text comes from the replica
-            seq.logprobs = None if getattr(params, "num_logprobs", None) is None else []
-            self._num_sequences += 1
-            request.sequences.append(seq)
-            self.scheduler.add(seq)
-        if getattr(params, "prompt_logprobs", None) is not None:
-            request.prompt_logprobs = [None] * len(request.prompt_token_ids)
-            request.sequences[0].reads_cache = False
-        self.requests[request.request_id] = request
+        self.queue(request)
+        mirror(request, self.tokenizer)
         self.fleet.submit(request)
 
     def abort(self, request_id: str, reason: FinishReason = "abort") -> bool:
@@ -153,6 +132,17 @@ class ReplicatedEngine(LLMEngine):
             self.abort(request_id)
         self._is_closed = True
         self.supervisor.close()
+
+
+def mirror(request: Request, tokenizer: Tokenizer) -> None:
+    """Let a request that was queued have its texts and log probabilities from a replica."""
+    params: Any = request.params
+    for seq in request.sequences:
+        seq.detokenizer = Detokenizer(tokenizer.decode)
+        seq.logprobs = None if getattr(params, "num_logprobs", None) is None else []
+    if getattr(params, "prompt_logprobs", None) is not None:
+        request.prompt_logprobs = [None] * len(request.prompt_token_ids)
+        request.sequences[0].reads_cache = False
 
 
 class Watching:

@@ -2,8 +2,8 @@
 message, and sends messages.
 
 A request can be written as a `Resumable` at any time: its prompt, its params with a seed, and the tokens that came so far. When
-its replica is lost or drained, it is submitted to another replica under a new key. Messages with the old key are dropped, and a
-delta counts only if it begins exactly behind the known tokens: no token is lost, and no token comes twice.
+its replica is lost or drained, it is submitted to another replica under a new key, and messages with the old key are dropped: no
+token is lost, and no token comes twice.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 from nanoengine.core.sequence import Phase, Request, Sequence
 from nanoengine.errors import EngineDead
-from nanoengine.scale.replicas.messages import Abort, Delta, Equip, Finish, News, Resumable, Submit, TellCached
+from nanoengine.scale.replicas.messages import Abort, Delta, Equip, Finish, KVChange, News, Resumable, Submit
 from nanoengine.scale.replicas.replica import EMBEDDING
-from nanoengine.scale.replicas.router import Route, Router
+from nanoengine.scale.replicas.router import Place, Route, Router
 
 if TYPE_CHECKING:
     from nanoengine.features.lora.adapters import Adapters
@@ -34,15 +33,12 @@ TYPICAL_NEW = 128
 """Tokens that a completion is expected to have, if its limit allows for them."""
 
 
-@dataclass(eq=False, slots=True)
-class Member:
+@dataclass(eq=False, slots=True, kw_only=True)
+class Member(Place):
     """A replica that takes requests."""
 
-    number: int
     link: Link
     running: dict[int, Running] = field(default_factory=dict)  # by key
-    next_change: int = 0  # the number of the next change of its cache that it will send
-    is_known: bool = False  # the router knows all blocks that it has cached
     adapters: frozenset[str] = frozenset()  # digests of the adapters that it has
 
 
@@ -52,8 +48,7 @@ class Running:
 
     request: Request
     key: int
-    member: Member | None = None
-    route: Route | None = None
+    route: Route[Member] | None = None  # None: it waits for a replica
     num_losses: int = 0  # since the last token
 
 
@@ -85,9 +80,8 @@ class Fleet:
 
     def join(self, number: int, link: Link) -> None:
         """A replica is ready: it takes requests."""
-        member = self.members[number] = Member(number, link)
+        member = self.members[number] = Member(number=number, link=link)
         self._equip(member)
-        self.router.add(number)
         waiting, self.unplaced = self.unplaced, {}
         for own in waiting.values():
             self._place(own)
@@ -112,10 +106,9 @@ class Fleet:
         member = self.members.pop(number, None)
         if member is None:
             return []
-        self.router.remove(number)
         ended: list[Request] = []
         for own in member.running.values():
-            own.member = own.route = None
+            own.route = None
             own.num_losses += 1
             if own.num_losses < MOST_LOSSES:
                 self._place(own)
@@ -139,10 +132,9 @@ class Fleet:
     def drain(self, number: int) -> None:
         """A replica takes no more requests, and its requests move at once."""
         member = self.members.pop(number)
-        self.router.remove(number)
-        for own in list(member.running.values()):
+        for own in member.running.values():
             member.link.send(Abort(own.key))
-            own.member = own.route = None
+            own.route = None
             self._place(own)
 
     # ---- requests
@@ -157,16 +149,21 @@ class Fleet:
             return
         for seq in request.sequences:
             self._finish(seq, finish)
-        if own.member is not None:
-            own.member.link.send(Abort(own.key))
+        if own.route is not None:
+            own.route.place.link.send(Abort(own.key))
         self._end(own)
 
     def receive(self, number: int, news: News) -> list[Request]:
-        """Take the news of a replica; returns the requests that have new tokens or an end."""
+        """Take the news of a replica; returns the requests that have new tokens or an end.
+
+        Raises:
+            ValueError: it has left tokens out, or said them twice.
+        """
         member = self.members.get(number)
         if member is None:
             return []
-        self._take_changes(member, news)
+        for change in news.changes:
+            _take_change(member, change)
         for key, entries in news.prompt_logprobs.items():
             if key in member.running:
                 member.running[key].request.prompt_logprobs = entries
@@ -182,12 +179,8 @@ class Fleet:
     def _take_delta(self, own: Running, delta: Delta) -> None:
         request = own.request
         seq = next(seq for seq in request.sequences if seq.index == delta.completion)
-        have = len(seq.token_ids) - seq.num_prompt_tokens
-        if seq.finished or (delta.first_token + len(delta.token_ids) <= have and delta.finish is None):
-            return  # it is known
-        if delta.first_token != have:  # some were lost on the way: get them again
-            self._move(own)
-            return
+        if seq.finished or delta.first_token != len(seq.token_ids) - seq.num_prompt_tokens:
+            raise ValueError(f"tokens from place {delta.first_token} on are not the next of this completion")
         own.num_losses = 0
         if seq.phase is Phase.WAITING:
             self.begin(seq)
@@ -200,38 +193,12 @@ class Fleet:
         seq.detokenizer.text += delta.text
         if delta.logprobs is not None and seq.logprobs is not None:
             seq.logprobs += delta.logprobs
-        if own.route is not None and own.route.num_prompt:
-            own.route = self.router.begun(own.route)
+        if own.route is not None:
+            own.route.begun()
         if delta.finish is not None:
             self._finish(seq, delta.finish)
             if request.finished:
                 self._end(own)
-
-    def _take_changes(self, member: Member, news: News) -> None:
-        """Tell the router which blocks a replica has cached; after a gap in the changes, ask the replica for all of them."""
-        router, number = self.router, member.number
-        if news.is_all:
-            router.cleared(number)
-            member.is_known, member.next_change = True, news.first_change
-        elif news.changes and news.first_change != member.next_change and member.is_known:
-            router.cleared(number)
-            member.is_known = False
-            member.link.send(TellCached())
-        if not member.is_known:
-            return
-        member.next_change += len(news.changes)
-        for (is_stored, is_all), changes in groupby(news.changes, lambda change: (change[1], change[0] is None)):
-            if is_all:
-                router.cleared(number)
-            else:
-                hashes = [hash for hash, _ in changes if hash is not None]
-                (router.stored if is_stored else router.removed)(number, hashes)
-
-    def _move(self, own: Running) -> None:
-        assert own.member is not None
-        own.member.link.send(Abort(own.key))
-        self._leave(own)
-        self._place(own)
 
     def _place(self, own: Running) -> None:
         """Submit a request to the best replica; without a replica the request waits for one."""
@@ -244,13 +211,13 @@ class Fleet:
         own.key = self._num_keys
         first = next(seq for seq in request.sequences if not seq.finished)
         submit = Submit(own.key, resumable(request))
-        own.route = self.router.route(self.hashes(first), *_num_expected(request))
-        own.member = self.members[own.route.replica]
-        own.member.running[own.key] = own
+        own.route = self.router.route(self.members.values(), self.hashes(first), *_num_expected(request))
+        member = own.route.place
+        member.running[own.key] = own
         if self.adapters is not None and (digest := self.adapters.digest_of(request)) is not None:
-            self._equip(own.member)
+            self._equip(member)
             submit = submit._replace(adapter=digest)
-        own.member.link.send(submit)
+        member.link.send(submit)
 
     def _finish(self, seq: Sequence, finish: Finish) -> None:
         """End a completion; nothing happens if it has ended."""
@@ -273,17 +240,23 @@ class Fleet:
             self._finish(seq, Finish("error", None, error, None, None))
         self._end(own)
 
-    def _leave(self, own: Running) -> None:
-        if own.member is not None:
-            del own.member.running[own.key]
-            if own.route is not None:
-                self.router.ended(own.route)
-        own.member = own.route = None
-
     def _end(self, own: Running) -> None:
-        self._leave(own)
+        if own.route is not None:
+            del own.route.place.running[own.key]
+            own.route.ended()
         self.unplaced.pop(own.request, None)
         del self.running[own.request]
+
+
+def _take_change(member: Member, change: KVChange) -> None:
+    """Note which blocks a replica has cached."""
+    hash, is_stored = change
+    if hash is None:
+        member.cached.clear()
+    elif is_stored:
+        member.cached.add(hash)
+    else:
+        member.cached.discard(hash)
 
 
 def _num_expected(request: Request) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """Messages between the front and its replicas. Plain data, which is pickled.
 
-The front sends Submit, Abort, Equip, Ping, TellCached, Forget and End. A replica sends Pong while it starts, then Ready or Failed
+The front sends Submit, Abort, Equip, Ping, Forget and End. A replica sends Pong while it starts, then Ready or Failed
 once, and then News and Pong. A replica that sends a message at another time is lost.
 """
 
@@ -58,10 +58,6 @@ class Ping(NamedTuple):
     wants_metrics: bool  # the counters are sent after the current step
 
 
-class TellCached(NamedTuple):
-    """Send all blocks that are cached: some changes were lost on the way."""
-
-
 class Forget(NamedTuple):
     """Empty the prefix cache."""
 
@@ -117,17 +113,13 @@ class News:
 
     Attributes:
         deltas: new tokens of completions.
-        changes: changes of the prefix cache.
-        first_change: number of the first of `changes` in the life of the replica.
-        is_all: the changes begin with an empty cache.
+        changes: changes of the prefix cache, which is empty at first.
         prompt_logprobs: by key, once all log probabilities of a prompt are known.
         metrics: counters of the engine and its view, if a `Ping` wanted them.
     """
 
     deltas: list[Delta] = field(default_factory=list)
     changes: list[KVChange] = field(default_factory=list)
-    first_change: int = 0
-    is_all: bool = False
     prompt_logprobs: dict[int, list[Any]] = field(default_factory=dict)
     metrics: Any = None
 

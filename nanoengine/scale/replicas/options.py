@@ -21,7 +21,7 @@ class ReplicaOptions:
     Args:
         replicas: engines, each in a process of its own, that share the requests. A request goes to the replica that has most of
             its prompt cached and least to do; if this replica dies, another one goes on with the request, with the same tokens.
-            0: one engine, in this process.
+            0: one engine, in this process. None: 1 where tensor_parallel_size is above 1, and otherwise 0.
         replica_silence_seconds: a replica that sends nothing for so long is killed; the limit is 60 seconds at least while a
             replica starts. Above 0.
         replica_step_seconds: a replica whose step takes longer is killed. Above 0.
@@ -34,7 +34,7 @@ class ReplicaOptions:
         InvalidConfig: a value that cannot work.
     """
 
-    replicas: int = option(0, 0, MOST_REPLICAS)
+    replicas: int | None = option(None, 0, MOST_REPLICAS)
     replica_silence_seconds: float = option(20.0, 0, MOST_SECONDS, above=True)
     replica_step_seconds: float = option(300.0, 0, MOST_SECONDS, above=True)
     replica_start_seconds: float = option(1800.0, 0, MOST_SECONDS, above=True)
@@ -48,3 +48,14 @@ class ReplicaOptions:
 def option_of(config: EngineConfig, name: str) -> Any:
     """An option of any capability; None if nobody has it."""
     return next((getattr(own, name) for own in config.options.values() if hasattr(own, name)), None)
+
+
+def num_ranks_of(config: EngineConfig) -> int:
+    """Processes that share the model of a replica."""
+    return option_of(config, "tensor_parallel_size") or 1
+
+
+def num_replicas_of(config: EngineConfig) -> int:
+    """Replicas that are asked for. A group of ranks is in one, so that its requests go on when it is lost."""
+    asked = config.of(ReplicaOptions).replicas
+    return int(num_ranks_of(config) > 1) if asked is None else asked

@@ -21,7 +21,6 @@ from nanoengine.scale.replicas.messages import (
     Ping,
     Resumable,
     Submit,
-    TellCached,
 )
 from nanoengine.scale.worker.child import portable
 
@@ -65,9 +64,9 @@ class Replica:
         self._keys: dict[str, int] = {}  # by the ids of requests
         self._refused: list[Delta] = []
         self._changes: list[KVChange] = []
-        self._num_changes = 0  # changes of the cache that were sent
-        self._is_all = self._wants_metrics = False
-        self._tell_cached()
+        self._wants_metrics = False
+        if events is not None:
+            events.attach(self._take_event, engine)
 
     def make_request(self, resumable: Resumable) -> Request:
         """Make the request of a submission. Its grammar may have to be compiled, so the caller's thread must be free to wait."""
@@ -104,8 +103,6 @@ class Replica:
                 self.engine.step()  # in which the runner gives back what they took
         elif isinstance(message, Ping):
             self._wants_metrics |= message.wants_metrics
-        elif isinstance(message, TellCached):
-            self._tell_cached()
         elif isinstance(message, Forget):
             self.engine.reset_prefix_cache()
 
@@ -145,12 +142,9 @@ class Replica:
                 del self.held[held.key], self._keys[request.request_id]
         if self.events is not None:
             self.events.publish()
-        has_news = news.deltas or self._changes or self._is_all or news.prompt_logprobs
-        if not (has_news or self._wants_metrics):
+        if not (news.deltas or self._changes or news.prompt_logprobs or self._wants_metrics):
             return None
         news.changes, self._changes = self._changes, []
-        news.first_change, news.is_all, self._is_all = self._num_changes, self._is_all, False
-        self._num_changes += len(news.changes)
         if self._wants_metrics:
             news.metrics, self._wants_metrics = self.count(), False
         return news
@@ -174,13 +168,6 @@ class Replica:
             held.num_tokens[seq.index] += len(tokens)
             held.num_chars[seq.index] = held.num_chars.get(seq.index, 0) + len(text)
         return Delta(held.key, seq.index, told, tokens, text, logprobs, seq.num_cached_tokens or 0, finish)
-
-    def _tell_cached(self) -> None:
-        """Send all blocks that are cached, and from then on the changes."""
-        if self.events is not None:
-            self._changes, self._is_all = [], True
-            self.events.attach(None, self.engine)
-            self.events.attach(self._take_event, self.engine)
 
     def _take_event(self, event: KVEvent) -> None:
         if isinstance(event, AllCleared):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from nanoengine.scale.replicas.carrier import Started
 from nanoengine.scale.replicas.messages import Ready
 from nanoengine.scale.replicas.options import ReplicaOptions
-from nanoengine.scale.worker.child import RETRY_SECONDS
 from nanoengine.scale.worker.link import Link
+
+RETRY_SECONDS = (0.0, 1.0, 5.0, 15.0, 60.0)
+"""Seconds to wait before a process is started again, by the number of failures in a row before."""
 
 MOST_USELESS = 3
 """When more replicas than these were lost in every slot, one after the other, before they computed a token, requests end."""
@@ -23,9 +25,9 @@ class Process:
     key: int  # unique: a process that is started in its place has another
     slot: Slot
     started: Started
-    link: Link
     began: float  # when it was started
     heard: float  # when its last message came
+    link: Link = field(init=False)
     asked: float | None = None  # when it was sent the first ping after that message
     ready: Ready | None = None
     num_counts: int = 0  # how many times it has sent its counters
@@ -54,11 +56,12 @@ class Slot:
         self.start_at = time.monotonic() + RETRY_SECONDS[min(num_failures, len(RETRY_SECONDS)) - 1]
 
     def is_given_up(self, options: ReplicaOptions) -> bool:
+        """Whether no process is started here any more, until a restart."""
         return self.num_failed >= options.replica_start_attempts
 
 
 def unavailable(
-    slots: Iterable[Slot], options: ReplicaOptions, seconds_without: float, waits: dict[int, str]
+    slots: Sequence[Slot], options: ReplicaOptions, seconds_without: float, waits: dict[int, str]
 ) -> str | None:
     """Why no replica will come soon; None: one is there, or may come.
 
@@ -66,7 +69,6 @@ def unavailable(
         seconds_without: time since some replica ran, or was starting.
         waits: see `Carrier.waits`.
     """
-    slots = list(slots)
     if any(slot.current for slot in slots):
         return None
     if all(slot.is_given_up(options) for slot in slots):

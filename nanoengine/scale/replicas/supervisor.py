@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -24,6 +25,7 @@ from nanoengine.scale.replicas.fleet import Fleet
 from nanoengine.scale.replicas.messages import End, Failed, News, Ping, Pong, Ready
 from nanoengine.scale.replicas.options import ReplicaOptions
 from nanoengine.scale.replicas.slots import Process, Slot, unavailable
+from nanoengine.scale.worker.child import START_SILENCE_SECONDS
 from nanoengine.scale.worker.link import Link, Unreadable
 
 logger = logging.getLogger("nanoengine")
@@ -33,9 +35,6 @@ PING_SECONDS = 1.0
 
 END_SECONDS = 60.0
 """How long a replica that was told to end may take: it may have files to write."""
-
-START_SILENCE_SECONDS = 60.0
-"""The least limit of silence while a replica starts: loading a library may hold up its threads."""
 
 
 class Supervisor:
@@ -49,7 +48,7 @@ class Supervisor:
 
     def __init__(self, fleet: Fleet, carrier: Carrier, options: ReplicaOptions):
         self.fleet, self.carrier, self.options = fleet, carrier, options
-        self.slots = [Slot(number) for number in range(options.replicas)]
+        self.slots = [Slot(number) for number in range(options.replicas or 0)]
         self.facts: Ready | None = None  # of the first replica that was ready
         self.failure: Exception | None = None  # why the last replica was lost, or could not be started
         self.unavailable: str | None = None  # why requests are refused, until a replica is ready
@@ -70,16 +69,18 @@ class Supervisor:
         self.selector.register(self._woken, selectors.EVENT_READ)
 
     @property
-    def num_ready(self) -> int:
+    def current(self) -> list[Process]:
         """Replicas that take requests."""
-        return sum(slot.current is not None for slot in self.slots)
+        return [slot.current for slot in self.slots if slot.current is not None]
+
+    @property
+    def num_ready(self) -> int:
+        return len(self.current)
 
     def wake(self) -> None:
         """End the wait of `watch`, or of the next one; from any thread."""
-        try:
+        with suppress(OSError):  # it was woken before, or is closed
             self._wake.send(b"w")
-        except OSError:  # it was woken before, or is closed
-            return
 
     def wait(self) -> None:
         """Wait for an event: a message of a replica, a time at which something is due, or `wake`."""
@@ -93,7 +94,9 @@ class Supervisor:
         """Wait for an event as `wait` does, and handle it."""
         for key, events in self.selector.select(self._seconds_to_wait()):
             if key.data is None:
-                self._empty_wakes()
+                with suppress(BlockingIOError):
+                    while self._woken.recv(4096):
+                        pass
             elif not key.data.link.is_closed:
                 self._serve(key.data, events)
         while not self._calls.empty():
@@ -108,13 +111,12 @@ class Supervisor:
         self._restart_next()
 
     def tell_all(self, message: Any) -> None:
-        for slot in self.slots:
-            if slot.current is not None:
-                slot.current.link.send(message)
+        for process in self.current:
+            process.link.send(message)
 
     def ask_for_metrics(self, seconds: float = 5.0) -> None:
         """Ask all replicas for their counters, and wait for these, at most so long."""
-        asked = [(slot.current, slot.current.num_counts) for slot in self.slots if slot.current is not None]
+        asked = [(process, process.num_counts) for process in self.current]
         self._next_ping, end = 0.0, time.monotonic() + seconds
         while time.monotonic() < end:
             self.watch()
@@ -192,13 +194,13 @@ class Supervisor:
         self.fleet.equip()
         limit = self.options.replica_silence_seconds
         self._next_ping = now + min(PING_SECONDS, limit / 4)
-        for process in [slot.current for slot in self.slots if slot.current is not None]:
+        for process in self.current:
             if process.asked is not None and now - process.asked > limit:
                 self._lose(process, f"has said nothing for replica_silence_seconds={limit:g}")
                 continue
             process.asked = now if process.asked is None else process.asked
             process.link.send(Ping(wants_metrics=True))
-        for process in [slot.next for slot in self.slots if slot.next is not None]:
+        for process in filter(None, [slot.next for slot in self.slots]):
             if now - process.began > (most := self.options.replica_start_seconds):
                 self._lose(process, f"was not ready within replica_start_seconds={most:g}")
             elif now - process.heard > (most := max(START_SILENCE_SECONDS, limit)):
@@ -219,13 +221,6 @@ class Supervisor:
         self.unavailable = f"{reason}; the last error was: {self.failure}"
         self.touched.update(dict.fromkeys(self.fleet.fail(EngineDead(self.unavailable))))
 
-    def _empty_wakes(self) -> None:
-        try:
-            while self._woken.recv(4096):
-                pass
-        except BlockingIOError:
-            return
-
     # ---- starts
 
     def _start(self, slot: Slot) -> None:
@@ -239,10 +234,9 @@ class Supervisor:
     def _take_started(self, slot: Slot, started: Started) -> None:
         slot.is_starting = False
         self._num_processes += 1
-        link = Link(started.socket, self.selector)
         now = time.monotonic()
-        process = slot.next = Process(self._num_processes, slot, started, link, now, now)
-        link.register(process)
+        process = slot.next = Process(self._num_processes, slot, started, now, now)
+        process.link = Link(started.socket, self.selector, process)
         if self._is_closed:
             slot.next = None
             self._reap(process)

@@ -20,11 +20,11 @@ from nanoengine.log import log_of_child
 
 logger = logging.getLogger("nanoengine")
 
-RETRY_SECONDS = (0.0, 1.0, 5.0, 15.0, 60.0)
-"""Seconds to wait before a process is started again, by the number of failures in a row before."""
-
 LIFE_SECONDS = 1.0
 """How often a process that starts gives a sign of life."""
+
+START_SILENCE_SECONDS = 60.0
+"""A process that starts, and gives no sign of life for so long, is killed: loading a library may hold up its threads."""
 
 REAP_SECONDS = 5.0
 """How long a killed process is waited for: the kernel may hold it, for a device or a disk."""

@@ -36,21 +36,17 @@ class Link:
     Args:
         own: a connected socket, which the link closes.
         selector: watches the socket for bytes to receive, and for room to send.
+        owner: the data of its key.
     """
 
-    def __init__(self, own: socket.socket, selector: selectors.BaseSelector):
+    def __init__(self, own: socket.socket, selector: selectors.BaseSelector, owner: Any):
         own.setblocking(False)
-        self.socket, self._selector = own, selector
-        self._owner: Any = None
+        self.socket, self._selector, self._owner = own, selector, owner
         self._unsent: deque[memoryview] = deque()
         self._received = bytearray()
         self._is_full = False  # the socket takes no more bytes now
         self.is_closed = False
-
-    def register(self, owner: Any) -> None:
-        """Have the selector watch the socket; `owner` becomes the data of its key."""
-        self._owner = owner
-        self._selector.register(self.socket, selectors.EVENT_READ, owner)
+        selector.register(own, selectors.EVENT_READ, owner)
 
     def send(self, message: Any) -> None:
         """Send a message, now or as soon as the socket has room. Nothing happens if the link is closed."""

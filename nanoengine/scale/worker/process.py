@@ -1,4 +1,4 @@
-"""A worker process: builds an engine, of which it uses the executor, and carries out the plans that come.
+"""The process of a rank: builds an engine, of which it uses the executor, and carries out the plans that come.
 
 `python -m nanoengine.scale.worker.process FD`: messages are pickled, and come and go on the socket FD. First come the config
 and who of the group this is. `ALIVE` goes back once a second while the engine is built, then (0, whether it went well, None or
@@ -25,11 +25,8 @@ from nanoengine.scale.worker.member import ALIVE, Member
 
 
 def main(handle: int) -> None:
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # they are for the process that has the requests, which ends this one
-        signal.signal(number, signal.SIG_IGN)
+    for name in (signal.SIGINT, signal.SIGTERM):  # they are for the process that has the requests, which ends this one
+        signal.signal(name, signal.SIG_IGN)
     connection = Connection(handle)
     messages: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_receive, args=(connection, messages), daemon=True).start()
@@ -41,12 +38,8 @@ def main(handle: int) -> None:
         connection.send((0, False, portable(error)))
         return
     connection.send((0, True, None))
-    last = None
     while (message := messages.get()) is not None:
         number, plan = message
-        if last is not None and number != last + 1:
-            raise RuntimeError(f"plan {number} has come behind plan {last}")
-        last = number
         answer: tuple[int, bool, object]
         try:
             result = executor.launch(plan)()

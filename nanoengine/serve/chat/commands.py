@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Generator
 from difflib import get_close_matches
-from pathlib import Path
 from typing import NamedTuple
 
 from nanoengine.serve.chat.answer import Piece
@@ -74,9 +72,9 @@ def _set(session: Session, text: str) -> Reply:
 
 
 def _show(session: Session, _: str) -> Reply:
-    name, model = session.llm.built.config.model, session.llm.built.models.model_config
+    name, models = session.llm.built.config.model, session.llm.built.models
     return Reply(
-        f"  model              {name}: {model.architecture}, {model.num_parameters() / 1e6:,.0f} M parameters\n"
+        f"  model              {name}: {models.model_config.architecture}, {models.num_parameters / 1e6:,.0f} M parameters\n"
         f"  context            {session.llm.engine.max_model_len} tokens\n"
         f"{_set(session, '').words}\n"
         f"  system message     {session.system or 'none'}"
@@ -90,22 +88,6 @@ def _system(session: Session, text: str) -> Reply:
     return Reply("the system message is set")
 
 
-def _save(session: Session, text: str) -> Reply:
-    session.save(_path("/save", text))
-    return Reply(f"{len(session.messages)} messages are in {text}")
-
-
-def _load(session: Session, text: str) -> Reply:
-    session.load(_path("/load", text))
-    return Reply(f"{len(session.messages)} messages are loaded")
-
-
-def _path(name: str, text: str) -> Path:
-    if not text:
-        raise ChatError(f"{name} needs the name of a file")
-    return Path(os.path.expanduser(text))
-
-
 def _retry(session: Session, _: str) -> Reply:
     return Reply(answer=session.retry())
 
@@ -113,21 +95,6 @@ def _retry(session: Session, _: str) -> Reply:
 def _reset(session: Session, _: str) -> Reply:
     session.reset()
     return Reply("the conversation is forgotten" + ("; the system message stays" if session.system else ""))
-
-
-def _stats(session: Session, _: str) -> Reply:
-    if not session.stats:
-        return Reply("nothing was asked yet")
-    all_, last = session.stats, session.stats[-1]
-    tokens, prompts, cached = (
-        sum(getattr(own, name) for own in all_) for name in ("num_tokens", "num_prompt", "num_cached")
-    )
-    held, most = last.num_prompt + last.num_tokens, session.llm.engine.max_model_len
-    return Reply(
-        f"  last answer   {last.num_tokens} tokens, {last}\n"
-        f"  all answers   {len(all_)}: {tokens} tokens, {cached} of {prompts} prompt tokens were cached\n"
-        f"  room          {held} of {most} tokens were in use at the end of the last answer"
-    )
 
 
 def _bye(_: Session, __: str) -> Reply:
@@ -139,11 +106,8 @@ COMMANDS = {
     "/show": Command("", "the model, its context, the settings and the system message", _show),
     "/set": Command("NAME VALUE", "a sampling parameter; /set alone lists them, the value default gives it back", _set),
     "/system": Command("TEXT", "the system message, from the next answer on", _system),
-    "/save": Command("FILE", "write the conversation to a file", _save),
-    "/load": Command("FILE", "go on with a conversation from a file", _load),
     "/retry": Command("", "another answer to the last message", _retry),
     "/reset": Command("", "forget the conversation", _reset),
-    "/stats": Command("", "tokens, times, and what the prefix cache had", _stats),
     "/bye": Command("", "leave; so does Ctrl-D", _bye),
 }
 OTHER_NAMES = {"/?": "/help", "/clear": "/reset", "/exit": "/bye", "/quit": "/bye"}

@@ -6,17 +6,14 @@ import dataclasses
 import json
 from collections.abc import Generator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
-from nanoengine.core.model_config import MAX_JSON_BYTES, read_file
 from nanoengine.errors import InvalidSamplingParams, NanoEngineError, PromptTooLong, shown
 from nanoengine.llm import LLM
 from nanoengine.serve.chat.answer import Answer, Piece, Stats
 
 SETTINGS: tuple[str, ...] = ("temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "min_tokens", "stop")
 SETTINGS += ("repetition_penalty", "presence_penalty", "frequency_penalty")
-ROLES = ("user", "assistant")
 
 FREE, FREED = 1 / 4, 1 / 2
 """Parts of the model's context: a conversation that leaves less than the first for an answer loses its oldest turns, until it
@@ -119,39 +116,3 @@ class Session:
             self.params = dataclasses.replace(self.params, **{name: found})
         except InvalidSamplingParams as error:
             raise ChatError(str(error)) from error
-
-    def save(self, path: Path) -> None:
-        """Write the conversation to a file; another chat is replaced, and no other file. Raises ChatError."""
-        if path.exists():
-            try:
-                read_chat(path)
-            except ChatError as error:
-                raise ChatError(f"{path} is there, and it is no chat: give another name") from error
-        chat = {"system": self.system, "messages": self.messages}
-        try:
-            path.write_text(json.dumps(chat, ensure_ascii=False, indent=1) + "\n", "utf-8")
-        except (OSError, ValueError) as error:
-            raise ChatError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from error
-
-    def load(self, path: Path) -> None:
-        """Go on with a conversation that `save` has written. Raises ChatError; then all is as it was."""
-        (self.system, self.messages), self.num_left_out = read_chat(path), 0
-
-
-def read_chat(path: Path) -> tuple[str, list[dict[str, str]]]:
-    """The system message and the messages of a file."""
-    try:
-        chat = json.loads(read_file(path, MAX_JSON_BYTES).decode())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ChatError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    if (
-        not isinstance(chat, dict)
-        or not isinstance(chat.get("system"), str)
-        or not isinstance(chat.get("messages"), list)
-    ):
-        raise ChatError(f'{path} is no chat: it must have "system" and "messages", as /save writes them')
-    for message in chat["messages"]:
-        is_one = isinstance(message, dict) and message.keys() == {"role", "content"}
-        if not is_one or message["role"] not in ROLES or not isinstance(message["content"], str):
-            raise ChatError(f"{path} is no chat: each message must have a role (user or assistant) and a content")
-    return chat["system"], chat["messages"]

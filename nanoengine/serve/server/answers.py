@@ -15,7 +15,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from nanoengine.core.outputs import RequestOutput
+from nanoengine.core.outputs import CompletionOutput, RequestOutput
 from nanoengine.core.sequence import Request
 from nanoengine.features.sampling.params import SamplingParams
 from nanoengine.serve.aio.request_stream import Delta
@@ -241,8 +241,10 @@ class ChoicesAnswer(Generic[G]):
         """Chunks before the first delta: the choice of each, and the JSON of its other fields, from a comma on."""
         return []
 
-    def pieces(self, own: Request, index: int, delta: Delta, progress: Progress) -> list[dict[str, Any]]:
-        """The choices of the chunks of a delta; none if the parser still holds its text."""
+    def pieces(
+        self, own: Request | RequestOutput, index: int, delta: Delta | CompletionOutput, progress: Progress
+    ) -> list[dict[str, Any]]:
+        """The choices of the chunks of a delta; none if the parser still holds its text. `progress`: before the delta."""
         raise NotImplementedError
 
 

@@ -103,24 +103,13 @@ class _Chat(ChoicesAnswer[ChatRequest]):
         return (len(self.role) + len(self.echo)) * n + prompt * (n if self.request.stream else 1)
 
     def choice(self, number: int, output: RequestOutput, index: int, told: msgspec.Raw | None) -> dict[str, Any]:
-        request, completion = self.request, output.outputs[index]
-        logprobs = None
-        if completion.logprobs is not None:
-            logprobs = self._logprobs(output.prompt_token_ids, Progress(), completion)
-        read = _Choice(self.conversation)
+        piece = self._piece(output, index, output.outputs[index], Progress())
         message: dict[str, Any] = {"role": self.role, "content": "", "refusal": None, "reasoning": None}
-        message |= read.read(completion.text, completion.finish_reason or "stop")
-        message["content"] = self.echo + message["content"] or (None if read.has_called else "")
+        message |= piece.pop("delta")
+        message["content"] = self.echo + message["content"] or (None if "tool_calls" in message else "")
         for call in message.get("tool_calls", ()):
             del call["index"]  # which only streams have
-        return {
-            "index": index,
-            "message": message,
-            "logprobs": logprobs,
-            "finish_reason": ended_by(completion.finish_reason, read.has_called),
-            "stop_reason": completion.stop_reason,
-            "token_ids": completion.token_ids if request.return_token_ids else None,
-        }
+        return {"index": index, "message": message, **piece}
 
     def _logprobs(self, prompt: list[int], progress: Progress, told: CompletionOutput | Delta) -> dict[str, Any]:
         names = progress.names(self.serving.tokenizer, self.params, prompt, told.token_ids, told)
@@ -150,27 +139,30 @@ class _Chat(ChoicesAnswer[ChatRequest]):
             for i in range(request.n or 1)
         ]
 
-    def pieces(self, own: Request, index: int, delta: Delta, progress: Progress) -> list[dict[str, Any]]:
-        request = self.request
+    def _piece(
+        self, own: Request | RequestOutput, index: int, delta: Delta | CompletionOutput, progress: Progress
+    ) -> dict[str, Any]:
+        """All that a delta says; a whole choice is one delta."""
         choice = self._choices.get(index) or self._choices.setdefault(index, _Choice(self.conversation))
         said = choice.read(delta.text, delta.finish_reason) if self.is_parsed else {"content": delta.text}
-        if not said and delta.finish_reason is None and delta.logprobs is None and not request.return_token_ids:
-            return []
         logprobs = None
         if delta.logprobs is not None:
             logprobs = self._logprobs(own.prompt_token_ids, progress, delta)
-        piece = {
-            "index": delta.index,
-            "delta": said,
-            "logprobs": logprobs,
-            "finish_reason": None,
-            "token_ids": delta.token_ids if request.return_token_ids else None,
-        }
-        if delta.finish_reason is None:
+        token_ids = delta.token_ids if self.request.return_token_ids else None
+        piece: dict[str, Any] = {"index": delta.index, "delta": said, "logprobs": logprobs, "finish_reason": None}
+        if delta.finish_reason is not None:
+            reason = ended_by(delta.finish_reason, choice.has_called)
+            piece |= {"finish_reason": reason, "stop_reason": delta.stop_reason}
+        return piece | {"token_ids": token_ids}
+
+    def pieces(
+        self, own: Request | RequestOutput, index: int, delta: Delta | CompletionOutput, progress: Progress
+    ) -> list[dict[str, Any]]:
+        piece = self._piece(own, index, delta, progress)
+        if piece == {"index": delta.index, "delta": {}} | dict.fromkeys(("logprobs", "finish_reason", "token_ids")):
+            return []
+        if delta.finish_reason is None or "tool_calls" not in piece["delta"]:
             return [piece]
-        reason = ended_by(delta.finish_reason, choice.has_called)
-        end = {"finish_reason": reason, "stop_reason": delta.stop_reason}
-        if "tool_calls" not in said:
-            return [piece | end]
         # OpenAI's client looks for the end of a call before it takes the calls of the same chunk.
-        return [piece, piece | end | {"delta": {}, "logprobs": None, "token_ids": None}]
+        calls = {name: value for name, value in piece.items() if name != "stop_reason"} | {"finish_reason": None}
+        return [calls, piece | {"delta": {}, "logprobs": None, "token_ids": None}]

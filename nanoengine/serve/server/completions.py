@@ -73,20 +73,8 @@ class _Completions(ChoicesAnswer[CompletionRequest]):
         self._names: dict[int, list[str]] = {}  # texts of the tokens of each repeated prompt
 
     def choice(self, number: int, output: RequestOutput, index: int, told: msgspec.Raw | None) -> dict[str, Any]:
-        request, completion = self.request, output.outputs[index]
-        text = "" if request.is_echo_only else completion.text
-        token_ids = completion.token_ids
-        logprobs = None if completion.logprobs is None else self._logprobs(number, output, Progress(), completion)
-        return {
-            "index": number * len(output.outputs) + index,
-            "text": (self.echoes[number] if self.echoes else "") + text,
-            "logprobs": logprobs,
-            "finish_reason": completion.finish_reason,
-            "stop_reason": completion.stop_reason,
-            "token_ids": token_ids if request.return_token_ids else None,
-            "prompt_token_ids": output.prompt_token_ids if request.return_token_ids else None,
-            "prompt_logprobs": told,
-        }
+        [piece] = self.pieces(output, number * len(output.outputs) + index, output.outputs[index], Progress())
+        return piece | {"prompt_logprobs": told}
 
     def _logprobs(
         self, number: int, own: Request | RequestOutput, progress: Progress, told: CompletionOutput | Delta
@@ -114,7 +102,9 @@ class _Completions(ChoicesAnswer[CompletionRequest]):
         self._names[number], self.echoes[number] = names, "".join(names)
         return names
 
-    def pieces(self, own: Request, index: int, delta: Delta, progress: Progress) -> list[dict[str, Any]]:
+    def pieces(
+        self, own: Request | RequestOutput, index: int, delta: Delta | CompletionOutput, progress: Progress
+    ) -> list[dict[str, Any]]:
         request, is_first = self.request, progress.num_tokens == 0
         text, number = "" if request.is_echo_only else delta.text, index // (request.n or 1)
         logprobs = None if delta.logprobs is None else self._logprobs(number, own, progress, delta)

@@ -29,10 +29,9 @@ BOUNDS = {
     "stream_interval": (1, 1 << 20),
     "text_threads": (1, 64),
     "token_cache_chars": (0, 1 << 32),
-    "ssl_cert_reqs": (0, 2),
 }
 
-TLS = ("ssl_certfile", "ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs", "ssl_cert_reqs")
+TLS = ("ssl_certfile", "ssl_keyfile", "ssl_keyfile_password")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +41,6 @@ class ServerConfig:
     Args:
         host: address to listen on; 0.0.0.0 is every one of this machine.
         port: 0 takes a free one.
-        uds: path of a Unix socket, in place of host and port.
         served_model_name: names that requests may call the model by; answers use the first. None: the model's own.
         api_key: keys of which a request must have one ("Authorization: Bearer KEY"). None: that in the environment variable
             NANOENGINE_API_KEY, if there is one; otherwise everybody is served.
@@ -79,8 +77,6 @@ class ServerConfig:
         ssl_certfile: PEM file of a certificate and of those that sign it: the server speaks https.
         ssl_keyfile: PEM file of its key, if that is not in ssl_certfile.
         ssl_keyfile_password: that the key is encrypted with.
-        ssl_ca_certs: PEM file of who signs the certificates of clients.
-        ssl_cert_reqs: whether clients need one: 0 no, 1 those that have one show it, 2 yes.
 
     Raises:
         InvalidConfig: a value that cannot work.
@@ -88,7 +84,6 @@ class ServerConfig:
 
     host: str = "127.0.0.1"
     port: int = 8000
-    uds: str | None = None
     served_model_name: tuple[str, ...] | None = None
     api_key: tuple[str, ...] | None = None
     admin_key: str | None = None
@@ -119,13 +114,11 @@ class ServerConfig:
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
     ssl_keyfile_password: str | None = None
-    ssl_ca_certs: str | None = None
-    ssl_cert_reqs: int = 0
 
     @property
     def is_local(self) -> bool:
         """Whether only this machine can reach the server."""
-        return self.uds is not None or self.host in ("localhost", "::1") or self.host.startswith("127.")
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
 
     @property
     def is_open(self) -> bool:
@@ -141,7 +134,7 @@ class ServerConfig:
     def hosts(self) -> frozenset[str] | None:
         """Names that the server may be called by; None: any."""
         own = frozenset(self.allowed_host or ())
-        if self.uds is None and self.is_local:
+        if self.is_local:
             return own | {"localhost", "[::1]", "127.0.0.1", self.host}
         return own or None
 
@@ -160,7 +153,7 @@ class ServerConfig:
                 f"{told(self.max_held_body_bytes)}"
             )
         # A shell writes "" for a variable that it does not know: every address, or none that has a name.
-        for name in ("host", "uds", "admin_key", *TLS):
+        for name in ("host", "admin_key", *TLS):
             if getattr(self, name) == "":
                 raise InvalidConfig(f"{name} is empty: give one, or leave the option out")
         for name in TLS:

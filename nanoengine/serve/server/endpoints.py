@@ -28,13 +28,7 @@ from nanoengine.serve.server.protocol import (
     TokenizeRequest,
     UnloadAdapterRequest,
 )
-from nanoengine.serve.server.responses import (
-    ResponsesRequest,
-    delete_response,
-    response,
-    response_input_items,
-    responses,
-)
+from nanoengine.serve.server.responses import ResponsesRequest, responses
 from nanoengine.serve.server.serving import Serving
 
 OPEN, ADMIN, ONLY_ADMIN = Access.OPEN, Access.ADMIN, Access.ONLY_ADMIN
@@ -55,11 +49,6 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("POST", "/v1/chat/completions", chat_completions, "Answer a conversation", ChatRequest, EVENTS),
     Endpoint(
         "POST", "/v1/responses", responses, "Answer a conversation (OpenAI's newer API)", ResponsesRequest, EVENTS
-    ),
-    Endpoint("GET", "/v1/responses/{response_id}", response, "A stored response"),
-    Endpoint("DELETE", "/v1/responses/{response_id}", delete_response, "Delete a stored response"),
-    Endpoint(
-        "GET", "/v1/responses/{response_id}/input_items", response_input_items, "The conversation before it, in pages"
     ),
     Endpoint("GET", "/v1/models", operations.models, "The model under each of its names, and its adapters"),
     Endpoint("GET", "/v1/models/{name:path}", operations.model, "The model or adapter of a name"),
@@ -99,18 +88,10 @@ ENDPOINTS: tuple[Endpoint, ...] = (
 if is_installed("pooling"):
     from nanoengine.serve.server.embeddings import embeddings
     from nanoengine.serve.server.ollama_embeddings import embed
-    from nanoengine.serve.server.ollama_embeddings import embeddings as ollama_embeddings
 
     ENDPOINTS += (
         Endpoint("POST", "/v1/embeddings", embeddings, "Vectors of texts", EmbeddingRequest),
         Endpoint("POST", "/api/embed", embed, "Vectors of texts (Ollama's API)", ollama.OllamaEmbedRequest),
-        Endpoint(
-            "POST",
-            "/api/embeddings",
-            ollama_embeddings,
-            "The vector of one text (Ollama's older API)",
-            ollama.OllamaEmbeddingsRequest,
-        ),
     )
 
 if is_installed("lora"):

@@ -25,28 +25,19 @@ from nanoengine.errors import (
 from nanoengine.sizes import told
 
 TYPES = {
-    400: "BadRequestError",
-    401: "AuthenticationError",
-    403: "PermissionDeniedError",
-    408: "TimeoutError",
-    404: "NotFoundError",
-    405: "MethodNotAllowedError",
-    429: "RateLimitError",
-    413: "RequestTooLargeError",
-    503: "ServiceUnavailableError",
-    504: "TimeoutError",
+    400: ("BadRequestError", "invalid_request_error"),
+    401: ("AuthenticationError", "authentication_error"),
+    403: ("PermissionDeniedError", "permission_error"),
+    404: ("NotFoundError", "not_found_error"),
+    405: ("MethodNotAllowedError", "invalid_request_error"),
+    408: ("TimeoutError", "invalid_request_error"),
+    413: ("RequestTooLargeError", "request_too_large"),
+    429: ("RateLimitError", "rate_limit_error"),
+    500: ("InternalServerError", "api_error"),
+    503: ("ServiceUnavailableError", "overloaded_error"),
+    504: ("TimeoutError", "timeout_error"),
 }
-
-ANTHROPIC_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
+"""OpenAI's and Anthropic's names of the kinds of errors, by status; others are like 400 and 500."""
 
 RETRY_AFTER = {"retry-after": "1"}
 """The header with the seconds after which a client that was refused may try again."""
@@ -92,14 +83,14 @@ class Problem(NanoEngineError):
 
     def table(self, path: str = "") -> dict[str, Any]:
         """The JSON of the error, for a client of a path."""
+        of_openai, of_anthropic = TYPES.get(self.status, TYPES[500 if self.status >= 500 else 400])
         if path.startswith("/v1/messages"):
-            kind = ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
             details = {"details": {"error_code": self.code}} if self.code else {}
-            return {"type": "error", "error": {"type": kind, "message": self.message, **details}}
+            return {"type": "error", "error": {"type": of_anthropic, "message": self.message, **details}}
         if path.startswith("/api/"):
             return {"error": self.message}
-        kind = TYPES.get(self.status, "InternalServerError" if self.status >= 500 else "BadRequestError")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code or self.status}}
+        code = self.code or self.status
+        return {"error": {"message": self.message, "type": of_openai, "param": self.param, "code": code}}
 
     def response(self, scope: MutableMapping[str, Any]) -> Response:
         """The response to the request of a scope; the message is noted there for the log."""

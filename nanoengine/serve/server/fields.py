@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import Any, get_args
 
 import msgspec
@@ -37,19 +38,11 @@ IGNORED_MESSAGES = (
 by itself."""
 
 IGNORED_RESPONSES = (
-    *(
-        "client_metadata",
-        "metadata",
-        "user",
-        "safety_identifier",
-        "service_tier",
-        "stream_options",
-        "context_management",
-    ),
-    *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "max_tool_calls", "access_programs"),
-    *("background_options", "image"),
+    *("client_metadata", "metadata", "user", "safety_identifier", "service_tier", "stream_options", "store", "image"),
+    *("context_management", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "max_tool_calls"),
+    *("access_programs", "background_options"),
 )
-"""max_tool_calls is of tools that another server calls by itself."""
+"""max_tool_calls is of tools that another server calls by itself. No response is stored, and `store` is false in each."""
 
 IGNORED_OLLAMA = ("truncate", "shift")
 
@@ -90,6 +83,7 @@ INSTEAD: dict[str, tuple[str, ...]] = {
     "max_tokens": ("num_predict",),
     "input": ("messages", "prompt"),
     "messages": ("input",),
+    "previous_response_id": ("input with all items of the conversation: no responses are kept here",),
     "system": ("messages (role system)", "instructions"),
     "response_format": ("text.format", "format", "output_config.format"),
 }
@@ -126,9 +120,18 @@ def _is_empty(name: str, value: Any) -> bool:
     return _asks_for_nothing(bytes(value), empty) if isinstance(value, msgspec.Raw) else value in empty
 
 
-def with_fields(base: type[msgspec.Struct], names: Iterable[str]) -> type[msgspec.Struct]:
-    """A request that has these fields too, with whatever values, which are not built: nobody reads them."""
-    return msgspec.defstruct(base.__name__, [(name, msgspec.Raw, None) for name in names], bases=(base,), kw_only=True)
+def with_fields(
+    base: type[msgspec.Struct], ignored: Iterable[str], taken: Mapping[str, Any] = MappingProxyType({})
+) -> type[msgspec.Struct]:
+    """A request that has more fields.
+
+    Args:
+        base: the request.
+        ignored: fields with whatever values, which are not built: nobody reads them.
+        taken: the types of other fields, which may be left out: they are None then.
+    """
+    found = dict.fromkeys(ignored, msgspec.Raw) | {name: kind | None for name, kind in taken.items()}
+    return msgspec.defstruct(base.__name__, [(*own, None) for own in found.items()], bases=(base,), kw_only=True)
 
 
 def without_unknown(body: bytes, kind: type[msgspec.Struct], place: str = "") -> bytes:

@@ -17,7 +17,8 @@ from starlette.responses import Response
 from nanoengine.serve.server.answers import EventStream, encode
 from nanoengine.serve.server.errors import Problem
 from nanoengine.serve.server.fields import with_fields
-from nanoengine.serve.server.protocol import ChatRequest, LocalSampling, Table
+from nanoengine.serve.server.local_sampling import LocalSampling
+from nanoengine.serve.server.protocol import ChatRequest, Table
 from nanoengine.serve.server.replies import Usage, Writer, reply
 from nanoengine.serve.server.scope import new_id
 from nanoengine.serve.server.serving import Serving

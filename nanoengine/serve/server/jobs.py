@@ -80,32 +80,33 @@ class Job:
 
     async def deltas(self) -> AsyncIterator[list[tuple[int, Delta]]]:
         """Lists of deltas since the last list, each delta with the number of its prompt. Raises as `end`."""
-        if len(self._streams) == 1:
-            async for deltas in self._streams[0]:
-                for start in range(0, len(deltas), MOST_AT_ONCE):
-                    yield [(0, delta) for delta in deltas[start : start + MOST_AT_ONCE]]
-                    if len(deltas) > MOST_AT_ONCE:
-                        await asyncio.sleep(0)
-        else:
-            waiting = {asyncio.ensure_future(anext(stream)): i for i, stream in enumerate(self._streams)}
-            try:
-                while waiting:
-                    done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                    news: list[tuple[int, Delta]] = []
-                    for task in done:
-                        number = waiting.pop(task)
-                        with contextlib.suppress(StopAsyncIteration):
-                            news += [(number, delta) for delta in task.result()]
-                            waiting[asyncio.ensure_future(anext(self._streams[number]))] = number
-                    for start in range(0, len(news), MOST_AT_ONCE):
-                        yield news[start : start + MOST_AT_ONCE]
-                        if len(news) > MOST_AT_ONCE:
-                            await asyncio.sleep(0)
-            finally:
-                for task in waiting:
-                    task.cancel()
+        async for news in self._news():
+            for start in range(0, len(news), MOST_AT_ONCE):
+                yield news[start : start + MOST_AT_ONCE]
+                if len(news) > MOST_AT_ONCE:
+                    await asyncio.sleep(0)
         if self.problem is not None:
             raise self.problem
+
+    async def _news(self) -> AsyncIterator[list[tuple[int, Delta]]]:
+        if len(self._streams) == 1:
+            async for deltas in self._streams[0]:
+                yield [(0, delta) for delta in deltas]
+            return
+        waiting = {asyncio.ensure_future(anext(stream)): i for i, stream in enumerate(self._streams)}
+        try:
+            while waiting:
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                news: list[tuple[int, Delta]] = []
+                for task in done:
+                    number = waiting.pop(task)
+                    with contextlib.suppress(StopAsyncIteration):
+                        news += [(number, delta) for delta in task.result()]
+                        waiting[asyncio.ensure_future(anext(self._streams[number]))] = number
+                yield news
+        finally:
+            for task in waiting:
+                task.cancel()
 
 
 class Jobs:

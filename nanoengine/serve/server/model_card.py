@@ -58,7 +58,7 @@ class ModelCard:
         stats = [(file.name, file.stat()) for file in sorted(files)]
         said = "\n".join(f"{name} {own.st_size} {own.st_mtime_ns}" for name, own in stats)
         family = metadata.get("general.architecture") or re.split("For|Model", config.architecture)[0].lower()
-        count = config.num_parameters()
+        count = models.num_parameters
         details = {
             "parent_model": "",
             "format": "safetensors" if place.is_dir() else "gguf",

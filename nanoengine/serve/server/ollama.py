@@ -23,7 +23,8 @@ from nanoengine.models.tools.parser import Call, Event, Reasoning
 from nanoengine.serve.server.answers import EventStream, encode, json_response
 from nanoengine.serve.server.errors import Problem
 from nanoengine.serve.server.fields import IGNORED_OLLAMA, IGNORED_OPTIONS, Body, with_fields
-from nanoengine.serve.server.protocol import SAME, LocalSampling, Positive, Table, Texts, TranslatedRequest
+from nanoengine.serve.server.local_sampling import OURS, LocalSampling
+from nanoengine.serve.server.protocol import Positive, Table, Texts, TranslatedRequest
 from nanoengine.serve.server.replies import Usage, Writer, json_schema, reply, tool_call
 from nanoengine.serve.server.scope import new_id
 from nanoengine.serve.server.serving import Serving
@@ -33,14 +34,9 @@ NEVER = "9999-12-31T23:59:59Z"
 
 
 class Options(with_fields(LocalSampling, IGNORED_OPTIONS), kw_only=True):  # type: ignore[misc, call-arg]
-    """How to sample, and how to lay the model out in memory. Penalties are of the whole text, or of none with repeat_last_n 0."""
+    """How to sample, and how to lay the model out in memory."""
 
     num_predict: int | None = None
-    repeat_last_n: int | None = None
-
-    def of_chat(self) -> Table:
-        off = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-        return super().of_chat() | (off if self.repeat_last_n == 0 else {})
 
 
 class _Asked(with_fields(Body, IGNORED_OLLAMA), kw_only=True):  # type: ignore[misc, call-arg]
@@ -102,14 +98,6 @@ class OllamaEmbedRequest(with_fields(Body, ("keep_alive",)), kw_only=True):  # t
     input: Texts | None = None
     truncate: bool | None = True
     dimensions: Positive | None = None
-    options: Options | None = None
-
-
-class OllamaEmbeddingsRequest(with_fields(Body, ("keep_alive",)), kw_only=True):  # type: ignore[misc, call-arg]
-    """POST /api/embeddings, as older clients have it."""
-
-    model: str
-    prompt: str | None = ""
     options: Options | None = None
 
 
@@ -192,8 +180,7 @@ async def show(http: HTTPRequest, serving: Serving) -> Response:
 
 def _advised(defaults: Mapping[str, Any]) -> str:
     """The default sampling parameters, one on each line."""
-    names = {name: name for name in SAME} | {"repetition_penalty": "repeat_penalty"}
-    return "\n".join(f"{theirs} {defaults[name]}" for name, theirs in names.items() if name in defaults)
+    return "\n".join(f"{theirs} {defaults[name]}" for theirs, name in OURS.items() if name in defaults)
 
 
 async def version(_: HTTPRequest, __: Serving) -> Response:

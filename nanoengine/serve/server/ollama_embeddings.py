@@ -1,4 +1,4 @@
-"""Ollama's POST /api/embed, and /api/embeddings for older clients."""
+"""Ollama's POST /api/embed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nanoengine.core.sequence import Request
 from nanoengine.features.pooling.params import PoolingParams
 from nanoengine.serve.server.answers import encode, json_response
 from nanoengine.serve.server.embeddings import embedded, vector_of
-from nanoengine.serve.server.ollama import OllamaEmbeddingsRequest, OllamaEmbedRequest
+from nanoengine.serve.server.ollama import OllamaEmbedRequest
 from nanoengine.serve.server.params import prompt_list
 from nanoengine.serve.server.pieces import Pieces
 from nanoengine.serve.server.protocol import Queued
@@ -35,16 +35,6 @@ async def embed(http: HTTPRequest, serving: Serving) -> Response:
     params = PoolingParams(dimensions=request.dimensions)
     requests = await embedded(http, serving, queued, new_id("ollama-", http, None), inputs, params)
     return Pieces(await serving.text.run(partial(_body, request.model, start, requests)))
-
-
-async def embeddings(http: HTTPRequest, serving: Serving) -> Response:
-    """Embed one text."""
-    request = await serving.read(http, OllamaEmbeddingsRequest)
-    if not request.prompt:
-        return json_response({"embedding": []})
-    queued = Queued(truncation_side="right", truncate_prompt_tokens=-1)
-    requests = await embedded(http, serving, queued, new_id("ollama-", http, None), [request.prompt], PoolingParams())
-    return json_response({"embedding": vector_of(requests[0]).tolist()})
 
 
 def _body(model: str, start: int, requests: list[Request]) -> list[bytes]:

@@ -23,6 +23,7 @@ MAX_TOKEN_IDS = 1 << 20
 """The most token ids in a list: no sequence and no vocabulary has more."""
 
 Stop = Annotated[str, Meta(max_length=MAX_STOP_CHARS)]
+Stops = Stop | Annotated[list[Stop], Meta(max_length=1024)]
 Prompts = str | Annotated[list[str | TokenId | list[TokenId]], Meta(max_length=MAX_TOKEN_IDS)]
 Texts = str | list[str]
 Messages = Annotated[list[dict[str, Any]], Meta(min_length=1)]
@@ -57,27 +58,13 @@ class Named(Body, kw_only=True):
     model: str | None = None
 
 
-SAME = ("frequency_penalty", "min_p", "presence_penalty", "seed", "stop", "temperature", "top_k", "top_p")
-
-
-class LocalSampling(Body, kw_only=True):
-    """Sampling parameters by the names of llama.cpp and Ollama. None: the value of the model's makers. `SAME` fields have
-    OpenAI's names.
-    """
-
-    frequency_penalty: float | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    repeat_penalty: float | None = None
-    seed: Int64 | None = None
-    stop: Stop | Annotated[list[Stop], Meta(max_length=1024)] | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-
-    def of_chat(self) -> Table:
-        """The sampling parameters as fields of a `ChatRequest`."""
-        return {"repetition_penalty": self.repeat_penalty, **{name: getattr(self, name) for name in SAME}}
+SAMPLING = {
+    **dict.fromkeys(("temperature", "top_p", "min_p"), float),
+    "top_k": int,
+    "seed": Int64,
+    **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), float),
+}
+"""Sampling parameters that all interfaces but Anthropic's take, and their types. None: the model's default (models/advice.py)."""
 
 
 class Queued(Named, kw_only=True):
@@ -91,26 +78,18 @@ class Queued(Named, kw_only=True):
     cache_salt: Annotated[str, Meta(max_length=MAX_SALT_CHARS)] | None = None
 
 
-class Generation(with_fields(Queued, IGNORED), kw_only=True):  # type: ignore[misc, call-arg]
-    """Fields that both kinds of generation have. None: the model's default (models/advice.py), or the neutral value."""
+class Generation(with_fields(Queued, IGNORED, SAMPLING), kw_only=True):  # type: ignore[misc, call-arg]
+    """Fields that both kinds of generation have."""
 
     # OpenAI's
-    frequency_penalty: float | None = None
     logit_bias: Annotated[dict[str, float], Meta(max_length=MAX_LOGIT_BIAS)] | None = None
     n: int | None = 1
-    presence_penalty: float | None = None
-    seed: Int64 | None = None
-    stop: Stop | Annotated[list[Stop], Meta(max_length=1024)] | None = None
+    stop: Stops | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     response_format: Table | None = None
     # vLLM's
     best_of: int | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     include_stop_str_in_output: bool | None = False
     ignore_eos: bool | None = False

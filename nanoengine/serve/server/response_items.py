@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-import re
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from nanoengine.errors import shown
 from nanoengine.serve.server.errors import Problem
 from nanoengine.serve.server.protocol import Table
 from nanoengine.serve.server.replies import assistant_message, text_of, tool_call, tool_table, unsupported
@@ -64,50 +61,12 @@ def flat_name(name: str, namespace: str | None) -> str:
     return f"{namespace}__{name}" if namespace else name
 
 
-def input_items(value: str | list[Table]) -> list[Table]:
-    """The input of a request as items; text is a message of the user's."""
-    return [{"type": "message", "role": "user", "content": value}] if isinstance(value, str) else value
-
-
-def page(items: list[Table], prefix: str, query: Mapping[str, str]) -> Table:
-    """A page of items, the newest first unless `order` is asc.
-
-    Args:
-        items: all of them, the oldest first.
-        prefix: of the ids of items without an id.
-        query: `limit`, `order` and `after`, as OpenAI's clients send them.
-
-    Raises:
-        Problem: a value that they cannot have.
+def turns(items: str | list[Table]) -> list[Table]:
+    """The input of a request as messages of a chat: a text of the user's, or items. Texts and calls of the model, one behind the
+    other, are one message.
     """
-    limit, order, after = query.get("limit", "20"), query.get("order", "desc"), query.get("after")
-    if not re.fullmatch("[1-9][0-9]?|100", limit):
-        raise Problem(400, f"limit is {shown(limit)}: it must be between 1 and 100", "limit")
-    if order not in ("asc", "desc"):
-        raise Problem(400, f"order is {shown(order)}: it must be asc or desc", "order")
-    found = [_listed(item, f"{prefix}_{index}") for index, item in enumerate(items)]
-    found = found if order == "asc" else found[::-1]
-    ids = [item["id"] for item in found]
-    if after is not None and after not in ids:
-        raise Problem(400, f"after is {shown(after)}: no item here has that id", "after")
-    start = 0 if after is None else ids.index(after) + 1
-    end = start + int(limit)
-    ends = {"first_id": next(iter(ids[start:end]), None), "last_id": next(iter(ids[start:end][::-1]), None)}
-    return {"object": "list", "data": found[start:end], **ends, "has_more": end < len(found)}
-
-
-def _listed(item: Table, item_id: str) -> Table:
-    """An item with an id, a type, and its text in parts."""
-    found = {"id": item.get("id") or item_id, "type": item.get("type") or "message", "status": "completed"}
-    found |= {name: value for name, value in item.items() if name not in found or value}
-    if isinstance(text := item.get("content"), str):
-        kind = {"type": "output_text", "annotations": []} if item.get("role") == "assistant" else {"type": "input_text"}
-        found["content"] = [kind | {"text": text}]
-    return found
-
-
-def turns(items: list[Table]) -> list[Table]:
-    """Items as messages of a chat. Texts and calls of the model, one behind the other, are one message."""
+    if isinstance(items, str):
+        return [{"role": "user", "content": items}]
     found: list[Table] = []
     thought = ""
     for index, item in enumerate(items):

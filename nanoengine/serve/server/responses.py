@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Any
 
@@ -12,17 +12,14 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from nanoengine.models.tools.parser import Call, Event, Reasoning, Text
-from nanoengine.serve.server.answers import EventStream, encode, json_response
+from nanoengine.serve.server.answers import EventStream, encode
 from nanoengine.serve.server.errors import Problem
 from nanoengine.serve.server.fields import IGNORED_RESPONSES, check_unknown, with_fields
-from nanoengine.serve.server.protocol import Int64, Named, Table, TranslatedRequest
-from nanoengine.serve.server.reading import SLOW_BYTES, check_size
+from nanoengine.serve.server.protocol import SAMPLING, Named, Table, TranslatedRequest
 from nanoengine.serve.server.replies import Usage, Writer, choice_of, json_schema, merge_system_messages, reply
-from nanoengine.serve.server.response_items import Tools, encode_thought, input_items, page, turns
-from nanoengine.serve.server.response_store import Stored
-from nanoengine.serve.server.scope import CLIENT, new_id
+from nanoengine.serve.server.response_items import Tools, encode_thought, turns
+from nanoengine.serve.server.scope import new_id
 from nanoengine.serve.server.serving import Serving
-from nanoengine.serve.server.text import IS_LONG
 
 ENCRYPTED = "reasoning.encrypted_content"
 
@@ -33,34 +30,18 @@ KNOWN = {
 }
 """Known fields of tables; the tables are repeated in the answer."""
 
-SAME = (
-    *("temperature", "top_p", "top_k", "min_p", "seed"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
-)
-"""Fields that have the same names in /v1/chat/completions; some are vLLM's."""
-
 
 class ResponsesRequest(
-    with_fields(Named, IGNORED_RESPONSES),  # type: ignore[misc]
+    with_fields(Named, IGNORED_RESPONSES, SAMPLING),  # type: ignore[misc]
     kw_only=True,  # type: ignore[call-arg]
 ):
     """POST /v1/responses."""
 
     input: str | list[Table]
     instructions: str | None = None
-    previous_response_id: str | None = None
-    store: bool | None = True
     include: list[str] | None = None
     stream: bool | None = False
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: Int64 | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     chat_template_kwargs: Table | None = None
     text: Table | None = None
     reasoning: Table | None = None
@@ -77,15 +58,15 @@ class ResponsesRequest(
         if not self.input:
             raise Problem(400, "input is empty: give text or items", "input")
 
-    def chat(self, items: list[Table], tools: Tools) -> TranslatedRequest:
-        """The conversation of all items, as /v1/chat/completions has it."""
+    def chat(self, tools: Tools) -> TranslatedRequest:
+        """The conversation, as /v1/chat/completions has it."""
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
         effort = (self.reasoning or {}).get("effort")
         kwargs = dict(self.chat_template_kwargs or {})
         if effort is not None:
             kwargs |= {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
         return TranslatedRequest(
-            messages=merge_system_messages([*first, *turns(items)]),
+            messages=merge_system_messages([*first, *turns(self.input)]),
             tools=tools.tables or None,
             tool_choice=_choice(self.tool_choice) if tools.tables or self.tool_choice != "auto" else None,
             parallel_tool_calls=self.parallel_tool_calls,
@@ -95,71 +76,21 @@ class ResponsesRequest(
             chat_template_kwargs=kwargs,
             max_tokens=self.max_output_tokens,
             stream=self.stream,
-            **{name: getattr(self, name) for name in SAME},
+            **{name: getattr(self, name) for name in SAMPLING},
         )
 
 
 async def responses(http: HTTPRequest, serving: Serving) -> Response | EventStream:
-    """Answer a conversation, or go on with one."""
-    request = await serving.read(http, ResponsesRequest)
-    client, response_id = http.scope[CLIENT], new_id("resp_", http, None)
-    id_before = request.previous_response_id
-    known = () if id_before is None else _stored(http, serving, id_before).items
-    IS_LONG.set(IS_LONG.get() or sum(map(len, known)) > SLOW_BYTES)
+    """Answer a conversation."""
+    response_id = new_id("resp_", http, None)
 
     def begun(request: ResponsesRequest) -> tuple[TranslatedRequest, ResponsesWriter]:
-        own = input_items(request.input)
-        tools, parts = Tools(request.tools or []), (*known, encode(own))
-        chat = request.chat([*(item for part in known for item in msgspec.json.decode(part)), *own], tools)
-        if known:
-            check_size(chat, serving.max_model_len, serving.config.max_text_chars)
+        tools = Tools(request.tools or [])
+        return request.chat(tools), ResponsesWriter(response_id, request, tools)
 
-        def keep(response: Table) -> None:
-            stored = Stored(encode(response), (*parts, encode(response["output"])))
-            serving.responses.put(client, response_id, stored, stored.size)
-
-        keeper = keep if request.store is not False else None
-        return chat, ResponsesWriter(response_id, request, tools, keeper)
-
-    chat, writer = await serving.make(begun, request, slow=IS_LONG.get())
+    request, (chat, writer) = await serving.read_as(http, ResponsesRequest, begun)
     writer.response["model"] = request.model or serving.name
     return await reply(http, serving, chat, response_id, writer)
-
-
-async def response(http: HTTPRequest, serving: Serving) -> Response:
-    """GET: an answer that was stored."""
-    return Response(_stored(http, serving, http.path_params["response_id"]).body, media_type="application/json")
-
-
-async def response_input_items(http: HTTPRequest, serving: Serving) -> Response:
-    """GET: the conversation before a stored answer, in pages."""
-    response_id = http.path_params["response_id"]
-    stored = _stored(http, serving, response_id)
-    IS_LONG.set(stored.size > SLOW_BYTES)
-
-    def told(parts: Sequence[bytes]) -> Response:
-        items = [item for part in parts for item in msgspec.json.decode(part)]
-        return json_response(page(items, response_id, http.query_params))
-
-    return await serving.make(told, stored.items[:-1], slow=IS_LONG.get())
-
-
-async def delete_response(http: HTTPRequest, serving: Serving) -> Response:
-    """DELETE: a stored answer."""
-    response_id = http.path_params["response_id"]
-    _stored(http, serving, response_id)
-    serving.responses.delete(http.scope[CLIENT], response_id)
-    return json_response({"id": response_id, "object": "response.deleted", "deleted": True})
-
-
-def _stored(http: HTTPRequest, serving: Serving, response_id: str) -> Stored:
-    stored = serving.responses.get(http.scope[CLIENT], response_id)
-    if stored is None:
-        message = (
-            f"Response with id {response_id[:80]!r} not found: it was not stored (store), or has made room for others"
-        )
-        raise Problem(404, message, "previous_response_id")
-    return stored
 
 
 def _choice(choice: str | Table | None) -> str | Table | None:
@@ -201,14 +132,13 @@ class ResponsesWriter(Writer):
         response_id: of the response.
         request: its body.
         tools: of the request.
-        keep: stores the whole response; None: it is not stored.
     """
 
     names = MappingProxyType({"max_tokens": "max_output_tokens"})
 
-    def __init__(self, response_id: str, request: ResponsesRequest, tools: Tools, keep: Callable[[Table], None] | None):
+    def __init__(self, response_id: str, request: ResponsesRequest, tools: Tools):
         super().__init__()
-        self._tools, self._keep = tools, keep
+        self._tools = tools
         self._id = response_id.removeprefix("resp_")
         self._is_carried = ENCRYPTED in (request.include or ())
         self._text = ""  # of the open block
@@ -226,9 +156,9 @@ class ResponsesWriter(Writer):
             "model": request.model,
             "output": [],
             "parallel_tool_calls": request.parallel_tool_calls is not False,
-            "previous_response_id": request.previous_response_id,
+            "previous_response_id": None,
             "reasoning": {"effort": None, "summary": None, **(request.reasoning or {})},
-            "store": request.store is not False,
+            "store": False,
             "temperature": request.temperature,
             "text": {"format": {"type": "text"}, **(request.text or {})},
             "tool_choice": request.tool_choice or "auto",
@@ -317,8 +247,6 @@ class ResponsesWriter(Writer):
         }
         if not is_whole:
             self.response["incomplete_details"] = {"reason": "max_output_tokens" if reason == "length" else reason}
-        if self._keep is not None:
-            self._keep(self.response)
         yield self._event("completed" if is_whole else "incomplete", response=self.response)
 
     def failed(self, problem: Problem) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import fcntl
 import gc
 import logging
 import os
@@ -25,9 +24,6 @@ from starlette.applications import Starlette
 from nanoengine.builder import build_engine, is_installed, read_config
 from nanoengine.errors import InvalidConfig, shown
 from nanoengine.kernels.options import KernelOptions
-from nanoengine.models.names import find_model
-from nanoengine.models.options import ModelOptions
-from nanoengine.models.tokenizer_trial import try_tokenizer
 from nanoengine.serve.aio.async_llm_engine import AsyncLLMEngine
 from nanoengine.serve.server.app import http_settings
 from nanoengine.serve.server.config import TLS, ServerConfig
@@ -63,11 +59,7 @@ def serve(model: str, options: Mapping[str, Any], config: ServerConfig) -> None:
     _check_tls(config)
     with ExitStack() as stack:  # the address first: a model may take long to load for one that is taken
         stack.callback(over.set)
-        if config.uds is not None:
-            stack.enter_context(_only_server_at(config.uds))
         own = stack.enter_context(_socket(config))
-        if config.uds is not None:
-            stack.callback(Path(config.uds).unlink, missing_ok=True)
         serving = open_serving(model, options, config)
         stack.callback(serving.close)
         sys.setswitchinterval(SWITCH_SECONDS)
@@ -80,7 +72,6 @@ def serve(model: str, options: Mapping[str, Any], config: ServerConfig) -> None:
 def open_serving(model: str, options: Mapping[str, Any], config: ServerConfig) -> Serving:
     """Load the model, and make the state that endpoints share; see `serve`."""
     engine_config = read_config(model, {**_defaults(options), **options})
-    try_tokenizer(find_model(str(engine_config.of(ModelOptions).tokenizer or model)))
     serving = Serving(lambda: build_engine(engine_config), config, model)
     serving.cache_config = {
         "cache_dtype": engine_config.of(KernelOptions).kv_cache_dtype,
@@ -91,7 +82,7 @@ def open_serving(model: str, options: Mapping[str, Any], config: ServerConfig) -
 
 
 def _check_tls(config: ServerConfig) -> None:
-    files = {name: path for name in TLS if name.endswith(("file", "certs")) and (path := getattr(config, name))}
+    files = {name: path for name in TLS if name.endswith("file") and (path := getattr(config, name))}
     password = config.ssl_keyfile_password or " "  # without one, OpenSSL asks the terminal
     try:
         for path in files.values():  # OpenSSL does not say which one is not there
@@ -134,46 +125,9 @@ def _defaults(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def _only_server_at(path: str) -> Iterator[None]:
-    """Hold the lock of a Unix socket's path, a file beside it.
-
-    Raises:
-        InvalidConfig: another server has it, or the place cannot be written.
-    """
-    lock = Path(path + ".lock")
-    try:
-        # No link is followed to the file of somebody else, and a pipe is not waited for.
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-    except OSError as error:
-        raise InvalidConfig(f"uds is {path}, whose lock {lock} cannot be written: {error}") from error
-    with open(descriptor, "r+b", buffering=0) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise _another_listens(path) from error
-        try:
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
-
-
-def _another_listens(path: str) -> InvalidConfig:
-    return InvalidConfig(f"uds is {path}, where another server listens: end it, or choose another path")
-
-
 def _socket(config: ServerConfig) -> socket.socket:
     """The socket of the server: bound, and not listening yet."""
     try:
-        if config.uds is not None:
-            if Path(config.uds).is_socket():  # of a server that was killed: ours hold the lock, and others listen
-                with socket.socket(socket.AF_UNIX) as probe, suppress(ConnectionRefusedError):
-                    probe.connect(config.uds)
-                    raise _another_listens(config.uds)
-                Path(config.uds).unlink()
-            own = socket.socket(socket.AF_UNIX)
-            own.bind(config.uds)
-            return own
         family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
         # With the protocol named, asyncio switches Nagle's algorithm off: a first token would wait 40 ms for an acknowledgement.
         own = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -186,8 +140,8 @@ def _socket(config: ServerConfig) -> socket.socket:
 
 
 def _cannot_listen(config: ServerConfig, error: OSError) -> InvalidConfig:
-    where = config.uds or f"{config.host}, port {config.port}"
-    return InvalidConfig(f"cannot listen at {where}: {error}; choose another host, port or uds")
+    where = f"{config.host}, port {config.port}"
+    return InvalidConfig(f"cannot listen at {where}: {error}; choose another host or port")
 
 
 def _end_hard(engine: AsyncLLMEngine, over: threading.Event) -> None:
@@ -215,8 +169,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         config = self._serving.config
         asyncio.get_running_loop().set_exception_handler(partial(_log_once, []))
-        if config.uds is None:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             await super().startup(sockets)
         except OSError as error:
@@ -225,8 +178,8 @@ class _Server(uvicorn.Server):
             return
         address = self._socket.getsockname()
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
-        where = config.uds or f"{'https' if config.tls else 'http'}://{host}:{address[1]}"
-        chat = "" if config.uds or not config.page else " (a browser shows a chat there; clients of OpenAI add /v1)"
+        where = f"{'https' if config.tls else 'http'}://{host}:{address[1]}"
+        chat = "" if not config.page else " (a browser shows a chat there; clients of OpenAI add /v1)"
         logger.info("serving %s at %s%s", self._serving.name, where, chat)
         if config.is_open:
             logger.warning("everybody who reaches %s is served: give --api-key, and TLS (docs/service.md)", where)

@@ -34,7 +34,6 @@ from nanoengine.serve.server.prompts import Prompts
 from nanoengine.serve.server.protocol import Generation, Queued
 from nanoengine.serve.server.quota import Holding, Quota
 from nanoengine.serve.server.reading import S, check_size, read
-from nanoengine.serve.server.response_store import ResponseStore
 from nanoengine.serve.server.scope import ADAPTER, CLIENT, HELD
 from nanoengine.serve.server.structured import is_structured, named_as_sent
 from nanoengine.serve.server.text import TextThreads, TokenTexts
@@ -52,9 +51,6 @@ R = TypeVar("R")
 
 FEW = 8
 """Answers with more completions than this are encoded in a thread for text."""
-
-MAX_GRAMMARS = 64
-"""Grammars of one client that may wait to be compiled."""
 
 METRICS_SECONDS = 1.0
 """The age of the metrics in an answer, at most."""
@@ -90,9 +86,9 @@ class Serving:
         self.fingerprint = f"nanoengine-{nanoengine.__version__}"
         fairness = built.capabilities.get("fairness")
         time_share = None if fairness is None else fairness.time
-        self.work_share = WorkShare(spent={} if time_share is None else time_share.spent)
+        self.work_share = WorkShare(spent={} if time_share is None else time_share.accounts.spent)
         self.text = TextThreads(config.text_threads, self.work_share)
-        self.turns = Turns(2, 1, MAX_GRAMMARS, "the grammars of their structured outputs", self.work_share)
+        self.turns = Turns(2, 1, self.work_share)  # for grammars
         self.prompts = Prompts(built.tokenizer, config, self.max_model_len)
         self.token_texts = TokenTexts(built.tokenizer)
         self.jobs = Jobs()
@@ -108,7 +104,6 @@ class Serving:
         self.summed_metrics_text = Cached(partial(self._render_metrics, summed=True), METRICS_SECONDS)
         view = getattr(self.metrics, "view", partial(take_view, observer=self.metrics))  # replicas tell their views
         self.view = Cached(lambda: self.engine.call(view), VIEW_SECONDS)
-        self.responses = ResponseStore()
         self.num_rejected: Counter[str] = Counter()  # by reason
         num_keys = len(set(config.api_key or ())) + (config.admin_key is not None)
         self.has_tenants = num_keys > 1 or config.separate_addresses  # they share no cached prefixes

@@ -3,58 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from nanoengine.serve.server.errors import RETRY_AFTER, Problem
-from nanoengine.serve.server.quota import Quota
 from nanoengine.serve.server.work_share import WorkShare
 
 T = TypeVar("T")
 
-ANY = 1 << 62
-"""A number that no client reaches."""
-
 
 class Turns:
-    """Threads for pieces of work. A client has a few pieces at a time in them, and waits in one line with all others for the
-    next:
-    however much one asks for, another waits for as many of each client, and no more.
+    """A fair pool of threads: at most `of_client` pieces of a client are worked on at a time, and its next one waits in one line
+    with those of all others.
 
     Args:
         num_threads: pieces that are worked on at once.
         of_client: those of one client.
-        most_waiting: pieces that one client may have waiting. None: any number.
-        what: it waits for.
         share: is charged with what the threads work.
     """
 
-    def __init__(
-        self,
-        num_threads: int,
-        of_client: int,
-        most_waiting: int | None = None,
-        what: str = "",
-        share: WorkShare | None = None,
-    ) -> None:
+    def __init__(self, num_threads: int, of_client: int, share: WorkShare | None = None) -> None:
         self._share = WorkShare() if share is None else share
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="turns")
         self._free = asyncio.Semaphore(num_threads)
-        self._of_client, self._what = of_client, what
+        self._of_client = of_client
         self._clients: dict[str, asyncio.Semaphore] = {}
-        self._pieces = Quota(ANY, None if most_waiting is None else most_waiting + 1)  # one is worked on
+        self._num_pieces: Counter[str] = Counter()  # of each client, waiting or worked on
 
     async def run(self, client: str, function: Callable[[], T]) -> T:
-        """The result of a function, called in one of the threads.
-
-        Raises:
-            Problem: this client has too many waiting.
-        """
-        if not self._pieces.has_room(client):
-            message = f"{self._pieces.of_clients[client] - 1} requests of yours wait for {self._what}: try again later"
-            raise Problem(503, message, headers=RETRY_AFTER)
-        self._pieces.take(client)
+        """The result of a function, called in one of the threads."""
+        self._num_pieces[client] += 1
         own = self._clients.setdefault(client, asyncio.Semaphore(self._of_client))
         try:
             async with own, self._free:
@@ -68,9 +47,9 @@ class Turns:
                 finally:
                     self._share.charge(client, sum(took))
         finally:
-            self._pieces.give_back(client)
-            if client not in self._pieces.of_clients:
-                del self._clients[client]
+            self._num_pieces[client] -= 1
+            if not self._num_pieces[client]:
+                del self._num_pieces[client], self._clients[client]
 
     def _timed(self, function: Callable[[], T], took: list[float]) -> T:
         start = self._share.worked()

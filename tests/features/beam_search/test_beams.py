@@ -80,39 +80,13 @@ def reference(language: Language, params: BeamSearchParams, eos: Seq[int] = (EOS
         if not running:
             break
         if len(finished) == width:
-            can_grow = params.early_stopping == "never" and penalty > 0
-            attainable = running[0][1] / (params.max_tokens if can_grow else length) ** penalty
-            if params.early_stopping is True or attainable <= finished[-1][0]:
+            attainable = running[0][1] / length**penalty
+            if attainable <= finished[-1][0]:
                 break
     return [(tokens, logprob) for _, tokens, logprob in finished]
 
 
 # ---- the search alone
-
-PENALTIES = [1.0, 0.0, -1.5, 2.0]
-WAYS_TO_STOP = [True, False, "never"]
-
-
-@pytest.mark.parametrize("length_penalty", PENALTIES)
-@pytest.mark.parametrize("seed", range(6))
-def test_with_room_for_all_beams_it_finds_the_best_texts_that_there_are(seed: int, length_penalty: float) -> None:
-    language = random_language(seed, vocab_size=3)
-    texts: list[tuple[float, Tokens]] = []
-
-    def explore(tokens: Tokens, logprob: float) -> None:
-        for token, more in enumerate(language(tokens)):
-            text = (*tokens, token)
-            if token == EOS or len(text) == 3:
-                texts.append(((logprob + more) / len(text) ** length_penalty, text))
-            else:
-                explore(text, logprob + more)
-
-    explore((), 0.0)
-    texts.sort(reverse=True)
-    params = BeamSearchParams(beam_width=12, max_tokens=3, length_penalty=length_penalty)
-    search = search_through(language, params)
-    assert [tuple(beam.token_ids) for beam in search.finished] == [text for _, text in texts[:12]]
-    assert [beam.score for beam in search.finished] == pytest.approx([score for score, _ in texts[:12]])
 
 
 @settings(max_examples=150, deadline=None)
@@ -121,7 +95,6 @@ def test_with_room_for_all_beams_it_finds_the_best_texts_that_there_are(seed: in
     width=st.integers(1, 6),
     max_tokens=st.integers(1, 9),
     length_penalty=st.sampled_from([-1.5, 0.0, 0.3, 1.0, 2.0]),
-    early_stopping=st.sampled_from(WAYS_TO_STOP),
     ignore_eos=st.booleans(),
     eos=st.sampled_from([(EOS,), (EOS,), (), (EOS, 3), (EOS, 3, 5)]),
 )

@@ -6,7 +6,6 @@ import dataclasses
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 
 from nanoengine.core.errors import InvalidSamplingParams, NanoEngineError
@@ -15,12 +14,7 @@ from nanoengine.features.beam_search.params import BeamSearchParams
 
 def test_params_of_a_search_are_values_of_which_only_the_width_must_be_given() -> None:
     params = BeamSearchParams(beam_width=2)
-    assert (params.max_tokens, params.length_penalty, params.early_stopping, params.ignore_eos) == (
-        64,
-        1.0,
-        False,
-        False,
-    )
+    assert (params.max_tokens, params.length_penalty, params.ignore_eos) == (64, 1.0, False)
     assert params == BeamSearchParams(beam_width=2, max_tokens=64)
     assert len({params, BeamSearchParams(beam_width=2)}) == 1
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -36,7 +30,6 @@ def test_params_of_a_search_are_values_of_which_only_the_width_must_be_given() -
         ("beam_width", (1, 2**31 - 1), (0, -1, 1.0, "2", None, True, math.nan)),
         ("max_tokens", (1, 2**31 - 1), (0, -1, 1.0, "2", None, True, math.nan)),
         ("length_penalty", (0, 1, -10.0, 10.0), (math.nan, math.inf, -math.inf, 10.5, -10.5, "1", None, True)),
-        ("early_stopping", (True, False, "never"), ("always", "", None, 2, "True", 1, 0, 1.0, np.array([1, 2]))),
         ("ignore_eos", (True, False), ("no", 1, None)),
     ],
 )

@@ -51,7 +51,7 @@ def beams_of(output: RequestOutput) -> list[Tokens]:
     return [tuple(completion.token_ids) for completion in output.outputs]
 
 
-PARAMS = BeamSearchParams(beam_width=3, max_tokens=8, early_stopping="never")
+PARAMS = BeamSearchParams(beam_width=3, max_tokens=8)
 PROMPTS = [[i] * (3 + 4 * i) for i in range(1, 8)]
 
 
@@ -67,9 +67,8 @@ def test_the_beams_are_those_of_the_search_alone_however_the_engine_runs(seed: i
         "depth": rng.choice([1, 2]),
         "enable_prefix_caching": rng.random() < 0.7,
     }
-    how = rng.choice([True, False, "never"])
     width, ignore_eos = rng.choice([1, 2, 4]), rng.random() < 0.3
-    params = BeamSearchParams(beam_width=width, max_tokens=rng.randint(1, 9), early_stopping=how, ignore_eos=ignore_eos)
+    params = BeamSearchParams(beam_width=width, max_tokens=rng.randint(1, 9), ignore_eos=ignore_eos)
     engine = beam_engine(**options)
     beside = [engine.make_request([9] * 5, CoreSamplingParams(max_tokens=30, ignore_eos=True, seed=1), "beside")]
     engine.submit(beside[0])

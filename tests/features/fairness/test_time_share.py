@@ -137,7 +137,7 @@ def test_clients_with_much_work_have_equal_time(policy: str) -> None:
     while len(time.num_unfinished) == 2:
         engine.step()
         check(engine.scheduler)
-        time.charge_due()
+        time.accounts.charge_due()
         served = [time.clocks[client] for client in ("rows", "prompt")]
         assert min(served) >= 0.45 * sum(served) - recorder.longest
     run(engine, [])
@@ -173,7 +173,7 @@ def test_a_client_that_comes_back_is_not_served_twice() -> None:
     time.clocks["rows"] += 100
     submit(engine, 8, "rows", 3)
     assert time.clocks["rows"] > 100
-    time.charge_due()
+    time.accounts.charge_due()
     before = time.clocks["long"]
     engine.step()
     submit(engine, 8, "new", 3)
@@ -223,7 +223,7 @@ def test_steps_stay_short_for_a_moment_after_others_have_gone() -> None:
     now, recorder = 0.0, Recorder()
     room = ROOM | {"num_blocks": 40_000, "max_model_len": 8000, "max_num_batched_tokens": 4000}
     engine, time = shared_engine(**room, policy="mixed", parts=[recorder])
-    time.clock = lambda: now
+    time.accounts.clock = lambda: now
     for number in range(8):
         submit(engine, 3000 + number, "heavy", 2)
     light = submit(engine, 5, "light", 1)
@@ -321,10 +321,10 @@ def test_a_step_that_computes_nothing_is_charged_to_nobody() -> None:
     for client in ("first", "second"):
         submit(engine, 50, client)
     engine.step()
-    time.charge_due()
+    time.accounts.charge_due()
     before = dict(time.clocks)
     time.complete(Step(99, StepPlan()))
-    time.charge_due()
+    time.accounts.charge_due()
     assert time.clocks == before
     run(engine, [])
 

@@ -55,31 +55,24 @@ def test_the_digest_is_of_both_files(tmp_path: Path) -> None:
     assert len(digests) == 3
 
 
-CHANGED: list[tuple[dict[str, Any], str]] = [
-    ({"use_dora": True}, "use_dora"),
-    ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
-    ({"bias": "all"}, "bias"),
-    ({"lora_bias": True}, "lora_bias"),
-    ({"init_lora_weights": "pissa"}, "init_lora_weights"),
-    ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights"),
-    ({"init_lora_weights": "olora"}, "init_lora_weights"),
-    ({"init_lora_weights": "loftq"}, "init_lora_weights"),
-    ({"fan_in_fan_out": True}, "fan_in_fan_out"),
-    ({"layer_replication": [[0, 4], [2, 5]]}, "layer_replication"),
-    ({"alora_invocation_tokens": [1, 2]}, "alora_invocation_tokens"),
-    ({"trainable_token_indices": [5]}, "trainable_token_indices"),
-    ({"target_parameters": ["mlp.experts.down_proj"]}, "target_parameters"),
-    ({"something_new": 0.5}, "something_new"),
-    ({"peft_type": "IA3"}, "peft_type"),
-]
+CHANGED: dict[str, Any] = {
+    "use_dora": True,
+    "modules_to_save": ["lm_head"],
+    "bias": "all",
+    "lora_bias": True,
+    "init_lora_weights": "pissa_niter_4",
+    "fan_in_fan_out": True,
+    "layer_replication": [[0, 4], [2, 5]],
+    "something_new": 0.5,
+    "peft_type": "IA3",
+}
 
 
-@pytest.mark.parametrize(("fields", "name"), CHANGED, ids=lambda own: str(own))
-def test_what_is_not_computed_is_refused_by_its_name(tmp_path: Path, fields: dict[str, Any], name: str) -> None:
+@pytest.mark.parametrize("name", CHANGED)
+def test_what_is_not_computed_is_refused_by_its_name(tmp_path: Path, name: str) -> None:
     folder = write_adapter(tmp_path, LAYERS, something_empty=[], init_lora_weights="gaussian")
     assert read(folder).projections.keys() == LAYERS.keys()
-    config = json.loads((folder / "adapter_config.json").read_text()) | fields
-    (folder / "adapter_config.json").write_text(json.dumps(config))
+    change(folder, **{name: CHANGED[name]})
     with pytest.raises(UnsupportedModel, match=name):
         read(folder)
 
@@ -104,8 +97,7 @@ def test_a_config_that_cannot_be_is_told(
     tmp_path: Path, fields: dict[str, Any], error: type[NanoEngineError], message: str
 ) -> None:
     folder = write_adapter(tmp_path, LAYERS)
-    config = json.loads((folder / "adapter_config.json").read_text()) | fields
-    (folder / "adapter_config.json").write_text(json.dumps(config))
+    change(folder, **fields)
     with pytest.raises(error, match=message):
         read(folder)
 
@@ -149,16 +141,11 @@ def test_damaged_weights_are_told(tmp_path: Path) -> None:
     weights = write_adapter(tmp_path, LAYERS) / "adapter_model.safetensors"
     sound = weights.read_bytes()
     size = int.from_bytes(sound[:8], "little")
-    tables: list[Any] = [[], {"a": {}}, {"a": 1}, {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}]
-    tables += [{"a": {"dtype": kind, "shape": [1, 2], "data_offsets": [0, 8]}} for kind in ("I64", ["F32"], None)]
-    tables += [{"a": {"dtype": "F32", "shape": [1, n], "data_offsets": [0, 8]}} for n in (3, -2, "2", True, 10**30)]
-    tables += [{"a": {"dtype": "F32", "shape": [1, 2], "data_offsets": own}} for own in ([8], [1 << 40, (1 << 40) + 8])]
-    headers = [json.dumps(table).encode() for table in tables]
-    damaged = [sound[:n] for n in (0, 7, 8, size, size + 8, len(sound) - 1)] + [b"\xff" * 64, b"\x10" + bytes(40)]
-    damaged += [len(header).to_bytes(8, "little") + header + bytes(64) for header in headers]
-    for content in damaged:
+    integers = json.dumps({"a": {"dtype": "I64", "shape": [1], "data_offsets": [0, 8]}}).encode()
+    damaged = [sound[:n] for n in (0, 7, size + 8, len(sound) - 1)] + [b"\xff" * 64]
+    for content in (*damaged, len(integers).to_bytes(8, "little") + integers + bytes(8)):
         weights.write_bytes(content)
-        with pytest.raises((InvalidWeights, UnsupportedModel), match=r"adapter_model\.safetensors"):
+        with pytest.raises(InvalidWeights, match=r"adapter_model\.safetensors"):
             read(tmp_path)
 
 
@@ -180,21 +167,9 @@ def change(folder: Path, **fields: Any) -> None:
     (folder / CONFIG).write_text(json.dumps(config))
 
 
-VALUES = [0, 1, -1, True, False, None, "", "8", [], [8], {}, {"q_proj": "4"}, {"q_proj": 10**400}, {"(": None}, {"": 4}]
-VALUES += [
-    10**400,
-    -(10**400),
-    2**63,
-    1e308,
-    -1e308,
-    5e-324,
-    float("inf"),
-    float("nan"),
-    "(",
-    "all-linear",
-    [None],
-    ["a"],
-]
+HUGE = [10**400, -(10**400), 2**63, 1e308, -1e308, 5e-324, float("inf"), float("nan")]
+VALUES = [0, 1, -1, True, False, None, "", "8", "(", "all-linear", [], [8], [None], ["a"], {}, *HUGE]
+VALUES += [{"q_proj": "4"}, {"q_proj": 10**400}, {"(": None}, {"": 4}]
 FIELDS = [
     "r",
     "lora_alpha",
@@ -226,20 +201,11 @@ def test_any_value_of_a_config_is_computed_or_refused_by_name(fields: dict[str, 
 
 
 @pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
-def test_what_is_no_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
     folder = write_adapter(tmp_path, LAYERS)
-    damages = [lambda: os.mkfifo(folder / name), lambda: (folder / name).symlink_to("/dev/zero")]
-    damages += [lambda: (folder / name).symlink_to(name), lambda: (folder / name).mkdir()]
-    for damage in damages:
-        (folder / name).unlink()
-        damage()
-        with pytest.raises(ModelNotFound, match=f"{name} cannot be read"):
-            read(folder)
-        if (folder / name).is_dir():
-            (folder / name).rmdir()
-    (folder / name).touch()
-    os.truncate(folder / name, 2**40)
-    with pytest.raises(ModelNotFound, match="at most"):
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(ModelNotFound, match=f"{name} cannot be read"):
         read(folder)
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,13 @@ import pytest
 import torch
 
 from nanoengine import LLM, BeamSearchParams, LoRARequest, RequestOutput, SamplingParams
-from nanoengine.core.config import POLICIES
 from nanoengine.core.sequence import Request
 from nanoengine.errors import InvalidConfig, InvalidRequest, StepFailed
 from nanoengine.features.lora.adapters import Adapters, adapters_of
 from nanoengine.features.lora.products import Products
 from nanoengine.features.lora.runner_part import AdapterPart
-from tests.e2e.small_engine import Broken, assert_idle, raise_at, sabotage, step
+from tests.e2e.small_engine import Broken, raise_at, sabotage, step
 from tests.features.lora.written import ALL, linear_layers, merged, write_adapter
-from tests.features.speculation.scripted import HARM, Scripted
-from tests.features.speculation.test_every_way import knowing
-from tests.kernels.marks import needs_kernels
 from tests.models.families import family_checkpoint
 from tests.support import fill_kv_with_nan, model_runner
 
@@ -82,18 +77,6 @@ def said(output: RequestOutput) -> Any:
     ]
 
 
-# ---- one number
-
-
-def draw_asked(rng: random.Random, adapters: list[LoRARequest]) -> tuple[list[int], SamplingParams, LoRARequest | None]:
-    prompt = SHARED[: rng.choice([0, 16, 33, 64])] + [rng.randrange(250) for _ in range(rng.randint(1, 30))]
-    chosen: dict[str, Any] = rng.choice([{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.7, "n": 2}])
-    params = SamplingParams(
-        seed=rng.randrange(99), max_tokens=rng.randint(4, 14), logprobs=1, ignore_eos=True, **chosen
-    )
-    return prompt, params, rng.choice([None, *adapters])
-
-
 def make(llm: LLM, prompt: list[int], params: SamplingParams, adapter: LoRARequest | None) -> Request:
     request = llm.engine.make_request(prompt, params)
     if adapter is not None:
@@ -101,70 +84,17 @@ def make(llm: LLM, prompt: list[int], params: SamplingParams, adapter: LoRAReque
     return request
 
 
-Asked = Sequence[tuple[list[int], SamplingParams, LoRARequest | None]]
-
-
-def one_by_one(llm: LLM, asked: Asked) -> list[Request]:
-    """Each request alone, to its end."""
-    made = [make(llm, *own) for own in asked]
-    for request in made:
-        llm.engine.submit(request)
-        while not request.finished:
-            llm.engine.step()
-    return made
-
-
-def guess_with_harm(llm: LLM, alone: list[Request], rng: random.Random) -> None:
-    """Drafts of somebody who has read the answers, and errs or means harm."""
-    speculation = llm.built.capabilities["speculation"].speculation
-    assert speculation is not None
-    speculation.step_tokens = 1000
-    speculation.proposer = Scripted(HARM[rng.choice(sorted(HARM))](knowing(alone)))
-
-
-@needs_kernels
-@pytest.mark.parametrize("seed", range(14))
-def test_what_is_said_with_adapters_has_the_same_bits_in_every_way(
-    model: Path, adapters: list[LoRARequest], tmp_path: Path, seed: int
-) -> None:
-    rng = random.Random(seed)
-    asked = [draw_asked(rng, adapters) for _ in range(9)]
-    options: dict[str, Any] = {
-        "dtype": rng.choice(["float32", "bfloat16"]),
-        "quantization": rng.choice([None, "int8", "int4"]),
-        "kernels": "native",
-    }
-    with opened(model, enforce_eager=True, enable_prefix_caching=False, num_threads=1, **options) as llm:
-        alone = one_by_one(llm, asked)
-        right = [said(request.output()) for request in alone]
-    with opened(model, enable_lora=False, enforce_eager=True, num_threads=1, **options) as llm:
-        plain = [own if own[2] is None else None for own in asked]
-        for own, expected in zip(plain, right, strict=True):
-            if own is not None:
-                assert said(llm.generate([own[0]], own[1], use_tqdm=False)[0]) == expected, "without any adapters"
-    way: dict[str, Any] = {
-        "scheduling_policy": rng.choice(POLICIES),
-        "async_scheduling": rng.random() < 0.5,
-        "max_num_batched_tokens": rng.choice([16, 64, 8192]),
-        "max_num_seqs": rng.choice([3, 256]),
-        "num_kv_blocks": rng.choice([17, 60]),
-        "enforce_eager": rng.random() < 0.3,
-        "speculation": rng.choice([None, "ngram"]),
-        **rng.choice([{}, {"preemption_mode": "swap", "kv_host_memory": 1 << 26}, {"kv_disk_path": str(tmp_path)}]),
-    }
-    with opened(model, max_loras=3, **options, **way) as llm:
-        if way["speculation"]:
-            guess_with_harm(llm, alone, rng)
-        for round in range(2):  # the second finds what the first has left in the cache
-            order = rng.sample(range(len(asked)), len(asked))
-            made = [make(llm, *asked[i]) for i in order]
-            for request in made:
-                llm.engine.submit(request)
-                step(llm, rng.randint(0, 2))
-            while llm.engine.has_unfinished:
-                step(llm)
-            assert [said(own.output()) for own in made] == [right[i] for i in order], (round, way, options)
-        assert_idle(llm)
+def test_requests_beside_others_say_what_they_say_alone(llm: LLM, adapters: list[LoRARequest]) -> None:
+    """Rows go from one adapter to another, and to none. In all ways of running: tests/e2e/one_number.py."""
+    each = [None, *adapters, adapters[0], None]
+    prompts = [SHARED[: 10 + i] for i in range(len(each))]
+    alone = []
+    for prompt, wanted in zip(prompts, each, strict=True):
+        alone += tokens(llm.generate([prompt], GREEDY, lora_request=[wanted], use_tqdm=False))
+    assert len(set(map(tuple, alone))) > 3
+    for order in (range(6), range(5, -1, -1)):
+        found = llm.generate([prompts[i] for i in order], GREEDY, lora_request=[each[i] for i in order], use_tqdm=False)
+        assert tokens(found) == [alone[i] for i in order]
 
 
 def test_steps_with_adapters_are_recorded_beside_those_without(llm: LLM, adapters: list[LoRARequest]) -> None:
@@ -178,24 +108,6 @@ def test_steps_with_adapters_are_recorded_beside_those_without(llm: LLM, adapter
 
 
 # ---- right
-
-
-def test_adapters_say_what_the_merged_model_of_transformers_says(
-    llm: LLM, model: Path, adapters: list[LoRARequest]
-) -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=3, prompt_logprobs=3)
-    prompts = [SHARED[: 20 + i] for i in range(3)]
-    outputs = llm.generate(prompts, params, lora_request=adapters, use_tqdm=False)
-    for adapter, prompt, output in zip(adapters, prompts, outputs, strict=True):
-        own = output.outputs[0]
-        with torch.no_grad():
-            logits = merged(model, Path(adapter.lora_path))(torch.tensor([prompt + own.token_ids])).logits[0]
-        right = logits.log_softmax(-1)
-        entries = [*(output.prompt_logprobs or ())[1:], *(own.logprobs or ())]
-        for at, entry in enumerate(entries):
-            assert entry is not None
-            assert all(abs(right[at, token] - one.logprob) < 1e-4 for token, one in entry.items())
-        assert right[len(prompt) - 1 : -1].argmax(-1).tolist() == own.token_ids
 
 
 FUSED = ("Phi3", "Qwen3-MoE", "Gemma3", "Granite, biases", "Phi3, partial, long factors")

@@ -106,19 +106,6 @@ def test_rows_blocks_and_cells_are_bounded_and_counts_are_of_all(monkeypatch: py
     assert (view.pool.num_used, view.pool.num_free) == (20, 44)
 
 
-def test_completions_share_the_blocks_of_their_prompt_and_hits_are_counted() -> None:
-    observed = Observed()
-    observed.add([5] * 9, 4, "several", n=3)
-    assert states(look(observed)) == ["waiting"] * 3
-    observed.engine.step()
-    observed.engine.step()
-    view = look(observed)
-    assert list(by_id(view)) == ["several/0", "several/1", "several/2"]
-    assert Counter(view.pool.cells)[SHARED] == 2
-    assert [seq.num_cached for seq in view.sequences] == [0, 8, 8]
-    assert (view.totals.num_queried_tokens, view.totals.num_hit_tokens) == (27, 16)
-
-
 def test_sequences_that_wait_for_files_are_shown_apart() -> None:
     observed = Observed(max_num_seqs=1)
     for i in range(4):

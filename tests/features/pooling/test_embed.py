@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import random
 import shutil
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +16,6 @@ from transformers import AutoModel, AutoTokenizer
 
 from nanoengine import LLM, PoolingParams, SamplingParams
 from nanoengine.core.messages import StepPlan
-from nanoengine.core.sequence import Request
 from nanoengine.errors import InvalidPrompt, InvalidSamplingParams, NotFiniteLogits, StepFailed
 from nanoengine.features.pooling.outputs import EmbeddingOutput
 from nanoengine.features.pooling.pooler import EMBEDDING
@@ -74,100 +68,30 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp("tiny"), head_dim=32)
 
 
-Alone = Callable[[list[int], PoolingParams], Vector]
-
-
-@contextmanager
-def computed_alone(folder: Path, **options: Any) -> Iterator[Alone]:
-    """Embeds a prompt that is computed whole, with nothing beside it."""
-    with open_llm(folder, max_model_len=120, enable_prefix_caching=False, **options) as llm:
-        yield lambda prompt, params: embed(llm, [prompt], params)[0]
-
-
-@pytest.fixture(scope="module")
-def alone(folder: Path) -> Iterator[Alone]:
-    with computed_alone(folder) as found:
-        yield found
-
-
-@dataclass
-class Asked:
-    """A request of a drawn mix, and what it must bring."""
-
-    request: Request
-    expected: Vector | None  # None: it writes text
-
-
 COMMON = [(3 * i + 1) % 200 for i in range(90)]
-SEEN = ("preemptions", "cached", "chunks", "together")
 
 
-def run_drawn(folder: Path, alone: Alone, seed: int, **options: Any) -> Counter[str]:
-    """Embeddings and texts, in an engine of a drawn kind, some of them aborted. Returns how often what has happened."""
-    rng = random.Random(seed)
-    options |= {
-        "max_num_batched_tokens": rng.choice([8, 13, 40, 512]),
-        "scheduling_policy": rng.choice(["prefill_first", "mixed", "mixed"]),
-        "long_prefill_token_threshold": rng.choice([None, 3, 7]),
-        "block_size": rng.choice([16, 32]),
-        "num_kv_blocks": rng.choice([8, 10, 60]),
-        "max_num_seqs": rng.choice([3, 8]),
-        "async_scheduling": rng.random() < 0.5,
-        "preemption_mode": rng.choice(["recompute", "swap"]),
-        "kv_host_memory": 1 << 20,
-    }
-    seen: Counter[str] = Counter()
-    with open_llm(folder, max_model_len=120, **options) as llm:
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_prompts_in_chunks_and_after_preemption_have_the_bits_that_they_have_alone(
+    folder: Path, async_scheduling: bool
+) -> None:
+    """Beside texts that take their blocks. In all ways of running: tests/e2e/one_number.py."""
+    prompts = [COMMON[i : i + 40] for i in range(0, 40, 10)]
+    with open_llm(folder, max_model_len=120, enable_prefix_caching=False) as llm:
+        alone = [embed(llm, [prompt], params)[0] for prompt in prompts for params in WAYS]
+    options = {"max_num_batched_tokens": 13, "scheduling_policy": "mixed", "num_kv_blocks": 10, "max_num_seqs": 4}
+    with open_llm(folder, max_model_len=120, async_scheduling=async_scheduling, **options) as llm:
         fill_kv_with_nan(llm)
-        asked: list[Asked] = []
-        for number in range(14):
-            is_text = number < 3 or rng.random() < 0.3  # they take more blocks from step to step
-            beginning = rng.choice([0, 0, 16] if is_text else [0, 16, 40, 90])
-            prompt = COMMON[:beginning] + [rng.randrange(200) for _ in range(rng.randrange(1, 20))]
-            params: Any = SamplingParams(temperature=0.0, max_tokens=rng.randrange(30, 60), ignore_eos=True)
-            expected = None
-            if not is_text:
-                params = rng.choice([*WAYS, *WAYS, PoolingParams(dimensions=9)])
-                expected = alone(prompt, params)
-            request = llm.engine.make_request(prompt, params, priority=int(expected is not None))
+        texts = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+        beside = [llm.engine.make_request(COMMON[i : i + 20], texts) for i in range(3)]
+        made = [llm.engine.make_request(prompt, params, priority=1) for prompt in prompts for params in WAYS]
+        for request in (*beside, *made):
             llm.engine.submit(request)
-            asked.append(Asked(request, expected))
-            step(llm, rng.randrange(3))
-            if rng.random() < 0.1:
-                llm.engine.abort(asked.pop(rng.randrange(len(asked))).request.request_id)
+            step(llm, 1)
         finish(llm)
-        for own in asked:
-            seq = own.request.sequences[0]
-            assert own.request.error is None
-            if own.expected is not None:
-                assert equal(seq.state[EMBEDDING], own.expected), (seed, own.request.params)
-                assert len(seq.output_token_ids) == 1
-                seen["preemptions"] += seq.num_preemptions
-                seen["cached"] += (seq.num_cached_tokens or 0) > 0
-                seen["chunks"] += seq.num_prompt_tokens > options["max_num_batched_tokens"]
-                seen["together"] += 1
-    return seen
-
-
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "Qwen3, yarn": ("float32", {}),
-    "Mistral, a window": ("float32", {}),
-    "Qwen3-MoE, a window": ("bfloat16", {}),
-    "Granite": ("bfloat16", {"quantization": "int8", "kv_cache_dtype": "int8"}),
-}
-"""Shapes, and how they are computed."""
-
-
-@pytest.mark.parametrize("shape", MODELS)
-def test_it_has_the_same_bits_in_whatever_way_it_is_computed(tmp_path: Path, shape: str) -> None:
-    dtype, options = MODELS[shape]
-    folder = family_checkpoint(tmp_path, shape, head_dim=32)
-    seen: Counter[str] = Counter()
-    with computed_alone(folder, dtype=dtype, **options) as alone:
-        for seed in range(16):
-            seen += run_drawn(folder, alone, seed, dtype=dtype, **options)
-    for happened in SEEN:
-        assert seen[happened] > 1, (happened, seen)
+        assert llm.engine.scheduler.num_preemptions > 0
+        for request, expected in zip(made, alone, strict=True):
+            assert equal(request.sequences[0].state[EMBEDDING], expected)
 
 
 def test_a_mean_is_of_all_tokens_though_the_cache_has_some(folder: Path) -> None:
@@ -276,15 +200,16 @@ def test_a_tokenizer_adds_what_the_model_wants_at_the_end(tmp_path: Path) -> Non
     assert np.abs(found.embedding - expected).max() < 1e-4
 
 
-def test_a_step_that_fails_spoils_no_mean(folder: Path, monkeypatch: pytest.MonkeyPatch, alone: Alone) -> None:
+def test_a_step_that_fails_spoils_no_mean(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tokens before the failure were added up already: the next request in that row begins anew."""
     mean = PoolingParams(pooling="mean")
-    with open_llm(folder, max_num_batched_tokens=16, max_num_seqs=1) as llm:
+    with open_llm(folder, max_num_batched_tokens=16, max_num_seqs=1, enable_prefix_caching=False) as llm:
+        [expected] = embed(llm, [COMMON[5:45]], mean)
         with monkeypatch.context() as patch:
             sabotage(llm, patch, raise_at(2, Broken("at the second chunk")))
             with pytest.raises(StepFailed):
                 llm.embed([COMMON[:40]], mean, use_tqdm=False)
-        assert equal(embed(llm, [COMMON[5:45]], mean)[0], alone(COMMON[5:45], mean))
+        assert equal(embed(llm, [COMMON[5:45]], mean)[0], expected)
 
 
 def test_no_step_that_is_pooled_is_replayed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,37 +17,6 @@ class Pieces(RowProcessor[int]):
 
 def ints(*values: int) -> np.ndarray:
     return np.array(values, dtype=np.int32)
-
-
-def test_pieces_are_found_by_row_and_position() -> None:
-    pieces = Pieces(6, TestDevice())
-    assert pieces.find(ints(3, 1), ints(0, 0)).tolist() == []
-    pieces.put(1, 10)
-    pieces.put(4, 40, until=7)
-    assert pieces.find(ints(3, 1, 4, 0), ints(9, 10**6, 6, 0)).tolist() == [1, 2]
-    assert pieces.find(ints(3, 1, 4, 0), ints(9, 10**6, 7, 0)).tolist() == [1]
-    pieces.end([1, 2])  # 2 has none
-    assert pieces.find(ints(3, 1, 4, 0), ints(0, 0, 0, 0)).tolist() == [2]
-
-
-def test_what_is_sent_is_what_a_fresh_pack_would_be() -> None:
-    rng = random.Random(0)
-    pieces, known = Pieces(9, TestDevice()), dict[int, int]()
-    for _ in range(300):
-        row = rng.randrange(9)
-        if rng.random() < 0.3:
-            known[row] = rng.randrange(100)
-            pieces.put(row, known[row])
-        elif rng.random() < 0.2:
-            known.pop(row, None)
-            pieces.end([row])
-        rows = ints(*rng.sample(range(9), rng.randint(1, 9)))
-        numbers = pieces.find(rows, np.zeros_like(rows))
-        assert numbers.tolist() == [number for number, row in enumerate(rows.tolist()) if row in known]
-        if len(numbers):
-            sent = pieces.send(numbers, rows)
-            expected = [known[row] for row in rows[numbers].tolist()]
-            assert [tensor.tolist() for tensor in sent] == [numbers.tolist(), expected]
 
 
 def test_a_steady_step_sends_nothing() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 Fields = dict[str, Any]
@@ -59,19 +58,9 @@ def drawn_schema(rng: random.Random, depth: int = 4) -> Any:
 
 
 KEYWORDS = (
+    *("type", "properties", "required", "additionalProperties", "items", "prefixItems", "enum", "const", "pattern"),
     *(
-        "type",
-        "properties",
-        "required",
-        "additionalProperties",
-        "items",
-        "prefixItems",
-        "enum",
-        "const",
-        "pattern",
         "format",
-    ),
-    *(
         "minLength",
         "maxLength",
         "minItems",
@@ -80,21 +69,9 @@ KEYWORDS = (
         "maximum",
         "exclusiveMinimum",
         "multipleOf",
-        "allOf",
     ),
-    *(
-        "anyOf",
-        "oneOf",
-        "not",
-        "if",
-        "$ref",
-        "$defs",
-        "patternProperties",
-        "propertyNames",
-        "minProperties",
-        "uniqueItems",
-    ),
-    *("contains", "dependentSchemas", "x-guidance", "$anchor", "$id", "definitions"),
+    *("allOf", "anyOf", "oneOf", "not", "if", "$ref", "$defs", "patternProperties", "propertyNames", "minProperties"),
+    *("uniqueItems", "contains", "dependentSchemas", "x-guidance", "$anchor", "$id", "definitions"),
 )
 
 
@@ -111,111 +88,56 @@ def drawn_regex(rng: random.Random) -> str:
     return found
 
 
-def long_regex(rng: random.Random) -> str:
-    part = rng.choice(["a?", ".?", "(a|b)", "a{1,99}", ".*x", "(", "[a-z]{9}", "a|", r"\p{L}"])
-    return part * size(rng, 60_000 // len(part))
-
-
 def drawn_grammar(rng: random.Random) -> str:
     rules = [f"r{i}" for i in range(size(rng, 60))]
+    parts = [*rules, '"a"', '"b" ', "/[a-z]+/", "/.*x/", '""', "%json {}", "T", "<[0]>", "<[99999]>"]
 
-    def part() -> str:
-        one = rng.choice(
-            [
-                *rules,
-                '"a"',
-                '"b" ',
-                "/[a-z]+/",
-                "/.*x/",
-                '""',
-                "%json {}",
-                '%json {"type": "array"}',
-                "T",
-                "<[0]>",
-                "<[99999]>",
-            ]
-        )
-        return one + rng.choice(["", "", "*", "+", "?", f"{{0,{size(rng, 10**5)}}}"])
+    def alternative() -> str:
+        many = ["", "", "*", "+", "?", f"{{0,{size(rng, 10**5)}}}"]
+        return " ".join(rng.choice(parts) + rng.choice(many) for _ in range(rng.randrange(4)))
 
-    if rng.random() < 0.3:  # as llama.cpp has it
-        body = " | ".join(
-            " ".join(rng.choice(['"a"', "[a-z]", "root", "x", "(", ")", "[^", '"é"*']) for _ in range(4))
-            for _ in range(3)
-        )
-        return f"root ::= {body}\nx ::= root? {rng.choice(['root', 'x', ''])}"
-    lines = [
-        f"{own}: " + " | ".join(" ".join(part() for _ in range(rng.randrange(4))) for _ in range(rng.randrange(1, 4)))
-        for own in rules
-    ]
-    return "\n".join(
-        ["start: r0", *lines, rng.choice(["T: /x{0,9999}y/", "T: T", "T: ~/(.*a.{9})/ & /(.*b.{5})/", text(rng)])]
-    )
-
-
-def chain(rng: random.Random) -> Fields:
-    length = size(rng, 9000)
-    links: list[Callable[[Fields], Any]] = [
-        lambda to: to,
-        lambda to: {"allOf": [to, {"minimum": 1}]},
-        lambda to: {"allOf": [to, to]},
-        lambda to: {"anyOf": [to, {"type": "array", "items": to}]},
-        lambda to: {"properties": {"a": to}},
-        lambda to: {"items": to, "minItems": 2},
-    ]
-    link = rng.choice(links)
-    definitions = {f"d{i}": link({"$ref": f"#/$defs/d{i + 1}"}) for i in range(length)}
-    return {
-        "$defs": definitions | {f"d{length}": rng.choice([{"type": "integer"}, {"$ref": "#"}])},
-        "$ref": "#/$defs/d0",
-    }
+    lines = [f"{own}: {' | '.join(alternative() for _ in range(rng.randrange(1, 4)))}" for own in rules]
+    terminal = rng.choice(["T: /x{0,9999}y/", "T: T", "T: ~/(.*a.{9})/ & /(.*b.{5})/", text(rng)])
+    return "\n".join(["start: r0", *lines, terminal])
 
 
 def large_schema(rng: random.Random) -> Any:
     n = size(rng, 5000)
     names = [f"p{i}" for i in range(n)]
-    optional = {"type": "object", "properties": {name: {"type": "string"} for name in names}}
-    choices: list[Callable[[], Any]] = [
-        lambda: optional,
-        lambda: {**optional, "required": names, "additionalProperties": False},
-        lambda: {"anyOf": [{"properties": {name: {"const": i}}, "required": [name]} for i, name in enumerate(names)]},
-        lambda: {"enum": [f"{'x' * rng.randrange(50)}{i}" for i in range(n)]},
-        lambda: {"const": "x" * 90 * n},
-        lambda: {"const": [[i] * 20 for i in range(n)]},
-        lambda: {"type": "string", "minLength": n**2, "maxLength": n**3, "pattern": drawn_regex(rng)},
-        lambda: {"type": "array", "minItems": n**2, "items": drawn_schema(rng, 2)},
-        lambda: {"type": "array", "prefixItems": [{"type": "integer"}] * n},
-        lambda: {"type": rng.choice(["integer", "number"]), "multipleOf": rng.choice([n, n**2, 0.001 * n])},
-        lambda: {"allOf": [{"type": "integer", "multipleOf": own} for own in (2, 3, 5, 7, 11, 13, 17)[: n % 8]]},
-        lambda: {"allOf": [{"anyOf": [{"properties": {f"{i}{j}": {}}} for j in range(3)]} for i in range(n % 40)]},
-        lambda: {"patternProperties": {f"^{rng.choice('ab')}{name}.*$": {"type": "integer"} for name in names}},
-        lambda: {"type": "integer", "minimum": -(n**4), "maximum": n**5},
-        lambda: chain(rng),
+    choices: list[Fields] = [
+        {"type": "object", "properties": {name: {"type": "string"} for name in names}, "required": names},
+        {"anyOf": [{"properties": {name: {"const": i}}, "required": [name]} for i, name in enumerate(names)]},
+        {"const": [[i] * 20 for i in range(n)]},
+        {"type": "string", "minLength": n**2, "maxLength": n**3, "pattern": drawn_regex(rng)},
+        {"type": "array", "minItems": n**2, "items": drawn_schema(rng, 2)},
+        {"type": rng.choice(["integer", "number"]), "multipleOf": rng.choice([n, n**2, 0.001 * n])},
+        {"allOf": [{"anyOf": [{"properties": {f"{i}{j}": {}}} for j in range(3)]} for i in range(n % 40)]},
+        {"$defs": {f"p{i}": {"allOf": [{"$ref": f"#/$defs/p{i + 1}"}, {}]} for i in range(n)}, "$ref": "#/$defs/p0"},
     ]
-    return rng.choice(choices)()
+    return rng.choice(choices)
 
 
 def drawn(rng: random.Random) -> Fields:
     """The fields of one request that say what its text must look like."""
-    wishes: list[Callable[[], Fields]] = [
-        lambda: {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": drawn_schema(rng)}}},
-        lambda: {"structured_outputs": {"json": drawn_schema(rng, 6)}},
-        lambda: {"structured_outputs": {"json": large_schema(rng), "disable_any_whitespace": rng.random() < 0.5}},
-        lambda: {"json_schema": large_schema(rng)},
-        lambda: {"structured_outputs": {"regex": drawn_regex(rng)}},
-        lambda: {"structured_outputs": {"regex": long_regex(rng)}},
-        lambda: {"structured_outputs": {"json": {"type": "object"}, "whitespace_pattern": drawn_regex(rng)}},
-        lambda: {"grammar": drawn_grammar(rng)},
-        lambda: {
-            "structured_outputs": {
-                "grammar": rng.choice(["start: ", "root ::= "]) + "(" * (n := size(rng, 20_000)) + '"a"' + ")" * n
-            }
-        },
-        lambda: {"structured_outputs": {"choice": [text(rng) for _ in range(size(rng, 5000))]}},
-        lambda: {"structured_outputs": {"structural_tag": tag(rng)}},
-        lambda: {"structured_outputs": value(rng)},
-        lambda: {"response_format": {"type": rng.choice(["json_object", "json_schema", "x"]), "schema": value(rng)}},
+    schema, deep = rng.choice([drawn_schema(rng, 6), large_schema(rng)]), size(rng, 20_000)
+    structured: list[Fields] = [
+        {"json": schema, "disable_any_whitespace": rng.random() < 0.5},
+        {"json": {"type": "object"}, "whitespace_pattern": drawn_regex(rng)},
+        {"regex": drawn_regex(rng)},
+        {"regex": rng.choice(["a?", ".?", "(a|b)", "a{1,99}", ".*x", "(", "a|"]) * size(rng, 15_000)},
+        {"grammar": rng.choice(["start: ", "root ::= "]) + "(" * deep + '"a"' + ")" * deep},
+        {"choice": [text(rng) for _ in range(size(rng, 5000))]},
+        {"structural_tag": tag(rng)},
     ]
-    return rng.choice(wishes)()
+    wishes: list[Fields] = [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}},
+        {"response_format": {"type": rng.choice(["json_object", "json_schema", "x"]), "schema": value(rng)}},
+        {"json_schema": schema},
+        {"grammar": drawn_grammar(rng)},
+        {"structured_outputs": value(rng)},
+        *({"structured_outputs": own} for own in structured),
+    ]
+    return rng.choice(wishes)
 
 
 def tag(rng: random.Random) -> Any:

@@ -23,7 +23,7 @@ from nanoengine.features.structured.structured import MASKS, GrammarTooComplex, 
 from nanoengine.models.fetch import DOWNLOADS
 from nanoengine.serve.server.errors import problem_of
 from tests.e2e.small_engine import Broken, assert_idle
-from tests.features.structured.test_every_way import SHARED, draw_requests
+from tests.features.structured.drawn import KINDS, SHARED, draw_requests
 from tests.support import model_runner
 
 YES = {"choice": ["yes", "no"]}
@@ -280,8 +280,15 @@ def test_failing_steps_end_whom_they_computed_and_nobody_reads_a_grammar_that_is
         for seed in range(3):
             rng = random.Random(seed)
             own.engine.scheduler.policy, own.engine.scheduler.max_chunk = rng.choice(POLICIES), rng.choice([5, 12])
-            drawn = [(SHARED[number:], params) for number, (_, params, _) in enumerate(draw_requests(rng))]
+            requests_and_kinds = draw_requests(rng)
+            drawn = [(SHARED[number:], params) for number, (_, params, _) in enumerate(requests_and_kinds)]
             right = own.generate([prompt for prompt, _ in drawn], [params for _, params in drawn], use_tqdm=False)
+            for output, (_, _, kind) in zip(right, requests_and_kinds, strict=True):
+                assert all(
+                    KINDS[kind][1](text.text)
+                    for text in output.outputs
+                    if kind is not None and text.finish_reason == "stop"
+                )
             with monkeypatch.context() as patch:
                 fragile = Fragile(own, rng, patch)
                 patch.setattr(fragile.part, "_filler", filler := LateFiller(patch))
@@ -308,4 +315,6 @@ def test_failing_steps_end_whom_they_computed_and_nobody_reads_a_grammar_that_is
             assert not fragile.part._in_flight
             seen["failed"] += fragile.num_failed
             seen["raised"] += fragile.num_raised
+        drafter = fragile.part.drafter
+        assert drafter is None or (drafter not in own.engine.scheduler.parts and drafter.num_accepted)
     assert min(seen[name] for name in ("ended", "went on", "failed", "raised")) > 1, seen

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.proofs import bfcl, maskbench, schema_suite
-from benchmarks.proofs.acceptance import Acceptance, written
+from benchmarks.proofs import maskbench, schema_suite
+from benchmarks.proofs.acceptance import Acceptance
 
 POINT = {
     "properties": {"at": {"$ref": "#/$defs/at"}, "name": {"type": "string"}},
@@ -27,13 +27,6 @@ def test_a_text_is_refused_where_it_goes_wrong(acceptance: Acceptance) -> None:
     assert {text: acceptance.refused_at(outputs, text) for text in texts} == texts
     assert acceptance.num_respelled == 1, "the tokenizer writes 37 as one token"
     assert len(acceptance.mask_us) > len(texts)
-
-
-def test_instances_are_written_in_the_order_of_the_schema() -> None:
-    value = {"other": 1, "name": "\ud800", "at": {"y": 2, "x": 1}}
-    assert written(maskbench.in_order(value, POINT, POINT)) == (
-        '{"at": {"x": 1, "y": 2}, "name": "\\ud800", "other": 1}'
-    )
 
 
 def maskbench_folder(folder: Path, valid: bool) -> Path:
@@ -74,19 +67,3 @@ def test_a_false_accept_is_declared_or_fails(tmp_path: Path, monkeypatch: pytest
     assert declared.read_text() == "dates.json | dates | leap\n"
     declared.write_text(declared.read_text() + "dates.json | dates | two\n")
     assert schema_suite.main() == 1, "what is declared must happen"
-
-
-def test_types_of_bfcl_are_translated_at_every_depth() -> None:
-    table = {"dict": "object", "float": "number", "tuple": "array", "string": "string"}
-    inner = {"type": "dict", "properties": {"a": {"type": "float"}, "b": {"description": "none"}, "c": {"type": "Foo"}}}
-    found = bfcl.call_schema(
-        {"name": "f", "parameters": {"type": "dict", "properties": {"p": {"type": "tuple", "items": inner}}}}, table
-    )
-    items = found["properties"]["arguments"]["properties"]["p"]["items"]
-    assert [items["type"], *(own["type"] for own in items["properties"].values())] == [
-        "object",
-        "number",
-        "string",
-        "string",
-    ]
-    assert found["properties"]["arguments"]["type"] == "object"

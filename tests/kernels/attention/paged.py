@@ -124,7 +124,8 @@ class Pool:
         self.dtype = sequences.dtype
         self.quantized, self.rotated = quantized, rotated
         heads = sequences.heads
-        num_blocks, *rest = backend.kv_shape(sequences.num_blocks, heads.num, heads.dim, quantized=quantized)
+        backend.quantized = quantized
+        num_blocks, *rest = backend.kv_shape(sequences.num_blocks, heads.num, heads.dim)
         nan, dtype = (-1, torch.int8) if quantized else (float("nan"), self.dtype)  # a scale of such bytes is NaN
         if backend.block_major:  # between two layers that nobody may touch
             self.memory = torch.full((num_blocks, 3, 2, *rest), nan, dtype=dtype)

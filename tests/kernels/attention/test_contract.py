@@ -14,8 +14,9 @@ from tests.kernels.attention.every_backend import KINDS, BackendOf, Kind, every_
 from tests.kernels.attention.paged import Heads, Pool, Sequences
 
 PARTS = 4
-STEPS = {"native": 320, "torch": 160, "triton": 28}
-WRITES = {"native": 100, "torch": 40, "triton": 40, "flash_attn": 4, "torch_flash": 2}
+STEPS = {"native": 200, "torch": 100, "triton": 8}
+"""Triton's are drawn with what they are launched with, too: `tests/kernels/triton/test_paged_attention.py`."""
+WRITES = {"native": 60, "torch": 30, "triton": 16, "flash_attn": 4, "torch_flash": 2}
 
 
 def check_all(check: Callable[[int], None], seeds: Sequence[int]) -> None:
@@ -30,7 +31,7 @@ def check_all(check: Callable[[int], None], seeds: Sequence[int]) -> None:
 @pytest.mark.parametrize("part", range(PARTS))
 def test_any_step_is_attention_by_its_definition(kind: Kind, part: int) -> None:
     with running(kind) as backend_of:
-        check_all(lambda seed: check_step(kind, backend_of, seed), range(part, STEPS.get(kind.name, 60), PARTS))
+        check_all(lambda seed: check_step(kind, backend_of, seed), range(part, STEPS.get(kind.name, 40), PARTS))
 
 
 @every_backend
@@ -44,10 +45,10 @@ def test_any_tokens_are_written_where_they_belong_and_nowhere_else(kind: Kind) -
 
 
 def two_sequences(kind: Kind, backend_of: BackendOf, *, quantized: bool) -> Pool:
-    """Of 20 tokens each, of which 15 are in the cache; nothing is normed or rotated."""
-    sequences = Sequences(Heads(1, 2, 32), kind.block_sizes[-1], [20, 20])
+    """Of 8 tokens each, of which 3 are in the cache; nothing is normed or rotated."""
+    sequences = Sequences(Heads(1, 2, 32), kind.block_sizes[-1], [8, 8])
     pool = Pool(sequences, backend_of(kind.block_sizes[-1]), norms=False, rotated=False, quantized=quantized)
-    pool.fill([15, 15])
+    pool.fill([3, 3])
     return pool
 
 
@@ -60,11 +61,11 @@ def test_what_is_not_finite_shows_and_spoils_no_other_sequence(
     """Nor a token before it where each of a few is decoded by itself."""
     kept = 7 if num_decodes and kind.name != "triton" else 5
     with running(kind, quick=False) as backend_of:
-        expected = two_sequences(kind, backend_of, quantized=quantized).step(num_decodes, [15, 15], [20, 20])
+        expected = two_sequences(kind, backend_of, quantized=quantized).step(num_decodes, [3, 3], [8, 8])
         for element in (5, 2 * 32 + 5, 3 * 32 + 30):  # of a query, of K, of V
             pool = two_sequences(kind, backend_of, quantized=quantized)
-            pool.sequences.qkv[1][17, element] = bad
-            out = pool.step(num_decodes, [15, 15], [20, 20])
+            pool.sequences.qkv[1][5, element] = bad
+            out = pool.step(num_decodes, [3, 3], [8, 8])
             touched = out[7:8, :1] if element == 5 else out[7:]
             assert not touched.isfinite().all(2).any()
             torch.testing.assert_close(out[:kept], expected[:kept], rtol=1e-5, atol=1e-5)

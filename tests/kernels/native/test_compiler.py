@@ -109,11 +109,6 @@ def test_other_flags_compilers_and_cpus_have_folders_of_their_own(
     assert all(answers(library) == (42, 43) for library in found)
 
 
-def test_the_target_is_a_flag() -> None:
-    assert flags_for("x86-64-v3")[-1] == "-march=x86-64-v3"
-    assert flags_for("native")[:-1] == flags_for("x86-64-v3")[:-1]
-
-
 @needs_compiler
 def test_a_product_is_rounded_before_it_is_added(tmp_path: Path) -> None:
     """Even where the CPU can do both at once: else a compiler would choose, loop by loop, what a number is."""
@@ -249,37 +244,6 @@ def test_the_compiler_does_not_read_the_working_folder(
 
 
 # ---- the folder
-
-
-@needs_compiler
-@pytest.mark.parametrize("obstacle", ["a file", "no permission"])
-def test_without_a_writable_folder_it_compiles_for_this_process(
-    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, obstacle: str
-) -> None:
-    folder, elsewhere = tmp_path / "cache", tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
-    if obstacle == "a file":
-        folder.write_text("where a folder should be")
-    else:
-        folder.mkdir(mode=0o500)
-        if os.access(folder, os.W_OK):
-            pytest.skip("this user may write everywhere")
-    library = compile_library(sources, COMPILER, FLAGS, folder)
-    assert answers(library) == (42, 43)
-    assert library.is_relative_to(elsewhere)
-
-
-@needs_compiler
-def test_what_an_interrupted_compilation_left_does_no_harm(sources: Path, tmp_path: Path) -> None:
-    library = compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")
-    library.unlink()
-    left = library.parent / "tmpabcdef"
-    left.mkdir()
-    (left / LIBRARY).write_bytes(b"half a lib")
-    (left / "two.o").write_bytes(b"")
-    assert compile_library(sources, COMPILER, FLAGS, tmp_path / "cache") == library
-    assert answers(library) == (42, 43)
 
 
 @needs_compiler

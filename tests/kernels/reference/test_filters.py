@@ -43,18 +43,12 @@ def sorted_reference(logits: Tensor, top_k: int = 0, top_p: float = 1.0, min_p: 
     return ordered.indices[:count][keep].tolist()
 
 
-@pytest.mark.parametrize("top_k", [VOCAB, VOCAB + 1, 2**31 - 1])
-def test_a_top_k_beyond_the_vocabulary_keeps_all(top_k: int) -> None:
-    logits = torch.randn(VOCAB)
-    assert sorted(kept(logits, top_k=top_k)) == list(range(VOCAB))
-
-
 @settings(max_examples=80, deadline=None)
 @given(
     vocab_size=st.sampled_from([2, 3, 17, 64, VOCAB, VOCAB]),
     seed=st.integers(0, 10_000),
     spread=st.sampled_from([0.01, 1.0, 4.0, 12.0]),
-    top_k=st.sampled_from([0, 1, 2, 50, FIRST_TRY - 1, FIRST_TRY, 5000, VOCAB, VOCAB + 5]),
+    top_k=st.sampled_from([0, 1, 2, 50, FIRST_TRY - 1, FIRST_TRY, 5000, VOCAB, VOCAB + 5, 2**31 - 1]),
     top_p=st.sampled_from([1.0, 0.999, 0.9, 0.31, 0.0123]),
     min_p=st.sampled_from([0.0, 0.0317, 0.9]),
 )
@@ -94,21 +88,6 @@ def test_logits_that_are_kept_are_not_changed_nor_are_those_that_are_given(vocab
     assert torch.equal(logits, before)
     finite = values.isfinite()
     assert torch.equal(values[finite], logits.gather(-1, token_ids)[finite])
-
-
-def test_few_likely_tokens_are_found_without_sorting(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = []
-    plain_topk = Tensor.topk
-
-    def topk(self: Tensor, k: int) -> object:
-        counts.append(k)
-        return plain_topk(self, k)
-
-    monkeypatch.setattr(Tensor, "topk", topk)
-    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(4)) * 4
-    keep(logits, {"top_k": 20})
-    keep(logits, {"top_p": 0.9})
-    assert counts == [21, FIRST_TRY]
 
 
 def test_a_row_that_keeps_many_makes_no_other_row_look_at_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,7 +129,7 @@ def test_shares_that_end_anywhere_say_the_same(
         return made.fill_(torch.nan if made.dtype.is_floating_point else -(1 << 30))
 
     monkeypatch.setattr(torch, "empty", full)
-    for count in (1, 2, 3, 5, 7, 11, 12, 13, 40):
+    for count in (1, 3, 7, 12, 13, 40):
         shares[0] = count * -(-heads.group // 16)
         out = pool.backend.attend(q, pool.kv, metadata, spec, pool.sinks)
         assert_attended(out[there], exact)
@@ -155,33 +155,3 @@ def test_layers_plan_once_for_each_window() -> None:
     assert [launch.name for launch in launches] == names
     assert [launch.values["LAUNCH"] for launch in launches] == [1, 0, 1, 0, 1, 1]
     assert [launch.options.get("launch_pdl", False) for launch in launches] == [True, False, True, False, True, True]
-
-
-@pytest.mark.parametrize(
-    ("shape", "dim", "dtype", "quantized", "asked", "programs"),
-    [
-        ((32, 4, 7), 128, torch.bfloat16, False, 4, 4),
-        ((32, 4, 7), 128, torch.bfloat16, False, 8, 4),
-        ((32, 4, 5), 128, torch.bfloat16, False, 5, 5),
-        ((16, 2, 7), 128, torch.bfloat16, False, 7, 7),
-        ((64, 4, 5), 128, torch.bfloat16, False, 4, 3),
-        ((32, 4, 5), 64, torch.bfloat16, False, 4, 3),
-        ((32, 4, 7), 256, torch.bfloat16, False, 4, 3),
-        ((32, 4, 5), 128, torch.bfloat16, True, 4, 2),
-        ((32, 4, 7), 32, torch.float32, False, 4, 2),
-        ((32, 4, 5), 64, torch.bfloat16, True, 1, 1),
-    ],
-)
-def test_programs_are_as_many_as_a_multiprocessor_has_room_for(
-    shape: tuple[int, int, int], dim: int, dtype: torch.dtype, quantized: bool, asked: int, programs: int
-) -> None:
-    """However many sequences there are."""
-    tile, warps, stages = shape
-    tuning = replace(DEFAULTS, decode_tile=tile, decode_warps=warps, decode_stages=stages, decode_programs_per_sm=asked)
-    pool = Pool(Sequences(Heads(1, 2, dim), 16, [3, 9], dtype), TritonAttention(16, tuning), quantized=quantized)
-    with noting() as launches:
-        pool.attend(2, torch.zeros(2, 2, dim, dtype=dtype), [0, 1], [2, 8], [3, 9])
-    found = launches[-1]
-    assert found.grid == (1, 132 * programs)
-    registers = found.options["maxnreg"] * 32 * found.options["num_warps"]
-    assert registers * programs <= 1 << 16

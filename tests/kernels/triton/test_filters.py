@@ -34,7 +34,7 @@ def kept_by(rows: Rows, logits: Tensor) -> Tensor:
     return (logits > lowest[:, None]) | ((logits == lowest[:, None]) & (ids <= last_ids[:, None]))
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=10)
 @given(
     kind=st.sampled_from(KINDS),
     n=st.integers(1, 4),
@@ -78,19 +78,6 @@ def test_a_last_token_that_many_share() -> None:
 
 
 # ---- candidates
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_candidates_are_the_likeliest(kind: str) -> None:
-    logits = random_logits(kind, 1, 20_011, 0)
-    limits = limits_of(Rows([{"top_k": 3, "top_p": 0.9}]), logits)
-    count, row = int(limits.counts[0]), logits[0]
-    assert (count > 0) == (kind != "flat")
-    ids = limits.candidate_ids[0, :count].long()
-    assert ids.tolist() == sorted(set(ids.tolist()))
-    assert limits.candidates[0, :count].equal(row[ids])
-    if count:
-        assert set(ids.tolist()) == set((row >= row[ids].min()).nonzero()[:, 0].tolist())
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,10 @@ from torch import Tensor
 from nanoengine.kernels.operations import Norm
 from nanoengine.kernels.quantized.tensor import Float8
 from nanoengine.kernels.reference.operations import TorchKernels
+from nanoengine.kernels.triton import operations
 from nanoengine.kernels.triton.launch import float8_unsupported_reason
 from nanoengine.kernels.triton.operations import TritonKernels
+from nanoengine.kernels.triton.products import float8
 from nanoengine.kernels.triton.products.float8 import Float8Rows, quantize_rows
 from nanoengine.models.quantization.at_load import quantizer
 from tests.kernels.formulas import DEVICE, random, weight_of
@@ -69,8 +71,12 @@ def test_a_row_of_zeros_stays_that_and_one_that_is_not_finite_says_so() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [0, 1, 9])
-def test_products_are_those_of_the_rounded_numbers_and_near_those_of_x(dtype: torch.dtype, rows: int) -> None:
-    kernels, reference = TritonKernels(multiply=scaled_product), TorchKernels()
+def test_products_are_those_of_the_rounded_numbers_and_near_those_of_x(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, rows: int
+) -> None:
+    monkeypatch.setattr(operations, "float8_unsupported_reason", lambda _: None)
+    monkeypatch.setattr(float8, "scaled_mm", scaled_product)
+    kernels, reference = TritonKernels(), TorchKernels()
     source = quantizer("fp8")(random(96, 48, dtype=torch.float32) / 8)
     assert isinstance(source, Float8)
     weight, numbers = kernels.new_weight(96, 48, dtype, DEVICE), source.dequantize(dtype).to(DEVICE)
@@ -103,12 +109,14 @@ def test_products_are_those_of_the_rounded_numbers_and_near_those_of_x(dtype: to
 @pytest.mark.skipif(DEVICE.type == "cpu", reason="torch multiplies floats of 8 bits by its own kernels on a GPU")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [1, 9, 300])
-def test_the_product_of_torch_is_its_formula(rows: int, dtype: torch.dtype) -> None:
+def test_the_product_of_torch_is_its_formula(monkeypatch: pytest.MonkeyPatch, rows: int, dtype: torch.dtype) -> None:
     if (reason := float8_unsupported_reason(DEVICE)) is not None:
         pytest.skip(reason)
     x, bias = (random(*shape, dtype=dtype, seed=rows).to(DEVICE) for shape in ((rows, 128), (96,)))
     source, found = quantizer("fp8")(random(96, 128, dtype=torch.float32) / 11), []
-    for kernels in (TritonKernels(), TritonKernels(multiply=scaled_product)):
+    kernels = TritonKernels()
+    for product in (float8.scaled_mm, scaled_product):
+        monkeypatch.setattr(float8, "scaled_mm", product)
         weight = kernels.new_weight(96, 128, dtype, DEVICE)
         weight.rows(0, 96).copy_quantized(source)
         found.append((kernels.linear(x, weight, bias), kernels.logits(x, weight)))

@@ -17,9 +17,8 @@ from torch import Tensor
 from nanoengine.core.attention import AttentionMetadata, AttentionSpec
 from nanoengine.kernels.triton.attention import drafted_decode, paged_decode, split_kv
 from nanoengine.kernels.triton.attention.backend import TritonAttention
-from nanoengine.kernels.triton.attention.drafted_decode import MOST_ROWS
 from nanoengine.kernels.triton.attention.paged_cache import cache_strides
-from nanoengine.kernels.triton.attention.paged_walk import ROWS, tile_shape
+from nanoengine.kernels.triton.attention.paged_walk import ROWS
 from nanoengine.kernels.triton.attention.split_kv import COMBINED, STEP
 from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning
 from tests.kernels.attention.contract import check_step
@@ -107,7 +106,7 @@ LARGE = replace(TRITON, block_sizes=(16, 32, 128, 256), head_dims=(16, 32, 48, 6
 
 @pytest.mark.parametrize("part", range(4))
 def test_any_step_however_it_is_launched(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for seed in range(part, 60, 4):
+    for seed in range(part, 40, 4):
         rng = random.Random(seed)
         tile, warps, stages = rng.choice([(32, 4, 5), (16, 2, 7), (64, 4, 5)])
         tuning = replace(DEFAULTS, decode_tile=tile, decode_warps=warps, decode_stages=stages)
@@ -156,13 +155,10 @@ def test_sinks_take_their_weight_once_and_whatever_they_are(sink: float, num_dec
 
 
 @pytest.mark.usefixtures("in_parts")
-@pytest.mark.parametrize("scale", [0.0, 20.0])
-@pytest.mark.parametrize("spec", [PLAIN, replace(FULL, soft_cap=0.5)], ids=["plain", "full"])
+@pytest.mark.parametrize("spec", [replace(PLAIN, scale=20.0), replace(FULL, soft_cap=0.5, scale=0.0)], ids=str)
 @pytest.mark.parametrize(("num_decodes", "count"), [(0, 20), (1, 20), (1, 1)])
-def test_scores_that_are_equal_and_scores_far_apart(
-    num_decodes: int, count: int, spec: AttentionSpec, scale: float
-) -> None:
-    pool = pool_of(Heads(1, 2, 32), [170], spec=replace(spec, scale=scale))
+def test_scores_that_are_equal_and_scores_far_apart(num_decodes: int, count: int, spec: AttentionSpec) -> None:
+    pool = pool_of(Heads(1, 2, 32), [170], spec=spec)
     q, metadata = last(pool, [count])
     out = attend(pool, q, replace(metadata, num_decodes=num_decodes))
     torch.testing.assert_close(out.double(), pool.exact([170 - count], [170]).out, rtol=1e-4, atol=1e-4)
@@ -309,35 +305,6 @@ def test_it_is_launched_early_if_it_is_tuned_so(dependent: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "longest", "rows", "queries", "lots"),
-    [
-        (1, 3, 16, 16, 1),
-        (2, 2, 16, 8, 1),
-        (2, 8, 16, 8, 1),
-        (2, 9, 32, 16, 1),
-        (2, 17, 32, 32, 2),
-        (5, 3, 32, 4, 1),
-        (8, 8, 32, 8, 2),
-        (20, 3, 32, 4, 4),
-    ],
-)
-def test_tiles_are_filled_and_no_larger_than_they_must(
-    group: int, longest: int, rows: int, queries: int, lots: int
-) -> None:
-    """A few kernels do for all lengths."""
-    found = launch_of(Heads(3, group, 32), ONE, longest=longest)
-    assert (found.values["ROWS"], found.values["QUERIES"], found.grid[0]) == (rows, queries, 3 * lots)
-    assert ROWS <= rows <= MOST_ROWS
-
-
-@pytest.mark.parametrize(("head_dim", "tile"), [(16, 64), (64, 64), (128, 32), (256, 16)])
-def test_tiles_of_other_heads_have_as_many_bytes_if_they_can(head_dim: int, tile: int) -> None:
-    for dtype in (torch.bfloat16, torch.float16):
-        assert tile_shape(dtype, head_dim, DEFAULTS) == (tile, DEFAULTS.decode_warps, DEFAULTS.decode_stages)
-    assert tile_shape(torch.float32, head_dim, DEFAULTS) == (16, 8, 3)
-
-
-@pytest.mark.parametrize(
     ("counts", "names"),
     [
         ([1, 1], ["_plan_kernel", "_decode_kernel"]),
@@ -362,9 +329,3 @@ def test_short_prompts_have_smaller_programs() -> None:
             attend(pool, q, replace(metadata, num_decodes=0))
         [launch] = launches
         assert (launch.values["ROWS"], launch.options["num_warps"], launch.options["num_stages"]) == shape
-
-
-def test_engines_do_not_count_together() -> None:
-    """Their launches may run at the same time."""
-    first, second = TritonAttention(16), TritonAttention(16)
-    assert first._workspace.counters(1, DEVICE).data_ptr() != second._workspace.counters(1, DEVICE).data_ptr()

@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from nanoengine.kernels.operations import Norm
+from nanoengine.kernels.reference.operations import RowMajor
 from nanoengine.kernels.triton import operations as module
 from nanoengine.kernels.triton.operations import TritonKernels
 from nanoengine.kernels.triton.products.activation import gate_and_multiply
 from nanoengine.kernels.triton.products.few_rows import product_of_few_rows
 from nanoengine.kernels.triton.tuning import DEFAULTS
 from nanoengine.models.quantization.at_load import quantizer
-from tests.kernels.formulas import DEVICE, random, weight_of
+from tests.kernels.formulas import DEVICE, weight_of
 from tests.kernels.mixtures import assert_mixture, mixture
 from tests.kernels.noting import noting
 
@@ -69,33 +70,6 @@ def test_which_kernel_computes_a_product(
         assert set(seen) == {"norm"}
 
 
-@pytest.mark.parametrize("swapped", [0, 16])
-def test_several_wide_rows_are_normed_by_others(monkeypatch: pytest.MonkeyPatch, swapped: int) -> None:
-    """Registers hold no two of them."""
-    monkeypatch.setattr(module, "WIDEST_NORMED", 63)
-    kernels, seen = TritonKernels(replace(DEFAULTS, swapped_rows=swapped)), []
-    monkeypatch.setattr(module, "gemv", lambda x, *_, **how: seen.append((len(x), how["norm"] is not None)) or (x, x))
-    with DEVICE:
-        weight, norm = weight_of(kernels, torch.randn(96, 64).bfloat16()), torch.ones(64)
-        for rows in (1, 2, 4):
-            x = torch.randn(rows, 64).bfloat16()
-            kernels.linear(x, weight, None)
-            kernels.product(x, weight, norm=Norm(norm, 1e-6))
-    without = [(2, False), (2, False), (4, False), (4, False)] if swapped else [(2, False), (4, False)]
-    assert seen == [(1, False), (1, True), *without], "where factors are swapped, the norm is a kernel of its own"
-
-
-def test_a_head_of_many_outputs_is_left_to_programs_of_large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = TritonKernels(replace(DEFAULTS, swapped_rows=64))
-    monkeypatch.setattr(module, "MANY_OUTPUTS", 96)
-    monkeypatch.setattr(module, "gemv", None)
-    monkeypatch.setattr(module, "swap_ab", None)
-    with DEVICE:
-        weight = weight_of(kernels, torch.randn(96, 64).bfloat16())
-        for num_rows in (1, 5, 9):
-            assert kernels.logits(torch.randn(num_rows, 64).bfloat16(), weight).shape == (num_rows, 96)
-
-
 @pytest.mark.parametrize(("tuned", "of_products", "of_others"), [(0, 0, 0), (1, 1, 1), (2, 2, 1), (6, 6, 5)])
 def test_only_products_let_the_next_kernel_start_at_once(tuned: int, of_products: int, of_others: int) -> None:
     """What is launched like that reads what is older than the kernel before it at its own risk (`dependent.py`)."""
@@ -113,12 +87,6 @@ def test_only_products_let_the_next_kernel_start_at_once(tuned: int, of_products
             is_product = launch.name not in ("_rms_norm_kernel", "_gate_and_multiply_kernel")
             assert launch.values["LAUNCH"] == (of_products if is_product else of_others)
             assert launch.options.get("launch_pdl", False) == bool(tuned)
-
-
-def test_large_steps_launch_one_kernel_after_the_other() -> None:
-    tuning = replace(DEFAULTS, dependent_launch=2, dependent_rows=16)
-    launches = [tuning.launch(rows, product=product) for rows in (16, 17) for product in (True, False)]
-    assert launches == [2, 1, 0, 0]
 
 
 @pytest.mark.parametrize("way", ["alone", "behind a product"])
@@ -140,13 +108,6 @@ def test_what_is_not_finite_stays_so_where_nothing_clamps_it() -> None:
     assert result[[2, 3]].isnan().all()
 
 
-def test_logits_of_half_precision_are_not_rounded_to_it() -> None:
-    x, weight = (random(rows, 64, dtype=torch.float16, seed=rows).to(DEVICE) for rows in (2, 33))
-    out, total = product_of_few_rows(x, weight, out_dtype=torch.float32)
-    assert total is x
-    torch.testing.assert_close(out.double(), x.double() @ weight.double().T, atol=1e-4, rtol=1e-5)
-
-
 # ---- experts
 
 
@@ -162,4 +123,5 @@ def test_quantized_experts_become_numbers_as_they_come(name: str) -> None:
     source = quantizer(name)(torch.randn(32, 128))
     experts = TritonKernels().new_experts(2, 32, 128, torch.float32, DEVICE)
     experts.expert(1).copy_quantized(source)
-    assert torch.equal(experts.tensor[1].cpu(), source.dequantize(torch.float32).cpu())
+    assert isinstance(experts.weight, RowMajor)
+    assert torch.equal(experts.weight.tensor[32:].cpu(), source.dequantize(torch.float32).cpu())

@@ -19,13 +19,6 @@ def keys(**values: Any) -> Keys:
     return Keys(GGUFFile(Path("m.gguf"), {"general.architecture": "llama"} | metadata, {}, []), ["llama", "qwen2"])
 
 
-@pytest.mark.parametrize("architecture", ["gpt2", "", 3, None, ["llama"]])
-def test_another_architecture_is_named_with_those_that_are_known(architecture: Any) -> None:
-    metadata = {} if architecture is None else {"general.architecture": architecture}
-    with pytest.raises(UnsupportedModel, match=r"m\.gguf has general\.architecture .*; supported are llama, qwen2"):
-        Keys(GGUFFile(Path("m.gguf"), metadata, {}, []), ["llama", "qwen2"])
-
-
 def test_a_number_is_read_whole_or_not_and_equal_in_all_layers() -> None:
     for value, expected in ((7, 7), (np.array([7, 7], np.uint32), 7), (2**40, 2**40)):
         found = keys(block_count=value).number("block_count")

@@ -30,7 +30,6 @@ def words(name: str, text: str) -> list[str]:
         ("deepseek-coder", "a b\n\n12", ["a", " b", "\n", "\n", "1", "2"]),
         ("deepseek-v3", "(abc 1234", ["(abc", " ", "123", "4"]),
         ("default", "a.b 12345", ["a", ".", "b", " ", "123", "45"]),
-        ("gemma4", "a b\n\nc", ["a b", "\n\n", "c"]),
     ],
 )
 def test_text_is_cut_as_the_models_were_trained(name: str, text: str, expected: list[str]) -> None:

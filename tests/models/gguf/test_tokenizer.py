@@ -24,7 +24,7 @@ BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 WORDS = ["▁", *"abcd", "▁a", "ab", "ba", "aa", "▁ab", "bc", "abc", "aaa", "aaaa", "cd", "▁▁", "▁▁▁▁", "é", "dé", "bcd"]
 WORDS += ["▁abcd"]
 TEXTS = st.one_of(st.text(max_size=40), st.text(alphabet="abcd é\n▁<s>你", max_size=40))
-LLAMA_CPPS = ["command-r", "deepseek-coder", "deepseek-llm", "falcon", "gemma-4", "gpt-2", "llama-bpe", "llama-spm"]
+LLAMA_CPPS = ["command-r", "deepseek-coder", "deepseek-llm", "falcon", "gpt-2", "llama-bpe", "llama-spm"]
 LLAMA_CPPS += ["mpt", "phi-3", "qwen2", "qwen35", "refact", "starcoder"]
 """Vocabularies that llama.cpp has texts and their ids for, of the kinds that this engine knows."""
 
@@ -118,21 +118,6 @@ def test_words_that_are_tokens_need_no_merges_where_the_name_says_so() -> None:
 
     assert tokens("gpt-2") == ["b", "a"]
     assert tokens("llama-bpe") == ["a", "ba"], "and a prompt begins with the first-of-text token"
-
-
-def test_a_gemma_4_merges_plain_text() -> None:
-    tokens = ["<pad>", "<eos>", "<bos>", *BYTES, "a", "b", "▁", "\n", "ab", "▁a", "\n\n"]
-    tokenizer = read_vocabulary(
-        {
-            "tokenizer.ggml.model": "gemma4",
-            "tokenizer.ggml.tokens": tokens,
-            "tokenizer.ggml.token_type": [CONTROL] * 3 + [BYTE] * 256 + [NORMAL] * (len(tokens) - 259),
-            "tokenizer.ggml.merges": ["a b", "▁ a", "\n \n"],
-            "tokenizer.ggml.bos_token_id": 2,
-        }
-    ).tokenizer
-    assert texts_of(tokenizer, "ab a\n\né") == ["<bos>", "ab", "▁a", "\n\n", "<0xC3>", "<0xA9>"]
-    assert tokenizer.decode(tokenizer.encode(" ab a\n\né").ids) == " ab a\n\né"
 
 
 # ---- special tokens

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
-from nanoengine.kernels.operations import QuantizedSlot
-from nanoengine.kernels.reference.operations import RowMajorExperts
+from nanoengine.kernels.operations import ExpertWeights, QuantizedSlot
+from nanoengine.kernels.reference.operations import RowMajor
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.layers.slots import (
     InterleavedColumns,
@@ -17,6 +18,15 @@ from nanoengine.models.layers.slots import (
     shifted,
     taps_first,
 )
+
+
+def new_experts(experts: int, outputs: int, inputs: int, dtype: torch.dtype = torch.float32) -> ExpertWeights:
+    return ExpertWeights(RowMajor(experts * outputs, inputs, dtype, torch.device("cpu")), experts)
+
+
+def matrices(weights: ExpertWeights) -> Tensor:
+    assert isinstance(weights.weight, RowMajor)
+    return weights.weight.tensor.view(weights.shape)
 
 
 def test_dense_rows_go_where_they_belong_and_nothing_quantized_is_taken(factory: Factory) -> None:
@@ -51,15 +61,15 @@ def test_row_i_of_a_group_is_the_row_that_the_order_names() -> None:
 
 
 def test_every_second_output_of_an_expert_is_of_the_second_weight() -> None:
-    gate, up = (RowMajorExperts(3, 4, 5, torch.float32, torch.device("cpu")) for _ in range(2))
+    gate, up = (new_experts(3, 4, 5) for _ in range(2))
     place, source = InterleavedExperts(gate, up), torch.randn(3, 5, 8)
     assert place.shape == source.shape
     place.copy_(source)
     x = torch.randn(5)
     for expert in range(3):
         outputs = x @ source[expert]
-        torch.testing.assert_close(gate.tensor[expert] @ x, outputs[::2])
-        torch.testing.assert_close(up.tensor[expert] @ x, outputs[1::2])
+        torch.testing.assert_close(matrices(gate)[expert] @ x, outputs[::2])
+        torch.testing.assert_close(matrices(up)[expert] @ x, outputs[1::2])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -70,10 +80,10 @@ def test_every_bit_of_interleaved_experts_arrives(dtype: torch.dtype, count: int
     whole = {4: torch.int32, 2: torch.int16}[dtype.itemsize]
     limits = torch.iinfo(whole)
     bits = torch.randint(limits.min, limits.max, (2, inputs, count * outputs), dtype=whole)
-    weights = [RowMajorExperts(2, outputs, inputs, dtype, torch.device("cpu")) for _ in range(count)]
+    weights = [new_experts(2, outputs, inputs, dtype) for _ in range(count)]
     InterleavedExperts(*weights).copy_(bits.view(dtype))
     for first, weight in enumerate(weights):
-        assert torch.equal(weight.tensor.view(whole), bits[..., first::count].transpose(1, 2))
+        assert torch.equal(matrices(weight).view(whole), bits[..., first::count].transpose(1, 2))
 
 
 def test_every_second_column_is_of_the_second_place() -> None:
@@ -85,20 +95,16 @@ def test_every_second_column_is_of_the_second_place() -> None:
     assert second.tolist() == [[1, 3, 5], [7, 9, 11]]
 
 
-def test_each_matrix_of_stacked_experts_goes_to_its_place() -> None:
-    gate, up = (RowMajorExperts(3, 4, 5, torch.float32, torch.device("cpu")) for _ in range(2))
-    place, source = StackedExperts(gate, up), torch.randn(3, 8, 5)
-    assert place.shape == source.shape
-    place.copy_(source)
-    assert torch.equal(torch.cat((gate.tensor, up.tensor), 1), source)
-
-
-def test_inputs_of_stacked_experts_may_stand_before_outputs() -> None:
-    gate, up = (RowMajorExperts(3, 4, 5, torch.float32, torch.device("cpu")) for _ in range(2))
-    place, source = StackedExperts(gate, up, transposed=True), torch.randn(3, 5, 8)
-    assert place.shape == source.shape
-    place.copy_(source)
-    assert torch.equal(torch.cat((gate.tensor, up.tensor), 1), source.transpose(1, 2))
+@pytest.mark.parametrize("transposed", [False, True])
+def test_each_matrix_of_stacked_experts_goes_to_its_place_also_where_inputs_stand_before_outputs(
+    transposed: bool,
+) -> None:
+    gate, up = (new_experts(3, 4, 5) for _ in range(2))
+    place, source = StackedExperts(gate, up, transposed=transposed), torch.randn(3, 8, 5)
+    stored = source.transpose(1, 2) if transposed else source
+    assert place.shape == stored.shape
+    place.copy_(stored)
+    assert torch.equal(torch.cat((matrices(gate), matrices(up)), 1), source)
 
 
 def test_filters_stand_by_taps() -> None:

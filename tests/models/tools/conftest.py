@@ -1,4 +1,4 @@
-"""Grammars of calls, for tokenizers whose marks are text, tokens, or special tokens."""
+"""Grammars of calls, for tokenizers whose marks are text or special tokens."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ NOW = {"type": "function", "function": {"name": "now"}}
 Accepts = Callable[..., bool]
 
 
-@pytest.fixture(scope="module", params=["marks are text", "marks are tokens", "marks are special tokens"])
+@pytest.fixture(scope="module", params=["marks are text", "marks are special tokens"])
 def grammars(request: pytest.FixtureRequest) -> Grammars:
     fast = read_tokenizer(DEMO).fast
     if request.param != "marks are text":
         marks = {mark for own in BY_NAME.values() for mark in own.marks if mark != "functools" and "=" not in mark}
         for mark in sorted({*marks, THINK, END_OF_THOUGHT}):
-            (fast.add_special_tokens if "special" in request.param else fast.add_tokens)([AddedToken(mark)])
+            fast.add_special_tokens([AddedToken(mark)])
     return Grammars(Tokenizer(fast, "the demo's"), fast.get_vocab_size(with_added_tokens=True), [EOS])
 
 
@@ -46,12 +46,7 @@ def accepts(grammars: Grammars) -> Accepts:
     added = {token.content: number for number, token in grammars.tokenizer.fast.get_added_tokens_decoder().items()}
 
     def accept(
-        name: str,
-        text: str,
-        choice: Any = "auto",
-        most: int | None = None,
-        tools: Any = (WEATHER, NOW),
-        **options: Any,
+        name: str, text: str, choice: Any = "auto", most: int | None = None, tools: Any = (WEATHER, NOW), **options: Any
     ) -> bool:
         if name == "harmony":
             text = text.removesuffix("<|call|>")  # an end of text of these models

@@ -58,9 +58,9 @@ def llm() -> Iterator[LLM]:
         yield own
 
 
-@pytest.fixture(params=[*BY_NAME, "demo"])
+@pytest.fixture(params=["harmony", "qwen3_coder", "demo"])
 def chats(request: pytest.FixtureRequest, llm: LLM, tmp_path: Path) -> Iterator[Chats]:
-    """Those of the demo model in every format: its own template knows of no tools."""
+    """Those of the demo model in formats of each kind: its own template knows of no tools."""
     own = llm.chats
     if request.param != "demo":
         llm.chats = Chats(HFTokenizer(folder_with(tmp_path, template_of(request.param))))
@@ -79,7 +79,7 @@ def answers(llm: LLM, choice: Any, tools: Any = TOOLS, max_tokens: int = 250, **
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED])
-def test_a_tool_is_called_in_every_format(llm: LLM, chats: Chats, choice: Any) -> None:
+def test_a_tool_is_called_in_formats_of_each_kind(llm: LLM, chats: Chats, choice: Any) -> None:
     for answer in answers(llm, choice, parallel_tool_calls=False):
         assert answer.text == ""
         if chats.prompt([USER], TOOLS).format is not BY_NAME["harmony"]:  # there it may first think as long as it likes
@@ -89,7 +89,7 @@ def test_a_tool_is_called_in_every_format(llm: LLM, chats: Chats, choice: Any) -
             assert arguments.keys() == ({"city"} if call.name == "weather" else set())
 
 
-def test_text_may_be_said_in_every_format(llm: LLM, chats: Chats) -> None:
+def test_text_may_be_said_in_formats_of_each_kind(llm: LLM, chats: Chats) -> None:
     for choice, tools in (("auto", TOOLS), ("none", TOOLS), ("auto", [NOW])):  # with and without a tool that is strict
         texts = [answer.text for answer in answers(llm, choice, tools, max_tokens=60)]
         assert all(texts) or chats.prompt([USER], TOOLS).format is BY_NAME["harmony"]
@@ -105,7 +105,7 @@ def test_answers_come_in_the_order_of_conversations(llm: LLM) -> None:
 def test_a_call_that_repeats_another_ends_a_forced_answer_in_every_way(llm: LLM) -> None:
     """The end of the text is never likely, so nothing else ends it."""
     eos = llm.engine.eos_token_ids[0]
-    params = [SamplingParams(max_tokens=200, seed=seed, n=2, logit_bias={eos: -100}) for seed in range(4)]
+    params = [SamplingParams(max_tokens=200, seed=seed, n=2, logit_bias={eos: -100}) for seed in range(2)]
     place = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
     own = {"name": "weather", "parameters": place | {"additionalProperties": False}}
     tools = [{"type": "function", "function": own}, NOW]
@@ -174,18 +174,16 @@ def test_neither_can_be(tmp_path: Path) -> None:
     assert prompt_with(deaf, tmp_path).text == "How is it in Rome?"
 
 
-@pytest.mark.parametrize("end", ["<think>", "<think>\n", "<think>\n\n</think>\n\n", ""])
-def test_a_prompt_may_begin_a_thought(tmp_path: Path, end: str) -> None:
-    template = f"{BASE}{{# </think> #}}{{{{ {end!r} }}}}"
-    prompt = prompt_with(template, tmp_path, tools=TOOLS, tool_choice="required")
-    assert (prompt.thinks, prompt.is_thinking) == (True, end in ("<think>", "<think>\n"))
+def test_a_prompt_may_begin_a_thought(tmp_path: Path) -> None:
+    for end in ("<think>\n\n</think>\n\n", "", "<think>", "<think>\n"):
+        template = f"{BASE}{{# </think> #}}{{{{ {end!r} }}}}"
+        prompt = prompt_with(template, tmp_path, tools=TOOLS, tool_choice="required")
+        assert (prompt.thinks, prompt.is_thinking) == (True, end in ("<think>", "<think>\n"))
     with LLM(
         str(tmp_path), use_tqdm=False, dtype="float32", device="cpu", max_model_len=1500, num_kv_blocks=200
     ) as own:
-        params = SamplingParams(max_tokens=30, seed=2)
-        outputs = own.chat([USER], params, tools=TOOLS, use_tqdm=False)
-        [answer] = own.chats.read(outputs[0], TOOLS)
-        assert bool(answer.reasoning) == prompt.is_thinking
+        outputs = own.chat([USER], SamplingParams(max_tokens=30, seed=2), tools=TOOLS, use_tqdm=False)
+        assert own.chats.read(outputs[0], TOOLS)[0].reasoning
 
 
 # ---- special tokens
@@ -247,35 +245,36 @@ SMOLLM2 = DOWNLOADS["smollm2"].path
 QWEN = DOWNLOADS["smollm2"].path.with_name("qwen2.5-coder-0.5b-instruct.q4.gguf")
 
 
-def test_a_small_model_calls_by_itself() -> None:
-    """It writes the object alone, or in a fence, though its template asks for marks; and calls that there are none of."""
-    if not QWEN.is_file():
-        pytest.skip(f"{QWEN.name} is not beside the models that `nanoengine fetch` gets")
-    place = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-    tools = [{"type": "function", "function": {"name": "weather", "description": "Of a city.", "parameters": place}}]
-    asked = ["How is the weather in Rome?", "What is the weather like in Oslo today? Use a tool.", "Say hello."]
-    with LLM(str(QWEN), device="cpu", num_kv_blocks=100, max_model_len=512, use_tqdm=False) as llm:
-        messages = [[{"role": "user", "content": own}] for own in asked]
-        outputs = llm.chat(messages, SamplingParams(temperature=0, max_tokens=24), tools=tools, use_tqdm=False)
-        answers = [llm.chats.read(output, tools)[0] for output in outputs]
-    told = [(own.text == "", [json.loads(call.arguments) for call in own.calls]) for own in answers]
-    assert told == [(True, [{"city": "Rome"}]), (True, [{"city": "Oslo"}]), (False, [])]
-
-
 @pytest.mark.parametrize("model", [QWEN, SMOLLM2], ids=["Qwen2.5-Coder", "SmolLM2"])
-def test_a_forced_answer_of_a_small_model_ends(model: Path) -> None:
-    """Behind a call Qwen2.5 writes the end of a line, then its own end: without a blank there it would call for ever. SmolLM2
-    would make the same call again and again."""
+def test_answers_of_small_models_end_if_forced_and_qwen_calls_by_itself(model: Path) -> None:
+    """Behind a forced call Qwen2.5 writes the end of a line, then its own end: without a blank there it would call for ever.
+    SmolLM2 would make the same call again and again. By itself Qwen2.5 writes the object alone, though its template asks for
+    marks.
+    """
     if not model.is_file():
         pytest.skip(f"{model.name} is not among the models that `nanoengine fetch` gets, or beside them")
-    asked = ["How is the weather in Rome?", "What time is it?", "Weather in Oslo and in Paris, please.", "Hello"]
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    weather = {"type": "function", "function": {"name": "weather", "description": "Of a city.", "parameters": schema}}
+
+    def asked(*questions: str) -> list[list[dict[str, str]]]:
+        return [[{"role": "user", "content": own}] for own in questions]
+
     with LLM(str(model), device="cpu", num_kv_blocks=200, max_model_len=512, use_tqdm=False) as llm:
-        messages = [[{"role": "user", "content": own}] for own in asked]
+        messages = asked("What time is it?", "Weather in Oslo and in Paris, please.")
         params = SamplingParams(temperature=0, max_tokens=150)
-        outputs = llm.chat(messages, params, tools=TOOLS, tool_choice="required", use_tqdm=False)
-        answers = [llm.chats.read(output, TOOLS, "required")[0] for output in outputs]
-    assert [output.outputs[0].finish_reason for output in outputs] == ["stop"] * 4
-    for own in answers:
-        assert own.calls
-        assert not own.text
-        assert len({(call.name, call.arguments) for call in own.calls}) == len(own.calls)
+        forced = llm.chat(messages, params, tools=TOOLS, tool_choice="required", use_tqdm=False)
+        for output in forced:
+            [answer] = llm.chats.read(output, TOOLS, "required")
+            assert output.outputs[0].finish_reason == "stop"
+            assert answer.calls
+            assert not answer.text
+            assert len({(call.name, call.arguments) for call in answer.calls}) == len(answer.calls)
+        if model == QWEN:
+            messages, params = (
+                asked("How is the weather in Rome?", "Say hello."),
+                SamplingParams(temperature=0, max_tokens=24),
+            )
+            free = llm.chat(messages, params, tools=[weather], use_tqdm=False)
+            answers = [llm.chats.read(output, [weather])[0] for output in free]
+            told = [(own.text == "", [json.loads(call.arguments) for call in own.calls]) for own in answers]
+            assert told == [(True, [{"city": "Rome"}]), (False, [])]

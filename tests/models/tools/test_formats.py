@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from nanoengine.models.tools.formats import FORMATS, find_format
 
 SEEN = {
@@ -21,26 +19,16 @@ SEEN = {
 """Words of the templates of models that write calls so."""
 
 
-@pytest.mark.parametrize("name", SEEN)
-def test_a_template_shows_its_format(name: str) -> None:
-    found = find_format(f"{{# #}}{SEEN[name]}{{{{ messages }}}}")
-    assert found is not None
-    assert found.name == name
+OTHERS = {
+    "llama3": "{{- '\"parameters\": ' }} {{- '<|python_end|>' }} {{- '<|header_start|>ipython<|header_end|>' }}",  # Llama 4
+    "lfm2": '{{ "List of tools: <|tool_list_start|>[" + (tools | tojson) + "]<|tool_list_end|>" }}',
+}
 
 
-def test_llama_4_writes_calls_as_llama_3_does() -> None:
-    words = "{{- '\"parameters\": ' }} {{- '<|python_end|>' }} {{- '<|header_start|>ipython<|header_end|>' }}"
-    found = find_format(words)
-    assert found is not None
-    assert found.name == "llama3"
-
-
-def test_lfm2_shows_how_it_is_told_of_tools() -> None:
-    found = find_format('{{ "List of tools: <|tool_list_start|>[" + (tools | tojson) + "]<|tool_list_end|>" }}')
-    assert found is not None
-    assert found.name == "lfm2"
-
-
-def test_others_show_none() -> None:
+def test_a_template_shows_its_format() -> None:
+    for name, words in [*SEEN.items(), *OTHERS.items()]:
+        found = find_format(f"{{# #}}{words}{{{{ messages }}}}")
+        assert found is not None
+        assert found.name == name
     assert find_format("{{ messages }}{{ tools | tojson }}") is None
     assert SEEN.keys() == {own.name for own in FORMATS}

@@ -21,7 +21,7 @@ from nanoengine.models.tools.rules import Rules
 from nanoengine.models.tools.tool import choose, read_tools
 from tests.drawn import FAST
 from tests.models.tools.conftest import NOW, PLACE, WEATHER, Accepts
-from tests.models.tools.test_parser import BY_NAME, calls_of, in_xml, read, text_of, written
+from tests.models.tools.test_parser import BY_NAME, calls_of, in_xml, read, written
 
 A: tuple[str, Any] = ("weather", {"city": "A"})
 EMPTY: tuple[str, Any] = ("now", {})
@@ -112,14 +112,7 @@ def test_thoughts_of_harmony_are_free(accepts: Accepts) -> None:
     assert not accepts("harmony", thought + "<|channel|>final<|message|>Yes.", "required")
 
 
-@pytest.mark.parametrize("name", BY_NAME)
-def test_what_is_accepted_is_read(accepts: Accepts, name: str) -> None:
-    text = spelled(name, A)
-    assert accepts(name, text)
-    assert (calls_of(read(name, text)), text_of(read(name, text))) == ([A], "")
-
-
-@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder"])
 def test_numbers_beyond_floats_are_accepted_and_read(accepts: Accepts, name: str) -> None:
     tool = {"type": "function", "function": {"name": "now", "parameters": NUMBERS, "strict": True}}
     for number in ("1e999", "9" * 5000):
@@ -166,19 +159,9 @@ BODIES = [
         for key in ("arguments", "parameters")
         for value in ({"city": "A"}, {"town": 1})
     ),
-    *(
-        "weather",
-        "{",
-        "}",
-        "[",
-        "]",
-        '{"city": "A"}',
-        '{"town": "A"}',
-        "assistant",
-        "commentary to=functions.weather ",
-        "analysis",
-    ),
-    *("final", "json", "\n", " ", ", ", "city", "town", "A", "<tool", "_call>", "x"),
+    *("weather", "{", "}", "[", "]", '{"city": "A"}', '{"town": "A"}', "assistant", "analysis", "final", "json"),
+    *("city", "town", "A", "<tool", "_call>", "x"),
+    *("commentary to=functions.weather ", "\n", " ", ", "),
     *(in_xml("weather", value) for value in ({"city": "A"}, {"town": "A"})),
 ]
 

@@ -149,14 +149,8 @@ def test_broken_calls_are_text(name: str) -> None:
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_plain_text_stays_as_it_is(name: str) -> None:
-    for text in (
-        "",
-        " \n",
-        "Hello {you}, [1] and <b>.\n",
-        'use functools.lru_cache\n{"a": 1}\n{',
-        "x < 3 <tool",
-        "to be",
-    ):
+    several_lines = 'Hello {you}, [1] and <b>.\nuse functools.lru_cache\n{"a": 1}\n{'
+    for text in ("", " \n", several_lines, "x < 3 <tool", "to be"):
         assert text_of(read(name, text)) == text
 
 
@@ -219,16 +213,6 @@ def test_what_models_write_beside_their_format(name: str, text: str, calls: list
     assert calls_of(read(name, text)) == calls
 
 
-def test_arguments_can_always_be_sent() -> None:
-    """Half of a surrogate pair is escaped; other characters are as they are."""
-    [call] = read("hermes", '<tool_call>{"name": "now", "arguments": {"x": "\\ud800", "y": "é"}}')
-    assert isinstance(call, Call)
-    assert call.arguments == '{"x": "\\ud800", "y": "\\u00e9"}'
-    [call] = read("hermes", '<tool_call>{"name": "now", "arguments": {"y": "é"}}')
-    assert isinstance(call, Call)
-    assert call.arguments == '{"y": "é"}'
-
-
 def test_no_more_calls_than_asked_for_are_told() -> None:
     text = written("hermes", ("now", {}), ("weather", TOKYO))
     assert calls_of(read("hermes", text, most=1)) == [("now", {})]
@@ -237,43 +221,11 @@ def test_no_more_calls_than_asked_for_are_told() -> None:
 # ---- however it comes
 
 
+PARTS = r"""<tool_call> </tool_call> <think> </think> [TOOL_CALLS] [ARGS] [CALL_ID] functools <|tool_call|> <|/tool_call|>
+    <|channel|>analysis <|message|> <|end|> <|start|> <|call|> <function=now> <parameter=a> </parameter> </function>
+    Text now é [ ] { } ; " \ """
 PIECES = [
-    *(
-        "<tool_call>",
-        "</tool_call>",
-        "\n",
-        " ",
-        "<think>",
-        "</think>",
-        "Text",
-        "[",
-        "]",
-        "{",
-        "}",
-        '"',
-        "\\",
-        ", ",
-        ": ",
-        ";",
-    ),
-    *("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "now", "functools", "<|tool_call|>", "<|/tool_call|>", CALL, NOW, "é"),
-    *(
-        "<|channel|>analysis",
-        "<|channel|>commentary to=functions.now",
-        "<|message|>",
-        "<|end|>",
-        "<|start|>",
-        "<|call|>",
-    ),
-    *(
-        "<function=now>",
-        "<parameter=a>",
-        "</parameter>",
-        "</function>",
-        "<arg_key>a</arg_key>",
-        "<arg_value>",
-        "</arg_value>",
-    ),
+    *(*PARTS.split(), "<|channel|>commentary to=functions.now", "\n", " ", ", ", ": ", CALL, NOW),
     *(written(name, ("weather", TOKYO), ("now", {})) for name in BY_NAME),
 ]
 
@@ -318,7 +270,7 @@ def test_what_a_long_answer_costs_grows_with_its_length(name: str, monkeypatch: 
             return match
 
         monkeypatch.setattr(place, pattern, SimpleNamespace(search=search))
-    size = 20_000
+    size = 4000
     call = written(name, ("weather", {"city": "a" * size, "list": [["]"] * size]}))
     bare = json.dumps({"name": "weather", "arguments": {"city": "a" * size}})
     texts = [call, call[: size // 2], " " * size + call, call[:30] + " " * size, "<think>" + call, "x" * size]

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import jsonschema
 import pytest
 
-from nanoengine import LLM, SamplingParams
 from nanoengine.core.tokenizer import read_tokenizer
 from nanoengine.errors import InvalidSamplingParams
 from nanoengine.features.structured.grammars import Grammars
@@ -38,28 +36,16 @@ def string(format: str) -> dict[str, Any]:
 
 
 TAKEN: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
-    "str": ({"type": "string"}, ["a"], [1]),
-    "int": ({"type": "integer"}, [1], ["a"]),
-    "float": ({"type": "number"}, [1.5], ["a"]),
-    "bool": ({"type": "boolean"}, [True], [1]),
-    "Decimal": ({"anyOf": [{"type": "number"}, {"type": "string"}]}, [1.5, "1.5"], [None]),
     "date": (string("date"), ["2024-02-29"], ["today"]),
-    "datetime": (string("date-time"), ["2024-02-29T12:00:00Z"], ["2024-02-29"]),
-    "time": (string("time"), ["12:00:00Z"], ["noon"]),
-    "timedelta": (string("duration"), ["P1D"], ["a day"]),
     "UUID": (string("uuid"), [UUID.format(1)], ["a"]),
     "UUID4": (string("uuid4"), [UUID.format(4)], [UUID.format(1)]),
     "EmailStr": (string("email"), ["a@example.com"], ["a"]),
     "HttpUrl": ({**string("uri"), "maxLength": 2083, "minLength": 1}, ["http://a.org/"], ["a b"]),
-    "IPv4Address": (string("ipv4"), ["10.0.0.1"], ["10.0.0.256"]),
     "IPvAnyAddress": (string("ipvanyaddress"), ["10.0.0.1", "::1"], ["localhost"]),
     "Path": (string("path"), ["/a b"], [1]),
-    "FilePath": (string("file-path"), ["a"], [1]),
-    "DirectoryPath": (string("directory-path"), ["a"], [1]),
     "SecretStr": ({**string("password"), "writeOnly": True}, ["a"], [1]),
     "bytes": (string("binary"), ["a"], [1]),
     "Base64Bytes": (string("base64"), ["YQ=="], [1]),
-    "Base64UrlStr": ({**string("base64url"), "maxLength": 4}, ["YQ=="], ["YWFhYQ=="]),
     "Json": (JSON_TEXT, ["{}"], [{}]),
     "set[Literal]": ({**DIFFERENT, "items": {"enum": ["a", 1]}}, [[], ["a"], [1, "a"], ["a", 1]], [["a", "a"], ["b"]]),
     "frozenset[Enum]": ({**DIFFERENT, "items": {"$ref": "#/$defs/Colour"}}, [["blue", "red"]], [["red", "red"]]),
@@ -72,21 +58,15 @@ TAKEN: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
     "set[int], one": ({**DIFFERENT, "items": {"type": "integer"}, "maxItems": 1}, [[7]], [[1, 2]]),
     "list[int]": ({"items": {"type": "integer"}, "type": "array", "uniqueItems": False}, [[1, 1]], [["a"]]),
     "tuple[int, str]": (PAIR, [[1, "a"]], [[1], ["a", 1]]),
-    "tuple[int, ...]": ({"items": {"type": "integer"}, "type": "array"}, [[], [1, 2]], [["a"]]),
-    "dict[str, int]": ({"additionalProperties": {"type": "integer"}, "type": "object"}, [{"a": 1}], [{"a": "b"}]),
     "dict[Enum, int]": (
         {"additionalProperties": {"type": "integer"}, "propertyNames": {"$ref": "#/$defs/Colour"}, "type": "object"},
         [{}, {"red": 1}, {"red": 1, "blue": 2}],
         [{"green": 1}, {"red": "a"}],
     ),
-    "Optional[int]": ({"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None}, [1, None], ["a"]),
     "discriminated": (BOTH, [{"kind": "cat"}], [{"kind": "cow"}]),
-    "Literal": ({"enum": ["a", 1, None]}, ["a", 1, None], ["b"]),
     "Enum": ({"$ref": "#/$defs/Colour"}, ["red"], ["green"]),
     "Enum, as litellm refers to it": ({"$ref": "/$defs/Colour"}, ["red"], ["green"]),
     "set[Enum], so": ({**DIFFERENT, "items": {"$ref": "/$defs/Colour"}}, [["red"]], [["red", "red"]]),
-    "conint": ({"exclusiveMaximum": 9, "exclusiveMinimum": 0, "multipleOf": 2, "type": "integer"}, [8], [0, 3, 10]),
-    "constr": ({"maxLength": 5, "pattern": "^[a-z]+$", "type": "string"}, ["abc"], ["abcdef", "A"]),
     "recursive": ({"$ref": "#/$defs/Tree"}, [{"own": 1, "more": [{"own": 2}]}], [{"more": [1]}]),
     "NamedTuple": ({"$ref": "#/$defs/Point"}, [[1], [1, 2]], [[], [1, 2, 3]]),
     "dataclass": ({"$ref": "#/$defs/Record"}, [{"a": 1}], [{"b": "a"}]),
@@ -99,18 +79,12 @@ TAKEN: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
 }
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "set[int]": ({**DIFFERENT, "items": {"type": "integer"}}, '"uniqueItems".: it can be where items is an enum'),
-    "set[int], two": ({**DIFFERENT, "items": {"type": "integer"}, "maxItems": 2}, "uniqueItems"),
     "set of many": ({**DIFFERENT, "items": {"enum": list(range(6))}}, "uniqueItems"),
-    "set of very many": ({**DIFFERENT, "items": {"enum": list(range(50_000))}}, "uniqueItems"),
     "set of what is equal": ({**DIFFERENT, "items": {"enum": [1, 1.0]}}, "uniqueItems"),
     "set of at most 2.0": ({**DIFFERENT, "items": {"enum": ["a", "b", "c"]}, "maxItems": 2.0}, "uniqueItems"),
     "set of fewer than none": ({**DIFFERENT, "items": {"enum": ["a", "b"]}, "maxItems": -3}, "maxItems|uniqueItems"),
-    "set of more": ({**DIFFERENT, "items": {"enum": ["a"]}, "prefixItems": [{}]}, "uniqueItems"),
-    "no list": ({"uniqueItems": True, "items": {"enum": ["a"]}}, "uniqueItems"),
     "dict[date, int]": ({"type": "object", "propertyNames": {"format": "date"}}, "propertyNames"),
     "Pattern": (string("regex"), "Unknown format: regex"),
-    "Color": (string("color"), "Unknown format: color"),
-    "IPv4Network": (string("ipv4network"), "Unknown format: ipv4network"),
 }
 
 
@@ -143,28 +117,6 @@ def test_what_cannot_be_promised_is_refused_by_its_keyword(grammars: Grammars, n
     schema, words = REFUSED[name]
     with pytest.raises(InvalidSamplingParams, match=rf"^structured_outputs\.json: .*{words}"):
         grammars.matcher(StructuredOutputs(json=whole(schema)))
-
-
-def test_drawn_answers_are_valid() -> None:
-    schemas = [  # jsonschema does not know references as litellm writes them
-        whole(schema) | {"additionalProperties": False}
-        for schema, _, _ in TAKEN.values()
-        if '"/$defs' not in json.dumps(schema)
-    ]
-    params = [
-        SamplingParams(temperature=2.0, seed=number, max_tokens=60, structured_outputs={"json": schema})
-        for number, schema in enumerate(schemas)
-    ]
-    with LLM("demo") as llm:
-        outputs = llm.generate(["value = "] * len(params), params, use_tqdm=False)
-    ended = [
-        (schema, output.outputs[0].text)
-        for schema, output in zip(schemas, outputs, strict=True)
-        if output.outputs[0].finish_reason == "stop"
-    ]
-    assert len(ended) > len(schemas) // 2
-    for schema, text in ended:
-        jsonschema.validate(json.loads(text), schema)
 
 
 def test_a_schema_is_not_changed_and_orders_are_bounded() -> None:

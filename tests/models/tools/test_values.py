@@ -66,22 +66,8 @@ ANY = st.recursive(
     lambda own: st.lists(own, max_size=3) | st.dictionaries(st.text(max_size=2), own, max_size=3),
     max_leaves=5,
 )
-KEYWORDS = [
-    *(
-        "type",
-        "enum",
-        "const",
-        "anyOf",
-        "oneOf",
-        "allOf",
-        "$ref",
-        "$defs",
-        "properties",
-        "required",
-        "additionalProperties",
-    ),
-    *("minLength", "maxLength", "pattern", "format", "items", "not", "description"),
-]
+KEYWORDS = ["type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "$defs", "properties", "required"]
+KEYWORDS += ["additionalProperties", "minLength", "maxLength", "pattern", "format", "items", "not", "description"]
 
 
 def schemas() -> st.SearchStrategy[Any]:

@@ -30,7 +30,13 @@ T = TypeVar("T")
 @contextmanager
 def open_group(size: int, folder: Path, **options: Any) -> Iterator[list[LLM]]:
     """The ranks of a group, whose pools are full of NaN. They start at the same time: some measure steps, which all compute."""
-    given = {"device": "cpu", "use_tqdm": False, "enforce_eager": True, "tensor_parallel_size": size} | options
+    given = {
+        "device": "cpu",
+        "use_tqdm": False,
+        "enforce_eager": True,
+        "tensor_parallel_size": size,
+        "replicas": 0,
+    } | options
     memory, members = os.memfd_create("group"), threading.local()
 
     def read_own_config(*model_and_options: Any) -> Any:

@@ -17,7 +17,7 @@ from tests.e2e.drawn_models import REASON
 from tests.models.families import SHAPES, family_checkpoint
 from tests.scale.parallel.groups import by_all, let_group_compute, open_group
 from tests.scale.parallel.test_exact import WAYS, quantized
-from tests.scale.worker.test_worker import told
+from tests.scale.seen import told
 from tests.support import fill_kv_with_nan, forced_logits, model_runner, threads
 
 needs_native = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
@@ -130,11 +130,11 @@ def test_what_cannot_work_is_refused(options: dict[str, Any], message: str) -> N
     if REASON is not None and "torch" not in options.values():
         pytest.skip(f"no native kernels: {REASON}")
     with pytest.raises(InvalidConfig, match=message):
-        LLM("demo", use_tqdm=False, device="cpu", **options)
+        LLM("demo", use_tqdm=False, device="cpu", replicas=0, **options)
 
 
 def test_windows_are_refused_by_name(tmp_path: Path) -> None:
     folder = family_checkpoint(tmp_path, "Mistral, a window")
     both = {"tensor_parallel_size": 2, "decode_context_parallel_size": 2, "block_size": 512}
     with pytest.raises(InvalidConfig, match="layers of the model see windows or chunks of 13 tokens: use 1"):
-        LLM(str(folder), use_tqdm=False, device="cpu", **both)
+        LLM(str(folder), use_tqdm=False, device="cpu", replicas=0, **both)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nanoengine.models import capability as models
-from nanoengine.scale.worker.capability import REFUSED
+from nanoengine.scale.parallel.capability import REFUSED
 from tests.e2e.drawn_models import MAX_LEN, REASON, checkpoint, draw_model, in_q4_k, opened
 from tests.e2e.drawn_requests import draw_request, make_requests, run
 from tests.e2e.one_number import (
@@ -20,6 +20,7 @@ from tests.e2e.one_number import (
     check_sent_again,
     check_together,
     draw_way,
+    give_adapters,
     least_blocks,
     note,
     teach,
@@ -46,8 +47,9 @@ def check_group(seed: int, folder: Path, seen: Counter[str], *, has_states: bool
         with opened(model, path, enforce_eager=True, num_threads=1, num_kv_blocks=800, max_num_seqs=3) as llm:
             config = llm.built.models.model_config
             heads = min(config.num_heads, (config.states and config.states.num_heads) or 4)
+            requests = give_adapters(llm, requests, folder / "adapters", seed)
             made = make_requests(llm, requests)
-            case = Case(model, path, requests, [], made, [run(llm, [request])[0] for request in made])
+            case = Case(model, path, requests, [], made, [run(llm, [request])[0] for request in made], [])
         size = rng.randint(2, min(4, heads))
         drawn = {name: value for name, value in draw_way(rng, model, folder).items() if name not in REFUSED}
         options = drawn | {"enforce_eager": True, "num_threads": 1}
@@ -55,7 +57,7 @@ def check_group(seed: int, folder: Path, seen: Counter[str], *, has_states: bool
         with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
             if model.q4_k:
                 patch.setattr(models, "quantizer", lambda *_: in_q4_k)
-            given = {"max_model_len": MAX_LEN, **model.options, **options}
+            given = {"max_model_len": MAX_LEN, "enable_lora": True, **model.options, **options}
             llm = let_group_compute(stack.enter_context(open_group(size, path, **given)))
             if options["speculation"]:
                 teach(llm, case, rng)

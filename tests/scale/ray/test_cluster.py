@@ -6,8 +6,6 @@ Skipped where Ray is not installed. It takes about a minute, most of it for Ray 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -102,34 +100,6 @@ def test_a_node_is_killed_while_200_requests_run(nodes: Any, offline: list[list[
         nodes.add_node(num_cpus=1, object_store_memory=80 << 20, include_dashboard=False)
         wait_for(lambda: own.supervisor.num_ready == 2)  # where there is room again
         assert asyncio.run(read(engine, 0, [0])) == offline[0]
-    finally:
-        engine.close()
-    wait_for(lambda: not pids_of("RayReplica"))
-
-
-def test_actors_that_are_killed_are_started_anew(offline: list[list[Any]]) -> None:
-    options = {"ray": True, "replicas": 2, **OPTIONS}
-    engine = build_engine(read_config("demo", options), False).engine
-    assert isinstance(engine, ReplicatedEngine)
-    supervisor = engine.supervisor
-    try:
-        before = set(pids_of("RayReplica"))
-        assert len(before) == 2
-        requests = [engine.make_request(*pair) for pair in zip(PROMPTS, PARAMS, strict=True)]
-        for request in requests:
-            engine.submit(request)
-        for _ in range(20):
-            engine.step()
-        for pid in before:
-            os.kill(pid, signal.SIGKILL)
-        while engine.has_unfinished:
-            engine.step()
-        assert supervisor.num_lost == 2
-        for request, want in zip(requests, offline, strict=True):
-            outputs = request.output().outputs
-            assert [(own.token_ids, own.text, own.logprobs, own.finish_reason) for own in outputs] == want
-        wait_for(lambda: supervisor.num_ready == 2, supervisor.watch)
-        assert not before & set(pids_of("RayReplica"))
     finally:
         engine.close()
     wait_for(lambda: not pids_of("RayReplica"))

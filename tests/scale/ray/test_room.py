@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import dataclasses
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from nanoengine.core.errors import InvalidConfig
 from nanoengine.errors import MissingPackage
 from nanoengine.scale.ray import deployment
 from nanoengine.scale.ray.options import RayOptions
-from nanoengine.scale.ray.room import Room, config_of_each, ranks_of, room_of_each
+from nanoengine.scale.ray.room import Room, config_of_each, room_of_each
 from nanoengine.scale.replicas.options import ReplicaOptions
 
 CPUS = [{"CPU": 16.0}, {"CPU": 16.0}]
@@ -51,14 +50,7 @@ def test_a_replica_gets_its_share(options: dict[str, Any], nodes: list[dict[str,
 
 
 def test_a_replica_takes_a_gpu_for_each_rank() -> None:
-    class Ranks:
-        tensor_parallel_size = 4
-
-    own = config()
-    assert ranks_of(own) == 1
-    more = dataclasses.replace(own, options={**own.options, Ranks: Ranks()})
-    assert ranks_of(more) == 4
-    assert room_of_each(more, GPUS) == Room(4, 4)
+    assert room_of_each(config(tensor_parallel_size=4), GPUS) == Room(4, 4)
 
 
 def test_each_is_a_whole_engine_that_uses_its_room() -> None:
@@ -66,7 +58,7 @@ def test_each_is_a_whole_engine_that_uses_its_room() -> None:
     each = config_of_each(own, Room(6, 0))
     assert each.num_threads == 6
     assert each.max_num_seqs == 7
-    assert each.of(ReplicaOptions) == ReplicaOptions()
+    assert each.of(ReplicaOptions) == ReplicaOptions(replicas=0)
     assert each.of(RayOptions) == RayOptions()
     assert config_of_each(own, Room(2, 2)).num_threads is None, "a GPU's host threads are torch's choice"
     assert config_of_each(config(num_threads=3), Room(8, 0)).num_threads == 3

@@ -13,9 +13,9 @@ from nanoengine.errors import InvalidConfig
 from nanoengine.features.kv_groups.options import KVGroupsOptions
 from nanoengine.features.lora.options import LoRAOptions
 from nanoengine.scale.replicas import capability
-from nanoengine.scale.replicas.capability import check_gpus, config_of_each
-from nanoengine.scale.replicas.carrier import gpu_of
-from nanoengine.scale.replicas.options import ReplicaOptions
+from nanoengine.scale.replicas.capability import config_of_each, gpus_of_each
+from nanoengine.scale.replicas.carrier import gpus_of
+from nanoengine.scale.replicas.options import ReplicaOptions, num_replicas_of
 
 
 def test_replicas_share_the_cores_and_the_memory_of_a_machine() -> None:
@@ -63,12 +63,26 @@ def test_each_has_a_gpu_of_its_own() -> None:
     config = read_config("demo", {"replicas": 2, "device": "cuda:1"})
     each = config_of_each(config, 101, has_gpus=True)
     assert (each.device, each.num_kv_blocks, each.num_threads) == ("cuda", None, None)
-    assert check_gpus(config, 2)
-    assert not check_gpus(config, 0)
+    assert (gpus_of_each(config, 2), gpus_of_each(config, 0)) == (1, 0)
     with pytest.raises(InvalidConfig, match="replicas is 2, and torch sees 1 GPUs"):
-        check_gpus(config, 1)
-    assert gpu_of(1, {}) == {"CUDA_VISIBLE_DEVICES": "1"}
-    assert gpu_of(1, {"CUDA_VISIBLE_DEVICES": "4,5"}) == {"CUDA_VISIBLE_DEVICES": "5"}
+        gpus_of_each(config, 1)
+    assert gpus_of(1, 1, {}) == {"CUDA_VISIBLE_DEVICES": "1"}
+    assert gpus_of(1, 1, {"CUDA_VISIBLE_DEVICES": "4,5"}) == {"CUDA_VISIBLE_DEVICES": "5"}
+
+
+def test_ranks_are_in_a_replica_with_a_gpu_for_each() -> None:
+    config = read_config("demo", {"tensor_parallel_size": 2})
+    assert num_replicas_of(config) == 1
+    each = config_of_each(config, 101, has_gpus=False)
+    assert num_replicas_of(each) == 0
+    assert each.num_kv_blocks is None, (
+        "ranks that have copies of K/V heads make blocks larger, which only the replica knows"
+    )
+    assert num_replicas_of(read_config("demo", {"tensor_parallel_size": 2, "replicas": 0})) == 0
+    assert gpus_of_each(config, 2) == 2
+    with pytest.raises(InvalidConfig, match="replicas is 1, and torch sees 1 GPUs, of which each takes 2"):
+        gpus_of_each(config, 1)
+    assert gpus_of(1, 2, {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}) == {"CUDA_VISIBLE_DEVICES": "6,7"}
 
 
 @pytest.mark.parametrize(

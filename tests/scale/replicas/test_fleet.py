@@ -10,7 +10,7 @@ import pytest
 from nanoengine.errors import EngineDead
 from nanoengine.features.sampling.params import SamplingParams
 from nanoengine.scale.replicas.fleet import MOST_LOSSES
-from nanoengine.scale.replicas.messages import News, Submit
+from nanoengine.scale.replicas.messages import Delta, Forget, News, Submit
 from tests.features.kv_offload.toys import Files
 
 from .world import World, answers, draw_requests, expected
@@ -31,12 +31,12 @@ def draw_way(rng: random.Random) -> dict[str, Any]:
 @pytest.mark.parametrize("has_files", [False, True])
 @pytest.mark.parametrize("seed", range(8))
 def test_nothing_is_lost_and_nothing_comes_twice_whatever_dies_when(seed: int, has_files: bool) -> None:
-    """Kills, drains, aborts, messages that are late, lost or come twice, at any moment and in any order; some replicas read and
-    write files, which others delete or cannot read.
+    """Kills, drains, aborts and messages that are late, at any moment; some replicas read and write files, which others delete or
+    cannot read.
     """
     want = expected(seed)
     rng = random.Random(seed)
-    seen = dict.fromkeys(("moved", "killed", "drained", "aborted", "lost", "twice", "unplaced"), 0)
+    seen = dict.fromkeys(("moved", "killed", "drained", "aborted", "unplaced"), 0)
     seen |= dict.fromkeys(("loaded", "deleted"), 0) if has_files else {}
     files: Files | None = {} if has_files else None
 
@@ -83,12 +83,6 @@ def test_nothing_is_lost_and_nothing_comes_twice_whatever_dies_when(seed: int, h
                     member.read()
                 elif act < 0.65:
                     member.step()
-                elif act < 0.68 and member.outbox:
-                    seen["lost"] += 1
-                    del member.outbox[rng.randrange(len(member.outbox))]
-                elif act < 0.71 and member.outbox:
-                    seen["twice"] += 1
-                    member.outbox.appendleft(member.outbox[0])
                 else:
                     world.deliver(member)
             for own in world.fleet.running.values():
@@ -96,7 +90,7 @@ def test_nothing_is_lost_and_nothing_comes_twice_whatever_dies_when(seed: int, h
         for request in waiting:
             world.submit(request)
         world.join()
-        finish_without_gaps(world)
+        world.run()
         got = answers(requests)
         which = [request for request in requests for _ in request.sequences]
         for request, wanted, found in zip(which, want, got, strict=True):
@@ -115,26 +109,6 @@ def test_nothing_is_lost_and_nothing_comes_twice_whatever_dies_when(seed: int, h
     assert all(seen.values()), f"the rare paths were met: {seen}"
 
 
-def finish_without_gaps(world: World) -> None:
-    """Run to the end. What was lost shows when more comes; a last message that was lost, never: move what waits for it."""
-    for _ in range(3):
-        for _ in range(400):
-            for member in list(world.members.values()):
-                member.read()
-                member.step()
-                world.deliver(member)
-            if not world.fleet.running:
-                return
-        for number in list(world.members):
-            if len(world.members) > 1:
-                world.drain(number)
-        world.kill(next(iter(world.members)))
-        world.join()
-        for own in world.fleet.running.values():
-            own.num_losses = 0
-    raise AssertionError("the fleet does not come to an end")
-
-
 def assert_idle(world: World) -> None:
     """Nothing is left: no request here or there, nothing reserved, no block in use."""
     for member in world.members.values():
@@ -146,45 +120,41 @@ def assert_idle(world: World) -> None:
         assert not member.replica._keys
         blocks = member.replica.engine.scheduler.blocks
         assert blocks.num_free == blocks.num_blocks
-        assert world.fleet.router.load(member.number) == 0
-        assert not world.fleet.members[member.number].running
+        while member.outbox:
+            world.deliver(member)
+        place = world.fleet.members[member.number]
+        assert place.load == 0
+        assert not place.running
+        assert place.cached == set(blocks.index[0]), "the router knows what is cached"
 
 
-def test_the_router_knows_what_is_cached_and_a_gap_asks_for_all_of_it() -> None:
-    rng = random.Random(1)
-    world = World(rng)
-    members = [world.join(num_blocks=20) for _ in range(2)]
-    for seed in range(4):
-        for request in draw_requests(world.front, seed):
-            world.submit(request)
-        world.run()
-    for member in members:
-        assert told(world, member) == cached(member)
-        assert told(world, member)
-    request = draw_requests(world.front, 9, 1)[0]
-    world.submit(request)
-    own = world.fleet.running[request]
-    assert own.member is not None
-    member = world.members[own.member.number]
-    while not member.outbox or not member.outbox[0].changes:
-        member.outbox.clear()
-        member.read()
-        member.step()
-    member.outbox.clear()  # news of the cache are lost
+def test_tokens_that_are_left_out_or_come_twice_are_an_error() -> None:
+    """The replica that says so is lost by it (test_peers.py)."""
+    for first_token in (1, -1):
+        world = World(random.Random(0))
+        request = world.front.make_request([1, 2, 3], SamplingParams(max_tokens=9, seed=0))
+        member = world.join()
+        world.submit(request)
+        key = world.fleet.running[request].key
+        world.fleet.receive(member.number, News([Delta(key, 0, 0, [5], "a", None, 0, None)]))
+        with pytest.raises(ValueError, match="are not the next of this completion"):
+            world.fleet.receive(member.number, News([Delta(key, 0, 1 + first_token, [5], "a", None, 0, None)]))
+        assert request.sequences[0].output_token_ids == [5]
+
+
+def test_a_replica_that_has_forgotten_its_cache_is_known_to_have_nothing() -> None:
+    world = World(random.Random(0))
+    member = world.join()
+    for request in draw_requests(world.front, 1):
+        world.submit(request)
     world.run()
-    while member.inbox or member.outbox:
-        member.read()
-        member.step()
-        world.deliver(member)
-    assert told(world, member) == cached(member)
-
-
-def told(world: World, member: Any) -> set[bytes]:
-    return world.fleet.router.cached(member.number)
-
-
-def cached(member: Any) -> set[bytes]:
-    return set(member.replica.engine.scheduler.blocks.index[0])
+    place = world.fleet.members[member.number]
+    assert place.cached
+    member.send(Forget())
+    member.read()
+    member.step()
+    world.deliver(member)
+    assert not place.cached
 
 
 def test_a_prompt_goes_where_it_is_cached_and_a_burst_is_spread() -> None:
@@ -196,9 +166,9 @@ def test_a_prompt_goes_where_it_is_cached_and_a_burst_is_spread() -> None:
     def submitted(prompt: list[int]) -> int:
         request = world.front.make_request(prompt, params)
         world.submit(request)
-        member = world.fleet.running[request].member
-        assert member is not None
-        return member.number
+        route = world.fleet.running[request].route
+        assert route is not None
+        return route.place.number
 
     assert submitted(prompt) == first.number
     world.run()

@@ -97,14 +97,20 @@ class Life:
 
 
 class PeerCarrier:
-    """Starts such replicas, by their places one after the other; behind them all are without faults."""
+    """Starts such replicas, by their places one after the other; behind them all are without faults.
 
-    def __init__(self, *lives: Life):
-        self.lives, self.num_starts = list(lives), 0
+    Args:
+        failing: numbers of the starts that fail, from 0.
+    """
+
+    def __init__(self, *lives: Life, failing: Any = ()):
+        self.lives, self.failing, self.num_starts = list(lives), failing, 0
         self.waits: dict[int, str] = {}
 
     def start(self, number: int) -> Peer:
         self.num_starts += 1
+        if self.num_starts - 1 in self.failing:
+            raise RuntimeError("no room for it")
         return Peer(self.lives.pop(0) if self.lives else Life())
 
     def close(self) -> None: ...
@@ -223,6 +229,56 @@ def test_requests_end_where_replicas_are_ready_and_die_and_come_again() -> None:
         )
         wait_for(engine, lambda: engine.unavailable is None and engine.supervisor.num_lost == 6)
         assert run(engine, [plain(engine)])[0][3] == "length"
+
+
+def kill_all(engine: ReplicatedEngine) -> None:
+    for process in engine.supervisor.current:
+        process.started.kill()
+
+
+def test_a_replica_that_cannot_be_started_is_an_error_at_first_and_tried_again_later() -> None:
+    with pytest.raises(RuntimeError, match="no room for it"):
+        replicas(PeerCarrier(failing={1}), 2).__enter__()
+    own = PeerCarrier(failing={1, 2})
+    with replicas(own) as engine:
+        want = run(engine, [plain(engine)])
+        kill_all(engine)
+        assert run(engine, [plain(engine)]) == want
+        assert own.num_starts == 4
+
+
+def test_a_replica_that_cannot_be_started_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until a restart: from then on, requests wait for the replicas that are started."""
+    monkeypatch.setattr(supervisor, "PING_SECONDS", 0.01)  # by then, it is looked whether a replica is to come
+    own = PeerCarrier(failing=range(2, 100))
+    with replicas(own, 2, replica_start_attempts=3) as engine:
+        kill_all(engine)
+        wait_for(engine, lambda: own.num_starts == 8)
+        for _ in range(2):  # who waits, and who comes later
+            request = plain(engine)
+            run(engine, [request])
+            assert isinstance(request.error, EngineDead)
+        limit = "could not be started replica_start_attempts=3 times; the last error was: no room for it"
+        assert limit in str(request.error)
+        end = time.monotonic() + 0.2
+        wait_for(engine, lambda: time.monotonic() > end)
+        assert own.num_starts == 8
+        own.failing = ()
+        engine.restart()
+        assert run(engine, [plain(engine)])[0][3] == "length"
+        wait_for(engine, lambda: engine.supervisor.num_ready == 2)
+
+
+def test_a_restart_that_is_given_up_does_not_give_up_who_runs() -> None:
+    own = PeerCarrier(failing={1, 2, 3})
+    with replicas(own, replica_start_attempts=3) as engine:
+        want = run(engine, [plain(engine)])
+        engine.restart()
+        wait_for(engine, lambda: own.num_starts == 4 and not engine.supervisor.slots[0].is_starting)
+        assert run(engine, [plain(engine)]) == want
+        kill_all(engine)
+        assert run(engine, [plain(engine)]) == want
+        assert (own.num_starts, engine.supervisor.num_lost) == (5, 1)
 
 
 def test_who_cannot_be_told_its_config_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

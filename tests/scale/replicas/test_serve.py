@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.scale.seen import children
+
 pytest.importorskip("uvicorn")
 
 BODY = {"prompt": "def binary_search(", "max_tokens": 60, "seed": 5, "stream": True, "logprobs": 1, "ignore_eos": True}
@@ -34,10 +36,7 @@ class Server:
         raise AssertionError("the server did not start")
 
     def replicas(self) -> list[int]:
-        """Process ids of its children."""
-        path = Path(f"/proc/{self.process.pid}/task")
-        children = [int(pid) for task in path.iterdir() for pid in (task / "children").read_text().split()]
-        return [pid for pid in children if "replicas.process" in Path(f"/proc/{pid}/cmdline").read_text()]
+        return children(self.process.pid, "replicas.process")
 
     def get(self, path: str) -> str:
         with urllib.request.urlopen(self.url + path) as answer:

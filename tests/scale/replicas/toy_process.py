@@ -29,13 +29,10 @@ from tests.serve.aio.toys import LogprobListener
 
 from .world import BLOCK_SIZE, HASH_SEED
 
-DEADLY = [48] * 3
-"""A prompt that begins so kills the process that computes it."""
-
 DIES_AT_START = -1.0
 
 ENDLESS = [47] * 3
-"""And the step of one that begins so never ends."""
+"""The step of a prompt that begins so never ends."""
 
 
 class SlowModel(ToyModel):
@@ -48,8 +45,6 @@ class SlowModel(ToyModel):
     def launch(self, plan: StepPlan) -> Done:
         time.sleep(self.seconds)
         for start in plan.started:
-            if start.token_ids[:3] == DEADLY:
-                os._exit(3)
             while start.token_ids[:3] == ENDLESS:
                 time.sleep(1.0)
         return super().launch(plan)
@@ -76,18 +71,14 @@ class ToyCarrier:
 
     Args:
         seconds: of each step.
-        failing: numbers of the starts that fail, from 0.
     """
 
-    def __init__(self, seconds: float = 0.002, failing: Any = ()):
-        self.seconds, self.failing, self.num_starts = seconds, failing, 0
+    def __init__(self, seconds: float = 0.002):
+        self.seconds = seconds
         self.started: list[LocalReplica] = []
         self.waits: dict[int, str] = {}
 
     def start(self, number: int) -> LocalReplica:
-        self.num_starts += 1
-        if self.num_starts - 1 in self.failing:
-            raise RuntimeError("no room for it")
         own, other = socket.socketpair()
         with other:
             command = ["-m", "tests.scale.replicas.toy_process", str(other.fileno()), str(self.seconds)]

@@ -7,12 +7,12 @@ from collections import deque
 from typing import Any
 
 from nanoengine.core.block_manager import BlockManager
-from nanoengine.core.detokenizer import Detokenizer
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.sequence import Request, Sequence
 from nanoengine.features.lora.adapters import Adapters
 from nanoengine.features.observability.kv_events import KVEventPublisher
 from nanoengine.features.sampling.params import SamplingParams
+from nanoengine.scale.replicas.engine import mirror
 from nanoengine.scale.replicas.fleet import Fleet
 from nanoengine.scale.replicas.messages import Finish, News
 from nanoengine.scale.replicas.replica import Replica
@@ -114,7 +114,8 @@ class World:
             self.fleet.receive(member.number, member.outbox.popleft())
 
     def submit(self, request: Request) -> None:
-        submit(self.front, request)
+        self.front.queue(request)
+        mirror(request, self.front.tokenizer)
         self.fleet.submit(request)
 
     def abort(self, request: Request) -> None:
@@ -130,15 +131,6 @@ class World:
                 self.deliver(member)
             most -= 1
             assert most, "the fleet does not come to an end"
-
-
-def submit(engine: LLMEngine, request: Request) -> None:
-    """Give a request its sequences, as `ReplicatedEngine` does."""
-    for index in range(request.params.num_sequences):
-        seq = Sequence(index, request, index=index, max_model_len=engine.max_model_len)
-        seq.detokenizer = Detokenizer(engine.tokenizer.decode)
-        seq.logprobs = []
-        request.sequences.append(seq)
 
 
 def draw_requests(engine: LLMEngine, seed: int, count: int = 10) -> list[Request]:

@@ -14,8 +14,7 @@ from nanoengine.scale.worker.link import Link, Unreadable, framed
 def test_messages_of_any_size_come_whole_and_in_order_and_nobody_waits() -> None:
     selector = selectors.DefaultSelector()
     own, other = socket.socketpair()
-    link = Link(own, selector)
-    link.register("me")
+    link = Link(own, selector, "me")
     messages = [
         b"",
         list(range(100)),
@@ -63,8 +62,7 @@ def test_messages_of_any_size_come_whole_and_in_order_and_nobody_waits() -> None
 def test_what_cannot_be_read_is_told_behind_what_can(data: bytes, message: str) -> None:
     own, other = socket.socketpair()
     with selectors.DefaultSelector() as selector, other:
-        link = Link(own, selector)
-        link.register("me")
+        link = Link(own, selector, "me")
         other.sendall(framed("before") + data + framed("behind"))
         received = link.receive()
         assert next(received) == "before"
@@ -76,8 +74,7 @@ def test_what_cannot_be_read_is_told_behind_what_can(data: bytes, message: str) 
 def test_nothing_is_received_on_a_link_that_was_closed_meanwhile() -> None:
     own, other = socket.socketpair()
     with selectors.DefaultSelector() as selector, other:
-        link = Link(own, selector)
-        link.register("me")
+        link = Link(own, selector, "me")
         other.sendall(framed(1) + framed(2))
         for message in link.receive():
             assert message == 1

@@ -27,7 +27,7 @@ def test_a_blank_before_a_slash_makes_it_a_message(session: Session) -> None:
         ('"""one\ntwo"""', False),
         ('"""A module."""\nimport os', False),  # a paste that begins like one
         ('say """', False),
-        ("/save file", False),
+        ("/set seed 1", False),
     ],
 )
 def test_triple_quotes_are_open_until_others_come(text: str, opens: bool) -> None:
@@ -98,30 +98,11 @@ def test_a_conversation_is_forgotten(session: Session, line: str) -> None:
     assert session.messages == []
 
 
-def test_save_reset_load_retry(session: Session, tmp_path: Path) -> None:
-    file = tmp_path / "a chat.json"
+def test_retry(session: Session) -> None:
     said = answer(session.ask("one"))
-    assert reply(session, f"/save {file}").words == f"2 messages are in {file}"
-    assert "forgotten" in reply(session, "/reset").words
-    assert session.messages == []
-    assert reply(session, f"/load {file}").words == "2 messages are loaded"
     again = reply(session, "/retry").answer
     assert again is not None
     assert answer(again) == said
-    for name in ("/save", "/load"):
-        with pytest.raises(ChatError, match="needs the name of a file"):
-            reply(session, name)
-
-
-def test_stats_sum_up_all_answers(session: Session) -> None:
-    assert reply(session, "/stats").words == "nothing was asked yet"
-    for text in ("one", "two"):
-        answer(session.ask(text))
-    words = reply(session, "/stats").words
-    first, second = session.stats
-    assert f"2: {first.num_tokens + second.num_tokens} tokens" in words
-    assert f"{first.num_cached + second.num_cached} of {first.num_prompt + second.num_prompt} prompt tokens" in words
-    assert f"{second.num_prompt + second.num_tokens} of 1024 tokens" in words
 
 
 @pytest.mark.parametrize("line", ["/bye", "/quit", "/exit"])

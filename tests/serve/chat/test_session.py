@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 from itertools import islice
-from pathlib import Path
 
 import pytest
 
@@ -128,51 +126,6 @@ def test_a_parameter_that_cannot_work_changes_nothing(session: Session, name: st
     assert session.params == before
 
 
-def test_a_conversation_goes_through_a_file(session: Session, tmp_path: Path) -> None:
-    file = tmp_path / "chat.json"
-    session.system = "Sei kurz, bitte: ä"
-    answer(session.ask("one\ntwo"))
-    session.save(file)
-    other = Session(session.llm, session.params)
-    other.load(file)
-    assert (other.system, other.messages) == (session.system, session.messages)
-    answer(other.ask("more"))
-    other.save(file)  # a chat may be replaced
-    session.load(file)
-    assert session.messages == other.messages
-
-
-BROKEN = {
-    "not json": "{",
-    "a list": "[]",
-    "deep": "[" * 100_000,
-    "no messages": '{"system": ""}',
-    "another role": '{"system": "", "messages": [{"role": "tool", "content": ""}]}',
-    "no text": '{"system": "", "messages": [{"role": "user", "content": 1}]}',
-}
-
-
-@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
-def test_what_is_no_chat_is_neither_loaded_nor_overwritten(session: Session, tmp_path: Path, content: str) -> None:
-    file = tmp_path / "other.json"
-    file.write_text(content)
-    answer(session.ask("one"))
-    before = list(session.messages)
-    for call in (session.load, session.save):
-        with pytest.raises(ChatError, match=r"other\.json"):
-            call(file)
-    assert file.read_text() == content
-    assert session.messages == before
-
-
-def test_files_that_cannot_be_read_or_written_are_named(session: Session, tmp_path: Path) -> None:
-    for call in (session.load, session.save):
-        with pytest.raises(ChatError, match="No such file or directory"):
-            call(tmp_path / "no" / "chat.json")
-    with pytest.raises(ChatError, match="cannot be read"):
-        session.load(tmp_path)
-
-
 def test_numbers_of_an_answer(session: Session) -> None:
     answer(session.ask("one"))
     [stats] = session.stats
@@ -187,14 +140,6 @@ def test_numbers_in_words() -> None:
     )
     assert str(Stats(50, 0, 0, None, 2.5, "abort")) == "0 of 50 prompt tokens were cached"
     assert "cut off" in str(Stats(50, 0, 3, 1.0, 2.0, "length"))
-
-
-def test_saved_chats_can_be_read_by_people(session: Session, tmp_path: Path) -> None:
-    session.messages = [{"role": "user", "content": "ä"}]
-    session.save(tmp_path / "chat.json")
-    text = (tmp_path / "chat.json").read_text("utf-8")
-    assert '"ä"' in text
-    assert json.loads(text) == {"system": "", "messages": session.messages}
 
 
 def test_a_full_context_loses_its_oldest_turns_and_says_how_many(new_llm: NewLLM) -> None:

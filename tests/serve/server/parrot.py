@@ -131,8 +131,9 @@ def build(
             default_sampling={},
             checkpoint=SimpleNamespace(place=str(folder / "tokenizer.json")),
             model_config=SimpleNamespace(
-                architecture="ParrotForCausalLM", dtype="float32", num_parameters=lambda: 0, num_layers=0, hidden_size=0
+                architecture="ParrotForCausalLM", dtype="float32", num_layers=0, hidden_size=0
             ),
+            num_parameters=0,
             metadata={},
             quantization=None,
         ),

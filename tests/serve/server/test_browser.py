@@ -41,10 +41,6 @@ class Browser:
         with urlopen(call, timeout=PATIENCE) as response:
             return json.load(response)["value"]
 
-    def asks(self, command: str) -> Any:
-        with urlopen(self.url + command, timeout=PATIENCE) as response:
-            return json.load(response)["value"]
-
     def tells(self, script: str) -> Any:
         return self.does("/execute/sync", script=HELPERS + script, args=[])
 
@@ -89,7 +85,7 @@ def begin(browser: Browser, server: Server) -> None:
     while not browser.tells("text('#queue').startsWith('1 ') && text('.answering .text')"):
         server.gate.let()  # the page sees the engine between two steps
         time.sleep(0.05)
-    assert not browser.tells("text('#story')").startswith("Nothing runs")
+    assert browser.tells("text('#requests tr').startsWith('chat-1') && all('#nothing')[0].hidden")
 
 
 def test_an_answer_that_is_stopped(browser: Browser, make_server: MakeServer) -> None:
@@ -101,19 +97,14 @@ def test_an_answer_that_is_stopped(browser: Browser, make_server: MakeServer) ->
     server.gate.open()
     assert browser.until("ended()").startswith("Stopped · ")
     browser.until("text('#queue').startsWith('0 ')")
-    assert browser.tells("text('#story')").startswith("Nothing runs")
+    browser.until("all('#requests tr').length === 0 && !all('#nothing')[0].hidden")
     assert browser.says("the text field has the focus").startswith("Complete · ")
 
 
-def test_a_server_that_is_gone_while_another_tab_looks_on(browser: Browser, make_server: MakeServer) -> None:
+def test_a_server_that_is_gone(browser: Browser, make_server: MakeServer) -> None:
     server = make_server()
     browser.opens(server)
     begin(browser, server)
-    first, second = browser.asks("/window"), browser.does("/window/new", type="tab")["handle"]
-    browser.does("/window", handle=second)
-    browser.does("/url", url=server.url)
-    assert browser.until("ended()") == "Unfinished"
-    browser.does("/window", handle=first)
     for connection in list(server._server.server_state.connections):
         connection.loop.call_soon_threadsafe(connection.transport.abort)
     assert browser.until("ended()").startswith("The server does not answer · ")
@@ -130,5 +121,19 @@ def test_a_context_that_is_full(browser: Browser, make_server: MakeServer) -> No
     assert "maximum context length is 160 tokens" in too_long
     assert "no longer read" not in too_long
     browser.types(UP)
+    assert browser.tells("all('.replaced').length") == 2
     browser.tells("document.activeElement.value = 'short'")
     assert browser.says("").endswith("the first 4 messages of this chat are no longer read")
+
+
+def test_a_conversation_is_there_after_a_reload_and_can_be_had_anew(browser: Browser, make_server: MakeServer) -> None:
+    server = make_server()
+    browser.opens(server)
+    browser.says("**one**")
+    browser.does("/refresh")
+    assert browser.until("ended() && text('.user .text') === '**one**' && text('.assistant .text strong')") == "one"
+    browser.tells("all('.assistant button').find((own) => own.textContent === 'Regenerate').click()")
+    browser.until("ended() && all('.assistant').length === 1")
+    browser.tells("all('#new-chat')[0].click()")
+    browser.until("all('.message').length === 0 && !all('#welcome')[0].hidden")
+    assert browser.says("two").startswith("Complete · ")

@@ -133,11 +133,8 @@ def test_ollamas_clients_get_the_same_numbers(demo: Server, llm: LLM) -> None:
     assert body["prompt_eval_count"] == sum(len(llm.engine.encode(text)) for text in TEXTS)
     one = demo.post("/api/embed", {"model": "demo", "input": TEXTS[0], "dimensions": 6}).json
     assert same([np.array(own, np.float32) for own in one["embeddings"]], offline(llm, TEXTS[0], dimensions=6))
-    old = demo.post("/api/embeddings", {"model": "demo", "prompt": TEXTS[0]}).json
-    assert same([np.array(old["embedding"], np.float32)], offline(llm, TEXTS[0]))
     for empty in ("", [], None):
         assert demo.post("/api/embed", {"model": "demo", "input": empty}).json == {"model": "demo", "embeddings": []}
-    assert demo.post("/api/embeddings", {"model": "demo"}).json == {"embedding": []}
     assert demo.post("/api/embed", {"model": "other", "input": "a"}).status == 404
 
 

@@ -90,7 +90,7 @@ class Counted:
         on_loop, profile_loop = counter()
         in_threads, profile_threads = counter()
         threading.setprofile(profile_threads)
-        serving.text, serving.turns = TextThreads(2), Turns(2, 1, 64, "grammars")
+        serving.text, serving.turns = TextThreads(2), Turns(2, 1)
         sys.setprofile(profile_loop)
         try:
             status, answer = await post(self.app, path, body)

@@ -152,9 +152,9 @@ def test_what_a_gguf_file_is(tmp_path: Path) -> None:
     parts = [tmp_path / f"a-0000{number}-of-00002.gguf" for number in (1, 2)]
     for part in (*parts, tmp_path / "b.gguf"):
         part.write_bytes(b"GGUF" + bytes(6))
-    config = SimpleNamespace(num_parameters=lambda: 7_615_616_512, num_layers=28, hidden_size=3584)
+    config = SimpleNamespace(num_layers=28, hidden_size=3584)
     metadata = {"general.architecture": "qwen2", "general.file_type": 15}
-    own: Any = {"model_config": config, "metadata": metadata, "quantization": None}
+    own: Any = {"model_config": config, "num_parameters": 7_615_616_512, "metadata": metadata, "quantization": None}
     models: Any = SimpleNamespace(checkpoint=SimpleNamespace(place=str(parts[0])), **own)
     card = ModelCard.of(models)
     assert (card.size, card.details["format"], card.details["family"]) == (20, "gguf", "qwen2")

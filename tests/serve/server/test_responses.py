@@ -111,8 +111,10 @@ def test_openais_client(hermes: Server) -> None:
         assert {"response.output_text.delta", "response.function_call_arguments.done", "response.completed"} <= kinds
         [call] = [item for item in final.output if item.type == "function_call"]
         output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny."}
-        answer = client.responses.create(model="hermes", input=[*final.output, output])
+        answer = client.responses.create(model="hermes", input=[*final.output, output], store=True)
         assert answer.output_text.endswith("Sunny.")
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(answer.id)
 
 
 IMAGE = {"type": "input_image", "image_url": "data:"}
@@ -123,6 +125,7 @@ IMAGE = {"type": "input_image", "image_url": "data:"}
     [
         ({}, "input", "input"),
         ({"input": ""}, "input", "input"),
+        ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id", "give input with all items"),
         ({"input": "x", "background": True}, "background", "background"),
         ({"input": "x", "truncation": "auto"}, "truncation", "truncation"),
         ({"input": "x", "conversation": "c"}, "conversation", "conversation"),

@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,13 +62,7 @@ class Process:
         raise AssertionError("".join(said))
 
     def connect(self) -> http.client.HTTPConnection:
-        if self.where.startswith("http://"):
-            return http.client.HTTPConnection(self.where.removeprefix("http://"), timeout=PATIENCE)
-        connection = http.client.HTTPConnection("localhost", timeout=PATIENCE)
-        connection.sock = socket.socket(socket.AF_UNIX)
-        connection.sock.settimeout(PATIENCE)
-        connection.sock.connect(self.where)
-        return connection
+        return http.client.HTTPConnection(self.where.removeprefix("http://"), timeout=PATIENCE)
 
     def open(self, method: str, path: str, **body: Any) -> http.client.HTTPResponse:
         return self.later(path, method, **body).getresponse()
@@ -127,15 +120,9 @@ def test_sigterm_lets_answers_end_and_a_second_one_does_not_wait(processes: list
     server.check_gone()
 
 
-def test_ctrl_c_with_no_time_to_end_aborts_and_a_socket_file_is_removed(
-    processes: list[Process], tmp_path: Path
-) -> None:
-    path = tmp_path / "socket"
-    left = socket.socket(socket.AF_UNIX)
-    left.bind(str(path))
-    left.close()  # as a server that was killed leaves it
-    processes.append(server := Process("--uds", str(path), "--shutdown-timeout", "0", "--no-access-log", is_new=True))
-    assert server.where == str(path)
+def test_ctrl_c_with_no_time_to_end_aborts(processes: list[Process]) -> None:
+    options = ("--port", "0", "--shutdown-timeout", "0", "--no-access-log")
+    processes.append(server := Process(*options, is_new=True))
     endless = server.stream(4000)
     asked: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
     bodies: dict[str, dict[str, Any]] = {
@@ -155,7 +142,6 @@ def test_ctrl_c_with_no_time_to_end_aborts_and_a_socket_file_is_removed(
     assert ends[2] == {"error": CUT}
     assert (whole.getresponse().status, whole.close()) == (503, None)
     server.check_gone()
-    assert not path.exists()
 
 
 def test_a_terminal_that_is_closed_lets_answers_end(processes: list[Process]) -> None:
@@ -219,40 +205,10 @@ def test_nobody_takes_the_port_while_the_model_is_loaded(
     assert "enough was seen" in refusal(capsys, "--port", str(port))
 
 
-def test_a_socket_file_of_a_server_that_runs_is_left_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    path = tmp_path / "socket"
-    with socket.socket(socket.AF_UNIX) as other:
-        other.bind(str(path))
-        other.listen()
-        assert "another server" in refusal(capsys, "--uds", str(path))
-        assert path.exists()
-    file = tmp_path / "file"
-    file.write_text("mine")
-    refusal(capsys, "--uds", str(file))
-    assert file.read_text() == "mine"
-
-
-@pytest.mark.parametrize("is_link", [True, False])
-def test_a_lock_that_is_not_ours_is_left_as_it_is(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, is_link: bool
-) -> None:
-    """In a folder where all may write, somebody may have put anything in its place."""
-    precious, lock = tmp_path / "precious", tmp_path / "socket.lock"
-    precious.write_text("mine")
-    if is_link:
-        lock.symlink_to(precious)
-    else:
-        lock.mkdir()
-    assert "whose lock" in refusal(capsys, "--uds", str(tmp_path / "socket"))
-    assert precious.read_text() == "mine"
-    assert lock.exists()
-
-
 @pytest.mark.parametrize(
     ("option", "values"),
     [
         ("--host", ["no.such.host.invalid", "a..b", "203.0.113.7"]),
-        ("--uds", ["/no/such/folder/socket", "/tmp/" + "x" * 200]),
         ("--port", ["70000"]),
     ],
 )

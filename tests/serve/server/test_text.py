@@ -15,6 +15,7 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from nanoengine.errors import InvalidPrompt
+from nanoengine.features.fair_cache import FairCache
 from nanoengine.models.description import describe
 from nanoengine.models.names import DEMO
 from nanoengine.models.tokenizer import HFTokenizer, ModelTokenizer
@@ -173,6 +174,18 @@ def test_short_messages_count_for_the_memory_that_they_take(tokenizer_folder: Pa
     encoder = ChatEncoder(Counted(tokenizer_folder), 10_000)
     encoder.encode("".join(f"<|im_start|>{i}" for i in range(2000)))
     assert 0 < len(encoder.pieces) <= 10_000 // CHARS_OF_A_PIECE
+
+
+def test_who_has_most_gives_way() -> None:
+    cache: FairCache[str, str] = FairCache(150)
+    cache.put("a", "1", "old", 90)
+    cache.put("b", "1", "x", 40)
+    cache.put("b", "2", "y", 40)
+    assert [cache.get(*own) for own in (("a", "1"), ("b", "1"), ("b", "2"), ("a", "2"))] == [None, "x", "y", None]
+    cache.put("b", "1", "z", 30)
+    assert (cache.get("b", "1"), cache.size, len(cache)) == ("z", 70, 2)
+    cache.put("c", "1", "larger than all", 151)
+    assert (cache.get("c", "1"), cache.size) == (None, 70)
 
 
 def test_many_threads_get_the_same(tokenizer_folder: Path) -> None:

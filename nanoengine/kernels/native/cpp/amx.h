@@ -43,42 +43,55 @@ static bool amx_allowed() {
 // GCC 12's intrinsics do not say that they read memory: what was stored before must be there.
 #define MEMORY_BARRIER asm volatile("" ::: "memory")
 
-// Rows of A, and dwords in a row of A, that this thread's tiles are shaped for; 0: they have no shape.
+// Rows of A that this thread's tiles are shaped for; 0: they have no shape.
 struct TileState {
-    int shape = 0, regions = 0;
+    int rows = 0, regions = 0;
 };
 static thread_local TileState tile_state;
 
 // While it lives, the tiles of its thread keep their shape from product to product: to give them one empties them all, and is
-// slow. At the end they are released, for other libraries of the process shape the same registers. Regions may be nested.
+// slow. At the end they are released, for other libraries of the process shape the same registers, and what was written past
+// the caches is there for all threads. Regions may be nested.
 struct TileRegion {
     TileRegion() { tile_state.regions++; }
     TileRegion(const TileRegion&) = delete;
     ~TileRegion() {
-        if (--tile_state.regions || !tile_state.shape) return;
-        _tile_release();
-        tile_state.shape = 0;
+        if (--tile_state.regions) return;
+        _mm_sfence();
+        if (tile_state.rows) _tile_release();
+        tile_state.rows = 0;
     }
 };
 
-// In a region: tiles for `rows` rows of A, at most AMX_ROWS, of `depth` dwords each, which are as many rows of B.
-static void shape_tiles(int rows, int depth) {
-    const int shape = rows * 32 + depth;
-    if (tile_state.shape == shape) return;
+// In a region: tiles for `rows` rows of A, at most AMX_ROWS.
+static void shape_tiles(int rows) {
+    if (tile_state.rows == rows) return;
     const int top = rows < 16 ? rows : 16, low = rows - top;
     TileShapes shapes;
-    auto set = [&](int tile, int rows, int dwords) {
-        if (rows) shapes.rows[tile] = rows, shapes.row_bytes[tile] = 4 * dwords;
+    auto set = [&](int tile, int rows) {
+        if (rows) shapes.rows[tile] = rows, shapes.row_bytes[tile] = 64;
     };
-    for (int tile : {TOP_LEFT, TOP_RIGHT}) set(tile, top, 16);
-    for (int tile : {LOW_LEFT, LOW_RIGHT}) set(tile, low, 16);
-    set(A_TOP, top, depth);
-    set(A_LOW, low, depth);
-    for (int tile : {B_LEFT, B_RIGHT}) set(tile, depth, 16);
+    for (int tile : {TOP_LEFT, TOP_RIGHT, A_TOP}) set(tile, top);
+    for (int tile : {LOW_LEFT, LOW_RIGHT, A_LOW}) set(tile, low);
+    for (int tile : {B_LEFT, B_RIGHT}) set(tile, AMX_DEPTH);
     MEMORY_BARRIER;
     _tile_loadconfig(&shapes);
-    tile_state.shape = shape;
+    tile_state.rows = rows;
 }
+
+// What this thread does behind each block of its products, if anything; as long as a BesideTiles lives. A block is few instructions
+// that take long: a CPU begins those that follow, if they are vectors' and need nothing of it, before it is done.
+static thread_local struct {
+    void (*step)(void*);
+    void* of;
+} beside_tiles = {};
+
+template <class Step> struct BesideTiles {
+    Step step;
+    explicit BesideTiles(Step step) : step(step) { beside_tiles = {[](void* own) { static_cast<BesideTiles*>(own)->step(); }, this}; }
+    BesideTiles(const BesideTiles&) = delete;
+    ~BesideTiles() { beside_tiles = {}; }
+};
 
 // At most AMX_ROWS rows and AMX_CHUNK dwords of a product. With each step so many cache lines from `ahead` on are asked for,
 // into L2.
@@ -86,7 +99,7 @@ static void amx_block(int rows, const uint32_t* a, size_t a_stride, const uint32
                       size_t depth, float* out, size_t out_stride, bool add, const char* ahead, size_t lines) {
     const TileRegion region;
     const int low = rows - 16;
-    shape_tiles(rows, AMX_DEPTH);
+    shape_tiles(rows);
     MEMORY_BARRIER;
     const size_t a_bytes = a_stride * 4, b_bytes = b_stride * 4, out_bytes = out_stride * 4;
     const uint32_t* a_low = a + 16 * a_stride;
@@ -139,8 +152,10 @@ static void amx_product(int rows, const uint32_t* a, size_t a_stride, const uint
     for (size_t d = 0; d < depth; d += AMX_CHUNK) {
         const size_t count = std::min(AMX_CHUNK, depth - d), at = d * b_stride;
         const char* ahead = reinterpret_cast<const char*>(b0 + at + AMX_CHUNK * b_stride);
-        for (int m = 0; m < rows; m += AMX_ROWS, ahead += count / AMX_DEPTH * lines * 64)
+        for (int m = 0; m < rows; m += AMX_ROWS, ahead += count / AMX_DEPTH * lines * 64) {
             amx_block(std::min(rows - m, AMX_ROWS), a + m * a_stride + d, a_stride, b0 + at, b1 + at, b_stride, count,
                       out + m * out_stride, out_stride, add || d, ahead, lines);
+            if (beside_tiles.step) beside_tiles.step(beside_tiles.of);
+        }
     }
 }

@@ -55,7 +55,7 @@ NOINLINE void score(const uint32_t* q, size_t depth, const uint32_t* const* tile
         });
     }
     for (int h = 0; h < H; h++)
-        for (int w = 0; w < W; w++) store(scores + h * PART + w * LANES, sums[h][w]);
+        for (int w = 0; w < W; w++) store(scores + h * A_STRIDE + w * LANES, sums[h][w]);
 }
 
 // W vectors of V at a time: out[h][0..head_dim) += weights[h] V, over the first `tokens` tokens of a tile. What follows them
@@ -88,33 +88,17 @@ template <size_t H, class Body> void for_heads(size_t heads, Body body) {
     else for_heads<H - 1>(heads, body);
 }
 
-// V of a tile, with zeros for tokens outside of [hidden, seen): a weight of 0 does not make up for NaN.
-template <class T> void copy_seen(const T* tile, size_t head_dim, size_t hidden, size_t seen, T* to) {
-    constexpr size_t n = Dot<T>::PER_DWORD;
-    std::copy_n(tile, TILE * head_dim, to);
-    for (size_t t = 0; t < TILE; t++)
-        if (t < hidden || t >= seen)
-            for (size_t d = 0; d < head_dim; d++) to[(t / n * head_dim + d) * n + t % n] = T{};
-}
-
-// What a cache of bytes needs besides.
-template <class S> struct Joining {
-    TokenScales scales;
-    Rounded queries[TOGETHER<S>], weights[TOGETHER<S>];
-    alignas(64) float sums[TOGETHER<S> * PARTS<S>][MAX_HEAD_DIM];
-};
-
 // What one thread needs for a part, unset.
 template <class S> struct Scratch {
-    Factors<S> queries{TOGETHER<S> * PARTS<S>}, weights{TOGETHER<S> * PARTS<S>};
-    alignas(64) float scores[TOGETHER<S> * PARTS<S>][PART];
+    Factors<S> queries{TOGETHER<S> * PARTS<S>};
+    Rounded rounded_queries[TOGETHER<S>];
+    PartRows<S> rows;
     size_t hidden[TOGETHER<S>], seen[TOGETHER<S>];  // each row sees tokens [hidden, seen) of the part
     const uint32_t *keys[TILES_ASKED], *values[TILES_ASKED];  // tiles of the part, and its last one where others ask for more
     alignas(64) S first_values[TILE * MAX_HEAD_DIM];
-    std::unique_ptr<S[]> copied_values;  // for tiles of AMX
-    Joining<S> joining;
+    std::unique_ptr<float[]> byte_sums;  // of both parts of weights, for a cache of bytes
 
-    explicit Scratch(size_t dim) : copied_values(IN_TILES<S> ? new S[PART * dim] : nullptr) {}
+    explicit Scratch(size_t dim) : rows(TOGETHER<S>, IN_TILES<S> ? PART * dim : 0), byte_sums(PARTS<S> == 2 ? new float[TOGETHER<S> * 2 * dim] : nullptr) {}
 };
 
 // The arguments of attention_decode.
@@ -135,7 +119,8 @@ template <class T, class S> struct Decode {
 
     // One part: sums [count][group][head_dim] of weighted values, and for each head what it makes of the part.
     void attend(const Part& part, Scratch<S>& scratch, float* sums, Softmax* softmax) const {
-        const size_t rows = part.count * group, whole = (part.last - part.first + TILE - 1) / TILE * TILE;
+        const size_t rows = part.count * group, tokens = part.last - part.first;
+        const size_t whole = (tokens + TILE - 1) / TILE * TILE, count = (tokens + COLUMNS - 1) / COLUMNS * COLUMNS;
         find_tiles(part, whole, scratch);
         for (size_t start = 0; start < rows; start += TOGETHER<S>) {
             const size_t heads = std::min(TOGETHER<S>, rows - start);
@@ -144,24 +129,16 @@ template <class T, class S> struct Decode {
                 const size_t position = part.position + query, first = spec.first_seen(position);
                 scratch.hidden[h] = first > part.first ? first - part.first : 0;
                 scratch.seen[h] = std::min(position + 1, part.last) - part.first;
-                scratch.joining.queries[h] = take_query(q + ((part.query + query) * q_heads + head) * dim, dim, scratch.queries, h);
+                scratch.rounded_queries[h] = take_query(q + ((part.query + query) * q_heads + head) * dim, dim, scratch.queries, h);
             }
             if constexpr (IN_TILES<S>) score_in_tiles(heads, whole, scratch);
             else score_rows(heads, whole, scratch);
-            for (size_t h = 0; h < heads; h++) softmax[start + h] = weigh_row(h, whole, scratch);
+            for (size_t h = 0; h < heads; h++)
+                scratch.rows.weigh_row(h, scratch.rounded_queries[h], scratch.hidden[h], scratch.seen[h], count, spec);
+            std::copy_n(scratch.rows.softmaxes.get(), heads, softmax + start);
             if constexpr (IN_TILES<S>) add_in_tiles(heads, scratch, sums + start * dim);
             else if constexpr (PARTS<S> == 2) add_bytes(heads, scratch, sums + start * dim);
             else add_rows(heads, scratch, sums + start * dim);
-        }
-    }
-
-    Softmax weigh_row(size_t h, size_t whole, Scratch<S>& scratch) const {
-        const size_t hidden = scratch.hidden[h], seen = scratch.seen[h];
-        if constexpr (PARTS<S> == 1) return weigh(scratch.scores[h], hidden, seen, PART, spec, scratch.weights.row(h));
-        else {
-            Joining<S>& joining = scratch.joining;
-            return weigh_bytes(scratch.scores[2 * h], joining.queries[h], joining.scales, hidden, seen, whole, spec,
-                               {scratch.weights.row(2 * h), scratch.weights.row(2 * h + 1)}, joining.weights[h]);
         }
     }
 
@@ -177,10 +154,7 @@ template <class T, class S> struct Decode {
             }
             const size_t tile = kv.tile(table, std::max(start + i * TILE, seen), part.head);
             scratch.keys[i] = dwords(k_cache + tile), scratch.values[i] = dwords(v_cache + tile);
-            if constexpr (PARTS<S> == 2) {
-                copy_scales(k_cache + tile, dim, scratch.joining.scales.keys + i * TILE);
-                copy_scales(v_cache + tile, dim, scratch.joining.scales.values + i * TILE);
-            }
+            scratch.rows.take_scales(k_cache + tile, v_cache + tile, dim, i * TILE);
         }
     }
 
@@ -189,7 +163,7 @@ template <class T, class S> struct Decode {
             constexpr size_t TILES = width_for(H) / LEAST_WIDTH;
             for (size_t i = 0; i < whole / TILE; i += TILES) {  // beyond the last tile it is computed again: nobody looks
                 const uint32_t* const* next = i + TILES < whole / TILE ? scratch.keys + i + TILES : scratch.values;
-                score<S, H, TILES>((const uint32_t*)scratch.queries.row(0), depth, scratch.keys + i, next, scratch.scores[0] + i * TILE);
+                score<S, H, TILES>((const uint32_t*)scratch.queries.row(0), depth, scratch.keys + i, next, scratch.rows.scores.row(0) + i * TILE);
             }
         });
     }
@@ -198,20 +172,20 @@ template <class T, class S> struct Decode {
         for (size_t t = 0; t < whole; t += COLUMNS) {
             Columns keys;
             for (size_t group = 0; group < COLUMNS / TILE; group++) keys.groups[group] = scratch.keys[t / TILE + group];
-            product<S, FROM_CACHE>((int)heads, scratch.queries.row(0), keys, TILE, depth, scratch.scores[0] + t, PART, false);
+            product<S, FROM_CACHE>((int)heads, scratch.queries.row(0), keys, TILE, depth, scratch.rows.scores.row(0) + t, A_STRIDE, false);
         }
     }
 
     // Weights are zeros where a row sees nothing, and bytes times them: so all rows read the same tokens.
     void add_bytes(size_t heads, Scratch<S>& scratch, float* out) const {
         const size_t first = scratch.hidden[0] / TILE * TILE, last = scratch.seen[heads - 1];
-        Joining<S>& joining = scratch.joining;
+        float* sums = scratch.byte_sums.get();
         for_heads<TOGETHER<S> * PARTS<S>>(heads * PARTS<S>, [&]<size_t H>() {
-            std::fill_n(joining.sums[0], H * dim, 0.0f);
-            for (size_t t = first; t < last; t += TILE) add_tile<H>(scratch, 0, t, last, scratch.values[t / TILE], joining.sums[0]);
+            std::fill_n(sums, H * dim, 0.0f);
+            for (size_t t = first; t < last; t += TILE) add_tile<H>(scratch, 0, t, last, scratch.values[t / TILE], sums);
         });
         for (size_t h = 0; h < heads; h++)
-            join(joining.sums[0] + 2 * h * dim, joining.sums[0] + (2 * h + 1) * dim, dim, joining.weights[h], out + h * dim);
+            join(sums + 2 * h * dim, sums + (2 * h + 1) * dim, dim, scratch.rows.rounded[h], out + h * dim);
     }
 
     // out[0..H) += the weights of H rows from `row` on times V of the tile with tokens [t, min(t + TILE, seen)).
@@ -219,7 +193,7 @@ template <class T, class S> struct Decode {
     void add_tile(Scratch<S>& scratch, size_t row, size_t t, size_t seen, const uint32_t* values, float* out) const {
         constexpr int WIDE = width_for(H), NARROW = std::min<int>(WIDE, 2 * TILE / LANES);  // 32 dimensions divide a head
         const auto add = dim % (WIDE * LANES) == 0 ? add_values<S, H, WIDE> : add_values<S, H, NARROW>;
-        const uint32_t* weights = (const uint32_t*)scratch.weights.row(row) + t / Dot<S>::PER_DWORD * Dot<S>::STEPS;
+        const uint32_t* weights = (const uint32_t*)scratch.rows.weights.row(row) + t / Dot<S>::PER_DWORD * Dot<S>::STEPS;
         add(weights, values, scratch.values[(t + AHEAD) / TILE], dim, std::min(TILE, seen - t), out);
     }
 
@@ -234,7 +208,7 @@ template <class T, class S> struct Decode {
                 if (t >= seen[h]) continue;
                 const uint32_t* values = scratch.values[t / TILE];
                 if (t < hidden[h]) {
-                    if (hidden[h] != cleared) copy_seen((const S*)values, dim, cleared = hidden[h], TILE, scratch.first_values);
+                    if (hidden[h] != cleared) copy_seen((const S*)values, dim, t, cleared = hidden[h], t + TILE, scratch.first_values);
                     values = dwords(scratch.first_values);
                 }
                 for_heads<TOGETHER<S>>(count, [&]<size_t H>() { add_tile<H>(scratch, h, t, seen[h], values, sums + h * dim); });
@@ -243,14 +217,14 @@ template <class T, class S> struct Decode {
     }
 
     void add_in_tiles(size_t heads, Scratch<S>& scratch, float* sums) const {
-        S* values = scratch.copied_values.get();
+        S* values = scratch.rows.values.get();
         for (size_t h = 0, count; h < heads; h += count) {
             count = alike(scratch, h, heads);
             const size_t hidden = scratch.hidden[h], seen = scratch.seen[h], tokens = (seen + COLUMNS - 1) / COLUMNS * COLUMNS;
             for (size_t t = 0; t < tokens; t += TILE)
-                copy_seen((const S*)scratch.values[t / TILE], dim, std::max(hidden, t) - t, std::max(seen, t) - t, values + t * dim);
+                copy_seen((const S*)scratch.values[t / TILE], dim, t, hidden, seen, values + t * dim);
             for (size_t d = 0; d < dim; d += COLUMNS)
-                product<S, FROM_CACHE>((int)count, scratch.weights.row(h), columns_at(dwords(values) + d), dim,
+                product<S, FROM_CACHE>((int)count, scratch.rows.weights.row(h), columns_at(dwords(values) + d), dim,
                                        tokens / Dot<S>::PER_DWORD, sums + h * dim + d, dim, false);
         }
     }

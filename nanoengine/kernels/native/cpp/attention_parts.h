@@ -73,12 +73,12 @@ struct TokenScales {
     alignas(64) float keys[PART], values[PART];
 };
 
-// The same as `weigh` for sums of both parts of the query of row `row`, [2][PART] from `scores` on; weights times the scales
-// of V become both parts of factors.
-static NOINLINE Softmax weigh_bytes(float* scores, Rounded query, const TokenScales& scales, size_t hidden, size_t seen, size_t count,
+// The same as `weigh` for sums of both parts of a query, in rows `scores` and `low_scores`; weights times the scales of V become
+// both parts of factors.
+static NOINLINE Softmax weigh_bytes(float* scores, const float* low_scores, Rounded query, const TokenScales& scales, size_t hidden, size_t seen, size_t count,
                                     const AttentionSpec& spec, int8_t* const (&factors)[2], Rounded& rounded) {
     alignas(64) float weights[PART];
-    join(scores, scores + PART, count, query, scores);
+    join(scores, low_scores, count, query, scores);
     for (size_t t = 0; t < count; t += LANES) store(scores + t, load<Floats>(scores + t) * load<Floats>(scales.keys + t));
     const Softmax softmax = weigh(scores, hidden, seen, count, spec, weights);
     for (size_t t = 0; t < count; t += LANES) store(weights + t, load<Floats>(weights + t) * load<Floats>(scales.values + t));
@@ -86,6 +86,42 @@ static NOINLINE Softmax weigh_bytes(float* scores, Rounded query, const TokenSca
     std::fill(weights + seen, weights + count, 0.0f);
     rounded = round_to_bytes<2>(weights, count, factors);
     return softmax;
+}
+
+// What some rows (a row is one query head of one token) make of a part, unset.
+template <class S> struct PartRows {
+    Factors<f32> scores;
+    Factors<S> weights;
+    std::unique_ptr<Rounded[]> rounded;  // what weights were rounded to, for a cache of bytes
+    TokenScales scales;                  // the same
+    std::unique_ptr<Softmax[]> softmaxes;
+    std::unique_ptr<S[]> values;  // copied V
+
+    PartRows(size_t rows, size_t value_count)
+        : scores(rows * PARTS<S>), weights(rows * PARTS<S>), rounded(PARTS<S> == 2 ? new Rounded[rows] : nullptr),
+          softmaxes(new Softmax[rows]), values(value_count ? new S[value_count] : nullptr) {}
+
+    // Scores of row `row` become its weights, as `weigh` has it; `query` is what its query was rounded to.
+    void weigh_row(size_t row, Rounded query, size_t hidden, size_t seen, size_t count, const AttentionSpec& spec) {
+        if constexpr (PARTS<S> == 1) softmaxes[row] = weigh(scores.row(row), hidden, seen, count, spec, weights.row(row));
+        else
+            softmaxes[row] = weigh_bytes(scores.row(2 * row), scores.row(2 * row + 1), query, scales, hidden, seen, count, spec,
+                                         {weights.row(2 * row), weights.row(2 * row + 1)}, rounded[row]);
+    }
+
+    // Tokens from `t` on are those of these tiles of K and V.
+    void take_scales(const S* k_tile, const S* v_tile, size_t head_dim, size_t t) {
+        if constexpr (PARTS<S> == 2) copy_scales(k_tile, head_dim, scales.keys + t), copy_scales(v_tile, head_dim, scales.values + t);
+    }
+};
+
+// V of a tile with tokens from `t` on, with zeros for those outside of [hidden, seen): a weight of 0 does not make up for NaN.
+template <class S> void copy_seen(const S* tile, size_t head_dim, size_t t, size_t hidden, size_t seen, S* to) {
+    constexpr size_t n = Dot<S>::PER_DWORD;
+    std::copy_n(tile, TILE * head_dim, to);
+    for (size_t i = 0; i < TILE; i++)
+        if (t + i < hidden || t + i >= seen)
+            for (size_t d = 0; d < head_dim; d++) to[(i / n * head_dim + d) * n + i % n] = S{};
 }
 
 // How much counts of the sums so far, and how much of those of a part.

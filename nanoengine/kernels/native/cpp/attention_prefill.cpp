@@ -3,7 +3,7 @@
 // Queries are taken in blocks of about QUERY_ROWS rows (a row is one query head of one token), keys in the parts of
 // attention_parts.h ("flash attention", Dao et al., 2022): scores, weights and the weighted values of a part stay in the
 // second-level cache. The query heads that share a K/V head are rows of the same product. Tiles that no query of a block sees
-// are left out. Where products are in tiles of AMX, vectors make weights of one part while tiles make scores of the next.
+// are left out.
 #include <vector>
 #include "calls.h"
 #include "attention_parts.h"
@@ -13,148 +13,181 @@ namespace {
 
 constexpr size_t QUERY_ROWS = 96;
 
-// Whether scores of a part are computed beside the weights of the part before it. A block of scores is few instructions that
-// take long: a CPU begins those that follow, which are vectors' and need nothing of it, before it is done.
-constexpr bool PIPELINED = true;
-template <class S> constexpr bool BESIDE_TILES = PIPELINED && IN_TILES<S>;
+// Products of other parts that tiles of AMX compute while vectors make weights of a part. A block of a product is few instructions
+// that take long: a CPU begins those that follow, which need nothing of it, before it is done.
+enum Beside { NO_PRODUCTS, SCORES, SCORES_AND_VALUES };
+constexpr Beside BESIDE_WEIGHTS = SCORES_AND_VALUES;
+template <class S> constexpr Beside BESIDE = IN_TILES<S> ? BESIDE_WEIGHTS : NO_PRODUCTS;
+
+// Rows of one block of a product of a part: all, unless vectors are to have work beside it.
+template <class S> constexpr size_t ROWS_OF_A_BLOCK = BESIDE<S> == NO_PRODUCTS ? SIZE_MAX / 2 : AMX_ROWS;
 
 struct Work {
     size_t sequence, head, first, last;  // queries [first, last) of the sequence's new tokens
 };
 
-// Tokens of a part that some queries of a piece of work see, their rows, and the scores of those [rows * PARTS][PART].
+// Tokens of a part that some queries of a piece of work see, and their rows.
 struct Part {
-    size_t start, tokens, from, rows;  // from query `from` on; no tokens: behind the last part
-    float* scores;
+    size_t start, tokens, from, rows;  // from query `from` on; no rows: before the first part, or behind the last one
+
+    size_t padded() const { return (tokens + COLUMNS - 1) / COLUMNS * COLUMNS; }
 };
 
 static_assert(PART <= MAX_DEPTH && MAX_HEAD_DIM <= MAX_DEPTH, "a row of factors is at most one word for each token or dimension");
 
 // What one piece of work needs, unset.
 template <class S> struct Scratch {
-    Factors<S> queries, weights;
-    std::unique_ptr<S[]> values;
-    TokenScales scales;                                         // of a cache of bytes, like the next
-    std::unique_ptr<Rounded[]> rounded_queries, rounded_weights;
-    std::unique_ptr<float[]> scores, part_sums, sums;
-    std::unique_ptr<Softmax[]> parts, all;
+    Factors<S> queries;
+    std::unique_ptr<Rounded[]> rounded_queries;
+    std::vector<PartRows<S>> made;  // of a part, and of the ones before and behind it in turn, if they are computed beside it
+    std::unique_ptr<float[]> part_sums, sums;
+    std::unique_ptr<Softmax[]> all;
 
     Scratch(size_t rows, size_t dim)
-        : queries(rows * PARTS<S>), weights(rows * PARTS<S>), values(new S[PART * dim]), rounded_queries(new Rounded[rows]),
-          rounded_weights(new Rounded[rows]), scores(new float[(1 + BESIDE_TILES<S>) * rows * PARTS<S> * PART]), part_sums(new float[rows * PARTS<S> * dim]),
-          sums(new float[rows * PARTS<S> * dim]), parts(new Softmax[rows]), all(new Softmax[rows]) {}
+        : queries(rows * PARTS<S>), rounded_queries(new Rounded[rows]), part_sums(new float[rows * PARTS<S> * dim]),
+          sums(new float[rows * dim]), all(new Softmax[rows]) {
+        while (made.size() < (BESIDE<S> == NO_PRODUCTS ? 1 : 2)) made.emplace_back(rows, PART * dim);
+    }
 };
 
-template <class T, class S>
-void attend(const T* q, const S* k_cache, const S* v_cache, const int32_t* block_table, const Work& work, size_t history,
-                   size_t q_heads, KVTiles kv, const AttentionSpec& spec, Scratch<S>& scratch, T* out) {
-    constexpr size_t n = Dot<S>::PER_DWORD;
-    const size_t group = q_heads / kv.heads, dim = kv.head_dim, position = history + work.first, queries = work.last - work.first;
-    const size_t begin = spec.first_seen(position), end = position + queries;  // tokens that the queries see
-    for (size_t row = 0; row < queries * group; row++) {
-        const size_t head = work.head * group + row % group;
-        const T* query = q + ((work.first + row / group) * q_heads + head) * dim;
-        scratch.rounded_queries[row] = take_query(query, dim, scratch.queries, row);
-        scratch.all[row] = before_parts(spec.sinks ? spec.sinks + head : nullptr);
+// One piece of work.
+template <class T, class S> struct Prefill {
+    const T* q;
+    const S *k_cache, *v_cache;
+    const int32_t* block_table;
+    Work work;
+    size_t history, q_heads;
+    KVTiles kv;
+    const AttentionSpec& spec;
+    Scratch<S>& scratch;
+    T* out;
+
+    static constexpr size_t n = Dot<S>::PER_DWORD;
+    size_t group = q_heads / kv.heads, dim = kv.head_dim, position = history + work.first, queries = work.last - work.first;
+    size_t begin = spec.first_seen(position), end = position + queries;  // tokens that the queries see
+
+    void attend() const {
+        for (size_t row = 0; row < queries * group; row++) {
+            scratch.rounded_queries[row] = take_query(q + place(row), dim, scratch.queries, row);
+            scratch.all[row] = before_parts(spec.sinks ? spec.sinks + work.head * group + row % group : nullptr);
+        }
+        std::fill_n(scratch.sums.get(), queries * group * dim, 0.0f);
+        const Part first = part_at(begin / STEP<S> * STEP<S>);
+        if constexpr (BESIDE<S> != NO_PRODUCTS) attend_beside(first);
+        else
+            for (Part part = first; part.rows; part = after(part)) {
+                for (size_t block = 0; block < blocks(part, part.tokens); block++) score(part, block);
+                prepare(part, 0, 1);
+                for (size_t block = 0; block < blocks(part, dim); block++) add(part, block);
+                merge_rows(part);
+            }
+        for (size_t row = 0; row < queries * group; row++) {
+            const float* sums = scratch.sums.get() + row * dim;
+            for (size_t d = 0; d < dim; d += LANES) store_floats(out + place(row) + d, load<Floats>(sums + d) / scratch.all[row].total);
+        }
     }
 
-    const auto part_at = [&](size_t start, size_t place) {
-        if (start >= end) return Part{};
+private:
+    // Where a row is in q, and in out.
+    size_t place(size_t row) const { return ((work.first + row / group) * q_heads + work.head * group + row % group) * dim; }
+
+    // Three parts at a time: tiles compute scores of the next and add values of the last, while vectors make weights of the one between.
+    void attend_beside(const Part& first) const {
+        Part last{}, part{}, next = first;
+        for (; next.rows || part.rows || last.rows; last = part, part = next, next = after(next)) {
+            const size_t scores = blocks(next, next.tokens), values = blocks(last, dim);
+            const size_t beside = BESIDE<S> == SCORES_AND_VALUES ? scores + values : scores;
+            for (size_t block = 0; block < scores + values; block++) {
+                if (block < scores) score(next, block);
+                else add(last, block - scores);
+                if (block < beside) prepare(part, block, beside);
+            }
+            if (!beside) prepare(part, 0, 1);
+            merge_rows(last);
+        }
+    }
+
+    Part part_at(size_t start) const {
+        if (start >= end) return {start, 0, 0, 0};
         const size_t tokens = std::min((start / PART + 1) * PART, end) - start, from = start > position ? start - position : 0;
         size_t to = queries;  // those that see some of the part
         while (spec.first_seen(position + to - 1) >= start + tokens) to--;
-        return Part{start, tokens, from, (to - from) * group, scratch.scores.get() + place * queries * group * PART};
-    };
-    const auto tile = [&](const S* cache, const Part& part, size_t i) {  // the first and the last that is seen stand for those around them
+        return {start, tokens, from, (to - from) * group};
+    }
+
+    Part after(const Part& part) const { return part_at((part.start / PART + 1) * PART); }
+
+    PartRows<S>& made(const Part& part) const { return scratch.made[part.start / PART % scratch.made.size()]; }
+
+    const S* tile(const S* cache, const Part& part, size_t i) const {  // the first and the last that is seen stand for those around them
         const size_t last = (part.tokens - 1) / TILE, at = std::max(part.start + std::min(i, last) * TILE, begin / TILE * TILE);
         return cache + kv.tile(block_table, at, work.head);
-    };
-    // Scores are computed in blocks of COLUMNS tokens, and where other work is to be beside them, of as many rows as tiles have.
-    const auto row_blocks = [](const Part& part) { return BESIDE_TILES<S> ? (part.rows + AMX_ROWS - 1) / AMX_ROWS : 1; };
-    const auto score_blocks = [&](const Part& part) { return (part.tokens + COLUMNS - 1) / COLUMNS * row_blocks(part); };
-    const auto score = [&](const Part& part, size_t block) {
-        const size_t i = block / row_blocks(part) * (COLUMNS / TILE), row = block % row_blocks(part) * AMX_ROWS;
-        const size_t rows = BESIDE_TILES<S> ? std::min<size_t>(AMX_ROWS, part.rows - row) : part.rows * PARTS<S>;
-        Columns keys;
-        for (size_t group = 0; group < COLUMNS / TILE; group++) keys.groups[group] = dwords(tile(k_cache, part, i + group));
-        product<S, FROM_CACHE>((int)rows, scratch.queries.row(part.from * group * PARTS<S> + row), keys, TILE, dim / n,
-                               part.scores + row * PART + i * TILE, PART, false);
-    };
-    const auto copy_values = [&](const Part& part, size_t i) {
-        std::copy_n(tile(v_cache, part, i), TILE * dim, scratch.values.get() + i * TILE * dim);
-        if constexpr (PARTS<S> == 2) {
-            copy_scales(tile(k_cache, part, i), dim, scratch.scales.keys + i * TILE);
-            copy_scales(tile(v_cache, part, i), dim, scratch.scales.values + i * TILE);
-        }
-    };
-    const auto weigh_row = [&](const Part& part, size_t row) {
-        const size_t own = position + part.from + row / group, first = spec.first_seen(own);
-        const size_t hidden = first > part.start ? first - part.start : 0, seen = std::min(own + 1 - part.start, part.tokens);
-        const size_t count = (part.tokens + COLUMNS - 1) / COLUMNS * COLUMNS;
-        float* scores = part.scores + row * PARTS<S> * PART;
-        if constexpr (PARTS<S> == 1) scratch.parts[row] = weigh(scores, hidden, seen, count, spec, scratch.weights.row(row));
-        else
-            scratch.parts[row] = weigh_bytes(scores, scratch.rounded_queries[part.from * group + row], scratch.scales, hidden, seen, count,
-                                             spec, {scratch.weights.row(2 * row), scratch.weights.row(2 * row + 1)},
-                                             scratch.rounded_weights[row]);
-    };
+    }
+
+    // A product of the rows of a part is made in blocks, of COLUMNS of its columns each: rows after rows, then the next columns.
+    static size_t row_blocks(const Part& part) { return (part.rows + ROWS_OF_A_BLOCK<S> - 1) / ROWS_OF_A_BLOCK<S>; }
+    static size_t blocks(const Part& part, size_t columns) { return (columns + COLUMNS - 1) / COLUMNS * row_blocks(part); }
+
+    // For a block: use(number of rows, the first of them, the first column), where rows are those of factors.
+    static void in_block(const Part& part, size_t block, auto use) {
+        const size_t row = block % row_blocks(part) * ROWS_OF_A_BLOCK<S>, rows = std::min(ROWS_OF_A_BLOCK<S>, part.rows - row);
+        use((int)(rows * PARTS<S>), row * PARTS<S>, block / row_blocks(part) * COLUMNS);
+    }
+
+    void score(const Part& part, size_t block) const {
+        in_block(part, block, [&](int rows, size_t row, size_t t) {
+            Columns keys;
+            for (size_t i = 0; i < COLUMNS / TILE; i++) keys.groups[i] = dwords(tile(k_cache, part, t / TILE + i));
+            product<S, FROM_CACHE>(rows, scratch.queries.row(part.from * group * PARTS<S> + row), keys, TILE, dim / n,
+                                   made(part).scores.row(row) + t, A_STRIDE, false);
+        });
+    }
+
     // Share i of `shares` of what vectors do for a part before its values are added: values are copied, then rows weighed.
-    const auto prepare = [&](const Part& part, size_t i, size_t shares) {
-        const size_t tiles = (part.tokens + TILE - 1) / TILE, all = tiles + part.rows;
+    void prepare(const Part& part, size_t i, size_t shares) const {
+        const size_t tiles = part.padded() / TILE, all = tiles + part.rows;
         for (size_t at = all * i / shares; at < all * (i + 1) / shares; at++)
             if (at < tiles) copy_values(part, at);
             else weigh_row(part, at - tiles);
-    };
+    }
 
-    Part part = part_at(begin / STEP<S> * STEP<S>, 0), next;
-    if constexpr (BESIDE_TILES<S>)
-        for (size_t block = 0; block < score_blocks(part); block++) score(part, block);
-    for (size_t number = 1; part.tokens; part = next, number++) {
-        next = part_at((part.start / PART + 1) * PART, BESIDE_TILES<S> ? number % 2 : 0);
-        const Part& scored = BESIDE_TILES<S> ? next : part;
-        const size_t blocks = score_blocks(scored);
-        for (size_t block = 0; block < blocks; block++) {
-            score(scored, block);
-            if (BESIDE_TILES<S>) prepare(part, block, blocks);
-        }
-        if (!BESIDE_TILES<S> || !blocks) prepare(part, 0, 1);
-        const size_t start = part.start, tokens = part.tokens, count = (tokens + COLUMNS - 1) / COLUMNS * COLUMNS;
-        const size_t first_row = part.from * group, rows = part.rows;
-        // Values are zero where nothing was written or is seen: a weight of 0 does not make up for NaN, but for any byte.
-        auto clear = [&](size_t from, size_t to) {
-            for (size_t t = from; t < to; t++)
-                for (size_t d = 0; d < dim; d++) scratch.values[(t / n * dim + d) * n + t % n] = S{};
-        };
-        clear(0, begin > start ? begin - start : 0);
-        clear(tokens, count);
-        const bool merging = start > begin || spec.sinks;  // the first part is merged with nothing
-        float* part_sums = (merging ? scratch.part_sums : scratch.sums).get();
-        for (size_t d = 0; d < dim; d += COLUMNS)
-            product<S, FROM_CACHE>((int)rows * PARTS<S>, scratch.weights.row(0), columns_at(dwords(scratch.values.get()) + d), dim,
-                                   count / n, part_sums + d, dim, false);
+    void copy_values(const Part& part, size_t i) const {
+        const S* values = tile(v_cache, part, i);
+        const size_t hidden = begin > part.start ? begin - part.start : 0;
+        copy_seen(values, dim, i * TILE, hidden, part.tokens, made(part).values.get() + i * TILE * dim);
+        made(part).take_scales(tile(k_cache, part, i), values, dim, i * TILE);
+    }
+
+    void weigh_row(const Part& part, size_t row) const {
+        const size_t own = position + part.from + row / group, first = spec.first_seen(own);
+        const size_t hidden = first > part.start ? first - part.start : 0, seen = std::min(own + 1 - part.start, part.tokens);
+        const Rounded query = scratch.rounded_queries[part.from * group + row];
+        made(part).weigh_row(row, query, hidden, seen, part.padded(), spec);
+    }
+
+    void add(const Part& part, size_t block) const {
+        in_block(part, block, [&](int rows, size_t row, size_t d) {
+            product<S, FROM_CACHE>(rows, made(part).weights.row(row), columns_at(dwords(made(part).values.get()) + d), dim,
+                                   part.padded() / n, scratch.part_sums.get() + row * dim + d, dim, false);
+        });
+    }
+
+    // Values of a part that are added up, to those of the parts before.
+    void merge_rows(const Part& part) const {
+        float* part_sums = scratch.part_sums.get();
         if constexpr (PARTS<S> == 2)
-            for (size_t row = 0; row < rows; row++) {
+            for (size_t row = 0; row < part.rows; row++) {
                 const float* both = part_sums + 2 * row * dim;
-                join(both, both + dim, dim, scratch.rounded_weights[row], part_sums + row * dim);
+                join(both, both + dim, dim, made(part).rounded[row], part_sums + row * dim);
             }
-        if (start <= begin) {
-            const size_t there = merging ? 0 : rows;
-            std::fill_n(scratch.sums.get() + there * dim, (queries * group - there) * dim, 0.0f);
-        }
-        for (size_t row = 0; row < rows; row++) {
-            const Shares shares = merge(scratch.all[first_row + row], scratch.parts[row]);
-            if (!merging) continue;
-            const float* part = part_sums + row * dim;
-            float* sums = scratch.sums.get() + (first_row + row) * dim;
-            for (size_t d = 0; d < dim; d += LANES) store(sums + d, merged(load<Floats>(sums + d), load<Floats>(part + d), shares));
+        for (size_t row = 0; row < part.rows; row++) {
+            const size_t own = part.from * group + row;
+            const Shares shares = merge(scratch.all[own], made(part).softmaxes[row]);
+            float *from = part_sums + row * dim, *to = scratch.sums.get() + own * dim;
+            for (size_t d = 0; d < dim; d += LANES) store(to + d, merged(load<Floats>(to + d), load<Floats>(from + d), shares));
         }
     }
-    for (size_t row = 0; row < queries * group; row++) {
-        T* to = out + ((work.first + row / group) * q_heads + work.head * group + row % group) * dim;
-        const float* sums = scratch.sums.get() + row * dim;
-        for (size_t d = 0; d < dim; d += LANES) store_floats(to + d, load<Floats>(sums + d) / scratch.all[row].total);
-    }
-}
+};
 
 template <class T, class S>
 void prefill(const T* q, const S* k_cache, const S* v_cache, const int32_t* block_tables, size_t table_stride,
@@ -169,7 +202,7 @@ void prefill(const T* q, const S* k_cache, const S* v_cache, const int32_t* bloc
                 works.push_back({sequence, head, first, std::min(count, first + queries)});
     }
     // The longest first: the last ones to be taken should be short.
-    auto history = [&](size_t sequence) { return seq_lens[sequence] - (query_start[sequence + 1] - query_start[sequence]); };
+    auto history = [&](size_t sequence) -> size_t { return seq_lens[sequence] - (query_start[sequence + 1] - query_start[sequence]); };
     auto sees = [&](const Work& work) {
         return history(work.sequence) + work.last - spec.first_seen(history(work.sequence) + work.first);
     };
@@ -180,8 +213,8 @@ void prefill(const T* q, const S* k_cache, const S* v_cache, const int32_t* bloc
         Scratch<S> scratch(queries * group, kv.head_dim);
         member.take(next, works.size(), 1, [&](size_t i) {
             const size_t sequence = works[i].sequence, start = query_start[sequence] * q_heads * kv.head_dim;
-            attend(q + start, k_cache, v_cache, block_tables + sequence * table_stride, works[i], history(sequence), q_heads, kv,
-                   spec, scratch, out + start);
+            Prefill<T, S>{q + start, k_cache, v_cache, block_tables + sequence * table_stride, works[i], history(sequence), q_heads, kv,
+                          spec, scratch, out + start}.attend();
         });
     });
 }

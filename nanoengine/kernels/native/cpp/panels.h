@@ -79,21 +79,11 @@ static NOINLINE void gate_pairs(const T* gates, const T* ups, size_t size, Out* 
     if (rest) store_some(out + whole, gated<ACTIVATION>(load_some(gates + whole, rest), load_some(ups + whole, rest)), rest);
 }
 
-// A kind of gate, and the biases of a panel of gates and of the values beside them; null: none.
+// A kind of gate, and the biases of a panel of gates and of the values beside them; both null: none.
 struct Gate {
     Activation activation;
     const float *bias, *up_bias;
 };
-
-// Gates become what they make of the values beside them.
-template <Activation ACTIVATION>
-static NOINLINE void gate_rows(float (*gates)[PANEL], const float (*ups)[PANEL], size_t count) {
-    for (size_t m = 0; m < count; m++)
-#pragma GCC unroll 4
-        for (int v = 0; v < WIDE; v++)
-            store(gates[m] + v * LANES,
-                  gated<ACTIVATION>(load<Floats>(gates[m] + v * LANES), load<Floats>(ups[m] + v * LANES)));
-}
 
 // Add a bias of the first `columns` outputs to each row.
 static NOINLINE void add_bias(float (*sums)[PANEL], size_t count, const float* bias, size_t columns) {
@@ -111,7 +101,6 @@ static INLINE void store_panel(Out* out, size_t stride, size_t count, size_t col
         if (is_large && columns == PANEL && reinterpret_cast<size_t>(out) % 64 == 0 && stride % PANEL == 0) {
             for (size_t m = 0; m < count; m++)
                 _mm512_stream_si512((__m512i*)(out + m * stride), (__m512i)_mm512_cvtne2ps_pbh((__m512)value(m, 1), (__m512)value(m, 0)));
-            _mm_sfence();  // or threads that this one tells of the end might not see what it wrote
             return;
         }
 #endif

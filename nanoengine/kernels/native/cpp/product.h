@@ -16,7 +16,10 @@
 template <class T> constexpr bool IN_TILES = Dot<T>::PER_DWORD == 2 && Dot<T>::STEPS == 1;  // pairs of bfloat16, as tiles read them
 #else
 constexpr int AMX_DEPTH = 0, AMX_ROWS = 1;
-struct TileRegion {};  // amx.h
+struct TileRegion {};  // amx.h, like the next
+template <class Step> struct BesideTiles {
+    explicit BesideTiles(Step) {}
+};
 template <class T> constexpr bool IN_TILES = false;
 #endif
 

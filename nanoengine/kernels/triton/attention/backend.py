@@ -68,10 +68,8 @@ class TritonAttention(AttentionBackend):
             return f"the GPU has compute capability {has}, and {needs} is the least"
         return None
 
-    def kv_shape(
-        self, num_blocks: int, num_kv_heads: int, head_dim: int, *, quantized: bool = False
-    ) -> tuple[int, ...]:
-        if quantized:
+    def kv_shape(self, num_blocks: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        if self.quantized:
             return (num_blocks, num_kv_heads, self.block_size * (head_dim + SCALE_BYTES))
         return (num_blocks, num_kv_heads, self.block_size, head_dim)
 

@@ -5,7 +5,6 @@ The tensor cores of compute capability 8.9 and later multiply them; torch's `_sc
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -25,15 +24,13 @@ MULTIPLE = 16
 SCALED_AT_ONCE = 1024
 """Sums of a row that a program scales."""
 
-ScaledProduct = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, torch.dtype], Tensor]
-"""(a, b, scales of a, scales of b, bias, out_dtype) -> (scales of a * a) @ (b * scales of b) + bias: [rows, inputs] and
-[inputs, outputs] float8_e4m3fn, scales [rows, 1] and [1, outputs] float32, or both [1, 1]; sums are float32."""
-
 
 def scaled_mm(
     a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, bias: Tensor | None, out_dtype: torch.dtype
 ) -> Tensor:
-    """The `ScaledProduct` of torch."""
+    """(a_scales * a) @ (b * b_scales) + bias, by torch: [rows, inputs] and [inputs, outputs] float8_e4m3fn, scales [rows, 1] and
+    [1, outputs] float32, or both [1, 1]; sums are float32.
+    """
     return torch._scaled_mm(a, b, a_scales, b_scales, bias=bias, out_dtype=out_dtype)
 
 
@@ -72,15 +69,15 @@ class Float8Rows:
         weight = Float8(self.numbers, self.scales)
         return (weight if chosen is None else weight[chosen]).dequantize(dtype)
 
-    def product(self, x: Tensor, bias: Tensor | None, out_dtype: torch.dtype, multiply: ScaledProduct) -> Tensor:
+    def product(self, x: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
         """x W^T + bias, where x is rounded row by row: [rows, inputs] -> [rows, outputs]."""
         if not len(x):
             return x.new_empty(0, len(self.numbers), dtype=out_dtype)
         rows, scales = quantize_rows(x)
         if out_dtype is torch.bfloat16:
-            return multiply(rows, self.numbers.T, scales, self.scales.T, bias, out_dtype)
+            return scaled_mm(rows, self.numbers.T, scales, self.scales.T, bias, out_dtype)
         # Scales by rows make bfloat16 alone with all versions of CUDA that torch is built for.
-        sums = multiply(rows, self.numbers.T, self.one, self.one, None, torch.float32)
+        sums = scaled_mm(rows, self.numbers.T, self.one, self.one, None, torch.float32)
         return scale_sums(sums, scales, self.scales, bias, out_dtype)
 
 

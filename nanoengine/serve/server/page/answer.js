@@ -1,15 +1,14 @@
 // One answer: what is asked of the model, and what comes of it, noted in the message that the conversation keeps.
 
-import { noteEnd } from "./minute.js";
 import { model } from "./model.js";
 import { stream } from "./server.js";
 
-let numAnswers = 0; // of this page: the engine's view names them
+let numAnswers = 0; // of this page: the engine's view shows their names
 
 const TOO_LONG = "context_length_exceeded"; // the server's code
 
 /** The messages as a model takes them: who was not answered and spoke again has spoken once. The first may be left out. */
-export function turnsOf({ settings, messages, leftOut = 0 }) {
+function turnsOf({ settings, messages, leftOut = 0 }) {
   const turns = settings.system ? [{ role: "system", content: settings.system }] : [];
   for (const { role, content } of messages.slice(leftOut)) {
     const last = turns.at(-1);
@@ -20,21 +19,19 @@ export function turnsOf({ settings, messages, leftOut = 0 }) {
   return turns;
 }
 
-function request(conversation, isContinued) {
+function request(conversation) {
   const { system, noThinking, ...sampling } = conversation.settings;
   numAnswers += 1;
   const common = {
-    model: model.name, ...sampling, request_id: `chat-${numAnswers}-${Math.random().toString(36).slice(2, 8)}`,
+    model: model.name, ...sampling, request_id: `chat-${numAnswers}`,
     stream_options: { include_usage: true, continuous_usage_stats: true },
   };
   if (!model.hasTemplate) {
-    const said = conversation.messages.map(({ content }) => content);
     common.max_tokens ??= null; // as many as fit; the interface says 16
-    return ["v1/completions", { ...common, prompt: isContinued ? said.slice(-2).join("") : said.at(-2) }];
+    return ["v1/completions", { ...common, prompt: conversation.messages.at(-2).content }];
   }
   if (noThinking) common.chat_template_kwargs = { enable_thinking: false };
-  const body = { ...common, messages: turnsOf(conversation) };
-  return ["v1/chat/completions", isContinued ? { ...body, add_generation_prompt: false, continue_final_message: true } : body];
+  return ["v1/chat/completions", { ...common, messages: turnsOf(conversation) }];
 }
 
 /** Leave out the older half of the turns that a model still reads; whether there were any before the last. */
@@ -47,14 +44,13 @@ function leaveOutOldest(conversation) {
 }
 
 /** The stream of an answer, to as many of the last turns as the model's context holds. */
-async function begin(conversation, message, isContinued, signal) {
+async function begin(conversation, message, signal) {
   const { leftOut } = conversation;
   for (;;) {
-    const [path, body] = request(conversation, isContinued);
     try {
-      const events = await stream(path, body, signal);
+      const events = await stream(...request(conversation), signal);
       if (conversation.leftOut !== leftOut) message.leftOut = conversation.leftOut;
-      return [body.request_id, events];
+      return events;
     } catch (error) {
       if (error.code === TOO_LONG && leaveOutOldest(conversation)) continue;
       conversation.leftOut = leftOut; // leaving out did not help
@@ -64,15 +60,12 @@ async function begin(conversation, message, isContinued, signal) {
 }
 
 /** Have the model answer a conversation; `message` takes what it says, and is the last of it once it says something. */
-export async function answer(conversation, message, { isContinued, signal, onNews }) {
+export async function answer(conversation, message, signal, onNews) {
   const times = { begun: performance.now(), first: null, last: null };
   let before = 0; // tokens that had come with the first piece
   Object.assign(message, { ended: null, error: null, tokens: 0, prompt: null, cached: null, rate: null });
-  let id = null;
   try {
-    const [ownId, events] = await begin(conversation, message, isContinued, signal);
-    id = ownId;
-    for await (const event of events) {
+    for await (const event of await begin(conversation, message, signal)) {
       const { usage, choices: [choice] } = event;
       const text = choice?.delta?.content ?? choice?.text;
       const thought = choice?.delta?.reasoning_content;
@@ -83,7 +76,6 @@ export async function answer(conversation, message, { isContinued, signal, onNew
         message.tokens = usage.completion_tokens;
       }
       if (thought) message.thought = (message.thought ?? "") + thought;
-      if (text && message.thought && !message.content) message.thoughtSeconds = (performance.now() - times.first) / 1000;
       if (text) message.content += text;
       for (const call of choice?.delta?.tool_calls ?? []) message.called = call.function.name;
       if (choice?.finish_reason) message.ended = choice.finish_reason;
@@ -97,6 +89,5 @@ export async function answer(conversation, message, { isContinued, signal, onNew
     message.ended = signal.aborted ? "stopped" : "error";
     if (!signal.aborted) message.error = error.message;
   }
-  if (id) noteEnd(id, message.tokens);
   if (times.first) message.wait = (times.first - times.begun) / 1000;
 }

@@ -1,4 +1,4 @@
-// Elements of the page, found and made. Text goes in as text: nothing here, or anywhere else, parses HTML.
+// Elements of the page, found and made, and numbers in words. Text goes in as text: nothing here, or anywhere else, parses HTML.
 
 export const $ = (id) => document.getElementById(id);
 export const setText = (element, text) => { if (element.textContent !== text) element.textContent = text; };
@@ -11,21 +11,10 @@ export function make(tag, properties = {}, ...children) {
 
 export const makeButton = (words, onclick) => make("button", { type: "button", textContent: words, onclick });
 
-/** A button that copies what `read` says when it is pressed. */
-export function makeCopyButton(read) {
-  const button = makeButton("Copy", async () => {
-    await copy(read());
-    button.textContent = "Copied";
-    setTimeout(() => { button.textContent = "Copy"; }, 1500);
-  });
-  return button;
+/** A button that copies what `read` says; none where browsers have no clipboard: on pages that come over plain HTTP from afar. */
+export function makeCopyButtons(read) {
+  return navigator.clipboard ? [makeButton("Copy", () => navigator.clipboard.writeText(read()))] : [];
 }
 
-async function copy(text) {
-  if (navigator.clipboard) return navigator.clipboard.writeText(text);
-  const box = make("textarea", { value: text }); // browsers have no clipboard for pages that come over plain HTTP from afar
-  document.body.append(box);
-  box.select();
-  document.execCommand("copy");
-  box.remove();
-}
+export const number = (count) => count.toLocaleString("en");
+export const plural = (count, word, words = `${word}s`) => `${number(count)} ${count === 1 ? word : words}`;

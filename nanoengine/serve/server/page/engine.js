@@ -1,20 +1,17 @@
-// The engine's view: the page asks for one four times a second, keeps the last minute of them, and shows it.
+// The engine at work: the page asks for its state four times a second, and shows numbers, requests and the map of KV blocks.
 
-import { $, setText } from "./elements.js";
-import { drawLanes, findLanes, tellMore } from "./lanes.js";
-import { counted, minute, owns, take } from "./minute.js";
-import { drawCurve, drawLegend, drawMap, readColours } from "./pictures.js";
+import { $, make, number, plural, setText } from "./elements.js";
 import { ask, problemOf } from "./server.js";
-import { tryOrStop } from "./try.js";
-import { number, percent, plural, tellBlock, tellMap, tellQueue, tellRequest, tellStory } from "./words.js";
 
 const POLL = 250; // milliseconds between two views
 const GONE_POLL = 1500; // while the server does not answer
 const LONG_STEP = 2000; // milliseconds until the page says that it waits
 const MAX_CELLS = 2048; // of the map; the server tells of no more
-const STORY = 2.5; // seconds that a sentence stays, while as many run and wait
 
 let isPolling = false;
+let view = null; // the latest
+let past = []; // views of the last second
+let pointed = {}; // what is under the pointer: {request} or {block}
 
 /** Ask for views from now on, until the server wants another key; `onBack` is called when it is there, at first and again. */
 export async function watch(onBack) {
@@ -23,13 +20,14 @@ export async function watch(onBack) {
   for (;;) {
     let wait = POLL;
     if (document.visibilityState === "visible") {
-      const view = await askForView();
-      if (view === "refused") break; // a key begins it again
-      if (!view) wait = GONE_POLL;
+      const next = await askForView();
+      if (next === "refused") break; // a key begins it again
+      if (!next) wait = GONE_POLL;
       else {
         if ($("connection").dataset.is !== "live") onBack();
         tellConnection("live", "live");
-        findLanes(take(view, performance.now() / 1000), point, choose);
+        past = past.filter(({ time }) => time <= next.time && next.time - time <= 1);
+        past.push(view = next);
         draw();
       }
     }
@@ -45,10 +43,9 @@ async function askForView() {
   try {
     const response = await ask("view", { signal: AbortSignal.timeout(60_000) });
     if (response.ok) return await response.json();
-    const problem = (await problemOf(response)).message;
-    tellConnection(response.status === 401 ? "locked" : "gone", response.status === 401 ? "wants a key" : problem);
-    if (response.status === 401) setText($("story"), `The engine's view is closed: ${problem}.`);
-    return response.status === 401 ? "refused" : null;
+    const isLocked = response.status === 401;
+    tellConnection(isLocked ? "locked" : "gone", isLocked ? "the engine's view wants a key" : (await problemOf(response)).message);
+    return isLocked ? "refused" : null;
   } catch {
     tellConnection("gone", "no answer, trying again");
     return null;
@@ -62,98 +59,72 @@ function tellConnection(state, words) {
   setText($("connection"), words);
 }
 
-// ---- who is pointed at: {request: key} or {block: id}
-
-let pointed = null; // is under the pointer
-let chosen = null; // was tapped
-const focus = () => pointed ?? chosen ?? {};
-const isSame = (a, b) => a?.request === b?.request && a?.block === b?.block;
-function point(at) { pointed = at; draw(); }
-function choose(at) { chosen = isSame(chosen, at) ? null : at; draw(); }
-const isFocused = (request) => focus().request === request.key || (focus().block && owns(request, focus().block));
-
-// ---- everything that is shown
-
-let grid = null; // where the cells of the map are
-let story = { text: "", at: -STORY, queue: "" };
-
 function draw() {
-  if (!minute.view) return;
-  drawBlocks(minute.view);
-  drawNumbers(minute.view);
-  drawLanes(isFocused, chosen);
-  drawCurve($("decode-curve"), minute.history, "decode", minute.at);
-  drawCurve($("prefill-curve"), minute.history, "prefill", minute.at);
+  if (!view) return;
+  drawNumbers(view);
+  drawRequests(view);
+  drawBlocks(view);
 }
 
-function drawBlocks({ pool }) {
-  const count = Math.min(MAX_CELLS, pool.num_blocks);
-  const request = minute.requests.get(focus().request);
-  grid = { count, ...drawMap($("map"), pool.cells, count, new Set(request?.isLive ? request.sequence.blocks : []), focus().block) };
-  $("map").ariaLabel = tellMap(minute.view);
-  setText($("block-size"), String(pool.block_size));
-  setText($("pool-size"), count < pool.num_blocks ? `the first ${number(count)} of ${number(pool.num_blocks)}` : plural(pool.num_blocks, "block"));
-  const nothing = "Point at a block, or tap it, to see whose it is.";
-  setText($("map-words"), focus().block ? tellBlock(focus().block) : request ? tellRequest(request) : nothing);
-}
-
-function drawNumbers(view) {
-  const { pool, totals } = view;
-  const { decode, prefill } = minute.history.at(-1);
-  setText($("decode-rate"), number(Math.round(decode)));
-  setText($("prefill-rate"), number(Math.round(prefill)));
-  const queried = counted("num_queried_tokens");
-  setText($("hit-rate"), queried ? percent(counted("num_hit_tokens"), queried) : percent(totals.num_hit_tokens, totals.num_queried_tokens));
-  setText($("pool-usage"), percent(pool.num_used, pool.num_blocks));
-  setText($("preemptions"), number(totals.num_preemptions));
+function drawNumbers({ time, pool, totals, num_running: running, num_waiting: waiting, num_fetching: fetching }) {
+  const rate = (name) => (time > past[0].time ? Math.round((totals[name] - past[0].totals[name]) / (time - past[0].time)) : 0);
+  const percent = (part, whole) => (whole ? `${Math.round((100 * part) / whole)}%` : "–");
+  const texts = {
+    "decode-rate": number(rate("decode_tokens")),
+    "prefill-rate": number(rate("prefill_tokens")),
+    "hit-rate": percent(totals.num_hit_tokens, totals.num_queried_tokens),
+    "pool-usage": percent(pool.num_used, pool.num_blocks),
+    preemptions: number(totals.num_preemptions),
+    acceptance: percent(totals.num_accepted, totals.num_drafts),
+    queue: `${number(running)} running, ${number(waiting)} waiting${fetching ? `, ${number(fetching)} fetching` : ""}`,
+  };
+  for (const [id, text] of Object.entries(texts)) setText($(id), text);
   $("speculation").hidden = totals.num_drafts === null;
-  if (totals.num_drafts !== null) setText($("acceptance"), percent(totals.num_accepted, totals.num_drafts));
-  const queue = tellQueue(view);
-  setText($("queue"), queue);
-  if (queue !== story.queue || minute.at - story.at >= STORY) story = { text: tellStory(view), at: minute.at, queue };
-  setText($("story"), story.text);
 }
 
-// ---- the map, under a pointer and under the arrow keys
+const keyOf = ({ request_id: id, index }) => `${id} ${index}`;
 
-function blockAt({ offsetX, offsetY }) {
-  if (!grid) return null;
-  const [column, row] = [Math.floor(offsetX / grid.size), Math.floor(offsetY / grid.size)];
-  const block = row * grid.columns + column + 1;
-  return column >= 0 && column < grid.columns && block >= 1 && block <= grid.count ? { block } : null;
+/** A name: the beginning of the id that the client gave its call, the number of the prompt, and that of its completion. */
+function nameOf({ request_id: id, index }) {
+  const [, own, prompt] = id.match(/^[a-z]+[-_](.*)-(\d+)-[0-9a-f]{8}$/) ?? [id, id, "0"];
+  return own.slice(0, 12) + (prompt === "0" ? "" : `-${prompt}`) + (index ? `.${index}` : "");
 }
 
-function moveByKey(event) {
-  if (!grid) return;
-  const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -grid.columns, ArrowDown: grid.columns }[event.key];
-  if (event.key === "Escape") chosen = null;
-  else if (step) {
-    const block = chosen?.block ? chosen.block + step : 1;
-    if (block >= 1 && block <= grid.count) chosen = { block };
-    const row = Math.floor(((chosen?.block ?? 1) - 1) / grid.columns) * grid.size;
-    const box = $("map-box");
-    box.scrollTop = Math.min(Math.max(box.scrollTop, row + 2 * grid.size - box.clientHeight), row);
-    event.preventDefault();
+const isPointed = (sequence) => pointed.request === keyOf(sequence) || sequence.blocks.includes(pointed.block);
+
+function drawRequests({ sequences }) {
+  $("requests").replaceChildren(...sequences.map((own) => {
+    const texts = [nameOf(own), own.state, number(own.num_prompt), number(own.num_cached ?? 0), number(own.num_output)];
+    const row = make("tr", { className: isPointed(own) ? "pointed" : "" }, ...texts.map((text) => make("td", { textContent: text })));
+    row.dataset.key = keyOf(own);
+    return row;
+  }));
+  $("nothing").hidden = sequences.length > 0;
+}
+
+const KINDS = { ".": "empty", o: "being filled by", f: "full, and of", s: "shared by", c: "of nobody, and a hit for who begins alike" };
+
+function drawBlocks({ pool, sequences }) {
+  const map = $("map");
+  const count = Math.min(MAX_CELLS, pool.num_blocks);
+  while (map.childElementCount > count) map.lastChild.remove();
+  while (map.childElementCount < count) map.append(make("i"));
+  const own = new Set(sequences.find((sequence) => pointed.request === keyOf(sequence))?.blocks);
+  const kindOf = (block) => pool.cells[block - 1] ?? ".";
+  for (const [i, cell] of [...map.children].entries()) {
+    if (cell.dataset.kind !== kindOf(i + 1)) cell.dataset.kind = kindOf(i + 1);
+    cell.classList.toggle("other", own.size > 0 && !own.has(i + 1));
   }
-  draw();
+  map.ariaLabel = `Map of the KV blocks: ${pool.num_used} in use, ${pool.num_cached} cached, ${pool.num_free} empty`;
+  setText($("pool-size"), `${plural(pool.num_blocks, "block")} of ${plural(pool.block_size, "token")}`);
+  const owners = sequences.filter((sequence) => sequence.blocks.includes(pointed.block)).map(nameOf).join(", ");
+  const words = pointed.block ? `Block ${pointed.block} is ${KINDS[kindOf(pointed.block)]} ${owners}` : "Point at a request to see its blocks, or at a block to see whose it is.";
+  setText($("map-words"), words);
 }
 
 export function startEngine() {
-  $("try").addEventListener("click", tryOrStop);
-  $("lanes").addEventListener("scroll", tellMore);
-  const map = $("map");
-  map.addEventListener("pointermove", (event) => { if (event.pointerType === "mouse") point(blockAt(event)); });
-  map.addEventListener("pointerleave", () => point(null));
-  map.addEventListener("click", (event) => { const at = blockAt(event); if (at) choose(at); });
-  map.addEventListener("keydown", moveByKey);
-  $("legends").addEventListener("toggle", drawLegend);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-  addEventListener("resize", redraw);
-  redraw();
-}
-
-function redraw() {
-  readColours();
-  drawLegend();
-  draw();
+  const point = (at) => { pointed = at; draw(); };
+  $("requests").addEventListener("pointerover", ({ target }) => point({ request: target.closest("tr")?.dataset.key }));
+  $("map").addEventListener("pointerover", ({ target }) => { if (target !== $("map")) point({ block: [...$("map").children].indexOf(target) + 1 }); });
+  for (const id of ["requests", "map"]) $(id).addEventListener("pointerleave", () => point({}));
 }

@@ -1,7 +1,6 @@
 // Markdown as elements. A model may write anything: HTML stays text, links lead to the web or to mail, and images stay links.
 
-import { makeCode } from "./code.js";
-import { make } from "./elements.js";
+import { make, makeCopyButtons } from "./elements.js";
 import { lexer } from "./vendor/marked.js";
 
 const TAGS = { paragraph: "p", blockquote: "blockquote", strong: "strong", em: "em", del: "del" };
@@ -54,6 +53,12 @@ function makePart(token, depth) {
     case "space": return "";
     default: return /^<br\s*\/?>$/i.test(token.raw) ? make("br") : token.raw;
   }
+}
+
+function makeCode(text, language) {
+  const head = make("figcaption", {}, make("span", { textContent: language }), ...makeCopyButtons(() => text));
+  const code = make("pre", { tabIndex: 0, role: "group", ariaLabel: `Code ${language}` }, make("code", {}, text));
+  return make("figure", { className: "code" }, head, code);
 }
 
 function makeLink(href, parts) {

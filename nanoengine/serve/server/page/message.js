@@ -1,9 +1,8 @@
 // A message as it is shown: who speaks, what is said, and below it how it ended and what can be done.
 
-import { make, makeButton, makeCopyButton, setText } from "./elements.js";
+import { make, makeButton, makeCopyButtons, number, plural, setText } from "./elements.js";
 import { showMarkdown } from "./markdown.js";
 import { model } from "./model.js";
-import { number, plural } from "./words.js";
 
 /** An element for a message. `show` shows it as it is by now; `finish` shows what can be done. */
 export function makeMessage(message) {
@@ -19,21 +18,20 @@ export function makeMessage(message) {
     element.classList.toggle("answering", isAnswering);
     const words = isUser ? "" : isAnswering ? (message.tokens ? "" : "Reads …") : tellEnd(message);
     const end = make("p", { className: message.error ? "error" : "", textContent: words });
-    const copy = message.content ? [makeCopyButton(() => message.content)] : [];
+    const copy = message.content ? makeCopyButtons(() => message.content) : [];
     parts.foot.replaceChildren(end, ...(isAnswering ? [] : [...copy, ...actions.map(([name, act]) => makeButton(name, act))]));
   };
   show();
   return { element, show, finish };
 }
 
-function showThought(element, { thought, thoughtSeconds, content, ended }) {
+function showThought(element, { thought, content, ended }) {
   let fold = element.querySelector("details");
   if (!fold) {
     fold = make("details", {}, make("summary"), make("div", { tabIndex: 0, role: "group", ariaLabel: "Thoughts" }));
     element.querySelector(".text").before(fold);
   }
-  const seconds = Math.max(1, Math.round(thoughtSeconds ?? 0));
-  setText(fold.firstChild, content ? `Thought for ${seconds} s` : ended ? "Was thinking" : "Thinking …");
+  setText(fold.firstChild, content || ended ? "Thoughts" : "Thinking …");
   setText(fold.lastChild, thought.trim());
 }
 
@@ -42,36 +40,17 @@ function tellEnd({ content, ended, error, called, tokens = 0, prompt, cached, ra
   const isFull = prompt + tokens >= model.length;
   const why = error ?? {
     stop: content ? "Complete" : "Ended without a word",
-    length: isFull ? `The context of ${number(model.length)} tokens is full` : `Cut at the limit of ${plural(tokens, "token")}`,
+    length: isFull ? `The context of ${number(model.length)} tokens is full` : "Cut at the limit",
     stopped: content ? "Stopped" : "Stopped before the first word",
     tool_calls: `Calls ${called}, which this page does not have`,
     abort: "Ended by the server",
     lost: "The stream broke off",
   }[ended] ?? ended ?? "Unfinished";
   const facts = [why];
-  if (tokens && ended !== "length") facts.push(plural(tokens, "token"));
+  if (tokens) facts.push(plural(tokens, "token"));
   if (rate) facts.push(`${number(Math.round(rate))} tok/s`);
-  if (wait) facts.push(`first after ${wait.toFixed(wait < 1 ? 2 : 1)} s`);
+  if (wait) facts.push(`first after ${wait.toFixed(2)} s`);
   if (prompt && cached !== null) facts.push(`${number(cached)} of ${plural(prompt, "prompt token was", "prompt tokens were")} cached`);
   if (leftOut) facts.push(`the context is full: the first ${plural(leftOut, "message of this chat is", "messages of this chat are")} no longer read`);
   return facts.join(" · ");
 }
-
-/** A form in the place of a message, to write it anew. */
-export function makeEditor(text, { onSend, onCancel }) {
-  const box = make("textarea", { value: text, ariaLabel: "Your message, anew", rows: 3 });
-  const send = make("button", { className: "primary", textContent: "Send" });
-  const form = make("form", { className: "editor" }, box, make("p", { textContent: "What came after it is replaced." }), makeButton("Cancel", onCancel), send);
-  form.addEventListener("submit", (event) => {
-    event.preventDefault();
-    if (box.value.trim()) onSend(box.value);
-  });
-  box.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") onCancel();
-    if (isEnter(event)) { event.preventDefault(); form.requestSubmit(); }
-  });
-  return { form, box };
-}
-
-/** Enter sends; with Shift, or while an input method composes, it does not. */
-export const isEnter = (event) => event.key === "Enter" && !event.shiftKey && !event.isComposing;
