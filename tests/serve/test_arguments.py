@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import io
+import os
+from pathlib import Path
 
 import pytest
 
@@ -51,10 +54,24 @@ def test_wrong_arguments_are_told_in_two_lines(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
+        (["generate", "--model", "/no/such/folder", "hi"], "ModelNotFound"),
+        (["chat", "smollm2"], "ModelNotFound: smollm2 is not here yet"),
+        (["chat"], "ModelNotFound: a chat needs a model: `nanoengine run smollm2`"),
+        (["fetch", "no-such-model"], "ModelNotFound"),
+        (["generate", "--temperature", "-1", "hi"], "InvalidSamplingParams"),
+        (["generate", "--dtype", "int3", "hi"], "InvalidConfig"),
+        (["chat", "demo", "--chat-template", "/no/such"], "InvalidConfig: chat_template is '/no/such'"),
+        (["generate", "hi", "--plugins", "no_such"], "InvalidConfig: plugins names 'no_such'"),
+        (["serve", "demo", "--plugins", "no_such"], "InvalidConfig: plugins names 'no_such'"),
+        (["generate", "--scheduling-policy", "fcfs", "hi"], "InvalidConfig"),
+        (["generate", "--model", "demo", "--dtype", "float32", ""], "InvalidPrompt"),
+        (["generate", "--json-schema", "/no/such/file", "hi"], "InvalidSamplingParams: --json-schema /no/such/file"),
+        (["generate", "--json-schema", os.devnull, "hi"], "InvalidSamplingParams: structured_outputs.json is no JSON"),
+        (["generate", "--regex", "(", "hi"], "InvalidSamplingParams: structured_outputs.regex"),
+        (["generate", "--choice", "", "hi"], "InvalidSamplingParams: structured_outputs.choice"),
         (["generate", "--model", "smolm2", "hi"], "did you mean 'smollm2'?"),
         (["fetch", "gema-3-270m"], "did you mean 'gemma-3-270m'?"),
         (["generate", "--model", "x" * 10**6, "hi"], "ModelNotFound: model 'xxx"),
-        (["generate", "--model", "/no/such.gguf", "hi"], "model '/no/such.gguf' is not there"),
         (["generate", "--model", "no/such.gguf", "hi"], "model 'no/such.gguf' is not there"),
         (["serve", "./such"], "model './such' is not there"),
         (["serve", "demo", "--max-body-bytes", "90GiB"], "from 1 to 1 GiB"),
@@ -62,9 +79,18 @@ def test_wrong_arguments_are_told_in_two_lines(
         (["generate", "--stop", "", "hi"], "InvalidSamplingParams: stop"),
     ],
 )
-def test_wrong_values_are_told_in_one_line(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_values_are_told_in_one_line(
+    arguments: list[str],
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello"))
     assert main(arguments) == 1
-    (what,) = capsys.readouterr().err.splitlines()
+    what = capsys.readouterr().err.strip().splitlines()[-1]
+    assert what.startswith("nanoengine: ")
     assert told in what
     assert len(what) < 2100
 

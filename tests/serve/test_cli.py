@@ -64,42 +64,6 @@ def test_generate_holds_its_text_to_a_schema_an_expression_or_a_choice(
         assert all(re.fullmatch(text, line) for line in lines), lines
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["generate", "--model", "/no/such/folder", "hi"], "ModelNotFound"),
-        (["chat", "--model", "smollm2"], "ModelNotFound: smollm2 is not here yet"),
-        (["chat", "smollm2"], "ModelNotFound: smollm2 is not here yet"),
-        (["chat"], "ModelNotFound: a chat needs a model: `nanoengine run smollm2`"),
-        (["fetch", "no-such-model"], "ModelNotFound"),
-        (["generate", "--temperature", "-1", "hi"], "InvalidSamplingParams"),
-        (["generate", "--dtype", "int3", "hi"], "InvalidConfig"),
-        (["chat", "demo", "--chat-template", "/no/such"], "InvalidConfig: chat_template is '/no/such'"),
-        (["run", "demo", "--chat-template", "/no/such"], "InvalidConfig: chat_template is '/no/such'"),
-        (["generate", "hi", "--plugins", "no_such"], "InvalidConfig: plugins names 'no_such'"),
-        (["serve", "demo", "--plugins", "no_such"], "InvalidConfig: plugins names 'no_such'"),
-        (["generate", "--scheduling-policy", "fcfs", "hi"], "InvalidConfig"),
-        (["generate", "--model", "demo", "--dtype", "float32", ""], "InvalidPrompt"),
-        (["generate", "--json-schema", "/no/such/file", "hi"], "InvalidSamplingParams: --json-schema /no/such/file"),
-        (["generate", "--json-schema", os.devnull, "hi"], "InvalidSamplingParams: structured_outputs.json is no JSON"),
-        (["generate", "--regex", "(", "hi"], "InvalidSamplingParams: structured_outputs.regex"),
-        (["generate", "--choice", "", "hi"], "InvalidSamplingParams: structured_outputs.choice"),
-    ],
-)
-def test_mistakes_end_with_one_clear_line(
-    arguments: list[str],
-    named: str,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("sys.stdin", io.StringIO("hello"))
-    assert main(arguments) == 1
-    last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert last.startswith(f"nanoengine: {named}")
-
-
 def test_fetch_says_where_the_model_is_and_what_to_do_with_it(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 import time
 from contextlib import aclosing
 from typing import Any
 
 import pytest
 
-import nanoengine
 from nanoengine.core.errors import (
     InvalidPrompt,
     InvalidRequest,
@@ -20,7 +18,7 @@ from nanoengine.core.errors import (
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.outputs import CompletionOutput
 from nanoengine.features.sampling.params import SamplingParams
-from nanoengine.serve.aio.async_llm_engine import MOST_MESSAGES, AsyncLLMEngine
+from nanoengine.serve.aio.async_llm_engine import MOST_MESSAGES
 from nanoengine.serve.aio.request_stream import Delta
 from tests.core.toys import VOCAB, make_engine
 from tests.core.toys import run as run_engine
@@ -46,11 +44,6 @@ class BestOf(SamplingParams):
     @property
     def num_sequences(self) -> int:
         return 2
-
-
-def test_the_package_has_it_by_name() -> None:
-    assert nanoengine.AsyncLLMEngine is AsyncLLMEngine
-    assert "AsyncLLMEngine" in nanoengine.__all__
 
 
 @in_loop
@@ -135,38 +128,7 @@ def test_many_at_once_get_what_a_blocking_engine_gives(
             assert all(len(delta.token_ids) >= interval for delta in own[1:-1])
 
 
-def test_two_event_loops_at_once(make: Make, answers: list[list[CompletionOutput]]) -> None:
-    engine, _ = make()
-    found: dict[int, list[list[Delta]]] = {}
-
-    async def every_other(start: int) -> None:
-        requests = drawn_requests(30)[start::2]
-        found[start] = await asyncio.gather(*(collect(engine.generate(*request)) for request in requests))
-
-    threads = [threading.Thread(target=run, args=(every_other(start),)) for start in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for start in (0, 1):
-        for deltas, outputs in zip(found[start], answers[start::2], strict=True):
-            check_deltas(deltas, outputs)
-
-
 # ---- readers
-
-
-@in_loop
-async def test_a_slow_reader_loses_nothing_and_holds_nobody_up(make: Make) -> None:
-    engine, _ = make()
-    slow, quick = ask(engine, 1, 2, 3), ask(engine, 4, 5, 6)
-    assert tokens_of(await read(quick)) == expected(4, 5, 6)
-    while not slow.is_over:
-        await asyncio.sleep(0)
-    deltas = await anext(slow)
-    assert (tokens_of(deltas), reasons_of(deltas)) == (expected(1, 2, 3), ["length"])
-    with pytest.raises(StopAsyncIteration):
-        await anext(slow)
 
 
 # ---- aborts

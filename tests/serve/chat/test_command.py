@@ -63,16 +63,6 @@ def test_without_a_text_there_is_no_answer(
     assert f"InvalidPrompt: standard input {said}" in shown.err
 
 
-@pytest.mark.usefixtures("parrot")
-def test_the_filter_needs_no_package_of_the_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    without_packages(monkeypatch)
-    given(monkeypatch, "hello")
-    assert main(["chat", "x"]) == 0
-    assert "hello" in capsys.readouterr().out
-
-
 class Screen(io.StringIO):
     """A terminal, as far as it is asked."""
 

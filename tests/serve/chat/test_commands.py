@@ -12,13 +12,6 @@ from nanoengine.serve.chat.session import ChatError, Session
 from tests.serve.chat.toys import answer
 
 
-def test_a_line_is_a_message(session: Session) -> None:
-    done = reply(session, "hello")
-    assert done.answer is not None
-    assert "hello" in answer(done.answer)
-    assert not done.is_over
-
-
 def test_a_blank_before_a_slash_makes_it_a_message(session: Session) -> None:
     done = reply(session, " /etc is a folder")
     assert done.answer is not None

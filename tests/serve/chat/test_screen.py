@@ -6,9 +6,6 @@ import io
 from collections.abc import Iterator
 
 import pytest
-
-pytest.importorskip("rich", reason="rich is not installed; `pip install -e .` brings it")
-
 from rich.console import Console
 from rich.markdown import Markdown
 

@@ -6,19 +6,18 @@ import os
 import pty
 import re
 import select
-import signal
 import stat
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic
 
 import pytest
 
+from tests.forks import IS_LINUX, Forked
 from tests.serve.chat.toys import HANG
 from tests.serve.server.parrot import save_tokenizer
 
-ROOT = Path(__file__).parents[3]
+pytestmark = pytest.mark.skipif(not IS_LINUX, reason="the chat is a fork of a process that has imported torch")
 MOST = 120.0
 """Seconds that a test waits for what never comes."""
 
@@ -28,26 +27,20 @@ PROMPT, SENT = "⌨>>>", "⏎"
 ENTER, CTRL_C, CTRL_D, UP = "\r", "\x03", "\x04", "\x1b[A"
 CODES = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|\[[0-9;?]*$|$)|\r")
 
-for package in ("prompt_toolkit", "rich"):
-    pytest.importorskip(package, reason=f"{package} is not installed; `pip install -e .` brings it")
-
 
 class User:
     """Types, and reads what is on the screen."""
 
     def __init__(self, folder: Path, *arguments: str):
-        command = [sys.executable, "-m", "tests.serve.chat.talk", str(folder / "parrot"), *arguments]
-        variables = {
-            "PYTHONPATH": str(ROOT),
-            "XDG_CACHE_HOME": str(folder),
-            "TERM": "xterm",
-            "PROMPT_TOOLKIT_NO_CPR": "1",
-        }
-        self.process, self.terminal = pty.fork()
-        if not self.process:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # tests that run in the background may have it ignored
-            os.chdir(ROOT)
-            os.execve(sys.executable, command, os.environ | variables)
+        self.terminal, other = pty.openpty()
+        variables = {"XDG_CACHE_HOME": str(folder), "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
+        self.process = Forked(
+            ["-m", "tests.serve.chat.talk", str(folder / "parrot"), *arguments],
+            streams=(other, other, other),
+            environment=os.environ | variables,
+            own_session=True,
+        )
+        os.close(other)
         self.raw, self.num_read = b"", 0
 
     def reads(self, text: str) -> str:
@@ -85,14 +78,10 @@ class User:
                     break
             except OSError:
                 break
-        status = os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
-        self.process = 0
-        return status
+        return self.process.wait()
 
     def close(self) -> None:
-        if self.process:
-            os.kill(self.process, 9)
-            os.waitpid(self.process, 0)
+        self.process.kill()
         os.close(self.terminal)
 
 
@@ -116,8 +105,9 @@ def new_user(tmp_path: Path) -> Iterator[NewUser]:
 
 
 def test_a_chat(new_user: NewUser, tmp_path: Path) -> None:
-    """A paste, commands, an answer stopped in the middle, history."""
+    """An empty line, a paste, commands, an answer stopped in the middle, history, and the end by Ctrl-D."""
     user = new_user("--system", "Be brief")
+    user.says("")
 
     user.types("\x1b[200~one\ntwo\nthree\x1b[201~")
     user.reads("three")
@@ -149,7 +139,7 @@ def test_a_chat(new_user: NewUser, tmp_path: Path) -> None:
 
     user.says("again")
     assert "assistant user user again" in " ".join(user.says(UP).split()), "it is asked once more"
-    user.types("/bye" + ENTER)
+    user.types(CTRL_D)
     assert user.status() == 0
     assert stat.S_IMODE((tmp_path / "nanoengine" / "chat_history").stat().st_mode) == 0o600
 
@@ -180,11 +170,4 @@ def test_ctrl_c_at_a_prompt_clears_a_line_then_says_how_to_leave_then_leaves(new
     user.reads("Ctrl-C again")
     user.reads(PROMPT)
     user.types(CTRL_C)
-    assert user.status() == 0
-
-
-def test_an_empty_line_does_nothing_and_ctrl_d_leaves(new_user: NewUser) -> None:
-    user = new_user()
-    user.says("")
-    user.types(CTRL_D)
     assert user.status() == 0

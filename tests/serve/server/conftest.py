@@ -4,15 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
 from nanoengine.builder import build_engine, read_config
+from tests.serve.aio.toys import PATIENCE
 from tests.serve.server.parrot import build, save_tokenizer
 from tests.serve.server.running import Server
 
 MakeServer = Callable[..., Server]
+
+
+class Held:
+    """A method that waits, whatever thread calls it, until a test lets it go on. `asked` has the first arguments."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str):
+        self.asked: list[Any] = []
+        self._is_called, self._may_go_on, method = Event(), Event(), getattr(owner, name)
+
+        def slowly(argument: Any, *args: Any, **options: Any) -> Any:
+            self.asked.append(argument)
+            self._is_called.set()
+            self._may_go_on.wait(PATIENCE)
+            return method(argument, *args, **options)
+
+        monkeypatch.setattr(owner, name, slowly)
+
+    def wait(self) -> None:
+        """Until it is called."""
+        assert self._is_called.wait(PATIENCE)
+
+    def let_go(self) -> None:
+        self._may_go_on.set()
+
 
 HERMES = (
     "{# <tool_call> </think> #}{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -20,6 +46,15 @@ HERMES = (
 )
 
 LIMITS: dict[str, Any] = {"max_body_bytes": 1 << 20, "max_prompts": 8, "max_n": 4, "max_stop_strings": 4}
+
+
+@pytest.fixture
+def processes() -> Iterator[list[Any]]:
+    """Servers in processes of their own; those that run are killed at the end."""
+    started: list[Any] = []
+    yield started
+    for process in started:
+        process.kill()
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +68,7 @@ def make_server(tokenizer_folder: Path) -> Iterator[MakeServer]:
     servers: list[Server] = []
 
     def make_one(engine: dict[str, Any] | None = None, **config: Any) -> Server:
-        servers.append(Server(build(tokenizer_folder, **(engine or {})), "parrot", **config))
+        servers.append(Server(build(**{"folder": tokenizer_folder, **(engine or {})}), "parrot", **config))
         return servers[-1]
 
     yield make_one
@@ -50,9 +85,15 @@ def parrot(tokenizer_folder: Path) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def hermes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server of that toy, with a template that shows how it writes calls and thoughts."""
-    server = Server(build(save_tokenizer(tmp_path_factory.mktemp("hermes"), HERMES), max_model_len=4096), "hermes")
+def hermes_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer with a template that shows how the toy writes calls and thoughts."""
+    return save_tokenizer(tmp_path_factory.mktemp("hermes"), HERMES)
+
+
+@pytest.fixture(scope="session")
+def hermes(hermes_folder: Path) -> Iterator[Server]:
+    """A server of that toy, shared likewise."""
+    server = Server(build(hermes_folder, max_model_len=4096), "hermes")
     yield server
     server.close()
 

@@ -20,13 +20,8 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": TEXT, "return_token_ids": True, "n": 4, "max_tokens": 200}),
     (
         "/v1/chat/completions",
-        {
-            "messages": [{"role": "user", "content": TEXT}],
-            "logprobs": True,
-            "top_logprobs": 20,
-            "n": 2,
-            "max_tokens": 99,
-        },
+        {"messages": [{"role": "user", "content": TEXT}], "n": 2, "max_tokens": 99}
+        | {"logprobs": True, "top_logprobs": 20},
     ),
 ]
 

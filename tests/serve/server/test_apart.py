@@ -16,6 +16,7 @@ from nanoengine.serve.server.app import make_app
 from nanoengine.serve.server.serving import Serving
 from tests.serve.server.conftest import MakeServer
 from tests.serve.server.in_process import post
+from tests.serve.server.interfaces import INTERFACES
 from tests.serve.server.running import Server
 
 NUM_DRAWN = 12
@@ -23,15 +24,10 @@ KEYS = ("one", "two", "three")
 
 
 def bodies(secret: str) -> dict[str, dict[str, Any]]:
-    messages = [{"role": "user", "content": secret}]
-    return {
-        "/v1/chat/completions": {"messages": messages, "max_tokens": 1},
-        "/v1/messages": {"messages": messages, "max_tokens": 1},
-        "/v1/messages/count_tokens": {"messages": messages},
-        "/v1/responses": {"input": secret, "max_output_tokens": 1},
-        "/api/chat": {"model": "parrot", "messages": messages, "stream": False, "options": {"num_predict": 1}},
-        "/tokenize": {"messages": messages},
-    }
+    found = {own.path: own.body([("user", secret)], model="parrot", max_tokens=1) for own in INTERFACES}
+    found["/api/chat"]["stream"] = False
+    messages = {"messages": [{"role": "user", "content": secret}]}
+    return found | {"/v1/messages/count_tokens": messages, "/tokenize": messages}
 
 
 class Watched:

@@ -54,12 +54,6 @@ def test_an_answer_is_as_long_as_fits_unless_it_is_said(parrot: Server) -> None:
 # ---- the conversation
 
 
-def test_content_may_come_in_parts(parrot: Server) -> None:
-    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}, "three"]
-    whole = "<|im_start|>user\none\ntwo\nthree<|im_end|>\n<|im_start|>assistant\n"
-    assert prompt_of(parrot, {"role": "user", "content": parts}) == whole
-
-
 NO_PARTS: list[Any] = [{"type": "text"}, {"type": "text", "text": 5}, 5, None, []]
 NO_PARTS += [{"type": "image_url", "image_url": {"url": "http://localhost/x.png"}}]
 NO_PARTS += [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}]

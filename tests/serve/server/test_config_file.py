@@ -9,7 +9,6 @@ import shutil
 import ssl
 import subprocess
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -144,14 +143,6 @@ def test_files_that_tls_cannot_use_are_named_before_the_model_is_loaded(
         assert re.search(said, refusal(capsys, *options))
 
 
-@pytest.fixture
-def processes() -> Iterator[list[Process]]:
-    started: list[Process] = []
-    yield started
-    for process in started:
-        process.kill()
-
-
 def test_a_server_of_a_file_speaks_tls_and_logs_json_alone(
     processes: list[Process], certificates: Path, config: Path
 ) -> None:
@@ -161,7 +152,7 @@ def test_a_server_of_a_file_speaks_tls_and_logs_json_alone(
     config.write_text("\n".join(f"{name} = {json.dumps(value)}" for name, value in values.items()))
     breaks = "import warnings; from nanoengine.serve.server import operations as own"
     breaks += "; own.version = lambda http, serving: warnings.warn('a warning') or 1 / 0"
-    processes.append(server := Process("--config", str(config), change=breaks))
+    processes.append(server := Process("--config", str(config), before=breaks))
     assert server.where.startswith("https://127.0.0.1:")
     context = ssl.create_default_context(cafile=f"{certificates}/certificate.pem")
     body = {"prompt": "def f(", "max_tokens": 9, "ignore_eos": True, "stream": True}
@@ -172,8 +163,7 @@ def test_a_server_of_a_file_speaks_tls_and_logs_json_alone(
     with pytest.raises(urllib.error.HTTPError, match="500"):
         urllib.request.urlopen(f"{server.where}/version", timeout=PATIENCE, context=context)
     server.process.terminate()
-    assert server.process.stderr is not None
-    said = [json.loads(line) for line in server.process.stderr]
+    said = [json.loads(line) for line in server.log]
     server.check_gone()
     assert all({"time", "level", "logger", "pid", "message"} <= line.keys() for line in said)
     first, second = (line for line in said if line["logger"] == "nanoengine.access")

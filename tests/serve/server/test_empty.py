@@ -43,7 +43,7 @@ OTHERS: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"role": "assistant", "content": "b"}, "refusal"),
         ({"role": "assistant", "content": "b"}, "annotations"),
         ({"role": "assistant"}, "content"),
-        ({"role": "tool", "tool_call_id": "1"}, "content"),
+        ({"role": "tool", "tool_call_id": "call_now"}, "content"),
         ({"role": "assistant", "tool_calls": [CALL]}, "content"),
     ],
     "/v1/messages": [({"role": "assistant", "content": [{"type": "text", "text": "b"}]}, "id")],

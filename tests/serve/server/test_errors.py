@@ -17,6 +17,7 @@ from nanoengine.errors import (
 from nanoengine.serve.server.errors import Problem, problem_of
 from nanoengine.serve.server.text import check_turns
 from tests.serve.server.conftest import MakeServer
+from tests.serve.server.interfaces import CHAT, INTERFACES, MESSAGES
 from tests.serve.server.running import Server
 
 FAILED = StepFailed("the request failed: allowed_token_ids leave nothing", [])
@@ -53,21 +54,9 @@ CALLED = {
     ("path", "body", "words"),
     [
         ("/v1/chat/completions", {"messages": [TURN, {"role": "wizard", "content": "x"}]}, "messages[1]: role is 'wizard'"),
-        ("/tokenize", {"messages": [{"role": "wizard", "content": "x"}]}, "messages[0]: role is 'wizard'"),
-        ("/api/chat", {"messages": [{"role": "wizard", "content": "x"}]}, "messages[0]: role is 'wizard'"),
         ("/v1/responses", {"input": [{"role": "wizard", "content": "x"}]}, "input[0]: role is 'wizard'"),
-        ("/v1/messages", {"messages": [{"role": "wizard", "content": "x"}], "max_tokens": 1}, "messages[0]: role is 'wizard'"),
-        *(
-            ("/v1/chat/completions", {"messages": [TURN, *before, {"role": "tool", "tool_call_id": "2", "content": "x"}]}, "'2'")
-            for before in ([], [CALLED])
-        ),
-        ("/v1/responses", {"input": [{"type": "function_call_output", "call_id": "2", "output": "x"}]}, "input: a result"),
-        (
-            "/v1/messages",
-            {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "2"}]}], "max_tokens": 1},
-            "messages: a result of a tool (tool_call_id '2') answers no call",
-        ),
-        ("/api/chat", {"messages": [TURN, {"role": "tool", "tool_name": "f", "content": "x"}]}, "answers no call"),
+        ("/tokenize", {"messages": [{"role": "wizard", "content": "x"}]}, "messages[0]: role is 'wizard'"),
+        ("/v1/chat/completions", {"messages": [TURN, CALLED, {"role": "tool", "tool_call_id": "2", "content": "x"}]}, "'2'"),
     ],
     ids=str,
 )  # fmt: skip
@@ -76,8 +65,7 @@ def test_nobodys_message_and_a_result_without_its_call_are_refused(
 ) -> None:
     answer = parrot.post(path, {"model": "parrot", **body})
     assert answer.status == 400
-    error = answer.json["error"]
-    assert words in (error if isinstance(error, str) else error["message"])
+    assert words in answer.error["message"]
 
 
 def test_roles_that_the_template_names_and_results_of_calls_are_taken(hermes: Server) -> None:
@@ -90,47 +78,24 @@ def test_roles_that_the_template_names_and_results_of_calls_are_taken(hermes: Se
         check_turns([{"role": "ipython"}], "{{ message.role }}", "messages")
 
 
-TOO_LONG = "a" * 1100
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/completions", {"prompt": TOO_LONG}),
-        ("/v1/completions", {"prompt": [7] * 1024}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": TOO_LONG}]}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}] * 1100}),
-        ("/v1/responses", {"input": TOO_LONG}),
-        ("/v1/messages", {"messages": [{"role": "user", "content": TOO_LONG}], "max_tokens": 5}),
-        ("/api/generate", {"model": "parrot", "prompt": TOO_LONG}),
-    ],
-)
+@pytest.mark.parametrize("limits", [{}, {"max_text_chars": 500}], ids=str)
 def test_a_prompt_that_is_too_long_is_told_in_the_words_that_clients_look_for(
-    parrot: Server, path: str, body: dict[str, Any]
+    make_server: MakeServer, limits: dict[str, int]
 ) -> None:
-    """OpenAI's and Anthropic's, by which clients know that a conversation must be made shorter."""
-    answer = parrot.post(path, body)
-    assert answer.status == 400
-    error = answer.json["error"]
-    message = error if isinstance(error, str) else error["message"]
-    assert "prompt is too long: this model's maximum context length is 1024 tokens" in message
-    if path in ("/v1/completions", "/v1/chat/completions", "/v1/responses"):
-        assert error["code"] == "context_length_exceeded"
-    if path == "/v1/messages":
-        assert error["type"] == "invalid_request_error"
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/completions", {"prompt": "a" * 900}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 900}]}),
-        ("/v1/responses", {"input": [{"role": "user", "content": "a" * 900}]}),
-    ],
-)
-def test_so_is_one_that_is_too_long_to_be_split(make_server: MakeServer, path: str, body: dict[str, Any]) -> None:
-    error = make_server(max_text_chars=500).post(path, body).error
-    assert (error["type"], error["code"]) == ("BadRequestError", "context_length_exceeded")
-    assert "prompt is too long" in error["message"]
-    assert "this model's maximum context length is 1024 tokens" in error["message"]
-    assert "max_text_chars" in error["message"]
+    """OpenAI's and Anthropic's, by which clients know that a conversation must be made shorter; also before it is split."""
+    server = make_server(**limits)
+    asked = [(own.path, own.body([("user", "a" * 1100)], model="parrot")) for own in INTERFACES]
+    asked += [("/v1/completions", {"prompt": "a" * 1100}), ("/api/generate", {"model": "parrot", "prompt": "a" * 1100})]
+    if not limits:
+        asked += [("/v1/completions", {"prompt": [7] * 1024}), (CHAT.path, {"messages": [TURN] * 1100})]
+    for path, body in asked:
+        answer = server.post(path, body)
+        error = answer.json["error"]
+        message = error if isinstance(error, str) else error["message"]
+        assert (answer.status, "prompt is too long" in message) == (400, True), (path, message)
+        assert "this model's maximum context length is 1024 tokens" in message
+        assert all(name in message for name in limits)
+        if path == MESSAGES.path:
+            assert error["type"] == "invalid_request_error"
+        elif path.startswith("/v1/"):
+            assert (error["type"], error["code"]) == ("BadRequestError", "context_length_exceeded")

@@ -131,28 +131,6 @@ def test_every_token_is_on_its_way_before_the_next_is_computed(server: Server, p
 # ---- the clock
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_what_takes_too_long_is_ended_with_504(make_server: MakeServer, stream: bool) -> None:
-    server = make_server(request_timeout=0.2)
-    server.gate.shut()
-    later = server.later(server.complete, LONG, max_tokens=400, stream=stream)
-    if stream:
-        server.gate.let(3)
-        until(lambda: server.gate.num_steps == 3)
-    server.gate.wait_until_held()
-    server.wait_until_ended()
-    server.gate.let()
-    answer = later.result()
-    if stream:
-        *events, last = answer.events
-        assert last["error"]["code"] == 504
-        assert LONG.startswith(text_of(events))
-    else:
-        assert (answer.status, answer.error["type"]) == (504, "TimeoutError")
-        assert "request_timeout" in answer.error["message"]
-    server.check_idle()
-
-
 # ---- failures
 
 

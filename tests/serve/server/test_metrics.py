@@ -10,9 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-pytest.importorskip("prometheus_client")
 from prometheus_client import REGISTRY
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families

@@ -15,18 +15,9 @@ from tests.serve.server.parrot import build
 from tests.serve.server.running import Server, read_all, until
 
 KEYS = ("first-key", "zweiter-schlüssel")
-GUARDED = [
-    *(("POST", f"/{path}") for path in ("v1/completions", "v1/chat/completions", "tokenize", "detokenize")),
-    *(
-        ("POST", "/abort_requests"),
-        ("POST", "/reset_prefix_cache"),
-        ("POST", "/restart_replicas"),
-        ("GET", "/tokenizer_info"),
-        ("GET", "/load"),
-    ),
-    *(("GET", path) for path in ("/v1/models", "/v1/models/parrot", "/no/such/path")),
-    *(("GET", path) for path in ("/health/", "//health", "/v1/../health")),
-]
+ASKED = "v1/completions v1/chat/completions tokenize detokenize abort_requests reset_prefix_cache restart_replicas"
+READ = "tokenizer_info load v1/models v1/models/parrot no/such/path health/ /health v1/../health"
+GUARDED = [(method, f"/{path}") for method, paths in (("POST", ASKED), ("GET", READ)) for path in paths.split()]
 OPEN = ["/", "/metrics", "/health", "/ping", "/version", "/openapi.json"]
 NO_KEYS = [
     *(None, "", "Bearer", "Bearer ", "Bearer first-ke", "Bearer first-keyy", "Bearer FIRST-KEY", "Basic first-key"),

@@ -63,22 +63,6 @@ def test_a_chat_whole_and_streamed(strict: openai.OpenAI) -> None:
     assert len(whole.choices[0].logprobs.content) == whole.usage.completion_tokens
 
 
-def test_a_chat_by_the_streaming_helper(client: openai.OpenAI) -> None:
-    fields = {"model": "demo", "messages": MESSAGES, "max_tokens": 200, "temperature": 0, "stop": ["\n"]}
-    with client.chat.completions.stream(**fields) as stream:
-        stream.until_done()
-        helped = stream.get_final_completion().choices[0]
-    whole = client.chat.completions.create(**fields).choices[0]
-    assert (helped.message.content, helped.finish_reason) == (whole.message.content, whole.finish_reason)
-
-
-def test_vllms_fields_pass_as_extras(client: openai.OpenAI) -> None:
-    extra = {"top_k": 1, "min_tokens": 4, "ignore_eos": True, "repetition_penalty": 1.1, "return_token_ids": True}
-    whole = client.completions.create(model="demo", prompt=PROMPT, max_tokens=4, extra_body=extra)
-    assert whole.usage is not None
-    assert whole.usage.completion_tokens == 4
-
-
 def test_errors_are_the_packages_own(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         client.completions.create(model="demo", prompt=PROMPT, temperature=-1)

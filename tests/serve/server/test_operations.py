@@ -19,15 +19,6 @@ def test_health_and_version(parrot: Server) -> None:
     assert parrot.get("/version").json == {"version": nanoengine.__version__}
 
 
-def test_a_server_that_ends_says_so_and_takes_no_more(make_server: MakeServer) -> None:
-    server = make_server()
-    server.serving.is_draining = True
-    health, refused = server.get("/health"), server.chat("a", stream=True)
-    assert (health.status, health.json) == (503, {"status": "the server is shutting down"})
-    assert (refused.status, refused.headers["retry-after"]) == (503, "1")
-    assert "shutting down" in refused.error["message"]
-
-
 def test_the_model_has_each_of_its_names(make_server: MakeServer) -> None:
     server = make_server(served_model_name=("first", "org/second"))
     models = server.get("/v1/models").json

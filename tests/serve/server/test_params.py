@@ -59,25 +59,6 @@ def test_errors_call_fields_as_the_client_does() -> None:
         params(top_p=2.0)
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        *(
-            ({name: value}, f"^{name} is {value}: .* 1 to 4 .max_n.$")
-            for name in ("n", "best_of")
-            for value in (0, -1, 5)
-        ),
-        *(({"max_tokens": value}, "^max_tokens is .* 1 to 100 .max_model_len.$") for value in (0, -1, 101)),
-        *(({"min_tokens": value}, "^min_tokens is .* 0 to 100 .max_model_len.$") for value in (-1, 101)),
-    ],
-    ids=str,
-)
-def test_a_number_outside_of_its_range_is_told_what_this_server_allows(fields: dict[str, int], words: str) -> None:
-    with pytest.raises(Problem, match=words) as caught:
-        params(**fields)
-    assert caught.value.param == next(iter(fields))
-
-
 def test_a_prompt_is_cut_at_the_side_that_is_asked_for() -> None:
     ids = list(range(10))
     assert truncate(ids, request(), 100) == ids

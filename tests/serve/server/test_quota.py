@@ -74,7 +74,6 @@ def test_pieces_are_the_same_bytes() -> None:
 
 BIG: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": "a" * 5000, "n": 4, "echo": True, "truncate_prompt_tokens": 4}),
-    ("/v1/completions", {"prompt": "a" * 5000, "n": 4, "echo": True, "truncate_prompt_tokens": 4, "stream": True}),
     ("/v1/completions", {"prompt": "a" * 20, "prompt_logprobs": 5}),
     ("/v1/completions", {"prompt": "a", "logprobs": 5, "max_tokens": 100}),
     (

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
-import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from nanoengine.serve.server.endpoints import ENDPOINTS
-from tests.drawn import FAST
 from tests.serve.server.conftest import LIMITS
-from tests.serve.server.running import JSON, Server, post_bytes, read_all
+from tests.serve.server.running import Server, post_bytes, read_all
 
 NO_REQUESTS = [
     *(
@@ -85,38 +79,3 @@ def test_a_request_may_come_byte_by_byte(parrot: Server) -> None:
 @pytest.mark.parametrize("kind", ["application/json", "application/json; charset=utf-8", "Application/JSON ;x=y"])
 def test_json_may_be_called_so(parrot: Server, kind: str) -> None:
     assert parrot.post("/tokenize", b'{"prompt": "a"}', {"content-type": kind}).status == 200
-
-
-BASES: dict[str, dict[str, Any]] = {
-    "/v1/completions": {"prompt": "abc", "max_tokens": 2},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 2},
-    "/tokenize": {"prompt": "abc"},
-    "/detokenize": {"tokens": [1, 2]},
-    "/abort_requests": {"request_ids": ["nobody"]},
-}
-KEYS = ("role", "content", "type", "text", "a")
-NUMBERS = st.sampled_from([0, 1, -1, 3, 2**31, 2**63, -(2**70), 0.5, -1e300, 1e308])
-TEXTS = st.sampled_from(["", "user", "text", "a\u0000", "🦜", "x" * 300])
-VALUES = st.recursive(
-    st.none() | st.booleans() | NUMBERS | TEXTS,
-    lambda own: st.lists(own, max_size=3) | st.dictionaries(st.sampled_from(KEYS), own, max_size=3),
-    max_leaves=8,
-)
-
-
-@pytest.mark.parametrize("path", BASES)
-def test_drawn_requests_are_answered_or_refused(parrot: Server, path: str) -> None:
-    """Nothing that a client writes is a fault of the server's, and nothing keeps it from serving."""
-    body = next(own.body for own in ENDPOINTS if own.path == path and own.body is not None)
-    names = [field.encode_name for field in msgspec.structs.fields(body)]
-
-    @settings(FAST, max_examples=100)
-    @given(st.dictionaries(st.sampled_from(names), VALUES, min_size=1, max_size=2))
-    def ask(fields: dict[str, Any]) -> None:
-        answer = parrot.request("POST", path, BASES[path] | fields, JSON)
-        assert answer.status in (200, 400, 404, *((403,) if path == "/abort_requests" else ())), answer.body
-        assert answer.status == 200 or answer.error["message"]
-
-    ask()
-    assert parrot.complete("abc", max_tokens=3).json["choices"][0]["text"] == "abc"
-    parrot.check_idle()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from nanoengine.serve.server.replies import merge_system_messages
+from tests.serve.server.interfaces import INTERFACES, Interface
 from tests.serve.server.running import Server
 
 
@@ -45,12 +46,7 @@ def test_a_bill_is_no_part_of_the_prompt(hermes: Server) -> None:
     assert [answer.json["content"][0]["text"] for answer in answers] == ["ab", "ab"]
 
 
-def test_more_tokens_than_the_model_has_are_as_many_as_it_has(hermes: Server) -> None:
+@pytest.mark.parametrize("interface", INTERFACES[1:])
+def test_more_tokens_than_the_model_has_are_as_many_as_it_has(hermes: Server, interface: Interface) -> None:
     """Clients send what some other model can do."""
-    messages, message = [turn("user", "b")], turn("user", "b")
-    for path, fields in (
-        ("/v1/messages", {"messages": messages, "max_tokens": 1 << 20}),
-        ("/v1/responses", {"input": [message], "max_output_tokens": 1 << 20}),
-        ("/api/chat", {"model": "hermes", "messages": messages, "options": {"num_predict": 1 << 20}}),
-    ):
-        assert hermes.post(path, fields).status == 200
+    assert interface.ask(hermes, [("user", "b")], max_tokens=1 << 20).parts == ["b"]

@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -22,27 +21,41 @@ from nanoengine.builder import Built
 from nanoengine.errors import InvalidConfig
 from nanoengine.serve.cli import main
 from nanoengine.serve.server import serve as serve_module
+from tests.forks import IS_LINUX, Forked
 from tests.serve.aio.toys import PATIENCE
 from tests.serve.server.events import EventReader
 from tests.serve.server.running import JSON, until
 
 CUT = "the server is shutting down, and the answer is not whole: ask again"
+HANGUP = "import signal; signal.signal(signal.SIGHUP, signal.{})"
+"""As whoever starts the server has it: whoever runs the tests may ignore it."""
+
 SMALL = ["--dtype", "float32", "--device", "cpu", "--num-kv-blocks", "600"]
 
 
 class Process:
-    """A server that was started by its command."""
+    """A server that was started by its command: a new interpreter, or a fork of one that has imported torch.
 
-    def __init__(self, *arguments: str, change: str = "pass"):
-        program = f"import sys; {change}; from nanoengine.serve.cli import main; sys.exit(main(sys.argv[1:]))"
-        command = [sys.executable, "-c", program, "serve", "demo", *SMALL, *arguments]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    Args:
+        before: what is done first in its interpreter, in Python.
+    """
+
+    def __init__(self, *arguments: str, before: str = "pass", is_new: bool = False):
+        program = f"import sys; {before}; from nanoengine.serve.cli import main; sys.exit(main(sys.argv[1:]))"
+        command = ["-c", program, "serve", "demo", *SMALL, *arguments]
+        said, log = os.pipe()
+        self.log = os.fdopen(said)
+        self.process: Any
+        if is_new or not IS_LINUX:
+            self.process = subprocess.Popen([sys.executable, *command], stderr=log, start_new_session=True)
+        else:
+            self.process = Forked(command, streams=(None, 1, log), own_session=True)
+        os.close(log)
         self.where = self._address()
 
     def _address(self) -> str:
-        assert self.process.stderr is not None
         said = []
-        for line in self.process.stderr:
+        for line in self.log:
             said.append(line)
             if found := re.search(r"serving demo at (\S+)", line):
                 return found[1]
@@ -77,19 +90,9 @@ class Process:
             os.killpg(self.process.pid, 0)
 
     def kill(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        assert self.process.stderr is not None
-        self.process.stderr.close()
-
-
-@pytest.fixture
-def processes() -> Iterator[list[Process]]:
-    started: list[Process] = []
-    yield started
-    for process in started:
-        process.kill()
+        self.process.kill()
+        self.process.wait()
+        self.log.close()
 
 
 def end_of(response: http.client.HTTPResponse) -> str:
@@ -102,10 +105,13 @@ def end_of(response: http.client.HTTPResponse) -> str:
 
 
 def test_sigterm_lets_answers_end_and_a_second_one_does_not_wait(processes: list[Process]) -> None:
-    processes.append(server := Process("--port", "0", "--shutdown-timeout", "1000"))
+    """The end of the terminal does nothing to a server that was started with nohup."""
+    processes.append(server := Process("--port", "0", "--shutdown-timeout", "1000", before=HANGUP.format("SIG_IGN")))
+    server.tell(signal.SIGHUP)
     short, endless = server.stream(20), server.stream(4000)
     server.tell(signal.SIGTERM)
     until(lambda: server.open("GET", "/health").status == 503)
+    assert json.loads(server.open("GET", "/health").read()) == {"status": "the server is shutting down"}
     refused = server.open("POST", "/v1/completions", prompt="a")
     assert (refused.status, refused.headers["retry-after"]) == (503, "1")
     assert end_of(short) == "length"
@@ -115,7 +121,8 @@ def test_sigterm_lets_answers_end_and_a_second_one_does_not_wait(processes: list
 
 
 def test_ctrl_c_with_no_time_to_end_aborts(processes: list[Process]) -> None:
-    processes.append(server := Process("--port", "0", "--shutdown-timeout", "0", "--no-access-log"))
+    options = ("--port", "0", "--shutdown-timeout", "0", "--no-access-log")
+    processes.append(server := Process(*options, is_new=True))
     endless = server.stream(4000)
     asked: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "x"}]}
     bodies: dict[str, dict[str, Any]] = {
@@ -138,28 +145,10 @@ def test_ctrl_c_with_no_time_to_end_aborts(processes: list[Process]) -> None:
 
 
 def test_a_terminal_that_is_closed_lets_answers_end(processes: list[Process]) -> None:
-    before = signal.signal(
-        signal.SIGHUP, signal.SIG_DFL
-    )  # whoever runs the tests may ignore it, and the server inherits that
-    try:
-        processes.append(server := Process("--port", "0"))
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    processes.append(server := Process("--port", "0", before=HANGUP.format("SIG_DFL")))
     answer = server.stream(20)
     server.tell(signal.SIGHUP)
     assert end_of(answer) == "length"
-    server.check_gone()
-
-
-def test_nohup_keeps_the_server_when_the_terminal_is_closed(processes: list[Process]) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the server inherits it
-    try:
-        processes.append(server := Process("--port", "0"))
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    server.tell(signal.SIGHUP)
-    assert server.open("GET", "/health").status == 200
-    server.tell(signal.SIGTERM)
     server.check_gone()
 
 
@@ -168,14 +157,13 @@ SOON = "import nanoengine.serve.server.serve as serve; serve.HARD_END_SECONDS = 
 
 
 def test_a_step_that_never_ends_does_not_keep_the_process(processes: list[Process]) -> None:
-    processes.append(server := Process("--port", "0", "--shutdown-timeout", "0", change=f"{HANGS}; {SOON}"))
+    processes.append(server := Process("--port", "0", "--shutdown-timeout", "0", before=f"{HANGS}; {SOON}"))
     connection = server.connect()
     connection.request("POST", "/v1/completions", json.dumps({"prompt": "a"}), JSON)
     until(lambda: json.loads(server.open("GET", "/load").read())["server_load"] == 1)
     server.tell(signal.SIGTERM)
     assert server.process.wait(PATIENCE) == 1
-    assert server.process.stderr is not None
-    assert "the process ends as it stands" in server.process.stderr.read()
+    assert "the process ends as it stands" in server.log.read()
 
 
 # ---- where it cannot listen

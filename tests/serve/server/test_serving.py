@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from threading import Event
 from typing import Any
 
 import pytest
 
 from nanoengine.serve.server.prompts import CHARS_OF_A_STEP
-from tests.serve.aio.toys import PATIENCE
-from tests.serve.server.conftest import LIMITS, MakeServer
+from tests.serve.server.conftest import LIMITS, Held, MakeServer
 from tests.serve.server.running import Answer, Server, in_thread, post_bytes, until
 
 # ---- limits
@@ -20,12 +18,9 @@ def test_limits_are_allowed_themselves_and_named_to_who_passes_them(parrot: Serv
     fields = {"n": LIMITS["max_n"], "stop": ["x"] * LIMITS["max_stop_strings"], "max_tokens": 1}
     answer = parrot.complete(["a"] * LIMITS["max_prompts"], **fields)
     assert len(answer.json["choices"]) == LIMITS["max_n"] * LIMITS["max_prompts"]
-    for knob, more in (
-        ("max_n", {"best_of": 5}),
-        ("max_stop_strings", {"stop": ["x"] * 5}),
-        ("max_prompts", {"prompt": ["a"] * 9}),
-    ):
-        assert knob in parrot.post("/v1/completions", {"prompt": "a"} | more).error["message"]
+    more = {"max_n": {"best_of": 5}, "max_stop_strings": {"stop": ["x"] * 5}, "max_prompts": {"prompt": ["a"] * 9}}
+    for knob, fields in more.items():
+        assert knob in parrot.post("/v1/completions", {"prompt": "a"} | fields).error["message"]
 
 
 # ---- the queue
@@ -189,76 +184,45 @@ def test_a_step_that_hangs_is_told_until_it_ends(make_server: MakeServer) -> Non
 def test_a_long_prompt_holds_nobody_up(make_server: MakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Text is worked on beside the event loop: while all of its threads are busy, what needs none is answered."""
     server = make_server(text_threads=1)
-    is_held, may_go_on = Event(), Event()
-    encode = server.serving.tokenizer.encode
-
-    def slowly(text: str, **options: Any) -> list[int]:
-        is_held.set()
-        may_go_on.wait(PATIENCE)
-        return encode(text, **options)
-
-    monkeypatch.setattr(server.serving.tokenizer, "encode", slowly)
+    held = Held(monkeypatch, server.serving.tokenizer, "encode")
     later = in_thread(server.complete, "slow"), in_thread(server.post, "/tokenize", {"prompt": "slow"})
-    assert is_held.wait(PATIENCE)
+    held.wait()
     for path in ("/health", "/metrics", "/view", "/v1/models"):
         assert server.get(path).status == 200
-    may_go_on.set()
+    held.let_go()
     assert [answer.result().status for answer in later] == [200, 200]
 
 
 @pytest.mark.parametrize(
-    ("path", "field"), [("/tokenize", {}), ("/v1/completions", {"max_tokens": 1}), ("/v1/embeddings", None)]
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "gone"}),
+        ("/v1/completions", {"prompt": "gone", "max_tokens": 1}),
+        ("/v1/embeddings", {"input": "gone"}),
+        ("/v1/completions", {"prompt": [66], "max_tokens": 1, "structured_outputs": {"regex": "a"}}),
+    ],
 )
-def test_who_hangs_up_leaves_the_line_for_text(
-    make_server: MakeServer, monkeypatch: pytest.MonkeyPatch, path: str, field: dict[str, Any] | None
+def test_who_hangs_up_leaves_the_line_for_text_and_for_grammars(
+    make_server: MakeServer, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
 ) -> None:
     server = make_server(text_threads=1)
-    is_held, may_go_on = Event(), Event()
-    encode, encoded = server.serving.tokenizer.encode, list[str]()
-
-    def slowly(text: str, **options: Any) -> list[int]:
-        encoded.append(text)
-        is_held.set()
-        may_go_on.wait(PATIENCE)
-        return encode(text, **options)
-
-    monkeypatch.setattr(server.serving.tokenizer, "encode", slowly)
-    turns = server.serving.text._turns[False]
-    first = in_thread(server.post, "/tokenize", {"prompt": "first"})
-    assert is_held.wait(PATIENCE)
-    body = {"input": "gone"} if field is None else {"prompt": "gone", **field}
+    has_grammar = "structured_outputs" in body
+    owner, name = (server.serving.engine, "make_request") if has_grammar else (server.serving.tokenizer, "encode")
+    held = Held(monkeypatch, owner, name)
+    if has_grammar:
+        turns, asked, first = server.serving.turns, (path, body | {"prompt": [65]}), [65]
+    else:
+        turns, asked, first = server.serving.text._turns[False], ("/tokenize", {"prompt": "first"}), "first"
+    later = in_thread(server.post, *asked)
+    held.wait()
     gone = server.connect(post_bytes(path, body))
     until(lambda: turns._num_pieces.total() == 2)
     gone.close()
     until(lambda: turns._num_pieces.total() == 1)
-    may_go_on.set()
-    assert first.result().status == 200
+    held.let_go()
+    assert later.result().status == 200
+    assert held.asked == [first]
     assert server.post("/tokenize", {"prompt": "last"}).status == 200
-    assert encoded == ["first", "last"]
-
-
-def test_who_hangs_up_leaves_the_line_for_grammars(make_server: MakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = make_server()
-    is_held, may_go_on = Event(), Event()
-    make, made = server.serving.engine.make_request, list[Any]()
-
-    def slowly(prompt: Any, *args: Any, **options: Any) -> Any:
-        made.append(prompt)
-        is_held.set()
-        may_go_on.wait(PATIENCE)
-        return make(prompt, *args, **options)
-
-    monkeypatch.setattr(server.serving.engine, "make_request", slowly)
-    turns, body = server.serving.turns, {"prompt": [65], "max_tokens": 1, "structured_outputs": {"regex": "a"}}
-    first = in_thread(server.post, "/v1/completions", body)
-    assert is_held.wait(PATIENCE)
-    gone = server.connect(post_bytes("/v1/completions", body | {"prompt": [66]}))
-    until(lambda: turns._num_pieces.total() == 2)
-    gone.close()
-    until(lambda: turns._num_pieces.total() == 1)
-    may_go_on.set()
-    assert first.result().status == 200
-    assert made == [[65]]
 
 
 SAID = [{"role": "user", "content": "a"}]
@@ -272,10 +236,11 @@ LONG = [{"role": "user", "content": [{"type": "text", "text": "a" * 5000}] * 2}]
     [
         ("/v1/chat/completions", {"messages": TOO_MANY}, "messages"),
         ("/v1/messages", {"messages": TOO_MANY, "max_tokens": 1}, "messages"),
-        ("/v1/messages/count_tokens", {"messages": TOO_MANY}, "messages"),
         ("/v1/responses", {"input": TOO_MANY}, "input"),
         ("/api/chat", {"model": "parrot", "messages": TOO_MANY}, "messages"),
+        ("/v1/messages/count_tokens", {"messages": TOO_MANY}, "messages"),
         ("/tokenize", {"messages": TOO_MANY}, "messages"),
+        ("/tokenize", {"prompt": "a" * 9001}, "prompt"),
         ("/v1/chat/completions", {"messages": LONG}, "messages"),
         ("/v1/chat/completions", {"messages": SAID * 200}, "messages"),  # each counts for the work that it is
         ("/v1/messages", {"messages": SAID, "max_tokens": 1, "system": LONG[0]["content"]}, "system"),

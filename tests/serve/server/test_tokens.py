@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.serve.server.conftest import MakeServer
 from tests.serve.server.parrot import TEMPLATE
 from tests.serve.server.running import Server
 
@@ -62,16 +61,3 @@ def test_whoever_builds_prompts_is_told_how(parrot: Server) -> None:
     assert info["eos_token"] == "<|endoftext|>"
     assert info["model_max_length"] == 1024
     assert isinstance(info["tokenizer_class"], str)
-
-
-def test_a_text_has_a_length(make_server: MakeServer) -> None:
-    server = make_server(max_text_chars=100)
-    for path, body in (
-        ("/tokenize", {"prompt": "a" * 101}),
-        ("/tokenize", {"messages": [{"role": "user", "content": "a" * 101}]}),
-        ("/v1/completions", {"prompt": "a" * 101, "truncate_prompt_tokens": 5}),
-    ):
-        refused = server.post(path, body)
-        assert refused.status == 400
-        assert "max_text_chars" in refused.error["message"]
-    assert server.post("/tokenize", {"prompt": "a" * 100}).json["count"] == 100

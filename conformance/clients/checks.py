@@ -1,7 +1,7 @@
 """What each client is asked to do with the server at $SERVER_URL, and a table of what came of it.
 
-Usage: launch.py MODEL -- PYTHON checks.py TABLE MODULE..., where TABLE is a file that rows are added to, and a MODULE holds the
-checks of some clients (of_openai, of_anthropic, ...). A row says what came of a check:
+Usage: launch.py MODEL -- PYTHON checks.py TABLE COUNTS. TABLE is a file that is written anew, with a row for each check of the
+modules of_*.py beside this file; a line with the sums is added to COUNTS. A row says what came of a check:
 
 - passed: the client has what its documentation promises;
 - refused rightly: the server does not do this, or the request is wrong, and the client raises its own error for that;
@@ -17,11 +17,12 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import tempfile
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from enum import Enum
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -55,17 +56,7 @@ IMAGE: list[Any] = [
         ],
     }
 ]
-os.environ.update(
-    OPENAI_API_KEY=KEY,
-    OPENAI_BASE_URL=URL,
-    OLLAMA_HOST=BASE,
-    OLLAMA_API_KEY=KEY,
-    LLM_USER_PATH=tempfile.mkdtemp(),
-    LITELLM_LOCAL_MODEL_COST_MAP="True",
-    OPENAI_AGENTS_DISABLE_TRACING="1",
-    LANGSMITH_TRACING="false",
-    DO_NOT_TRACK="1",
-)
+os.environ.update(OPENAI_API_KEY=KEY, OPENAI_BASE_URL=URL, OLLAMA_API_KEY=KEY)
 
 
 # ---- objects
@@ -128,8 +119,11 @@ NOW: dict[str, Any] = {
 }
 QUESTION = "How is the weather in Rome?"
 SAID = "It is sunny in Rome."
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
-CALLS_ONCE: dict[str, Any] = {"structured_outputs": {"choice": [CALL, SAID]}}
+CALLS_ONCE: dict[str, Any] = {
+    "structured_outputs": {
+        "choice": ['<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>', SAID]
+    }
+}
 """What the model can say: it decides which."""
 
 EXAMPLE_CALL = {
@@ -219,31 +213,42 @@ def refuses(client: str, feature: str, kind: type[BaseException], *words: str) -
     return lambda ask: CHECKS.append(Check(client, feature, lambda: refusal(kind, ask, *words)))
 
 
-def outcome(run: Callable[[], object]) -> str:
+def outcome(run: Callable[[], object]) -> tuple[str, str]:
     """What came of it, and where it went wrong."""
     try:
         found = run()
     except WeakModel as error:
-        return f"weak model: {' '.join(str(error).split())}".replace("|", "/")
-    except BaseException as error:  # SystemExit, too: a program of a client may end so
+        return "weak model", str(error)
+    except BaseException as error:  # SystemExit, too
         place = traceback.extract_tb(error.__traceback__)[-1]
-        text = " ".join(str(error).split())[:500].replace("|", "/")
-        return f"FAULT, {type(error).__name__}: {text} ({os.path.basename(place.filename)}:{place.lineno})"
-    return "refused rightly" if isinstance(found, BaseException) else "passed"
+        return (
+            "FAULT",
+            f"{type(error).__name__}: {str(error)[:500]} ({os.path.basename(place.filename)}:{place.lineno})",
+        )
+    return "refused rightly" if isinstance(found, BaseException) else "passed", ""
 
 
-def main(table: str, names: list[str]) -> None:
-    for name in names:
-        importlib.import_module(name)
+def main(table: Path, counts: Path) -> None:
+    for path in sorted(Path(__file__).parent.glob("of_*.py")):
+        importlib.import_module(path.stem)
     only = os.environ.get("ONLY", "")  # a part of a client's name or a feature, to try some by hand
+    sums: dict[str, Counter[str]] = {}
+    rows = ["| client | what it does | result |", "| --- | --- | --- |"]
     for client, feature, run in CHECKS:
         if only in f"{client}: {feature}":
-            row = f"| {client} {version(client)} | {feature} | {outcome(run)} |"
-            print(row, flush=True)
-            with open(table, "a") as file:
-                file.write(row + "\n")
+            kind, why = outcome(run)
+            sums.setdefault(f"{client} {version(client)}", Counter())[kind] += 1
+            rows.append(f"| {client} | {feature} | {kind} {' '.join(why.split()).replace('|', '/')} |")
+            print(rows[-1], flush=True)
+            table.write_text("\n".join(rows) + "\n")
+    faults = sum(own["FAULT"] for own in sums.values())
+    told = "; ".join(f"{name}: {dict(own)}" for name, own in sums.items())
+    with counts.open("a") as file:
+        file.write(
+            f"clients: {sum(map(Counter.total, sums.values())) - faults} passed, {faults} failed, 0 excluded ({told})\n"
+        )
 
 
 if __name__ == "__main__":
     sys.modules["checks"] = sys.modules["__main__"]
-    main(sys.argv[1], sys.argv[2:])
+    main(*map(Path, sys.argv[1:]))
