@@ -73,10 +73,10 @@ def find_places(config: ModelConfig) -> dict[str, Place]:
     for name, slot in model.checkpoint_tensors().items():
         if name.endswith(".weight") and len(slot.shape) == 2 and name not in (EMBEDDING, HEAD):
             slot.copy_(torch.arange(slot.shape[0], dtype=torch.int64, device="cpu")[:, None])
-            for rows, order in kernels.copied:  # none of an expert
-                where = model.matrices.index(rows.matrix)
-                count, inputs = rows.shape
-                places[name.removesuffix(".weight")] = Place(where, rows.first, count, inputs, order)
+            for rows, order in kernels.copied:
+                if rows.matrix in model.matrices:  # otherwise it is an expert's
+                    where, (count, inputs) = model.matrices.index(rows.matrix), rows.shape
+                    places[name.removesuffix(".weight")] = Place(where, rows.first, count, inputs, order)
             kernels.copied.clear()
     facts = config.states
     if facts is not None and facts.is_tiled and facts.num_heads > facts.num_groups:
