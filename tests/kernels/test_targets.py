@@ -42,7 +42,7 @@ Make = Callable[[Case], Operation]
 
 ROOT = Path(__file__).parent.parent.parent
 
-SSE = "x86-64-v2"
+SSE, AVX2 = "x86-64-v2", "x86-64-v3"
 
 REGISTERS = {"x86-64-v3": "ymm", "x86-64-v4": "zmm", "sapphirerapids": "zmm"}
 """Targets whose machine code is read, and their vectors: AVX2, AVX-512, and that with bfloat16 and AMX."""
@@ -226,13 +226,15 @@ def test_recurrences_of_a_portable_build(portable: Build) -> None:
 
 
 def test_no_kernel_reads_or_writes_outside_of_its_tensors() -> None:
-    """And all is computed right: in vectors of SSE, which are as wide as those of NEON, and in tiles."""
+    """And all is computed right: in vectors of SSE, which are as wide as those of NEON, and in tiles with vectors of AVX2."""
     command = [compiler(), "-print-file-name=libasan.so"]
     library = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     if not os.path.isabs(library) or not accepts(*SANITIZED):
         pytest.skip("this compiler has no address sanitizer that can be loaded first")
-    flags = flags_for(SSE if platform.machine() == "x86_64" else "native", *SANITIZED)
-    vectors, tiles = compiled(flags), compiled((*flags, "-DEMULATE_AMX"), TILED)
+    is_x86 = platform.machine() == "x86_64"
+    has_avx2 = is_x86 and not missing_features(PREBUILT_TARGETS["x86_64"][AVX2])
+    vectors = compiled(flags_for(SSE if is_x86 else "native", *SANITIZED))
+    tiles = compiled((*flags_for(AVX2 if has_avx2 else "native", *SANITIZED), "-DEMULATE_AMX"), TILED)
     environment = os.environ | {"LD_PRELOAD": library, "ASAN_OPTIONS": "detect_leaks=0"}
     run = [sys.executable, "-m", "tests.kernels.sanitized", str(vectors), str(tiles)]
     result = subprocess.run(run, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

@@ -186,7 +186,7 @@ def check_turns(messages: Sequence[Message], template: str, field: str) -> None:
             called |= {str(call.get("id")) for call in calls if isinstance(call, dict)}
         call_id = message.get("tool_call_id")
         if role == "tool" and (not called or (call_id is not None and str(call_id) not in called)):
-            own = f"a result of a tool (tool_call_id {shown(call_id)})"
+            own = "a result of a tool" + (f" (tool_call_id {shown(call_id)})" if call_id is not None else "")
             raise Problem(400, f"{field}: {own} answers no call that a message before it has made", field)
 
 
