@@ -37,8 +37,8 @@ if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
 
 # The suite draws the same cases each time, so that a change is to blame for what it shows; look for new ones with
 # `--hypothesis-profile=explore`.
-settings.register_profile("same", derandomize=True)
-settings.register_profile("explore", derandomize=False)
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("explore", derandomize=False, deadline=None)
 settings.load_profile("same")
 
 
