@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from benchmarks.workload import Workload
 from nanoengine.core.messages import StepPlan
-from nanoengine.models.loader import num_parameters
 from nanoengine.models.model_config import ModelConfig
 
 
@@ -50,6 +49,8 @@ class ModelLimit:
     """
 
     def __init__(self, model: ModelConfig, dtype_bytes: int, weight_bytes: int | None = None):
+        from nanoengine.models.loader import num_parameters  # it brings torch, and `--cpu` must come before that
+
         head = model.vocab_size * model.hidden_size
         all_weights = num_parameters(model)
         num_weights = all_weights - (

@@ -14,7 +14,7 @@ import pytest
 from tests.features.lora.written import linear_layers, write_adapter
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("nanoengine", "tests", "benchmarks", "examples")
+FOLDERS = ("nanoengine", "tests", "benchmarks", "conformance", "examples")
 FILES = [*ROOT.glob("*.*"), *(path for own in FOLDERS for path in (ROOT / own).rglob("*.*"))]
 PATHS = "".join(f"/{path.relative_to(ROOT)}\n" for path in FILES)
 FILE = re.compile(r"(?<![\w*./-])(?!llama.cpp)[a-z_][\w/]*\.(?:py|cpp|h|sh)\b")

@@ -105,7 +105,7 @@ def test_answers_come_in_the_order_of_conversations(llm: LLM) -> None:
 def test_a_call_that_repeats_another_ends_a_forced_answer_in_every_way(llm: LLM) -> None:
     """The end of the text is never likely, so nothing else ends it."""
     eos = llm.engine.eos_token_ids[0]
-    params = [SamplingParams(max_tokens=200, seed=seed, n=2, logit_bias={eos: -100}) for seed in range(2)]
+    params = [SamplingParams(max_tokens=200, seed=seed, n=2, logit_bias={eos: -100}) for seed in range(4)]
     place = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
     own = {"name": "weather", "parameters": place | {"additionalProperties": False}}
     tools = [{"type": "function", "function": own}, NOW]
