@@ -24,7 +24,7 @@ def matrix(seed: int, inputs: int = 512) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 2**32))
 def test_numbers_are_near_those_that_were_encoded(kind: str, seed: int) -> None:
     """A block holds so many numbers over its range: each is at most a step away, and a little, as scales are rounded."""

@@ -89,7 +89,7 @@ def reference(language: Language, params: BeamSearchParams, eos: Seq[int] = (EOS
 # ---- the search alone
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     seed=st.integers(0, 10**6),
     width=st.integers(1, 6),

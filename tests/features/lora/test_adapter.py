@@ -184,7 +184,7 @@ FIELDS += ["peft_type", "layers_pattern", "lora_dropout", "modules_to_save"]
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), st.sampled_from(VALUES), min_size=1, max_size=2))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_value_of_a_config_is_computed_or_refused_by_name(fields: dict[str, Any]) -> None:
     """With numbers that the products can hold."""
     config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "down_proj"]} | fields

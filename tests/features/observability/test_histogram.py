@@ -10,7 +10,7 @@ from nanoengine.features.observability.histogram import (
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     bounds=st.lists(st.integers(0, 20), min_size=1, unique=True).map(sorted),
     values=st.lists(st.one_of(st.integers(0, 25), st.floats(0, 25))),

@@ -18,7 +18,7 @@ from nanoengine.features.sampling.token_logprobs import TokenLogprob, TokenLogpr
 from tests.features.sampling.rows import logprobs_of, random_logits, run, sampling
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     n=st.integers(1, 2 * ROWS_AT_ONCE + 3),
     vocab_size=st.integers(1, 30),

@@ -68,7 +68,7 @@ def same_bits(ours: torch.Tensor, theirs: NDArray[np.float32]) -> bool:
 
 @in_both_ways
 @pytest.mark.parametrize("kind", FUNCTIONS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(count=st.integers(1, 300), seed=st.integers(0, 2**32))
 def test_random_blocks_are_those_of_the_reference_to_the_bit(
     kind: str, numbers: Numbers, count: int, seed: int

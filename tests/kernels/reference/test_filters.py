@@ -43,7 +43,7 @@ def sorted_reference(logits: Tensor, top_k: int = 0, top_p: float = 1.0, min_p: 
     return ordered.indices[:count][keep].tolist()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     vocab_size=st.sampled_from([2, 3, 17, 64, VOCAB, VOCAB]),
     seed=st.integers(0, 10_000),

@@ -47,7 +47,7 @@ def ints(values: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("kernels", [TorchKernels, pytest.param(NativeKernels, marks=needs_kernels)])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(batch=BATCHES, block_size=st.sampled_from([1, 4, 16, 256]), is_decode=st.booleans(), seed=st.integers(0, 99))
 def test_tokens_stand_where_the_formula_says(
     kernels: type[Kernels], batch: list[tuple[int, int, bool]], block_size: int, is_decode: bool, seed: int

@@ -53,7 +53,7 @@ def check(query_lens: list[int], *, padding: set[int], block_size: int, num_grou
     return found
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     query_lens=st.lists(st.integers(0, 40), min_size=1, max_size=6),
     padding=st.sets(st.integers(0, 5)),

@@ -51,7 +51,7 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 # ---- plans
 
 
-@settings(max_examples=40, deadline=None, database=None)
+@settings(max_examples=40, database=None)
 @given(
     lens=st.lists(st.one_of(st.integers(0, 3 * STEP), st.integers(0, 1 << 14)), min_size=1, max_size=40),
     num_shares=st.one_of(st.integers(1, 20), st.integers(1, 140)),

@@ -34,7 +34,7 @@ def kept_by(rows: Rows, logits: Tensor) -> Tensor:
     return (logits > lowest[:, None]) | ((logits == lowest[:, None]) & (ids <= last_ids[:, None]))
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(
     kind=st.sampled_from(KINDS),
     n=st.integers(1, 4),

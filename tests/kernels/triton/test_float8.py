@@ -37,7 +37,7 @@ def scaled_product(
     return (out if bias is None else out + bias.double()).to(out_dtype)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(
     dtype=st.sampled_from(DTYPES),
     rows=st.integers(0, 5),

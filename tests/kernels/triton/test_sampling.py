@@ -75,7 +75,7 @@ def test_no_noise_is_above_the_bound_and_the_least_bits_come_close() -> None:
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="takes the interpreter's single multiprocessor")
-@settings(deadline=None, max_examples=5)
+@settings(max_examples=5)
 @given(
     temperature=st.sampled_from([0.0, 0.5, 1.0, 1e-5]),
     steps=st.lists(

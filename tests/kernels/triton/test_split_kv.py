@@ -32,7 +32,7 @@ def part_sizes(first: int, cut: Split, step: int) -> Tensor:
     return sizes.cpu()
 
 
-@settings(max_examples=60, deadline=None, database=None)
+@settings(max_examples=60, database=None)
 @given(
     programs=st.integers(1, 32_000),
     longest=st.one_of(st.integers(0, 1 << 12), st.integers(0, 1 << 24)),

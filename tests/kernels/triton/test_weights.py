@@ -40,7 +40,7 @@ def fill(weight: LateWeight, first: int, source: Tensor | QuantizedTensor) -> No
     place.copy_(source) if isinstance(source, Tensor) else place.copy_quantized(source)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     parts=st.lists(st.tuples(st.sampled_from(FORMATS), st.integers(1, 3)), min_size=1, max_size=4),
     alike=st.booleans(),

@@ -71,7 +71,7 @@ def test_rows_and_experts_are_found_in_every_format(
     assert dtypes == {"F32", kind.name} - {"Q4_0"}
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_flipped_bytes_of_a_header_raise_named_errors_or_none(
     written: Path, tmp_path: Path, data: st.DataObject

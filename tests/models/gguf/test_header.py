@@ -121,7 +121,7 @@ def test_a_file_cut_anywhere_is_damaged(sound: bytes, tmp_path: Path) -> None:
             open_bytes(sound[:size], tmp_path)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_flipped_bytes_raise_named_errors_or_none(sound: bytes, tmp_path_factory: Any, data: st.DataObject) -> None:
     content = bytearray(sound)

@@ -31,7 +31,7 @@ def grouped(name: str, values: Tensor) -> Grouped:
     return found
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(2, 9), st.integers(1, 70), st.sampled_from(FLOATS), st.integers(0, 99))
 def test_int8_errs_by_half_a_step_of_each_output(outputs: int, inputs: int, dtype: torch.dtype, seed: int) -> None:
     values = drawn(outputs, inputs, seed, dtype)
@@ -44,7 +44,7 @@ def test_int8_errs_by_half_a_step_of_each_output(outputs: int, inputs: int, dtyp
     assert (found.dequantize(torch.float32)[0] == 0).all()
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     st.sampled_from([("int4", 32), ("int4-128", 128)]), st.integers(2, 9), st.integers(1, 4), st.sampled_from(FLOATS)
 )
@@ -74,7 +74,7 @@ def test_normal_numbers_lose_little(name: str, bound: float) -> None:
     assert error.norm() / values.norm() < bound
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(2, 9), st.integers(1, 70), st.sampled_from(FLOATS), st.integers(0, 99))
 def test_fp8_rounds_to_three_bits_behind_the_first(outputs: int, inputs: int, dtype: torch.dtype, seed: int) -> None:
     values = drawn(outputs, inputs, seed, dtype)
