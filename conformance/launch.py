@@ -19,6 +19,9 @@ from collections.abc import Sequence
 PYTHON = os.environ.get("NANOENGINE_PYTHON", sys.executable)
 SECONDS_TO_START = 180
 
+NO_ADAPTER = "no-adapter"
+"""In the place of the folder of an adapter that only a hub has: options with it are dropped."""
+
 
 @functools.cache
 def known_options() -> frozenset[str]:
@@ -62,15 +65,17 @@ class Server:
 
     def __init__(self, model: str, options: Sequence[str] = (), *, port: int | None = None) -> None:
         groups = split_options(options)
-        dropped = [" ".join(group) for group in groups if group[0] not in known_options()]
+        kept = [
+            group for group in groups if group[0] in known_options() and not any(NO_ADAPTER in own for own in group)
+        ]
+        dropped = [" ".join(group) for group in groups if group not in kept]
         if dropped:
             print(f"options that nanoengine does not have: {', '.join(dropped)}")
         self.model, self.host = model, "127.0.0.1"
         self.port = free_port() if port is None else port
         self.url = f"http://{self.host}:{self.port}"
         command = [PYTHON, "-m", "nanoengine", "serve", model, "--host", self.host, "--port", str(self.port)]
-        kept = [word for group in groups if group[0] in known_options() for word in group]
-        self.process = subprocess.Popen([*command, *kept], start_new_session=True)
+        self.process = subprocess.Popen([*command, *(word for group in kept for word in group)], start_new_session=True)
         try:
             self._wait()
         except BaseException:

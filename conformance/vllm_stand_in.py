@@ -101,7 +101,7 @@ class NotHere:
 
 def hf_api() -> Any:
     """A hub without files: adapters (LoRA) that tests would have are none here."""
-    return SimpleNamespace(snapshot_download=lambda **_: "no-adapter")
+    return SimpleNamespace(snapshot_download=lambda **_: launch.NO_ADAPTER)
 
 
 KNOWN: dict[str, dict[str, Any]] = {
@@ -164,7 +164,7 @@ def local_asset_server() -> None:
 
 @pytest.fixture(scope="session", name="qwen3_lora_files")
 def _qwen3_lora_files() -> str:
-    return "no-adapter"
+    return launch.NO_ADAPTER
 
 
 @pytest.fixture(scope="session", name="hf_runner")
