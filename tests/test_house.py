@@ -29,7 +29,7 @@ def test_linters_are_clean(command: tuple[str, ...]) -> None:
 
 POLICY = {
     "core": ("llm", "llm_engine", "scheduler", "block_manager", "sequence", "messages", "seams", "config", "options"),
-    "features.sampling": ("params", "collector", "detokenizer"),
+    "features.sampling": ("params", "collector", "stop_detokenizer"),
     "features.speculation": ("options", "speculation", "ngram"),
     "features.kv_groups": ("layouts", "common_prefix", "options", "messages", "snapshots"),
     "features.kv_offload": ("options", "offload", "host_tier", "disk_tier", "file_gate", "kv_folder"),

@@ -23,7 +23,7 @@ from nanoengine.core.sampling_params import (
     items,
     token_ids,
 )
-from nanoengine.features.sampling.detokenizer import StopDetokenizer
+from nanoengine.features.sampling.stop_detokenizer import StopDetokenizer
 
 MAX_LOGPROBS = 20
 """Likeliest tokens that a request can ask for, at each position."""

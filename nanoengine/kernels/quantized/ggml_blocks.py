@@ -17,7 +17,7 @@ class GGMLBlocks:
 
     Attributes:
         data: [outputs, bytes of a row] uint8; it may lie in a mapped file.
-        type: the name of its format, one of `quants.FUNCTIONS`.
+        type: the name of its format, one of `ggml_numbers.FUNCTIONS`.
         fast: makes the numbers, in a dtype, in less time than torch does.
     """
 

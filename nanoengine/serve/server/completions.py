@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from nanoengine.core.outputs import CompletionOutput, RequestOutput
 from nanoengine.core.sequence import Request
-from nanoengine.features.sampling.detokenizer import StopDetokenizer
+from nanoengine.features.sampling.stop_detokenizer import StopDetokenizer
 from nanoengine.features.sampling.token_logprobs import TokenLogprobs
 from nanoengine.serve.aio.request_stream import Delta
 from nanoengine.serve.server.answers import ChoicesAnswer, EventStream

@@ -10,8 +10,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from nanoengine.core.detokenizer import Detokenizer
 from nanoengine.core.outputs import CompletionOutput
-from nanoengine.features.sampling.detokenizer import StopDetokenizer
 from nanoengine.features.sampling.params import SamplingParams
+from nanoengine.features.sampling.stop_detokenizer import StopDetokenizer
 from nanoengine.features.sampling.token_logprobs import TokenLogprobs
 from nanoengine.models.tokenizer import ModelTokenizer
 from nanoengine.serve.aio.request_stream import Delta

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders
 
 from nanoengine.core.detokenizer import Detokenizer
-from nanoengine.features.sampling.detokenizer import StopDetokenizer
+from nanoengine.features.sampling.stop_detokenizer import StopDetokenizer
 from tests.drawn import FAST
 
 Decode = Callable[[Sequence[int]], str]
