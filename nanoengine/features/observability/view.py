@@ -49,13 +49,9 @@ class SequenceView:
     index: int  # which of the request's completions
     state: State
     num_prompt: int
-    num_computed: int
     num_output: int
     num_cached: int | None  # of the prompt, found in the cache when it was first admitted; None before that
-    num_preemptions: int
-    priority: int
-    num_blocks: int  # in all KV groups
-    blocks: list[int]  # the first of them
+    blocks: list[int]  # the first of those that it has, in all KV groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +72,9 @@ class Totals(Counts):
 
     prefill_tokens: int
     decode_tokens: int
-    num_steps: int
-    num_requests: int
     num_queried_tokens: int  # looked up in the prefix cache, and found
     num_hit_tokens: int
     num_preemptions: int
-    num_evicted_blocks: int
     num_drafts: int | None  # verified, and accepted; None without speculation
     num_accepted: int | None
 
@@ -128,12 +121,8 @@ def _sequence(seq: Sequence, fetching: Container[Sequence], most_blocks: int) ->
         index=seq.index,
         state=_state(seq, fetching),
         num_prompt=seq.num_prompt_tokens,
-        num_computed=seq.num_computed,
         num_output=len(seq.token_ids) - seq.num_prompt_tokens,
         num_cached=seq.num_cached_tokens,
-        num_preemptions=seq.num_preemptions,
-        priority=seq.request.priority,
-        num_blocks=sum(map(len, seq.block_tables)) - sum(seq.first_blocks),
         blocks=blocks,
     )
 
@@ -170,12 +159,9 @@ def _totals(engine: LLMEngine, observer: Observer) -> Totals:
     return Totals(
         prefill_tokens=steps.prefill_tokens,
         decode_tokens=steps.decode_tokens,
-        num_steps=steps.num_prefill_steps + steps.num_mixed_steps + steps.num_decode_steps,
-        num_requests=observer.num_requests,
         num_queried_tokens=cache.num_queried_tokens,
         num_hit_tokens=cache.num_hit_tokens,
         num_preemptions=engine.scheduler.num_preemptions,
-        num_evicted_blocks=observer.events.num_evicted,
         num_drafts=None if drafts is None else drafts.num_drafts,
         num_accepted=None if drafts is None else drafts.num_accepted,
     )

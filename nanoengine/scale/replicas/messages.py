@@ -1,7 +1,7 @@
 """Messages between the front and its replicas. Plain data, which is pickled.
 
-The front sends Submit, Abort, Equip, Ping, Forget and End. A replica sends Pong while it starts, then Ready or Failed
-once, and then News and Pong. A replica that sends a message at another time is lost.
+The front sends Submit, Abort, Equip, Ping, Forget and End. A replica sends Pong while it starts, then Ready once, and then News
+and Pong; Failed is its last message. A replica that sends a message at another time is lost.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Ready:
 
 
 class Failed(NamedTuple):
-    """A replica could not start."""
+    """A replica could not start, or has lost a rank: it ends."""
 
     error: Exception
 

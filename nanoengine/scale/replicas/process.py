@@ -20,12 +20,14 @@ from typing import Any
 
 import nanoengine
 from nanoengine.builder import Built, build_engine
+from nanoengine.errors import EngineDead
 from nanoengine.features.observability.view import take_view
 from nanoengine.log import show_log
 from nanoengine.scale.replicas.messages import End, Failed, Ping, Pong, Ready, Submit
 from nanoengine.scale.replicas.options import option_of
 from nanoengine.scale.replicas.replica import Replica
 from nanoengine.scale.worker.child import portable, receive, signs_of_life
+from nanoengine.scale.worker.remote_runner import GroupLost
 
 logger = logging.getLogger("nanoengine")
 
@@ -56,6 +58,8 @@ def serve(connection: Connection, build: Callable[[], Built], hash_seed: int) ->
     process.say(Ready(engine.max_model_len, engine.scheduler.blocks.seed, identity))
     try:
         process.run()
+    except GroupLost as lost:
+        process.finish(Failed(EngineDead(str(lost))))
     except BaseException:  # the threads that read and write would keep the process alive
         logger.critical("process %d of a replica ends", os.getpid(), exc_info=True)
         os._exit(1)

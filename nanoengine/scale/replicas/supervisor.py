@@ -178,8 +178,8 @@ class Supervisor:
             self.touched.update(dict.fromkeys(self.fleet.receive(process.key, message)))
         elif isinstance(message, Ready) and not process.ready:
             self._take_ready(process, message)
-        elif isinstance(message, Failed) and not process.ready:
-            self._lose(process, f"could not start: {message.error}", message.error)
+        elif isinstance(message, Failed):
+            self._lose(process, f"could not {'go on' if process.ready else 'start'}: {message.error}", message.error)
         else:
             raise Unreadable(f"has said {shown(message)} out of turn")
 

@@ -23,7 +23,7 @@ from nanoengine.scale.replicas.engine import ReplicatedEngine
 from nanoengine.scale.replicas.observer import ReplicaObserver
 from nanoengine.scale.replicas.slots import Process
 
-from .toy_process import DIES_AT_START, ENDLESS, ToyCarrier, toy_replicas
+from .toy_process import DIES_AT_START, ENDLESS, LOSES_A_RANK, ToyCarrier, toy_replicas
 from .world import answers, draw_requests, expected
 
 PATIENCE = 30.0
@@ -102,6 +102,16 @@ def test_a_step_that_never_ends_loses_its_replica_and_others_go_on() -> None:
         run(engine, [bad])
         assert isinstance(bad.error, EngineDead)
         assert "replicas were lost" in str(bad.error)
+        assert run(engine, draw_requests(engine, 2)) == want
+
+
+def test_a_replica_that_has_lost_a_rank_says_which() -> None:
+    want = expected(2)
+    with replicas(1) as engine:
+        bad = engine.make_request([*LOSES_A_RANK, *PROMPT], SamplingParams(max_tokens=5))
+        run(engine, [bad])
+        assert isinstance(bad.error, EngineDead)
+        assert "rank 1 is gone" in str(engine.supervisor.failure)
         assert run(engine, draw_requests(engine, 2)) == want
 
 

@@ -23,6 +23,7 @@ from nanoengine.scale.replicas.carrier import LocalReplica
 from nanoengine.scale.replicas.engine import ReplicatedEngine
 from nanoengine.scale.replicas.options import ReplicaOptions
 from nanoengine.scale.replicas.process import serve
+from nanoengine.scale.worker.remote_runner import GroupLost
 from tests.core.toys import Done, ToyModel, make_engine
 from tests.forks import begin
 from tests.serve.aio.toys import LogprobListener
@@ -33,6 +34,9 @@ DIES_AT_START = -1.0
 
 ENDLESS = [47] * 3
 """The step of a prompt that begins so never ends."""
+
+LOSES_A_RANK = [46] * 3
+"""In the step of a prompt that begins so, a rank is lost."""
 
 
 class SlowModel(ToyModel):
@@ -47,6 +51,8 @@ class SlowModel(ToyModel):
         for start in plan.started:
             while start.token_ids[:3] == ENDLESS:
                 time.sleep(1.0)
+            if start.token_ids[:3] == LOSES_A_RANK:
+                raise GroupLost("rank 1 is gone")
         return super().launch(plan)
 
 

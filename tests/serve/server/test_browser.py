@@ -117,6 +117,10 @@ def test_a_context_that_is_full(browser: Browser, make_server: MakeServer) -> No
     browser.opens(make_server({"max_model_len": 160}))
     told = [browser.says(f"message {number}") for number in range(3)]
     assert ["no longer read" in own for own in told] == [False, False, True], told
+    assert browser.tells("all('#log')[0].scrollHeight > all('#log')[0].clientHeight")
+    assert browser.tells("document.documentElement.scrollHeight <= innerHeight"), (
+        "the conversation scrolls, not the page"
+    )
     too_long = browser.says("b" * 200)
     assert "maximum context length is 160 tokens" in too_long
     assert "no longer read" not in too_long

@@ -67,7 +67,7 @@ function draw() {
 }
 
 function drawNumbers({ time, pool, totals, num_running: running, num_waiting: waiting, num_fetching: fetching }) {
-  const rate = (name) => (time > past[0].time ? Math.round((totals[name] - past[0].totals[name]) / (time - past[0].time)) : 0);
+  const rate = (name) => (time > past[0].time ? Math.max(0, Math.round((totals[name] - past[0].totals[name]) / (time - past[0].time))) : 0); // totals of a lost replica are gone
   const percent = (part, whole) => (whole ? `${Math.round((100 * part) / whole)}%` : "–");
   const texts = {
     "decode-rate": number(rate("decode_tokens")),
