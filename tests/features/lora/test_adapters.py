@@ -275,7 +275,8 @@ def test_mistakes_are_told_before_anything_runs(model: Path, llm: LLM, adapters:
     with opened(model, enable_lora=False) as plain:
         with pytest.raises(InvalidRequest, match="set enable_lora=True"):
             plain.generate([[1]], GREEDY, lora_request=adapters[0], use_tqdm=False)
-        assert tokens(plain.generate([[1]], GREEDY, lora_request=[None], use_tqdm=False))
+        without, beside = (own.generate([SHARED], GREEDY, lora_request=[None], use_tqdm=False) for own in (plain, llm))
+        assert tokens(without) == tokens(beside), "a request without an adapter does not notice that there may be some"
     for options in ({"lora_modules": ["a=b"], "enable_lora": False}, {"lora_modules": "a=b"}, {"lora_modules": ["a"]}):
         with pytest.raises(InvalidConfig, match="lora_modules"):
             opened(model, **options)

@@ -329,3 +329,9 @@ def test_short_prompts_have_smaller_programs() -> None:
             attend(pool, q, replace(metadata, num_decodes=0))
         [launch] = launches
         assert (launch.values["ROWS"], launch.options["num_warps"], launch.options["num_stages"]) == shape
+
+
+def test_engines_do_not_count_together() -> None:
+    """Their launches may run at the same time, and each adds up in counters of its own which of its parts are done."""
+    first, second = TritonAttention(16), TritonAttention(16)
+    assert first._workspace.counters(1, DEVICE).data_ptr() != second._workspace.counters(1, DEVICE).data_ptr()

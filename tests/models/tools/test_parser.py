@@ -213,6 +213,11 @@ def test_what_models_write_beside_their_format(name: str, text: str, calls: list
     assert calls_of(read(name, text)) == calls
 
 
+def test_of_two_marks_that_begin_alike_the_longer_is_found() -> None:
+    """Special tokens of a tokenizer may begin so."""
+    assert read("hermes", "a<|x|>b", dropped=("<|x", "<|x|>")) == [Text("ab")]
+
+
 def test_no_more_calls_than_asked_for_are_told() -> None:
     text = written("hermes", ("now", {}), ("weather", TOKYO))
     assert calls_of(read("hermes", text, most=1)) == [("now", {})]
