@@ -13,8 +13,8 @@ python bench.py attacks         what rude clients cost others: the longest /heal
 Other engines on the same workloads, and how long they take to start: python -m benchmarks.peers
 
 Modes with a model take --model demo | FOLDER | NAME; all but quality, http, soak and attacks also --random-weights qwen3-0.6b:
-real shapes, nothing downloaded. All take --save FILE.json, and --cpu NAME: as on another CPU, x86-64-v3 (AVX2), x86-64-v4
-(AVX-512), or any name that -march takes. Prompts are random token ids, ends of text are ignored, and a warm-up goes first.
+real shapes, nothing downloaded. All take --save FILE.json, and --cpu NAME: as on another CPU, x86-64-v3 (AVX2) or x86-64-v4
+(AVX-512). Prompts are random token ids, ends of text are ignored, and a warm-up goes first.
 Figures are medians over --repeat N repetitions, with half their range.
 """
 

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from nanoengine.core.attention import CoreAttentionBackend
     from nanoengine.core.kernels import CoreKernels
     from nanoengine.core.kv_cache import KVCache
+    from nanoengine.core.llm_engine import LLMEngine
     from nanoengine.core.model_config import DenseConfig
+    from nanoengine.core.model_runner import ModelRunner
     from nanoengine.core.qwen3 import DenseDecoder
     from nanoengine.core.startup import Startup
     from nanoengine.core.tokenizer import Tokenizer
@@ -48,11 +50,17 @@ class Capability:
         `startup.block_bytes` and `later_bytes`.
         """
 
+    def new_runner(self, startup: Startup) -> ModelRunner | None:
+        """What computes steps, with a pool of `startup.num_blocks`."""
+
     def runner(self, startup: Startup) -> None:
         """`startup.runner` is there: add parts to it, record its steps."""
 
     def policy(self, startup: Startup) -> None:
         """Everything is there but the policy: fill `parts` and `stores`."""
+
+    def new_engine(self, startup: Startup) -> LLMEngine | None:
+        """What takes requests: the policy is complete. It may be made around `startup.new_engine()`."""
 
     def describe_itself(self, startup: Startup) -> str | None:
         """Its words in the details below the start-up line."""

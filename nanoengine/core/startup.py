@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from nanoengine.core.torch_attention import CausalTorchAttention
 from nanoengine.core.weights import load_weights
 
 logger = logging.getLogger("nanoengine")
+T = TypeVar("T")
 
 
 class Startup:
@@ -83,27 +84,25 @@ class Startup:
             self.describe()
             self.load()
             self.groups: list[list[int]] = self._first("groups", lambda: [list(range(self.model_config.num_layers))])
-            for capability in self.capabilities:
-                capability.before_pool(self)
+            self._each("before_pool")
             self.block_bytes += self.bytes_of_block(self.groups)
             given = config.num_kv_blocks is not None or config.kv_cache_memory is not None
             free = 0 if given else self.device.kv_bytes(config.gpu_memory_utilization, self.measure, self.later_bytes)
             limit = self.model_config.max_position_embeddings
             self.num_blocks, self.max_model_len = size_pool(config, limit, self.blocks_needed, self.block_bytes, free)
-            self.runner = self.new_runner(self.num_blocks, self.max_model_len)
-            for capability in self.capabilities:
-                capability.runner(self)
+            self.runner = self._first("new_runner", self.new_runner)
+            self._each("runner")
             own = self.num_blocks, self.block_size, self.layouts, self.stores
             self.blocks = BlockManager(*own, enable_prefix_caching=config.enable_prefix_caching)
-            for capability in self.capabilities:
-                capability.policy(self)
+            self._each("policy")
             logger.info("%s", self.description())
             logger.debug("%s", self.details())
-            return self._new_engine()
+            return self._first("new_engine", self.new_engine)
 
     def describe(self) -> None:
         """Read the model's description from its files."""
         self.model_config, self.tokenizer, self.eos_token_ids = self._first("describe", self._describe)
+        self.num_kv_heads = self.model_config.num_kv_heads  # of each layer, in the pool of this process
 
     def load(self) -> None:
         """The model with its weights, and what computes it."""
@@ -126,18 +125,22 @@ class Startup:
     @property
     def block_shape(self) -> tuple[int, ...]:
         """The shape of K, or of V, of one layer in one block."""
-        return self.backend.kv_shape(1, self.model_config.num_kv_heads, self.model_config.head_dim)[1:]
+        return self.backend.kv_shape(1, self.num_kv_heads, self.model_config.head_dim)[1:]
 
-    def _first(self, step: str, default: Callable[[], Any], *args: Any) -> Any:
+    def _each(self, step: str) -> None:
+        """Let every capability take a step."""
+        for capability in self.capabilities:
+            getattr(capability, step)(self)
+
+    def _first(self, step: str, default: Callable[[], T], *args: Any) -> T:
         """The answer of the first capability that gives one, or the core's own."""
         answers = (getattr(capability, step)(self, *args) for capability in self.capabilities)
-        found = next((answer for answer in answers if answer is not None), None)
+        found: T | None = next((answer for answer in answers if answer is not None), None)
         return default() if found is None else found
 
     def _describe(self) -> tuple[DenseConfig, Tokenizer, Seq[int]]:
-        folder = Path(self.config.model)
-        config = read_config(folder)
-        return config, read_tokenizer(folder), read_eos_token_ids(folder, config.vocab_size)
+        config = read_config(self.path)
+        return config, read_tokenizer(self.path), read_eos_token_ids(self.path, config.vocab_size)
 
     def _choose_dtype(self) -> torch.dtype:
         """ "auto": the checkpoint's own on a GPU, and float32 on a CPU, where torch computes that fastest."""
@@ -173,9 +176,8 @@ class Startup:
         budget, size = self.config.max_num_batched_tokens, self.block_size
         length = min(budget, self.config.max_model_len or self.model_config.max_position_embeddings)
         self.num_blocks, self.max_model_len = -(-length // size), length
-        self.runner = self.new_runner(self.num_blocks, length)
-        for capability in self.capabilities:
-            capability.runner(self)
+        self.runner = self._first("new_runner", self.new_runner)
+        self._each("runner")
         table = [list(range(1, self.num_blocks + 1)) for _ in self.groups]
         sampling = RowSampling(self.costly_params, 0, length)
         started = [Started(row, [0] * length, table, sampling) for row in range(self.num_rows)]
@@ -201,27 +203,26 @@ class Startup:
         """Most sequences that run at once: each computes a token in a step."""
         return min(self.config.max_num_seqs, self.config.max_num_batched_tokens)
 
-    def new_runner(self, num_blocks: int, max_model_len: int) -> ModelRunner:
+    def new_runner(self, kind: Callable[..., ModelRunner] = ModelRunner) -> ModelRunner:
         """A runner with a pool of its own."""
-        device = self.device
-        self.model.prepare(max_model_len)
-        kv_cache = self.new_kv_cache(num_blocks)
-        rows = Rows(self.num_rows, len(self.groups), -(-max_model_len // self.block_size), device)
-        sampler = Sampler(self.num_rows, self.model_config.vocab_size, self.kernels, device)
-        return ModelRunner(self.model, kv_cache, rows, sampler, self.block_size, self.config.max_num_batched_tokens)
+        self.model.prepare(self.max_model_len)
+        kv_cache = self.new_kv_cache(self.num_blocks)
+        rows = Rows(self.num_rows, len(self.groups), -(-self.max_model_len // self.block_size), self.device)
+        sampler = Sampler(self.num_rows, self.model_config.vocab_size, self.kernels, self.device)
+        return kind(self.model, kv_cache, rows, sampler, self.block_size, self.config.max_num_batched_tokens)
 
     def new_kv_cache(self, num_blocks: int) -> KVCache:
         where = self.groups, self.block_shape, self.kv_dtype or self.dtype, self.device.torch_device
         try:
-            found: KVCache = self._first("kv_cache", lambda: KVCache(num_blocks, *where), num_blocks)
+            return self._first("kv_cache", lambda: KVCache(num_blocks, *where), num_blocks)
         except (RuntimeError, OSError) as error:  # torch's allocators raise the first or a subclass, mmap the second
             raise InvalidConfig(
                 f"a KV pool of {num_blocks} blocks takes {num_blocks * self.block_bytes / 2**30:,.1f} GiB, which this device "
                 "does not have: lower num_kv_blocks, kv_cache_memory or gpu_memory_utilization"
             ) from error
-        return found
 
-    def _new_engine(self) -> LLMEngine:
+    def new_engine(self) -> LLMEngine:
+        """The engine of this process."""
         config = self.config
         scheduler = Scheduler(
             self.blocks,

@@ -10,9 +10,7 @@ from functools import partial
 from typing import cast
 
 import torch
-from torch import Tensor
 
-from nanoengine.core.attention import AttentionMetadata, AttentionSpec, KVLayer
 from nanoengine.core.capability import Capability
 from nanoengine.core.config import EngineConfig
 from nanoengine.core.errors import InvalidConfig
@@ -20,7 +18,6 @@ from nanoengine.core.messages import StepResult
 from nanoengine.core.model_runner import ModelRunner, RunnerPart
 from nanoengine.core.qwen3 import DenseDecoder, DenseLayer
 from nanoengine.core.startup import Startup
-from nanoengine.kernels.attention import AttentionBackend
 from nanoengine.kernels.native.attention import NativeAttention
 from nanoengine.kernels.operations import Kernels
 from nanoengine.kernels.triton.tuning import Tuning
@@ -29,7 +26,7 @@ from nanoengine.models.layers.mixer import Mixer
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.scale.parallel import context
 from nanoengine.scale.parallel.communicator import Communicator, Distributed, SharedMemory
-from nanoengine.scale.parallel.context import SharedContext, check_context
+from nanoengine.scale.parallel.context import ContextAttention, ContextRunner, check_context
 from nanoengine.scale.parallel.group import Group, GroupFactory
 from nanoengine.scale.parallel.kernels import GroupKernels
 from nanoengine.scale.parallel.options import ParallelOptions
@@ -61,7 +58,6 @@ class Parallel(Capability):
         if startup.num_ranks > 1 and Member not in config.options:
             refuse(config)
             take_model_away(startup, self)
-            startup.new_runner = partial(_new_runner, startup)  # type: ignore[method-assign]
 
     def model(self, startup: Startup) -> DenseDecoder | None:
         member = startup.config.options.get(Member)
@@ -77,9 +73,9 @@ class Parallel(Capability):
         if group.shares_context:
             assert isinstance(startup.backend, NativeAttention)
             assert isinstance(communicator, SharedMemory)
-            SharedContext(startup.backend, startup.kernels, communicator)
+            startup.backend = ContextAttention(startup.backend, communicator)
         else:
-            HeadsOfRank(cast(AttentionBackend, startup.backend), group)
+            startup.num_kv_heads = len(group.shares.kv_heads[group.rank])
 
         def factory(kernels: Kernels, dtype: torch.dtype, device: torch.device) -> GroupFactory:
             return GroupFactory(GroupKernels(kernels, group), dtype, device, group=group)
@@ -98,7 +94,7 @@ class Parallel(Capability):
         return SharedMemory.of_member(member, num_bytes)
 
     def before_pool(self, startup: Startup) -> None:
-        config, size = startup.model_config, startup.num_ranks
+        config, size = cast(ModelConfig, startup.model_config), startup.num_ranks
         if size == 1:
             return
         if self.group is not None:
@@ -118,6 +114,15 @@ class Parallel(Capability):
                 if isinstance(part, SelfAttention):
                     part.attention.num_kv_heads = len(shares.kv_heads[rank])
                     part.gate_size = part.gate_size and len(shares.heads[rank]) * config.head_dim
+                    if (sinks := part.attention.sinks) is not None:
+                        part.attention.sinks = sinks[shares.heads[rank].start : shares.heads[rank].stop]
+
+    def new_runner(self, startup: Startup) -> ModelRunner | None:
+        if startup.num_ranks == 1:
+            return None
+        if self.group is None:
+            return _remote_runner(startup)
+        return startup.new_runner(partial(ContextRunner, self.group)) if self.group.shares_context else None
 
     def runner(self, startup: Startup) -> None:
         if self.group is not None:
@@ -127,14 +132,14 @@ class Parallel(Capability):
         return f"{startup.num_ranks} ranks" if startup.num_ranks > 1 else None
 
 
-def _new_runner(startup: Startup, num_blocks: int, _: int) -> ModelRunner:
+def _remote_runner(startup: Startup) -> ModelRunner:
     """Ranks with pools of so many blocks; from them they know, too, how long a sequence may be."""
     config, size = startup.config, startup.num_ranks
     same = replace(
         replaced(config, NOT_THERE),
         device=startup.device.torch_device.type,
         num_threads=max(1, startup.device.num_threads // size),  # of this process, which computes nothing
-        num_kv_blocks=num_blocks,
+        num_kv_blocks=startup.num_blocks,
         kv_cache_memory=None,
         block_size=startup.block_size,
     )
@@ -166,34 +171,6 @@ def _launch_in_order(*users: object) -> None:
     for user in users:
         if isinstance(tuning := getattr(user, "tuning", None), Tuning):
             user.tuning = replace(tuning, dependent_launch=0)  # type: ignore[attr-defined]
-
-
-class HeadsOfRank:
-    """Replaces methods of an attention backend in a rank that has all tokens of some heads: the outputs of the heads of all ranks
-    are gathered.
-    """
-
-    def __init__(self, own: AttentionBackend, group: Group):
-        self._kv_shape, self._attend, self._group = own.kv_shape, own.attend, group
-        shares, rank = group.shares, group.rank
-        self._heads, self._num_kv_heads = shares.heads[rank], len(shares.kv_heads[rank])
-        self._columns = shares.columns(shares.heads)
-        own.kv_shape, own.attend = self.kv_shape, self.attend  # type: ignore[method-assign]
-
-    def kv_shape(self, num_blocks: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
-        return self._kv_shape(num_blocks, self._num_kv_heads, head_dim)
-
-    def attend(
-        self,
-        q: Tensor,
-        kv: KVLayer,
-        metadata: AttentionMetadata,
-        spec: AttentionSpec,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        of_heads = None if sinks is None else sinks[self._heads.start : self._heads.stop]
-        own = self._attend(q, kv, metadata, spec, of_heads)
-        return self._group.gather(own.flatten(1), self._columns).unflatten(1, (-1, q.shape[-1]))
 
 
 class EndOfStep(RunnerPart):

@@ -7,18 +7,20 @@ order of one device, so the bits are equal. A block has block_size tokens; each 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nanoengine.core.attention import AttentionSpec, KVLayer, Runs
 from nanoengine.core.errors import InvalidConfig
-from nanoengine.core.kernels import CoreKernels, PlacedTokens
+from nanoengine.core.inputs import InputBatch, PackedStep
+from nanoengine.core.model_runner import ModelRunner
 from nanoengine.core.startup import Startup
 from nanoengine.kernels.native.attention import NativeAttention, num_shared
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.scale.parallel.communicator import SharedMemory
+from nanoengine.scale.parallel.group import Group
 
 PART = 256
 """Tokens that stay together, as attention_parts.h has it."""
@@ -59,26 +61,24 @@ def row_bytes(config: ModelConfig, max_len: int) -> int:
     return TOKENS_AT_ONCE * _token_bytes(max_len, config.num_heads, config.head_dim)
 
 
-class SharedContext:
-    """Replaces methods of an attention backend and of kernels in a rank that has some tokens of all heads."""
+class ContextAttention(NativeAttention):
+    """Attention of a rank that has some tokens of all heads.
 
-    def __init__(self, backend: NativeAttention, kernels: CoreKernels, communicator: SharedMemory):
+    Args:
+        whole: of one device.
+        communicator: of the ranks, which exchange partial results in its memory.
+    """
+
+    def __init__(self, whole: NativeAttention, communicator: SharedMemory):
         own = communicator
-        self._backend, self._communicator, self._block_size = backend, own, backend.block_size
+        super().__init__(whole.block_size // own.size, c=whole.c)  # tokens of a block that this rank keeps
+        self.quantized = whole.quantized
+        self._slot_bytes = own.slot_bytes
         self._where = own.memory.data_ptr(), own.rank, own.size, own.slot_bytes, own.seconds
-        self._place: Callable[..., PlacedTokens] = kernels.compute_slot_mapping
-        backend.block_size //= own.size  # tokens of a block that this rank keeps
-        backend.decode = backend.prefill = self.attend  # type: ignore[method-assign]
-        kernels.compute_slot_mapping = self.compute_slot_mapping  # type: ignore[method-assign, assignment]
 
-    def compute_slot_mapping(self, *given: Tensor | int) -> PlacedTokens:
-        placed, own = self._place(*given), self._communicator
-        slots = local_slots(placed.slot_mapping, self._block_size, own.size, own.rank)
-        return placed._replace(slot_mapping=slots)
-
-    def attend(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
+    def decode(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
         """Attention of new tokens, in decodes and in chunks of prompts: the same products in the same order."""
-        at_once = self._communicator.slot_bytes // _token_bytes(max(runs.seq_lens_list), *q.shape[1:])
+        at_once = self._slot_bytes // _token_bytes(max(runs.seq_lens_list), *q.shape[1:])
         if len(q) <= at_once:
             return self._decode(q, kv, runs, spec, sinks, num_shared(runs, spec))
         outs, start = [], 0
@@ -96,11 +96,31 @@ class SharedContext:
             start += count
         return torch.cat(outs)
 
+    prefill = decode
+
     def _decode(
         self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None, shared: int
     ) -> Tensor:
-        backend = self._backend
-        return backend._attend(backend.c.attention_decode, q, kv, runs, spec, sinks, shared, *self._where)
+        return self._attend(self.c.attention_decode, q, kv, runs, spec, sinks, shared, *self._where)
+
+
+class ContextRunner(ModelRunner):
+    """The runner of such a rank: K/V of tokens of other ranks are not written.
+
+    Args:
+        group: of the ranks.
+        given: as for a `ModelRunner`.
+    """
+
+    def __init__(self, group: Group, *given: Any):
+        super().__init__(*given)
+        self._group = group
+
+    def batch(self, packed: PackedStep) -> InputBatch:
+        found, ranks = super().batch(packed), self._group.communicator
+        for own in {id(each): each for each in found.metadata}.values():  # layers of one KV group share it
+            own.slot_mapping = local_slots(own.slot_mapping, self.block_size, ranks.size, ranks.rank)
+        return found
 
 
 def _token_bytes(num_tokens: int, num_heads: int, head_dim: int) -> int:

@@ -20,7 +20,7 @@ from nanoengine.scale.parallel.weights import PartialExperts, PartialWeight
 
 class GroupKernels(Kernels):
     """The kernels that layers call, around `own` kernels. Results have all outputs, but for those of q, k and v, and the gates
-    before `gate`.
+    before `gate`. Attention and its gates are then over this rank's heads; the product behind them gathers all heads.
     """
 
     def __init__(self, own: Kernels, group: Group):
@@ -28,7 +28,7 @@ class GroupKernels(Kernels):
         self.name, self.description, self.quantized_products = own.name, own.description, own.quantized_products
         # Layers with states have a share of their own: see `ShareOfRank`.
         self.short_conv, self.delta_rule, self.mamba2 = own.short_conv, own.delta_rule, own.mamba2
-        self.gated_norm = own.gated_norm
+        self.gated_norm, self.sigmoid_gate = own.gated_norm, own.sigmoid_gate
 
     def new_weight(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> QuantizableWeight:
         return self.own.new_weight(outputs, inputs, dtype, device)
@@ -57,6 +57,9 @@ class GroupKernels(Kernels):
         dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor]:
         assert isinstance(weight, PartialWeight)
+        if x.shape[1] != weight.shape[1]:  # attention's outputs for this rank's heads
+            shares = self.group.shares
+            x = self.group.gather(x, shares.columns(shares.heads))
         out, total = self.own.product(
             x, weight.own, weight.bias(bias), norm=norm, residual=residual, activation=activation, dtype=dtype
         )
@@ -104,13 +107,6 @@ class GroupKernels(Kernels):
         columns = shares.columns(shares.heads if are_queries else shares.kv_heads)
         own = columns[self.group.rank]
         return self.own.rms_norm(self.group.gather(x, columns), weight, eps)[:, own.start : own.stop]
-
-    def sigmoid_gate(self, x: Tensor, gate: Tensor) -> Tensor:
-        """If x has all heads, and the gate is for some of them, the gates of the other ranks are gathered first."""
-        if gate.shape[1] not in (1, x.shape[1]):
-            shares = self.group.shares
-            gate = self.group.gather(gate, shares.columns(shares.heads))
-        return self.own.sigmoid_gate(x, gate)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         return self.own.add_rms_norm(x, residual, weight, eps)

@@ -12,7 +12,6 @@ import torch
 from nanoengine.core.capability import Capability
 from nanoengine.core.config import EngineConfig
 from nanoengine.core.errors import InvalidConfig
-from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.scale.replicas.carrier import Carrier, LocalCarrier
 from nanoengine.scale.replicas.engine import ReplicatedEngine
 from nanoengine.scale.replicas.observer import ReplicaObserver
@@ -21,6 +20,7 @@ from nanoengine.scale.worker.elsewhere import NOT_THERE, replaced, take_model_aw
 from nanoengine.sizes import told
 
 if TYPE_CHECKING:
+    from nanoengine.core.llm_engine import LLMEngine
     from nanoengine.core.model_runner import ModelRunner
     from nanoengine.core.qwen3 import DenseDecoder
     from nanoengine.core.startup import Startup
@@ -53,37 +53,37 @@ class Replicas(Capability):
             return
         self.is_used, config = True, replaced(startup.config, {"replicas": count})
         check_lora_bytes(config)
-        new_carrier = startup.new_carrier
-        is_on_gpus = new_carrier is None and config.device != "cpu"
-        num_gpus = gpus_of_each(config, torch.cuda.device_count() if is_on_gpus else 0)
+        is_on_gpus = startup.new_carrier is None and config.device != "cpu"
+        self._num_gpus = gpus_of_each(config, torch.cuda.device_count() if is_on_gpus else 0)
         options = {kind: kind() if kind.__name__ in OF_REPLICAS else own for kind, own in config.options.items()}
-        startup.config = dataclasses.replace(config, device="cpu", options=options)
-        others = take_model_away(startup, self)
-        startup.new_runner = lambda *_: cast("ModelRunner", NoRunner())  # type: ignore[method-assign]
-        make_engine = startup._new_engine
-
-        def new_engine() -> LLMEngine:
-            told = dataclasses.replace(config, block_size=startup.block_size)  # as where their blocks are looked up
-            hash_seed = secrets.randbits(64)
-            if new_carrier is not None:
-                carrier: Carrier = new_carrier(hash_seed)
-            else:
-                memory = (
-                    option_of(startup.config, SNAPSHOT_MEMORY) if option_of(config, SNAPSHOT_MEMORY) is None else None
-                )
-                each = config_of_each(told, startup.num_blocks, memory, has_gpus=num_gpus > 0)
-                carrier = LocalCarrier(each, hash_seed, num_gpus=num_gpus, use_tqdm=startup.use_tqdm)
-            adapters = next((found for own in others if (found := getattr(own, "adapters", None)) is not None), None)
-            options = config.of(ReplicaOptions)
-            engine = ReplicatedEngine(make_engine(), carrier, options, seed=config.seed, adapters=adapters)
-            observer = next(own for own in others if hasattr(own, "metrics"))  # the last capability is there
-            observer.metrics = ReplicaObserver(observer.metrics, engine.supervisor)
-            return engine
-
-        startup._new_engine = new_engine  # type: ignore[method-assign]
+        startup.config, self._asked = dataclasses.replace(config, device="cpu", options=options), config
+        self._others = take_model_away(startup, self)
 
     def model(self, startup: Startup) -> DenseDecoder | None:
         return cast("DenseDecoder", self) if self.is_used else None  # nobody in this process looks at it
+
+    def new_runner(self, startup: Startup) -> ModelRunner | None:
+        return cast("ModelRunner", NoRunner()) if self.is_used else None
+
+    def new_engine(self, startup: Startup) -> LLMEngine | None:
+        if not self.is_used:
+            return None
+        asked, others = self._asked, self._others
+        adapters = next((found for own in others if (found := getattr(own, "adapters", None)) is not None), None)
+        options, carrier = asked.of(ReplicaOptions), self._carrier(startup)
+        engine = ReplicatedEngine(startup.new_engine(), carrier, options, seed=asked.seed, adapters=adapters)
+        observer = next(own for own in others if hasattr(own, "metrics"))  # the last capability is there
+        observer.metrics = ReplicaObserver(observer.metrics, engine.supervisor)
+        return engine
+
+    def _carrier(self, startup: Startup) -> Carrier:
+        hash_seed, asked = secrets.randbits(64), self._asked
+        if startup.new_carrier is not None:
+            return startup.new_carrier(hash_seed)
+        told = dataclasses.replace(asked, block_size=startup.block_size)  # as where their blocks are looked up
+        memory = option_of(startup.config, SNAPSHOT_MEMORY) if option_of(asked, SNAPSHOT_MEMORY) is None else None
+        each = config_of_each(told, startup.num_blocks, memory, has_gpus=self._num_gpus > 0)
+        return LocalCarrier(each, hash_seed, num_gpus=self._num_gpus, use_tqdm=startup.use_tqdm)
 
     def policy(self, startup: Startup) -> None:
         self.computes = f"{startup.kernels.name} {startup.kernels.fingerprint}, {startup.dtype}"
