@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from nanoengine.core.config import EngineConfig
 from nanoengine.core.errors import InvalidConfig
@@ -148,7 +148,7 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True) -> Built:
         gc.freeze()  # what torch has made stays: the garbage collector takes 100 ms to look through it, in start-up and later
     startup = Startup(config, list(parts.values()), use_tqdm=use_tqdm)
     engine = startup.build()
-    return Built(config, engine, startup.tokenizer, parts)
+    return Built(config, engine, cast("ModelTokenizer", startup.tokenizer), parts)
 
 
 def is_installed(folder: str) -> bool:
