@@ -153,7 +153,7 @@ sys.exit(__main__.main())
 """
 
 
-@pytest.mark.parametrize("seconds", [0, 0.1, 0.4, 0.8, 1.2, 2])
+@pytest.mark.parametrize("seconds", [0, 0.4, 1.2])
 def test_ctrl_c_twenty_times_at_any_moment_ends_it(seconds: float) -> None:
     """Also while modules are imported, or the model is loaded: wherever the time falls on this machine."""
     done = subprocess.run(

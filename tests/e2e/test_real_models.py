@@ -56,23 +56,25 @@ def smollm2_oracle(smollm2: LLM) -> Any:  # noqa: ARG001  # there is one only wh
 
 @pytest.fixture(scope="module")
 def chats(smollm2: LLM) -> list[Any]:
-    return smollm2.chat([[{"role": "user", "content": question}] for question in QUESTIONS], GREEDY, use_tqdm=False)
+    return smollm2.chat(
+        [[{"role": "user", "content": question}] for question in QUESTIONS[:20]], GREEDY, use_tqdm=False
+    )
 
 
 def test_first_sentences_are_those_of_before(chats: list[Any]) -> None:
-    said = [re.split(r"(?<=[.!?])\s", chat.outputs[0].text.strip())[0] for chat in chats[:20]]
+    said = [re.split(r"(?<=[.!?])\s", chat.outputs[0].text.strip())[0] for chat in chats]
     assert said == json.loads(GOLDEN.read_text())
     assert "Paris" in said[0]
     assert chats[0].outputs[0].finish_reason == "stop"
 
 
-def test_fifty_chats_are_those_of_transformers(chats: list[Any], smollm2_oracle: Any) -> None:
+def test_twenty_chats_are_those_of_transformers(chats: list[Any], smollm2_oracle: Any) -> None:
     num_tokens = 0
     for chat in chats:
         tokens = chat.outputs[0].token_ids
         assert tokens == reference_choices(smollm2_oracle, chat.prompt_token_ids, tokens)
         num_tokens += len(tokens)
-    assert num_tokens > 3000
+    assert num_tokens > 1000
 
 
 def test_logits_over_real_text_are_those_of_transformers(smollm2: LLM, smollm2_oracle: Any) -> None:

@@ -31,9 +31,21 @@ WAYS: dict[str, dict[str, Any]] = {
     "Q4_K": {"dtype": "bfloat16", "quantization": "int8"},
     "AWQ": {"dtype": "float32"},
 }
-DIFFERENT = [
-    own for own in SHAPES if own not in (*WITHOUT, *WITH_STATES) and not own.startswith("Llama, rope")
-]  # every rank has all angles
+SHARED_OTHERWISE = (
+    "Llama, untied, odd heads",
+    "Llama, no groups, odd sizes",
+    "Llama, all biases",
+    "Qwen2, tied, 7 heads",
+    "OLMo2, biases, no groups",
+    "Qwen3-MoE, some layers dense",
+    "gpt-oss, full layers, no biases",
+    "Llama 4, dense between, biases, llama3",
+    "Llama 4, full layers, no norms, no experts",
+)
+"""Shapes whose heads, sizes, biases or experts are divided in another way than those of the first shape of their family. Windows
+and rotations are not divided: every rank has them all."""
+FIRST = {SHAPES[own][0]: own for own in reversed(SHAPES) if own not in (*WITHOUT, *WITH_STATES)}
+DIFFERENT = [own for own in SHAPES if own in (*FIRST.values(), *SHARED_OTHERWISE)]
 CASES = [(shape, 2 + i % 3, list(WAYS)[i % 4]) for i, shape in enumerate(DIFFERENT)]
 CASES += [("SmolLM2's shape", 3, way) for way in WAYS]
 CASES = list(dict.fromkeys(CASES))
