@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -144,11 +145,19 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True) -> Built:
     kinds = first | dict(config.of(PluginOptions).capabilities) | own
     parts: dict[str, Capability] = {name: kind() for name, kind in kinds.items()}
     prepare_forks()
-    if gc.get_freeze_count() < 10_000:  # once: what is left of an engine that was closed must be collected
-        gc.freeze()  # what torch has made stays: the garbage collector takes 100 ms to look through it, in start-up and later
+    _freeze_modules()
     startup = Startup(config, list(parts.values()), use_tqdm=use_tqdm)
     engine = startup.build()
     return Built(config, engine, cast("ModelTokenizer", startup.tokenizer), parts)
+
+
+@cache
+def _freeze_modules() -> None:
+    """What torch has made stays: the garbage collector takes 100 ms to look through it, in start-up and later. Once in a process,
+    as what is left of an engine that was closed must be collected.
+    """
+    if gc.get_freeze_count() < 10_000:  # else the process has done so
+        gc.freeze()
 
 
 def is_installed(folder: str) -> bool:
@@ -158,6 +167,7 @@ def is_installed(folder: str) -> bool:
     return is_there and all(find_folder(name) is not None for name in (folder, *own.needs))
 
 
+@cache
 def find_folder(name: str) -> str | None:
     """The package of a folder, in whichever room it is; None if it was deleted."""
     rooms = (room for room in ROOMS if find_spec(room) is not None)
