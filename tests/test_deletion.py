@@ -88,7 +88,7 @@ def run_without(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
         def run(gone: tuple[str, ...]) -> Said:
             copy = folder / ("-".join(gone)[:50] or "whole")
-            shutil.copytree(ROOT / "nanoengine", copy / "nanoengine", ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(ROOT / "nanoengine", copy / "nanoengine")
             for name in gone:
                 shutil.rmtree(
                     copy / str(find_folder(name)).replace(".", "/"), ignore_errors=True

@@ -1,7 +1,6 @@
 // What the AMX instructions do, in plain loops (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2): for
 // tests only.
 #pragma once
-#include <cmath>
 #include <cstdlib>
 #include "simd.h"
 
@@ -39,27 +38,33 @@ static void emulated_move(int tile, void* memory, size_t stride, bool is_load) {
     }
 }
 
-// Denormal numbers count as 0.
-static float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
+// A number in a pair of bfloat16, the first or the second, or all 32 bits of a float. Denormal numbers count as 0.
+#define EMULATED_NUMBER(bits) __builtin_bit_cast(float, (bits) & ((bits) & 0x7f800000u ? 0xffffffffu : 0x80000000u))
+#define EMULATED_FLUSHED(sum) EMULATED_NUMBER(__builtin_bit_cast(uint32_t, sum))
 
-static void emulated_dot(int to, int a, int b) {
-    const TileShapes& shapes = tiles.shapes;
-    if (shapes.rows[to] != shapes.rows[a] || shapes.row_bytes[a] / 4 != shapes.rows[b]) std::abort();
-    for (int m = 0; m < shapes.rows[a]; m++) {
-        float parts[2][16] = {};  // of the first and of the second elements of all pairs: sums that begin at zero
-        for (int k = 0; k < shapes.row_bytes[a] / 4; k++)
-            for (int i = 0; i < 2; i++) {
-                const float left = flushed(to_float(bf16{(uint16_t)(tiles.data[a][m][k] >> 16 * i)}));
-                for (int n = 0; n < shapes.row_bytes[b] / 4; n++) {
-                    const float right = flushed(to_float(bf16{(uint16_t)(tiles.data[b][k][n] >> 16 * i)}));
-                    parts[i][n] = flushed(std::fma(left, right, parts[i][n]));
-                }
+// Most of the time of a test is spent here, so it is compiled for speed where the rest is not; and tiles are not memory, which a
+// sanitizer watches. Columns behind the last are never stored.
+#if defined(__GNUC__) && !defined(__clang__)
+__attribute__((optimize("O3")))
+#endif
+__attribute__((noinline, no_sanitize_address)) static void emulated_dot(int to, int a, int b) {
+    EmulatedTiles& own = tiles;
+    if (own.shapes.rows[to] != own.shapes.rows[a] || own.shapes.row_bytes[a] / 4 != own.shapes.rows[b]) std::abort();
+    for (int m = 0; m < own.shapes.rows[a]; m++) {
+        float first[16] = {}, second[16] = {};  // of all pairs: sums that begin at zero
+        for (int k = 0; k < own.shapes.row_bytes[a] / 4; k++) {
+            const uint32_t pair = own.data[a][m][k];
+            const float left = EMULATED_NUMBER(pair << 16), right = EMULATED_NUMBER(pair & 0xffff0000u);
+            for (int n = 0; n < 16; n++) {
+                const uint32_t other = own.data[b][k][n];
+                first[n] = EMULATED_FLUSHED(__builtin_fmaf(left, EMULATED_NUMBER(other << 16), first[n]));
+                second[n] = EMULATED_FLUSHED(__builtin_fmaf(right, EMULATED_NUMBER(other & 0xffff0000u), second[n]));
             }
-        for (int n = 0; n < shapes.row_bytes[b] / 4; n++) {
-            float sum;
-            std::memcpy(&sum, &tiles.data[to][m][n], 4);
-            sum = flushed(flushed(sum) + flushed(parts[0][n] + parts[1][n]));
-            std::memcpy(&tiles.data[to][m][n], &sum, 4);
+        }
+        for (int n = 0; n < 16; n++) {
+            const float before = EMULATED_NUMBER(own.data[to][m][n]), added = first[n] + second[n];
+            const float sum = before + EMULATED_FLUSHED(added);
+            own.data[to][m][n] = __builtin_bit_cast(uint32_t, EMULATED_FLUSHED(sum));
         }
     }
 }
