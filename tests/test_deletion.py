@@ -24,7 +24,7 @@ CASES = [*((name,) for name in CAPABILITIES), CLIENTS, ("gguf",), ALL]  # withou
 
 PROGRAM = """
 import json, os, sys
-import tokenizers, torch, transformers  # once: each deletion is tried in a process that is forked from this one
+import tokenizers, torch  # once: each deletion is tried in a process that is forked from this one
 
 sys.meta_path[:] = [own for own in sys.meta_path if "Editable" not in repr(own)]  # it would find the original's folders
 

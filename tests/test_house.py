@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forks import IS_LINUX, run_forked
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -95,10 +97,11 @@ def test_what_everybody_gets_needs_no_extra() -> None:
     assert result.stdout.endswith("all of it\n"), result.stdout + result.stderr
 
 
+@pytest.mark.skipif(not IS_LINUX, reason="Python is forked on Linux alone")
 def test_running_on_a_cpu_imports_no_package_that_only_others_need() -> None:
     """Where it is installed, too: each takes a second."""
     code = "import sys; from nanoengine.serve.cli import main; main(['demo', '--device', 'cpu', '--max-tokens', '3'])"
-    result = run("-c", f"{code}; print({{'transformers', 'triton', 'starlette'}} & set(sys.modules))")
+    result = run_forked(["-c", f"{code}; print({{'transformers', 'triton', 'starlette'}} & set(sys.modules))"])
     assert result.stdout.endswith("\nset()\n"), result.stdout + result.stderr
 
 

@@ -130,11 +130,20 @@ def test_without_a_compiler_torch_computes_and_one_line_says_so() -> None:
     assert "torch kernels" in second
 
 
+LIMITED = """
+import resource, sys
+from nanoengine import __main__
+resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+sys.exit(__main__.main())
+"""
+
+
+@forked
 def test_a_limit_of_memory_makes_a_smaller_pool() -> None:
-    generate = shlex.join([sys.executable, *GENERATE])
-    done = run(f"ulimit -v 3000000; {generate} a")
+    generate = ["-c", LIMITED, *GENERATE[2:]]
+    done = run_forked([*generate, "a"])
     assert done.returncode == 0, done.stderr
-    refused = run(f"ulimit -v 3000000; {generate} --kv-cache-memory 3GiB a")
+    refused = run_forked([*generate, "--kv-cache-memory", "3GiB", "a"])
     check_quiet(refused)
     assert refused.returncode == 1
     assert "lower num_kv_blocks, kv_cache_memory" in refused.stderr

@@ -109,10 +109,11 @@ def test_what_cannot_be_run_is_refused(script: Script) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is made for Linux on x86-64 alone")
 @pytest.mark.parametrize("stage", ["choose", "after", "int8kv", "peers"])
 def test_programs_run_on_a_cpu(script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
-    """As the script would start them, in this process, which saves them their imports. Logits are few: each of their tiles is a
+    """As the script would start them, in this process, which saves them their imports. Outputs are few: each of their tiles is a
     program of its own, and the interpreter runs one after the other.
     """
-    monkeypatch.setitem(SHAPES, "tiny", SHAPES["tiny"] | {"vocab_size": 64, "num_hidden_layers": 1})
+    few = {"vocab_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    monkeypatch.setitem(SHAPES, "tiny", SHAPES["tiny"] | few | {"intermediate_size": 64})
     script("choose")
     *_, command = (own for own in script.commands() if any(argument.endswith(f"/{stage}.json") for argument in own))
     arguments = [str(tmp_path / "report") if own.endswith(".json") else own for own in command[2:]]

@@ -8,7 +8,7 @@ from benchmarks.demo_model.measure import windows
 
 def module(name: str, size: int = 5000) -> Document:
     line = f"def {name.replace('/', '_')}_{{}}(argument_of_this_module): pass\n"
-    text = "".join(line.format(i) for i in range(size))[:size]
+    text = "".join(line.format(i) for i in range(size // 40))[:size]
     return Document(f"{name}.py", text)
 
 

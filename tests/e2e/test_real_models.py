@@ -56,9 +56,7 @@ def smollm2_oracle(smollm2: LLM) -> Any:  # noqa: ARG001  # there is one only wh
 
 @pytest.fixture(scope="module")
 def chats(smollm2: LLM) -> list[Any]:
-    return smollm2.chat(
-        [[{"role": "user", "content": question}] for question in QUESTIONS[:20]], GREEDY, use_tqdm=False
-    )
+    return smollm2.chat([[{"role": "user", "content": own}] for own in QUESTIONS[:8]], GREEDY, use_tqdm=False)
 
 
 def test_first_sentences_are_those_of_before(chats: list[Any]) -> None:
@@ -68,13 +66,13 @@ def test_first_sentences_are_those_of_before(chats: list[Any]) -> None:
     assert chats[0].outputs[0].finish_reason == "stop"
 
 
-def test_twenty_chats_are_those_of_transformers(chats: list[Any], smollm2_oracle: Any) -> None:
+def test_eight_chats_are_those_of_transformers(chats: list[Any], smollm2_oracle: Any) -> None:
     num_tokens = 0
     for chat in chats:
         tokens = chat.outputs[0].token_ids
         assert tokens == reference_choices(smollm2_oracle, chat.prompt_token_ids, tokens)
         num_tokens += len(tokens)
-    assert num_tokens > 1000
+    assert num_tokens > 400
 
 
 def test_logits_over_real_text_are_those_of_transformers(smollm2: LLM, smollm2_oracle: Any) -> None:
@@ -84,7 +82,7 @@ def test_logits_over_real_text_are_those_of_transformers(smollm2: LLM, smollm2_o
     torch.testing.assert_close(logits, reference_logits(smollm2_oracle, tokens), rtol=0, atol=1e-3)
 
 
-def test_a_long_text_and_twenty_continuations_by_gemma_3_are_those_of_transformers() -> None:
+def test_a_long_text_and_eight_continuations_by_gemma_3_are_those_of_transformers() -> None:
     with opened("gemma-3-270m", max_model_len=4096) as llm:
         model = oracle("gemma-3-270m")
         tokens = llm.tokenizer.encode((DEMO / "LICENSE-PSF.txt").read_text())[:LENGTH]
@@ -94,7 +92,7 @@ def test_a_long_text_and_twenty_continuations_by_gemma_3_are_those_of_transforme
             right = model(torch.tensor([tokens]), logits_to_keep=torch.arange(0, LENGTH, EVERY)).logits[0]
         assert len(logits) == LENGTH // EVERY
         torch.testing.assert_close(logits, right, rtol=0, atol=1e-3)
-        prompts = [f"Question: {question}\nAnswer:" for question in QUESTIONS[:20]]
+        prompts = [f"Question: {question}\nAnswer:" for question in QUESTIONS[:8]]
         outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=30, ignore_eos=True), use_tqdm=False)
         for output in outputs:
             tokens = output.outputs[0].token_ids

@@ -30,10 +30,10 @@ from tests.scale.parallel.groups import let_group_compute, open_group
 from tests.support import threads
 
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
-SEEDS = (2, 5, 6, 13, 17, 23)
+SEEDS = (6, 13, 17)
 """Of the first 24, all of which pass: those that take least time and in which everything below happens."""
 
-SEEDS_WITH_STATES = (6, 21, 30, 40, 41)
+SEEDS_WITH_STATES = (40, 41)
 """Of the first 50, all of which pass, chosen alike."""
 
 
