@@ -130,17 +130,14 @@ def test_without_a_compiler_torch_computes_and_one_line_says_so() -> None:
     assert "torch kernels" in second
 
 
-LIMITED = """
-import resource, sys
-from nanoengine import __main__
-resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
-sys.exit(__main__.main())
-"""
+LIMITED = (
+    "import resource, sys; from nanoengine.__main__ import main; resource.setrlimit(resource.RLIMIT_AS, (3 << 30,) * 2)"
+)
 
 
 @forked
 def test_a_limit_of_memory_makes_a_smaller_pool() -> None:
-    generate = ["-c", LIMITED, *GENERATE[2:]]
+    generate = ["-c", f"{LIMITED}; sys.exit(main())", *GENERATE[2:]]
     done = run_forked([*generate, "a"])
     assert done.returncode == 0, done.stderr
     refused = run_forked([*generate, "--kv-cache-memory", "3GiB", "a"])
