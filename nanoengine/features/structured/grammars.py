@@ -178,7 +178,7 @@ def json_grammar(schema: str, outputs: StructuredOutputs) -> str:
         overrides |= ONE_SPACE
     else:
         overrides |= {"whitespace_flexible": True}
-    own = json.dumps(promised(json.loads(schema)), ensure_ascii=False)
+    own = json.dumps(promised(json.loads(schema), f"structured_outputs.{outputs.kind}"), ensure_ascii=False)
     return str(LLMatcher.grammar_from_json_schema(own, overrides=cast(Any, overrides)))
 
 
@@ -202,7 +202,11 @@ def tag_grammar(table: dict[str, Any]) -> str:
             raise InvalidSamplingParams(
                 f"structured_outputs.structural_tag: {shown(begin)} begins with none of the triggers"
             )
-        tags.append(StructTag(trigger=trigger, begin=begin, grammar=promised(schema), end=end))
+        tags.append(
+            StructTag(
+                trigger=trigger, begin=begin, grammar=promised(schema, "structured_outputs.structural_tag"), end=end
+            )
+        )
     return StructTag.to_grammar(tags, assume_special=False)
 
 
