@@ -118,8 +118,9 @@ class _Schema:
         for own in inner:
             self._check_numbers(name, own)
         if _is_misread(value):
+            instead = "use one of at most 15 digits, or a string"
             raise InvalidSamplingParams(
-                f"{self.field}: {name} has the number {shown(value)}, which no grammar can hold: at most 15 digits, or a string"
+                f"{self.field}: {name} has the number {shown(value)}, which no grammar can hold: {instead}"
             )
 
     def _differing(self, schema: dict[str, Any]) -> dict[str, Any]:
