@@ -109,10 +109,10 @@ def read_template(given: Any) -> str:
 def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
     if not messages:
         raise InvalidPrompt("the conversation is empty: it must have at least one message")
-    for message in messages:
+    for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or not _has_content(message):
-            must = "a chat message must have a role and a content, or tool_calls in its place"
-            raise InvalidPrompt(f"{must}, not {shown(message)}")
+            must = "must have a role and a content, or tool_calls in its place"
+            raise InvalidPrompt(f"messages[{index}] {must}, not {shown(message)}")
 
 
 def _check_tools(tools: Sequence[Mapping[str, Any]] | None) -> None:

@@ -37,6 +37,9 @@ TEXT, WHOLE = "model.language_model.", "language_model."
 DROPPED = re.compile(r"(model\.)?visual\.|mtp\.|vision_model\.|multi_modal_projector\.")
 """Beginnings of tensors that are not computed: what sees pictures, and what guesses several tokens ahead (Qwen3.5)."""
 
+COMPUTED_HERE = re.compile(r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)")
+"""Tables of the rotation: old versions of transformers saved them (Llama 2, TinyLlama), and no version reads them."""
+
 LEFT_OUT = (
     "%s: %d tensors (such as %s) of vision and of multi-token prediction are left out: this engine computes text, a token at a "
     "time"
@@ -68,7 +71,8 @@ class SafetensorsFolder:
 
     def _names(self, file: Any) -> dict[str, str]:
         """Our name of each tensor of a file that is computed with -> its name there."""
-        return {self._named(name): name for name in file.keys() if not DROPPED.match(name)}  # noqa: SIM118
+        names = (name for name in file.keys() if not (DROPPED.match(name) or COMPUTED_HERE.fullmatch(name)))  # noqa: SIM118
+        return {self._named(name): name for name in names}
 
     def headers(self) -> Iterator[TensorHeader]:
         for path in weight_files(self.folder):

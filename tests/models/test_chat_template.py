@@ -138,7 +138,7 @@ def test_a_template_sees_nothing_but_plain_values() -> None:
 # ---- what is wrong
 
 
-NO_CONTENT = "must have a role and a content, or tool_calls in its place"
+NO_CONTENT = r"^messages\[1\] must have a role and a content, or tool_calls in its place"
 NO_MESSAGES: list[Any] = [
     *("hello", None, 3, ["user", "hello"], {}, {"content": "hello"}, {"role": "user"}),
     *({"role": "user", "content": None}, {"role": "user", "content": 3}),

@@ -52,6 +52,14 @@ def test_the_fingerprint_is_that_of_the_bytes(copy: Path, sharded_copy: Path) ->
     assert SafetensorsFolder(copy).fingerprint() != one
 
 
+def test_tables_of_the_rotation_are_no_weights(copy: Path) -> None:
+    tensors = load_file(copy / "model.safetensors")
+    tables = ("inv_freq", "cos_cached", "sin_cached")
+    more = {f"model.layers.0.self_attn.rotary_emb.{name}": torch.ones(8) for name in tables}
+    save_file(tensors | more, copy / "model.safetensors")
+    assert read(copy).keys() == tensors.keys()
+
+
 @pytest.mark.parametrize("where", ["../elsewhere.safetensors", "absolute", "sub/../../elsewhere.safetensors"])
 def test_an_index_may_not_name_files_outside_of_its_folder(copy: Path, where: str) -> None:
     outside = copy.parent / "elsewhere.safetensors"

@@ -41,6 +41,9 @@ LIMITS: dict[str, Any] = {
 """What one grammar may take: some 0.2 s at the start; a few ms for a mask, where the parser's items are simple; 40 MiB for the
 states of the lexer. None of 250 schemas of MaskBench is refused for them."""
 
+ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
+"""In GBNF. llguidance's translator leaves out the zeros at the beginning of a code point, and cannot read what it has written."""
+
 
 class Grammars:
     """Compiles structured outputs for one tokenizer. Any thread may call it.
@@ -166,7 +169,18 @@ def grammar_of(outputs: StructuredOutputs) -> tuple[str, str]:
         return "start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, choices)), "lark"
     if outputs.kind == "grammar" and outputs.text.startswith("%llguidance"):  # its own dialect, and no guess needed
         return outputs.text, "lark"
-    return outputs.text, outputs.kind  # to tell GBNF from Lark, and to translate it, may take the square of its length
+    is_gbnf = outputs.kind == "grammar" and "::=" in outputs.text
+    text = ESCAPE.sub(_read_escape, outputs.text) if is_gbnf else outputs.text
+    return text, outputs.kind  # to tell GBNF from Lark, and to translate it, may take the square of its length
+
+
+def _read_escape(found: re.Match[str]) -> str:
+    """The character of an escape, or one of two digits where it may be a sign of the notation; any other escape is itself."""
+    digits = found[1] or found[2] or found[3]
+    code = 0x110000 if digits is None else int(digits, 16)
+    if code < 0x80:
+        return f"\\x{code:02x}"
+    return chr(code) if code < 0xD800 or 0xDFFF < code < 0x110000 else found[0]
 
 
 def json_grammar(schema: str, outputs: StructuredOutputs) -> str:
@@ -178,7 +192,7 @@ def json_grammar(schema: str, outputs: StructuredOutputs) -> str:
         overrides |= ONE_SPACE
     else:
         overrides |= {"whitespace_flexible": True}
-    own = json.dumps(promised(json.loads(schema)), ensure_ascii=False)
+    own = json.dumps(promised(json.loads(schema), f"structured_outputs.{outputs.kind}"), ensure_ascii=False)
     return str(LLMatcher.grammar_from_json_schema(own, overrides=cast(Any, overrides)))
 
 
@@ -202,7 +216,11 @@ def tag_grammar(table: dict[str, Any]) -> str:
             raise InvalidSamplingParams(
                 f"structured_outputs.structural_tag: {shown(begin)} begins with none of the triggers"
             )
-        tags.append(StructTag(trigger=trigger, begin=begin, grammar=promised(schema), end=end))
+        tags.append(
+            StructTag(
+                trigger=trigger, begin=begin, grammar=promised(schema, "structured_outputs.structural_tag"), end=end
+            )
+        )
     return StructTag.to_grammar(tags, assume_special=False)
 
 

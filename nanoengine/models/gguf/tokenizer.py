@@ -22,6 +22,12 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 NAMES = {"bos": "bos", "eos": "eos", "eot": "eot", "eom": "eom", "unk": "unknown", "sep": "seperator", "pad": "padding"}
 """Special tokens, and their names in the keys. The format spells the separator so."""
 
+NO_TOKEN = (1 << 32) - 1
+"""What converters write of the id -1, which says that there is none."""
+
+UNUSED = ("seperator", "padding")
+"""Special tokens that no prompt gets: some files have ids for them that are none of the model's."""
+
 LONGEST_PIECE = 512
 """Characters of a SentencePiece token; those of models have a tenth of it."""
 
@@ -204,6 +210,8 @@ def _fill_marks(metadata: Mapping[str, Any], num_tokens: int) -> list[int]:
 def _special_id(metadata: Mapping[str, Any], name: str, num_tokens: int) -> int | None:
     key = f"tokenizer.ggml.{name}_token_id"
     token_id: int | None = _get(metadata, key, int, None)
+    if token_id == NO_TOKEN or (token_id is not None and token_id >= num_tokens and name in UNUSED):
+        return None
     if token_id is not None and not 0 <= token_id < num_tokens:
         raise UnsupportedModel(f"{key} is {token_id}: the file has {num_tokens} tokens, from 0 on")
     return token_id

@@ -39,9 +39,11 @@ def call_grammar(
     """
     rules = Rules(find)
     schemas = [
-        promised(tool.parameters) if choice.is_forced or tool.is_strict else {"type": "object"} for tool in choice.tools
+        promised(tool.parameters, tool.field) if choice.is_forced or tool.is_strict else {"type": "object"}
+        for tool in choice.tools
     ]
-    said = "" if schema is None or choice.is_forced else rules.json(promised(schema), "structured_outputs.json")
+    of_answer = "structured_outputs.json"
+    said = "" if schema is None or choice.is_forced else rules.json(promised(schema, of_answer), of_answer)
     if format.shape == "harmony":
         values = [rules.json(own, tool.field) for tool, own in _pairs(choice, schemas)]
         rules.rules["start"] = _messages(rules, choice, values, said)

@@ -1,14 +1,18 @@
 """Schemas in words that llguidance can promise: formats that ask for nothing, lists whose items differ, names of properties.
 
-No schema is made weaker: what cannot be said in other words stays as it is, and llguidance refuses it by its keyword.
+No schema is made weaker: what cannot be said in other words stays as it is, and llguidance refuses it by its keyword. But it
+reads each number as a float, and would write 9007199254740992 for the constant 9007199254740993: so that is refused here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import Decimal
 from itertools import permutations
-from math import perm
+from math import inf, nextafter, perm
 from typing import Any
+
+from nanoengine.core.errors import InvalidSamplingParams, shown
 
 JSON_OPTIONS = {"lenient": False, "coerce_one_of": False}
 """Of llguidance: a schema cannot have its own keywords ignored."""
@@ -50,17 +54,30 @@ VALUES = frozenset(("enum", "const", "default", "examples", "x-guidance"))
 NAMED = frozenset(("properties", "patternProperties", "dependentSchemas", "$defs", "definitions"))
 """Keywords that hold schemas by names, which may look like keywords."""
 
+INSIDE = {"minimum": inf, "exclusiveMinimum": inf, "maximum": -inf, "exclusiveMaximum": -inf}
+"""Bounds, and where from them the numbers are that they allow."""
+
+MAX_WHOLE, MAX_DIGITS, MAX_POWER = 1 << 63, 1 << 53, 22
+"""Of numbers that are read right: a whole one, the digits of another, and their power of ten."""
+
 KINDS = {"string": str, "integer": int, "boolean": bool, "null": type(None)}
 
 
-def promised(schema: Any) -> Any:
-    """A schema that says the same, or asks for more. The given one is not changed."""
-    return _Schema(schema).promised(schema)
+def promised(schema: Any, field: str) -> Any:
+    """A schema that says the same, or asks for more. The given one is not changed.
+
+    Args:
+        field: of the request, for errors.
+
+    Raises:
+        InvalidSamplingParams: a value has a number that llguidance would read as another.
+    """
+    return _Schema(schema, field).promised(schema)
 
 
 class _Schema:
-    def __init__(self, root: Any):
-        self.root, self.left = root, MAX_ORDER_CHARS
+    def __init__(self, root: Any, field: str):
+        self.root, self.field, self.left = root, field, MAX_ORDER_CHARS
 
     def promised(self, schema: Any) -> Any:
         if isinstance(schema, list):
@@ -71,8 +88,12 @@ class _Schema:
         for name, value in schema.items():
             if name in NAMED and isinstance(value, Mapping):
                 own[name] = {key: self.promised(inner) for key, inner in value.items()}
+            elif name in INSIDE and type(value) in (int, float):
+                own[name] = _within(value, INSIDE[name])
             else:
                 own[name] = value if name in VALUES else self.promised(value)
+            if name in ("enum", "const"):
+                self._check_numbers(name, value)
         if str(own.get("$ref")).startswith(("/$defs/", "/definitions/")):  # so litellm writes to Anthropic
             own["$ref"] = f"#{own['$ref']}"
         form = str(own.get("format"))
@@ -90,6 +111,17 @@ class _Schema:
             own["properties"] = dict.fromkeys(names, own.get("additionalProperties", True))
             own["additionalProperties"] = False
         return self._differing(own) if "uniqueItems" in own else own
+
+    def _check_numbers(self, name: str, value: Any) -> None:
+        """Raises InvalidSamplingParams if a value holds a number that may be read as another."""
+        inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+        for own in inner:
+            self._check_numbers(name, own)
+        if _is_misread(value):
+            instead = "use one of at most 15 digits, or a string"
+            raise InvalidSamplingParams(
+                f"{self.field}: {name} has the number {shown(value)}, which no grammar can hold: {instead}"
+            )
 
     def _differing(self, schema: dict[str, Any]) -> dict[str, Any]:
         """A list with `uniqueItems`, with a schema for each order of its items; itself where there are too many."""
@@ -121,6 +153,21 @@ class _Schema:
         if not is_plain or not isinstance(found, list) or any(type(value) not in kinds for value in found):
             return None
         return list({(type(value), value): value for value in found}.values())
+
+
+def _within(bound: Any, inside: float) -> Any:
+    """A bound, or the next float of those that it allows where llguidance may read or compute another one."""
+    if abs(bound) >= MAX_WHOLE:  # it refuses such a bound, or takes 64 bits for it: asks for more
+        return bound
+    return type(bound)(nextafter(bound, inside)) if abs(bound) >= MAX_DIGITS or _is_misread(bound) else bound
+
+
+def _is_misread(number: Any) -> bool:
+    """Whether llguidance may read another number: it makes a float of the digits, and multiplies that by a power of ten."""
+    if isinstance(number, float):
+        _, digits, exponent = Decimal(repr(number)).as_tuple()
+        return int("".join(map(str, digits))) > MAX_DIGITS or abs(int(exponent)) > MAX_POWER
+    return type(number) is int and (abs(number) >= MAX_WHOLE or int(float(number)) != number)
 
 
 def _asked(schema: Any) -> dict[str, Any]:

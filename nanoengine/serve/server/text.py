@@ -155,13 +155,14 @@ def joined(message: Message) -> Mapping[str, Any]:
         return message
     texts = []
     for part in content:
-        kind = part.get("type") or "text" if isinstance(part, Mapping) else None
+        kind = part.get("type") or "text" if isinstance(part, Mapping) else ""
         if kind in ("text", "refusal") and isinstance(part.get(kind), str):
             texts.append(part[kind])
         elif isinstance(part, str):
             texts.append(part)
         else:
-            raise InvalidPrompt(f"content holds a part of type {str(kind)[:80]!r}: this model takes text")
+            only = 'this model takes text, {"type": "text", "text": ...}'
+            raise InvalidPrompt(f"content holds a part of type {shown(kind)} that has no text: {only}")
     return {**message, "content": "\n".join(texts)}
 
 

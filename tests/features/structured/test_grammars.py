@@ -62,6 +62,11 @@ def accepts(grammars: Grammars, fields: dict[str, Any], text: str) -> bool:
         ({"choice": [f"choice {number}" for number in range(3000)]}, ["choice 2999"], ["choice 3000", "choice"]),
         ({"grammar": 'start: "x" NUMBER\nNUMBER: /[0-9]+/'}, ["x12"], ["x"]),
         ({"grammar": 'root ::= "x" [0-9]+'}, ["x12"], ["x"]),
+        (
+            {"grammar": r'root ::= "\u0041\xe9" [\u0020-\u002f\U0001F600]+ "\\u0041"'},
+            ["Aé😀-\\u0041"],
+            ["Aé-A", "Aée\\u0041", "Aé\\u0041"],
+        ),
         ({"structural_tag": TAG}, ["text", "a <f>12</f> b", "a < b"], ["a <f>x</f>", "a <f>12", "<f"]),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

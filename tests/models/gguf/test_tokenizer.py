@@ -176,6 +176,19 @@ def test_all_ends_of_a_turn_are_found(more: list[tuple[str, int]], ids: dict[str
     assert vocabulary.tokenizer.decode(ends) == "", "an end is not shown"
 
 
+def test_an_id_that_says_none_is_none() -> None:
+    """The files of llama2.c's stories have no padding, and older ones of Llama 2 one behind their tokens."""
+    none = {f"tokenizer.ggml.{name}_token_id": (1 << 32) - 1 for name in ("eot", "seperator", "padding")}
+    behind = {"tokenizer.ggml.padding_token_id": len(sentencepiece()["tokenizer.ggml.tokens"])}
+    for changes in (none, behind):
+        assert read_vocabulary(sentencepiece(**changes)).special_tokens.keys() == {
+            "bos_token",
+            "eos_token",
+            "unk_token",
+        }
+    assert read_vocabulary(sentencepiece(**none)).end_token_ids == [2]
+
+
 def test_a_tag_that_is_text_ends_nothing() -> None:
     """Qwen's vocabulary has HTML's </s> as a word."""
     own: dict[str, Any] = {"tokens": ["x", "</s>", "<|im_end|>"], "merges": []}

@@ -70,6 +70,18 @@ TAKEN: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
     "recursive": ({"$ref": "#/$defs/Tree"}, [{"own": 1, "more": [{"own": 2}]}], [{"more": [1]}]),
     "NamedTuple": ({"$ref": "#/$defs/Point"}, [[1], [1, 2]], [[], [1, 2, 3]]),
     "dataclass": ({"$ref": "#/$defs/Record"}, [{"a": 1}], [{"b": "a"}]),
+    # Of 64 bits, where floats are 2 and more apart.
+    "int64": ({"type": "integer", "maximum": (1 << 63) - 6}, [1 << 62], [(1 << 63) - 5, (1 << 63) - 1]),
+    "id": (
+        {"type": "integer", "minimum": (1 << 53) + 1, "maximum": (1 << 53) + 5},
+        [(1 << 53) + 2],
+        [1 << 53, (1 << 53) + 6],
+    ),
+    "gt and lt": (
+        {"type": "integer", "exclusiveMinimum": 1 << 53, "exclusiveMaximum": (1 << 53) + 6},
+        [(1 << 53) + 4],
+        [1 << 53, (1 << 53) + 6],
+    ),
     # A property may be called as a keyword, and a value may look like a schema.
     "names": (
         {"properties": {"format": {"const": {"format": "path"}}}, "type": "object"},
@@ -84,6 +96,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "set of at most 2.0": ({**DIFFERENT, "items": {"enum": ["a", "b", "c"]}, "maxItems": 2.0}, "uniqueItems"),
     "set of fewer than none": ({**DIFFERENT, "items": {"enum": ["a", "b"]}, "maxItems": -3}, "maxItems|uniqueItems"),
     "dict[date, int]": ({"type": "object", "propertyNames": {"format": "date"}}, "propertyNames"),
+    "Literal of 64 bits": (
+        {"enum": ["a", {"b": [(1 << 53) + 1]}]},
+        "enum has the number 9007199254740993, which no grammar",
+    ),
+    "Literal of 17 digits": (
+        {"const": 123456789.12345679},
+        "const has the number 123456789.12345679, which no grammar",
+    ),
     "Pattern": (string("regex"), "Unknown format: regex"),
 }
 
@@ -121,10 +141,10 @@ def test_what_cannot_be_promised_is_refused_by_its_keyword(grammars: Grammars, n
 
 def test_a_schema_is_not_changed_and_orders_are_bounded() -> None:
     before = json.dumps(TAKEN["set[Literal]"][0])
-    found = promised(TAKEN["set[Literal]"][0])
+    found = promised(TAKEN["set[Literal]"][0], "")
     assert json.dumps(TAKEN["set[Literal]"][0]) == before
     assert len(found["anyOf"]) == 2
     many = {**DIFFERENT, "items": {"enum": list(range(MAX_ORDERS))}, "maxItems": 2}
-    assert promised(many) == many
-    lists = promised({"prefixItems": [{**DIFFERENT, "items": {"enum": [*"abcde"]}} for _ in range(2000)]})
+    assert promised(many, "") == many
+    lists = promised({"prefixItems": [{**DIFFERENT, "items": {"enum": [*"abcde"]}} for _ in range(2000)]}, "")
     assert len(json.dumps(lists)) < 4 * MAX_ORDER_CHARS

@@ -29,7 +29,7 @@ FAILED.__cause__ = NoTokenLeft("allowed_token_ids leave nothing")  # by what the
     [
         (InvalidSamplingParams("top_p is 2: it must be at most 1"), 400, "top_p"),
         (InvalidPrompt("the prompt is empty"), 400, "prompt"),
-        (InvalidPrompt("a chat message must have a role"), 400, None),
+        (InvalidPrompt("messages[0] must have a role"), 400, "messages"),
         (EngineDead("the engine died"), 503, None),
         (NotFiniteLogits("NaN"), 500, None),
         (ZeroDivisionError("secret"), 500, None),
