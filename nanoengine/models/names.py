@@ -120,4 +120,5 @@ def _snapshot(repository: str, files: Sequence[str]) -> Path:
     try:
         return Path(snapshot_download(repository, allow_patterns=list(files)))
     except Exception as error:  # of the many kinds that the hub client raises, all mean "not to be had"
-        raise ModelNotFound(f"model {shown(repository)} is no folder, and the hub did not give it: {error}") from error
+        why = " ".join(str(error).split())  # in one line
+        raise ModelNotFound(f"model {shown(repository)} is no folder, and the hub did not give it: {why}") from error

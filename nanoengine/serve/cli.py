@@ -56,7 +56,7 @@ nanoengine {__version__} runs language models on this machine. To begin:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status: 0, 1 for an error of the user's, 2 for wrong arguments, 130 after Ctrl-C."""
+    """Run the command; returns the exit status: 0, 1 for an error of the user's, 2 where `argv` is unreadable, 130 at Ctrl-C."""
     try:
         status = _run(argv)
         sys.stdout.flush()  # here, and not at the interpreter's end, a closed pipe can be caught
@@ -124,10 +124,11 @@ def demo(args: argparse.Namespace) -> None:
             f"\n{len(outputs)} completions, {num_tokens} tokens in {seconds:.2f} s ({num_tokens / seconds:.0f} tokens/s)"
         )
 
-        shared = "".join(f"{output.prompt}{output.outputs[0].text}\n\n" for output in outputs)
-        first = llm.generate(shared + "# first", SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)[0]
-        second = llm.generate(shared + "# second", SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)[0]
-        for name, output in (("first", first), ("second", second)):
+        text = "".join(f"{output.prompt}{output.outputs[0].text}\n\n" for output in outputs)
+        shared = llm.tokenizer.encode(text)[: llm.engine.max_model_len // 2]
+        for name in ("first", "second"):
+            prompt = [*shared, *llm.tokenizer.encode(f"# {name}", add_special_tokens=False)]
+            [output] = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
             print(
                 f"{name} prompt with a shared beginning: {len(output.prompt_token_ids)} tokens, {output.num_cached_tokens} of "
                 f"them from the prefix cache, first token after {1000 * (output.metrics.ttft or 0):.1f} ms"

@@ -32,7 +32,7 @@ class Hub:
     def snapshot_download(self, repo_id: str, *, allow_patterns: Sequence[str]) -> str:
         self.asked.append((repo_id, list(allow_patterns)))
         if not self.files:
-            raise OSError("the network is unreachable")
+            raise OSError("the network\nis unreachable")
         touch(self.folder, *(file for file in self.files if any(map(Path(file).match, allow_patterns))))
         return str(self.folder)
 

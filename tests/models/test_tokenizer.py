@@ -116,7 +116,7 @@ def test_a_chat_is_encoded_by_the_models_template(chatting: HFTokenizer) -> None
 @pytest.mark.parametrize(
     ("template", "messages", "message"),
     [
-        (None, [USER], "no chat template: use generate"),
+        (None, [USER], "no chat template: complete a plain"),
         (TEMPLATE, [USER, {"role": "villain", "content": "ha"}], "no villains here"),
         *((TEMPLATE, [{"role": "user", "content": text}], "not valid Unicode") for text in ("\ud800", "a\udc80b")),
     ],
@@ -227,7 +227,7 @@ def test_a_template_given_to_the_object_of_transformers_counts(chatting: HFToken
 
 
 def test_what_a_gguf_file_lacks_is_a_named_error() -> None:
-    with pytest.raises(InvalidPrompt, match="the tokenizer in the GGUF file has no chat template: use generate"):
+    with pytest.raises(InvalidPrompt, match="the tokenizer in the GGUF file has no chat template: complete a plain"):
         GGUFTokenizer(bpe()).encode_chat([USER])
 
 

@@ -17,7 +17,7 @@ from nanoengine.serve.cli import main
 
 
 def test_demo_completes_code_and_shows_the_prefix_cache(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--max-tokens", "8", "--dtype", "float32"]) == 0
+    assert main(["demo", "--max-model-len", "64", "--dtype", "float32"]) == 0
     shown = capsys.readouterr().out
     assert "def binary_search(" in shown
     assert "from the prefix cache" in shown

@@ -142,7 +142,8 @@ class AsyncLLMEngine:
 
         Args:
             request: from `make_request`.
-            interval, begun: see `RequestStream`.
+            interval: see `RequestStream`.
+            begun: see `RequestStream`.
 
         Raises:
             EngineDead, EngineClosed: nothing runs any more.

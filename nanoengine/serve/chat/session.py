@@ -41,6 +41,7 @@ class Session:
         self.num_left_out = 0
         """The first messages that the model no longer reads: its context is full."""
         self._defaults = params
+        self._num_retries = 0  # of the last message
 
     def ask(self, text: str) -> Generator[Piece, None, None]:
         """The answer to a message, as it comes. What was said stays in the conversation, also if it is stopped in the middle.
@@ -48,13 +49,20 @@ class Session:
         Raises:
             NanoEngineError: the model cannot answer; the message is then no part of the conversation.
         """
+        self._num_retries = 0
         return self._answer([*self.messages, {"role": "user", "content": text}])
 
     def retry(self) -> Generator[Piece, None, None]:
-        """Another answer to the last message, in place of the last answer. Raises as `ask`, and ChatError before a message."""
+        """Another answer to the last message, in place of the last answer; of the next seed, where there is one.
+
+        Raises:
+            ChatError: nothing was asked yet.
+            NanoEngineError: as `ask`.
+        """
         last = next((i for i in reversed(range(len(self.messages))) if self.messages[i]["role"] == "user"), None)
         if last is None:
             raise ChatError("nothing was asked yet")
+        self._num_retries += 1
         return self._answer(self.messages[: last + 1])
 
     def _answer(self, asked: list[dict[str, str]]) -> Generator[Piece, None, None]:
@@ -69,10 +77,13 @@ class Session:
         most = self.llm.engine.max_model_len
         free = min(most * FREE, self.params.max_tokens or most)
         last = starts[-1]
+        params = self.params
+        if params.seed is not None:
+            params = dataclasses.replace(params, seed=params.seed ^ self._num_retries)  # it keeps within 64 bits
         for start in starts:
             wanted = free if start == self.num_left_out else most * FREED
             try:
-                answer = Answer(self.llm, [*system, *asked[start:]], self.params)
+                answer = Answer(self.llm, [*system, *asked[start:]], params)
             except PromptTooLong:
                 if start == last:
                     raise

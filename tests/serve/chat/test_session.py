@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import islice
+from typing import Any
 
 import pytest
 
@@ -54,6 +55,21 @@ def test_retry_answers_the_last_message_anew(session: Session) -> None:
     next(stopped)
     stopped.close()
     assert answer(session.retry()) == first
+
+
+def test_each_retry_has_a_seed_of_its_own(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    session.set("seed", str(2**63 - 1))
+    seeds, make_requests = [], session.llm.make_requests
+
+    def noted(prompts: Any, params: SamplingParams) -> Any:
+        seeds.append(params.seed)
+        return make_requests(prompts, params)
+
+    monkeypatch.setattr(session.llm, "make_requests", noted)
+    for said in ("one", "", "", "two"):
+        answer(session.ask(said) if said else session.retry())
+    assert len(set(seeds)) == 3
+    assert seeds[0] == seeds[3] == session.params.seed
 
 
 def test_a_retry_finds_the_prompt_in_the_cache(session: Session) -> None:

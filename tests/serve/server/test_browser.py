@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -14,6 +15,7 @@ import pytest
 
 from tests.serve.aio.toys import PATIENCE
 from tests.serve.server.conftest import MakeServer
+from tests.serve.server.parrot import save_tokenizer
 from tests.serve.server.running import Server
 
 ENTER, UP = "\ue007", "\ue013"
@@ -141,3 +143,12 @@ def test_a_conversation_is_there_after_a_reload_and_can_be_had_anew(browser: Bro
     browser.tells("all('#new-chat')[0].click()")
     browser.until("all('.message').length === 0 && !all('#welcome')[0].hidden")
     assert browser.says("two").startswith("Complete · ")
+
+
+def test_a_text_goes_on_where_there_is_no_chat_template(
+    browser: Browser, make_server: MakeServer, tmp_path: Path
+) -> None:
+    folder = save_tokenizer(tmp_path)
+    (folder / "chat_template.jinja").unlink()
+    browser.opens(make_server({"folder": folder}))
+    assert browser.says("more than the 16 tokens of the interface").startswith("Complete · ")

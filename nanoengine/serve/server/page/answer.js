@@ -27,7 +27,7 @@ function request(conversation) {
     stream_options: { include_usage: true, continuous_usage_stats: true },
   };
   if (!model.hasTemplate) {
-    common.max_tokens ??= null; // as many as fit; the interface says 16
+    common.max_tokens ??= model.length; // as many as fit; the interface says 16
     return ["v1/completions", { ...common, prompt: conversation.messages.at(-2).content }];
   }
   if (noThinking) common.chat_template_kwargs = { enable_thinking: false };
