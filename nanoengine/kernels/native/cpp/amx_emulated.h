@@ -39,27 +39,29 @@ static void emulated_move(int tile, void* memory, size_t stride, bool is_load) {
     }
 }
 
-// Denormal numbers count as 0.
-static float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
-
-static void emulated_dot(int to, int a, int b) {
+static NOINLINE void emulated_sums(int to, int a, int b) {
     const TileShapes& shapes = tiles.shapes;
     if (shapes.rows[to] != shapes.rows[a] || shapes.row_bytes[a] / 4 != shapes.rows[b]) std::abort();
     for (int m = 0; m < shapes.rows[a]; m++) {
         float parts[2][16] = {};  // of the first and of the second elements of all pairs: sums that begin at zero
         for (int k = 0; k < shapes.row_bytes[a] / 4; k++)
             for (int i = 0; i < 2; i++) {
-                const float left = flushed(to_float(bf16{(uint16_t)(tiles.data[a][m][k] >> 16 * i)}));
+                const float left = to_float(bf16{(uint16_t)(tiles.data[a][m][k] >> 16 * i)});
                 for (int n = 0; n < shapes.row_bytes[b] / 4; n++) {
-                    const float right = flushed(to_float(bf16{(uint16_t)(tiles.data[b][k][n] >> 16 * i)}));
-                    parts[i][n] = flushed(std::fma(left, right, parts[i][n]));
+                    const float right = to_float(bf16{(uint16_t)(tiles.data[b][k][n] >> 16 * i)});
+                    parts[i][n] = std::fma(left, right, parts[i][n]);
                 }
             }
         for (int n = 0; n < shapes.row_bytes[b] / 4; n++) {
             float sum;
             std::memcpy(&sum, &tiles.data[to][m][n], 4);
-            sum = flushed(flushed(sum) + flushed(parts[0][n] + parts[1][n]));
+            sum += parts[0][n] + parts[1][n];
             std::memcpy(&tiles.data[to][m][n], &sum, 4);
         }
     }
+}
+
+static void emulated_dot(int to, int a, int b) {
+    const DenormalsAre0 scope;
+    emulated_sums(to, a, b);
 }
