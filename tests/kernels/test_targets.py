@@ -191,6 +191,15 @@ def test_few_rows_in_vectors_have_the_bits_of_tiles(emulated: Build) -> None:
         assert torch.equal(alone.nan_to_num(7.5).view(torch.int32), together.nan_to_num(7.5).view(torch.int32)), seed
 
 
+def test_what_is_denormal_after_24_bits_is_0_in_tiles_and_vectors(emulated: Build) -> None:
+    """2^-126 - 2^-150 has 24 bits. Rounded to those that a denormal number has, it would be 2^-126."""
+    pairs = torch.zeros(2, 32, dtype=torch.bfloat16)
+    pairs[:, 0], pairs[:, 2] = 2.0**-63, torch.tensor([2.0**-75, -(2.0**-75)])
+    weight = weight_of(emulated, pairs[1:])
+    assert not emulated.logits(pairs[:1].repeat(20, 1), weight).any()
+    assert not emulated.logits(pairs[:1], weight).any()
+
+
 def test_attention_in_tiles(emulated: Build) -> None:
     """A tile adds up 32 tokens before it adds them to a sum: wherever a token is computed, they must be the same 32."""
     check_attention(emulated, range(16))

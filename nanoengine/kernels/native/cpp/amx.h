@@ -16,6 +16,14 @@ struct __attribute__((packed)) TileShapes {
     uint8_t rows[16] = {};
 };
 
+// While it lives, what is denormal counts as 0: numbers that are read, and results that are below 2^-126 once they are rounded to
+// 24 bits. What is computed meanwhile is a function of its own, or the compiler may move it out.
+struct DenormalsAre0 {
+    const unsigned before = _mm_getcsr();
+    DenormalsAre0() { _mm_setcsr(before | 0x8040); }
+    ~DenormalsAre0() { _mm_setcsr(before); }
+};
+
 #if defined(EMULATE_AMX)
 #include "amx_emulated.h"
 static bool amx_allowed() { return true; }

@@ -38,33 +38,33 @@ static void emulated_move(int tile, void* memory, size_t stride, bool is_load) {
     }
 }
 
-// A number in a pair of bfloat16, the first or the second, or all 32 bits of a float. Denormal numbers count as 0.
-#define EMULATED_NUMBER(bits) __builtin_bit_cast(float, (bits) & ((bits) & 0x7f800000u ? 0xffffffffu : 0x80000000u))
-#define EMULATED_FLUSHED(sum) EMULATED_NUMBER(__builtin_bit_cast(uint32_t, sum))
-
 // Most of the time of a test is spent here, so it is compiled for speed where the rest is not; and tiles are not memory, which a
 // sanitizer watches. Columns behind the last are never stored.
 #if defined(__GNUC__) && !defined(__clang__)
 __attribute__((optimize("O3")))
 #endif
-__attribute__((noinline, no_sanitize_address)) static void emulated_dot(int to, int a, int b) {
+__attribute__((no_sanitize_address)) static NOINLINE void emulated_sums(int to, int a, int b) {
     EmulatedTiles& own = tiles;
     if (own.shapes.rows[to] != own.shapes.rows[a] || own.shapes.row_bytes[a] / 4 != own.shapes.rows[b]) std::abort();
     for (int m = 0; m < own.shapes.rows[a]; m++) {
         float first[16] = {}, second[16] = {};  // of all pairs: sums that begin at zero
         for (int k = 0; k < own.shapes.row_bytes[a] / 4; k++) {
             const uint32_t pair = own.data[a][m][k];
-            const float left = EMULATED_NUMBER(pair << 16), right = EMULATED_NUMBER(pair & 0xffff0000u);
+            const float left = __builtin_bit_cast(float, pair << 16), right = __builtin_bit_cast(float, pair & 0xffff0000u);
             for (int n = 0; n < 16; n++) {
                 const uint32_t other = own.data[b][k][n];
-                first[n] = EMULATED_FLUSHED(__builtin_fmaf(left, EMULATED_NUMBER(other << 16), first[n]));
-                second[n] = EMULATED_FLUSHED(__builtin_fmaf(right, EMULATED_NUMBER(other & 0xffff0000u), second[n]));
+                first[n] = __builtin_fmaf(left, __builtin_bit_cast(float, other << 16), first[n]);
+                second[n] = __builtin_fmaf(right, __builtin_bit_cast(float, other & 0xffff0000u), second[n]);
             }
         }
         for (int n = 0; n < 16; n++) {
-            const float before = EMULATED_NUMBER(own.data[to][m][n]), added = first[n] + second[n];
-            const float sum = before + EMULATED_FLUSHED(added);
-            own.data[to][m][n] = __builtin_bit_cast(uint32_t, EMULATED_FLUSHED(sum));
+            const float sum = __builtin_bit_cast(float, own.data[to][m][n]) + (first[n] + second[n]);
+            own.data[to][m][n] = __builtin_bit_cast(uint32_t, sum);
         }
     }
+}
+
+static void emulated_dot(int to, int a, int b) {
+    const DenormalsAre0 scope;
+    emulated_sums(to, a, b);
 }

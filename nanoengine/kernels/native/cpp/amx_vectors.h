@@ -8,7 +8,6 @@
 
 constexpr int VECTOR_ROWS = 4;             // up to so many rows read B from memory by vectors, more by tiles; 0: all by tiles
 constexpr size_t VECTORS_AHEAD = 512;      // dwords
-constexpr unsigned DENORMALS_ARE_0 = 0x8040;  // bits of MXCSR: those that are read, and those that are made
 
 template <int M>
 static NOINLINE void add_as_tiles(const uint32_t* a, size_t a_stride, const uint32_t* b0, const uint32_t* b1, size_t b_stride, size_t depth,
@@ -49,9 +48,7 @@ static NOINLINE void add_as_tiles(const uint32_t* a, size_t a_stride, const uint
 template <int M = VECTOR_ROWS, class... Args> static void vector_product(int rows, Args... args) {
     if constexpr (M > 0) {
         if (rows < M) return vector_product<M - 1>(rows, args...);
-        const unsigned before = _mm_getcsr();
-        _mm_setcsr(before | DENORMALS_ARE_0);
+        const DenormalsAre0 scope;
         add_as_tiles<M>(args...);
-        _mm_setcsr(before);
     }
 }
