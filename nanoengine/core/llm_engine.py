@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from nanoengine.core.errors import (
     EngineClosed,
+    EngineDead,
     InvalidPrompt,
     InvalidRequest,
     InvalidSamplingParams,
@@ -185,7 +186,7 @@ class LLMEngine:
         """Launch what may be launched, and take the result of the oldest step; returns the requests that advanced or ended.
 
         An exception while a step is computed ends the requests of that step (finish reason "error", the exception in
-        `Request.error`); all others resume from their tokens.
+        `Request.error`); all others resume from their tokens. `EngineDead` ends none: it is raised.
         """
         self._check_open()
         while len(self.scheduler.in_flight) < self.depth and (step := self.scheduler.schedule()):
@@ -210,13 +211,17 @@ class LLMEngine:
         return seqs
 
     def _try(self, work: Callable[[], T]) -> T | Exception:
-        """Return the result of a call, or the exception that it raises. After Ctrl-C it is unknown which steps were computed."""
+        """Return the result of a call, or the exception that it raises. Where the executor is lost, and after Ctrl-C, the results
+        of all steps in flight are dropped: all sequences resume from their tokens."""
         try:
             return work()
-        except Exception as error:
-            return error
         except BaseException as error:
-            self._drop_all(error)
+            if isinstance(error, Exception) and not isinstance(error, EngineDead):
+                return error
+            while self.scheduler.in_flight:
+                step = self.scheduler.in_flight[0]
+                self.scheduler.fail(None)
+                self._tell("after_step", (), step, error, [])
             raise
 
     def _make_text(self, seq: Sequence) -> None:
@@ -269,13 +274,6 @@ class LLMEngine:
         """When all sequences have ended, wait for the steps that were launched before that was known."""
         while self.scheduler.in_flight and not self.has_unfinished:
             self._collect()
-
-    def _drop_all(self, error: BaseException) -> None:
-        """Drop the results of all steps in flight: all sequences resume from their tokens."""
-        while self.scheduler.in_flight:
-            step = self.scheduler.in_flight[0]
-            self.scheduler.fail(None)
-            self._tell("after_step", (), step, error, [])
 
     # ---- the end
 
