@@ -102,7 +102,9 @@ class LLMEngine:
             InvalidRequest: another argument is bad.
         """
         self._check_open()
-        for name, value in (("cache_salt", cache_salt), ("client", client)):
+        if request_id is None:
+            request_id = next(own for own in self._request_ids if own not in self.requests)
+        for name, value in (("request_id", request_id), ("cache_salt", cache_salt), ("client", client)):
             if not isinstance(value, str) or not value.isprintable():
                 raise InvalidRequest(f"{name} is {shown(value)}: it must be a string of printable characters")
         if type(priority) is not int or not -(2**63) <= priority < 2**63:
@@ -111,8 +113,6 @@ class LLMEngine:
         if not isinstance(params, CoreSamplingParams):
             raise InvalidSamplingParams(f"sampling_params must be SamplingParams, not {shown(params)}")
         params = params.for_model(self)
-        if request_id is None:
-            request_id = next(own for own in self._request_ids if own not in self.requests)
         text = prompt if isinstance(prompt, str) else None
         request = Request(request_id, text, self._check_prompt(prompt), params, cache_salt, priority, client)
         for part in self.scheduler.parts.copy():
