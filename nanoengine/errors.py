@@ -14,7 +14,3 @@ class GrammarsUnavailable(NanoEngineError, RuntimeError):
 
 class MissingPackage(NanoEngineError, ImportError):
     """What was asked for takes a package that is not installed; the message says how to install it."""
-
-
-class EngineDead(NanoEngineError, RuntimeError):
-    """The engine's loop has met an error that it cannot go on from; `__cause__` is what it was."""

@@ -64,6 +64,10 @@ class EngineClosed(NanoEngineError, RuntimeError):
     """The engine was closed and its memory freed."""
 
 
+class EngineDead(NanoEngineError, RuntimeError):
+    """The engine cannot go on, such as without the processes that compute its steps."""
+
+
 class NotFiniteLogits(NanoEngineError, ArithmeticError):
     """The model produced NaN or infinity, so no token can be chosen."""
 
@@ -74,9 +78,7 @@ class NoTokenLeft(NanoEngineError, ValueError):
 
 class StepFailed(NanoEngineError, RuntimeError):
     """An exception in an engine step (`__cause__`) ended some requests of a `generate` call; the others ran to their end.
-
-    `outputs` holds all results in input order. Those of the failed requests have the finish reason "error".
-    """
+    `outputs` holds all results in input order. Those of the failed requests have the finish reason "error"."""
 
     def __init__(self, message: str, outputs: list[Any]):
         super().__init__(message)

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from nanoengine.core.errors import (
     EngineClosed,
+    EngineDead,
     InvalidPrompt,
     InvalidRequest,
     InvalidSamplingParams,
@@ -101,7 +102,9 @@ class LLMEngine:
             InvalidRequest: another argument is bad.
         """
         self._check_open()
-        for name, value in (("cache_salt", cache_salt), ("client", client)):
+        if request_id is None:
+            request_id = next(own for own in self._request_ids if own not in self.requests)
+        for name, value in (("request_id", request_id), ("cache_salt", cache_salt), ("client", client)):
             if not isinstance(value, str) or not value.isprintable():
                 raise InvalidRequest(f"{name} is {shown(value)}: it must be a string of printable characters")
         if type(priority) is not int or not -(2**63) <= priority < 2**63:
@@ -110,8 +113,6 @@ class LLMEngine:
         if not isinstance(params, CoreSamplingParams):
             raise InvalidSamplingParams(f"sampling_params must be SamplingParams, not {shown(params)}")
         params = params.for_model(self)
-        if request_id is None:
-            request_id = next(own for own in self._request_ids if own not in self.requests)
         text = prompt if isinstance(prompt, str) else None
         request = Request(request_id, text, self._check_prompt(prompt), params, cache_salt, priority, client)
         for part in self.scheduler.parts.copy():
@@ -185,7 +186,7 @@ class LLMEngine:
         """Launch what may be launched, and take the result of the oldest step; returns the requests that advanced or ended.
 
         An exception while a step is computed ends the requests of that step (finish reason "error", the exception in
-        `Request.error`); all others resume from their tokens.
+        `Request.error`); all others resume from their tokens. `EngineDead` ends none: it is raised.
         """
         self._check_open()
         while len(self.scheduler.in_flight) < self.depth and (step := self.scheduler.schedule()):
@@ -210,13 +211,17 @@ class LLMEngine:
         return seqs
 
     def _try(self, work: Callable[[], T]) -> T | Exception:
-        """Return the result of a call, or the exception that it raises. After Ctrl-C it is unknown which steps were computed."""
+        """Return the result of a call, or the exception that it raises. Where the executor is lost, and after Ctrl-C, the results
+        of all steps in flight are dropped: all sequences resume from their tokens."""
         try:
             return work()
-        except Exception as error:
-            return error
         except BaseException as error:
-            self._drop_all(error)
+            if isinstance(error, Exception) and not isinstance(error, EngineDead):
+                return error
+            while self.scheduler.in_flight:
+                step = self.scheduler.in_flight[0]
+                self.scheduler.fail(None)
+                self._tell("after_step", (), step, error, [])
             raise
 
     def _make_text(self, seq: Sequence) -> None:
@@ -269,13 +274,6 @@ class LLMEngine:
         """When all sequences have ended, wait for the steps that were launched before that was known."""
         while self.scheduler.in_flight and not self.has_unfinished:
             self._collect()
-
-    def _drop_all(self, error: BaseException) -> None:
-        """Drop the results of all steps in flight: all sequences resume from their tokens."""
-        while self.scheduler.in_flight:
-            step = self.scheduler.in_flight[0]
-            self.scheduler.fail(None)
-            self._tell("after_step", (), step, error, [])
 
     # ---- the end
 

@@ -109,6 +109,7 @@ def test_a_bad_prompt_is_refused(prompt: Any) -> None:
         {"client": "a\nb"},
         {"client": 5},
         {"cache_salt": None},
+        {"request_id": [1]},
     ],
     ids=str,
 )

@@ -18,6 +18,7 @@ from nanoengine.core.messages import StepPlan, StepResult
 from nanoengine.core.model_runner import RunnerPart
 from nanoengine.features.kv_offload.file_thread import FileThread
 from nanoengine.features.kv_offload.messages import NAME, Copy, FileAnswer, Orders, Place, Tier
+from nanoengine.kernels.memory import zeros_in_huge_pages
 
 logger = logging.getLogger("nanoengine")
 
@@ -42,8 +43,8 @@ class BlockCopier(RunnerPart):
 
     Attributes:
         block_bytes: K/V of one block.
-        host: [num_slots, block_bytes] uint8. With a GPU it is page-locked where it lies, so that copies need no detour; torch's
-            own page-locked memory would be rounded up to a power of two.
+        host: [num_slots, block_bytes] uint8, taken as it is written. With a GPU it is page-locked where it lies, so that copies
+            need no detour; torch's own page-locked memory would be rounded up to a power of two.
         staged: the files that were read, each [block_bytes] uint8, by name.
     """
 
@@ -53,7 +54,7 @@ class BlockCopier(RunnerPart):
         self.device = pool[0].device
         self.block_bytes = sum(tensor[0].nbytes for tensor in pool)
         assert states is None or states[0].nbytes <= self.block_bytes
-        self.host = torch.zeros((num_slots, self.block_bytes), dtype=torch.uint8, device="cpu")
+        self.host = zeros_in_huge_pages((num_slots, self.block_bytes), torch.uint8)
         self.staged: dict[str, Tensor] = {}
         self._kept: set[str] = set()  # the files that are wanted
         self._answers: list[FileAnswer] = []  # that need no work

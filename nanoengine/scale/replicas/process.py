@@ -27,7 +27,6 @@ from nanoengine.scale.replicas.messages import End, Failed, Ping, Pong, Ready, S
 from nanoengine.scale.replicas.options import option_of
 from nanoengine.scale.replicas.replica import Replica
 from nanoengine.scale.worker.child import portable, receive, signs_of_life
-from nanoengine.scale.worker.remote_runner import GroupLost
 
 logger = logging.getLogger("nanoengine")
 
@@ -58,8 +57,8 @@ def serve(connection: Connection, build: Callable[[], Built], hash_seed: int) ->
     process.say(Ready(engine.max_model_len, engine.scheduler.blocks.seed, identity))
     try:
         process.run()
-    except GroupLost as lost:
-        process.finish(Failed(EngineDead(str(lost))))
+    except EngineDead as error:
+        process.finish(Failed(error))
     except BaseException:  # the threads that read and write would keep the process alive
         logger.critical("process %d of a replica ends", os.getpid(), exc_info=True)
         os._exit(1)

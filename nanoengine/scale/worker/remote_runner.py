@@ -27,18 +27,12 @@ MORE_SECONDS = 0.5
 """How much longer than the limit of a rank the group is waited for: a rank that waits for another one can then name it."""
 
 
-class GroupLost(BaseException):
-    """A rank died or hung, and its group was ended. Not an Exception, so that no request ends: the process of the replica ends,
-    and another replica goes on with its requests.
-    """
-
-
 class RemoteRunner:
     """Starts the ranks of a group; `launch` sends the same plan to each. Rank 0 answers with the result, the other ranks only
     with success or an error.
 
-    If a rank is lost, or sends a message that is not due, the group is ended and `GroupLost` is raised. Plans are numbered: an
-    answer counts for its own plan alone.
+    If a rank dies, hangs or sends a message that is not due, the group is ended, and `EngineDead` is raised here and for every
+    later plan. Plans are numbered: an answer counts for its own plan alone.
 
     Args:
         config: of the ranks' engines.
@@ -113,7 +107,7 @@ class RemoteRunner:
     def _answer(self, number: int) -> Any:
         """The answer of rank 0 to a plan. Answers to earlier plans, which nobody waited for, are dropped."""
         if not self._links:
-            raise GroupLost("the worker processes are gone")
+            raise EngineDead("the worker processes are gone: make a new engine")
         waiting = set(range(self.size))
         values: dict[int, Any] = {}
         errors: dict[int, Exception] = {}
@@ -192,7 +186,7 @@ class RemoteRunner:
 
     def _lose(self, reason: str) -> NoReturn:
         self._end()
-        raise GroupLost(reason)
+        raise EngineDead(reason)
 
     def _end(self) -> None:
         for link in self._links:

@@ -189,3 +189,14 @@ def test_a_block_that_cannot_be_set_aside_is_a_problem_of_its_file(
     [answer] = carry_out(copier, Copy(block(1), file(0), HEADER), num_answers=1)
     assert "out of memory" in (answer.problem or "")
     copier.close()
+
+
+def test_host_memory_is_taken_as_it_is_written() -> None:
+    before = num_pages()
+    copier = BlockCopier([torch.zeros(1, 1 << 20)], 1 << 9, None)
+    assert copier.host.nbytes == 2 << 30
+    assert num_pages() - before < 20_000, "of the 524,288 of 2 GiB"
+
+
+def num_pages() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1])

@@ -15,6 +15,7 @@ from typing import Any, cast
 from nanoengine.builder import Built
 from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.config import EngineConfig
+from nanoengine.core.errors import EngineDead
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import StepPlan
 from nanoengine.features.observability.kv_events import KVEventPublisher
@@ -23,7 +24,6 @@ from nanoengine.scale.replicas.carrier import LocalReplica
 from nanoengine.scale.replicas.engine import ReplicatedEngine
 from nanoengine.scale.replicas.options import ReplicaOptions
 from nanoengine.scale.replicas.process import serve
-from nanoengine.scale.worker.remote_runner import GroupLost
 from tests.core.toys import Done, ToyModel, make_engine
 from tests.forks import begin
 from tests.serve.aio.toys import LogprobListener
@@ -52,7 +52,7 @@ class SlowModel(ToyModel):
             while start.token_ids[:3] == ENDLESS:
                 time.sleep(1.0)
             if start.token_ids[:3] == LOSES_A_RANK:
-                raise GroupLost("rank 1 is gone")
+                raise EngineDead("rank 1 is gone")
         return super().launch(plan)
 
 

@@ -17,7 +17,7 @@ from nanoengine.core.messages import StepPlan
 from nanoengine.errors import EngineDead
 from nanoengine.scale.worker import remote_runner
 from nanoengine.scale.worker.member import ALIVE, RankLost
-from nanoengine.scale.worker.remote_runner import GroupLost, RemoteRunner
+from nanoengine.scale.worker.remote_runner import RemoteRunner
 from tests.core.toys import ToyModel, make_engine
 from tests.scale.replicas.world import BLOCK_SIZE, answers, draw_requests, expected
 
@@ -115,13 +115,13 @@ def test_a_fault_of_any_rank_at_any_plan_loses_the_group_and_ends_no_request(
     requests = draw_requests(engine, 3, 12)
     for request in requests:
         engine.submit(request)
-    with pytest.raises(GroupLost):
+    with pytest.raises(EngineDead):
         run_all(engine)
     assert not any(request.error for request in requests)
     for (tokens, text, *_), (all_tokens, all_text, *_) in zip(answers(requests), expected(3, 12), strict=True):
         assert tokens == all_tokens[: len(tokens)]
         assert all_text.startswith(text)
-    with pytest.raises(GroupLost, match="are gone"):
+    with pytest.raises(EngineDead, match="are gone"):
         engine.step()
     engine.close()
 
@@ -157,7 +157,7 @@ def test_why_a_group_was_lost_is_told(start: Callable[..., RemoteRunner]) -> Non
         ((Rank(silent), Rank(waits_in_vain)), "rank 1 did not come"),
         ((Rank(silent), Rank(skips)), r"rank 1 has said \(2, True, None\) where an answer to plan 1 was due"),
     ):
-        with pytest.raises(GroupLost, match=message):
+        with pytest.raises(EngineDead, match=message):
             start(*ranks).launch(StepPlan())()
     both = start(Rank(fails_alone), Rank(fails_alone))
     with pytest.raises(MemoryError, match="no room"):
@@ -169,7 +169,7 @@ def test_a_plan_that_a_stopped_rank_does_not_read_has_an_end(start: Callable[...
     """It is larger than what the socket takes."""
     plan = StepPlan()
     plan.extras["large"] = bytes(8 << 20)
-    with pytest.raises(GroupLost, match=r"took more than worker_step_seconds=0\.1 for a step"):
+    with pytest.raises(EngineDead, match=r"took more than worker_step_seconds=0\.1 for a step"):
         start(Rank(deaf)).launch(plan)()
     runner = start(Rank())
     assert runner.launch(plan)().token_ids == [], "one who reads it gets all of it"
