@@ -155,7 +155,7 @@ with_server() {
 
 run_lm-eval() {
     tests_environment
-    SERVED_NAME=demo with_server demo --dtype float32 --served-model-name demo --enable-tokenizer-info-endpoint -- \
+    SERVED_NAME=demo with_server demo --dtype float32 --served-model-name demo -- \
         timeout 900 "$work/tests/bin/python" "$here/lm_eval_scores.py" "$(demo)" "$work/lm-eval" "$counts" || true
 }
 
