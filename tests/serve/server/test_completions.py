@@ -146,6 +146,9 @@ def test_a_prompt_alone_may_be_echoed(demo: Server) -> None:
         assert len(values) == len(one["logprobs"][name]) - 1
     assert none["logprobs"]["token_logprobs"][1:] == pytest.approx(one["logprobs"]["token_logprobs"][1:-1], abs=1e-4)
     assert demo.complete(PROMPT, max_tokens=0).status == 400
+    choices = demo.complete([PROMPT, "class A"], n=2, echo=True, max_tokens=1).json["choices"]
+    for choice, prompt in zip(choices, [PROMPT, PROMPT, "class A", "class A"], strict=True):
+        assert choice["text"].startswith(prompt)
 
 
 @pytest.mark.parametrize("fields", [{}, {"echo": True}, {"echo": True, "max_tokens": 0}, {"stream": True}], ids=str)
