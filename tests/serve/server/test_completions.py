@@ -183,6 +183,8 @@ def test_usage_says_what_was_cached(make_server: MakeServer) -> None:
     assert first == usage(10, 4)
     assert second == usage(10, 4, num_cached=8)
     assert server.complete("abcdefghij", max_tokens=4, cache_salt="own").json["usage"] == usage(10, 4)
+    two = server.complete(["abcdefghij"] * 2, max_tokens=4, stream=True, stream_options={"include_usage": True})
+    assert two.events[-1]["usage"] == usage(20, 8, num_cached=16)
     server.chat("abcdefghijkl", max_tokens=4)
     turn = server.chat("abcdefghijkl", "well", "and?", max_tokens=4).json["usage"]
     assert turn["prompt_tokens_details"]["cached_tokens"] >= 16
