@@ -33,7 +33,7 @@ def steps_to_first_token(engine: LLMEngine, request: Request, most: int = 500) -
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("length", [3, 50, 80])
+@pytest.mark.parametrize("length", [8, 50, 80])
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_a_first_token_takes_at_most_twice_its_steps_alone_and_one(
     policy: str, depth: int, length: int, holder: str
