@@ -32,7 +32,7 @@ from nanoengine.scale.parallel.kernels import GroupKernels
 from nanoengine.scale.parallel.options import ParallelOptions
 from nanoengine.scale.parallel.shares import Shares
 from nanoengine.scale.parallel.states import units_of_ranks
-from nanoengine.scale.worker.elsewhere import take_model_away
+from nanoengine.scale.worker.elsewhere import NOT_THERE, replaced, take_model_away
 from nanoengine.scale.worker.member import Member
 from nanoengine.scale.worker.remote_runner import RemoteRunner
 
@@ -136,7 +136,7 @@ def _remote_runner(startup: Startup) -> ModelRunner:
     """Ranks with pools of so many blocks; from them they know, too, how long a sequence may be."""
     config, size = startup.config, startup.num_ranks
     same = replace(
-        config,
+        replaced(config, NOT_THERE),
         device=startup.device.torch_device.type,
         num_threads=max(1, startup.device.num_threads // size),  # of this process, which computes nothing
         num_kv_blocks=startup.num_blocks,
