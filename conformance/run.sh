@@ -155,12 +155,13 @@ with_server() {
 
 run_lm-eval() {
     tests_environment
-    SERVED_NAME=demo with_server demo --dtype float32 --served-model-name demo --enable-tokenizer-info-endpoint -- \
+    SERVED_NAME=demo with_server demo --dtype float32 --served-model-name demo -- \
         timeout 900 "$work/tests/bin/python" "$here/lm_eval_scores.py" "$(demo)" "$work/lm-eval" "$counts" || true
 }
 
 run_schema() {
     tests_environment
+    cd "$work"  # it writes what it has found where it is
     local status=0
     with_server demo --max-model-len 256 -- bash -c "timeout 900 '$work/tests/bin/schemathesis' run \"\$SERVER_URL/openapi.json\" \
         --checks not_a_server_error --phases examples,coverage,fuzzing --max-examples 60 --max-time 300 --seed 1 --request-timeout 60 \

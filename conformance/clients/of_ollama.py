@@ -152,11 +152,10 @@ def unload() -> None:
     assert (own.done, own.done_reason) == (True, "unload")
 
 
-@check("ollama", "`embed`: texts, `dimensions`; `embeddings`")
+@check("ollama", "`embed`: texts, `dimensions`")
 def embed() -> None:
     one, other = client.embed(MODEL, ["a stack", "a queue"]).embeddings
     assert client.embed(MODEL, "a stack").embeddings == [one] != [other]
-    assert client.embeddings(MODEL, "a stack").embedding == one
     assert len(client.embed(MODEL, "a stack", dimensions=8).embeddings[0]) == 8
 
 

@@ -83,7 +83,7 @@ class BlockManager:
             held = [self.index[group].get(hash, NULL_BLOCK) for hash, _ in hashes[first:num_cached_blocks]]
             pinned += filter(None, held)
             loads += [(group, place) for place, block in enumerate(held, first) if block == NULL_BLOCK]
-            ends.append(self._blocks_for(min(layout.reserve(cached, seq.num_tokens + 1), seq.max_num_tokens)))
+            ends.append(self._blocks_for(layout.reserve(cached, seq.num_tokens + 1)))
             num_new += held.count(NULL_BLOCK) + ends[-1] - num_cached_blocks
             firsts.append(first)
             tables.append([NULL_BLOCK] * first + held)
@@ -103,7 +103,6 @@ class BlockManager:
             table += [self._allocate() for _ in range(end - len(table))]
         seq.block_tables, seq.first_blocks = tables, firsts
         seq.num_computed = seq.num_written = cached
-        seq.num_published = 0
         self._count_slots(seq)
         return True
 

@@ -29,12 +29,15 @@ class Watched(ToyModel):
         self.num_cleared = 0
 
     def launch(self, plan: StepPlan) -> Done:
+        done = super().launch(plan)
+        if plan.epoch <= self.failed_epoch:
+            return done
         self.num_cleared += len(plan.zeroed)
         self.with_nan -= set(plan.zeroed)
         tables = [table for start in plan.started for table in start.tables]
         given = {block for blocks in (*tables, *(own.block_ids for own in plan.tables)) for block in blocks}
         assert not given & self.with_nan
-        return super().launch(plan)
+        return done
 
 
 def params(max_tokens: int = 4) -> CoreSamplingParams:
@@ -56,6 +59,9 @@ def test_kv_without_finite_logits_is_found_by_nobody_and_cleared(depth: int) -> 
     assert broken.output().outputs[0].finish_reason == "error"
     assert broken.output().outputs[0].token_ids == []
     assert len(blocks.dirty) == 3, "its first two blocks, too, and the last one, which is not full"
+    model.failing.add(model.num_launched + 1)
+    run(engine, [engine.make_request(good, params(1))])
+    assert not model.num_cleared, "the step that was to clear its blocks has failed"
     run(engine, [again := engine.make_request(good, params(1))])
     assert again.output().num_cached_tokens == 0
     run(engine, [engine.make_request([number] * 40, params()) for number in range(2)])

@@ -12,7 +12,7 @@ from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Sequence
 
-from .toys import EOS, check, make_engine, run
+from .toys import EOS, check, check_idle, make_engine, run
 
 
 def test_the_end_of_a_waiting_sequence_looks_at_few_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +181,8 @@ def test_so_many_steps_are_in_flight_and_a_reset_waits_for_all_requests(depth: i
     assert engine.executor.num_launched == depth
     assert len(engine.scheduler.in_flight) == depth - 1
     assert not engine.reset_prefix_cache()
-    run(engine, [])
+    assert engine.abort("request-0")
+    check_idle(engine)
     assert engine.reset_prefix_cache()
     assert not engine.scheduler.blocks.index[0]
 

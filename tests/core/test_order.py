@@ -25,10 +25,11 @@ def test_a_smaller_priority_comes_first_and_equals_go_by_their_arrival() -> None
     assert ended == [2, 0, 3, 1, 4]
 
 
+@pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("policy", ["prefill_first", "mixed"])
-def test_who_came_last_gives_way_and_resumes_before_those_who_wait(policy: str) -> None:
-    engine = make_engine(num_blocks=16, policy=policy)
-    requests = [engine.make_request([number] * 10, PARAMS) for number in range(4)]
+def test_who_came_last_gives_way_and_resumes_before_those_who_wait(policy: str, depth: int) -> None:
+    engine = make_engine(num_blocks=16, policy=policy, depth=depth)
+    requests = [engine.make_request([number] * (13 - 3 * number), PARAMS) for number in range(4)]
     for request in requests:
         engine.submit(request)
     while engine.has_unfinished:
@@ -52,22 +53,23 @@ def test_who_runs_gives_way_only_to_one_who_runs() -> None:
     assert late.sequences[0].num_preemptions == 0
 
 
-def test_room_that_comes_is_taken_at_once() -> None:
+def test_room_that_comes_is_taken_at_once_and_nobody_overtakes_who_waits_for_it() -> None:
     engine = make_engine(num_blocks=40, max_model_len=150)
     requests: list[Any] = []
-    for seed, num_prompt in enumerate((90, 60, 100)):
+    for seed, num_prompt in enumerate((90, 60, 100, 2)):
         params = CoreSamplingParams(max_tokens=10 + seed, seed=seed, ignore_eos=True)
         requests.append(engine.make_request([seed] * num_prompt, params))
         engine.submit(requests[-1])
     while not requests[0].finished:
-        assert not requests[2].sequences[0].block_tables
+        assert not any(request.sequences[0].block_tables for request in requests[2:])
         engine.step()
     while not requests[1].finished:
         engine.step()
     engine.step()
     assert requests[2].sequences[0].block_tables
-    while engine.has_unfinished:
-        engine.step()
+    run(engine, [])
+    run(engine, [engine.make_request([4], PARAMS)])
+    assert len(engine.executor.rows) == 1, "the runner knows which rows have ended"
 
 
 def test_completions_of_a_long_prompt_look_it_up_twice_and_not_after_each_chunk(

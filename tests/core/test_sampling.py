@@ -128,6 +128,8 @@ def test_filters_keep_the_likeliest(filters: dict[str, float], expected: list[in
 
 def test_of_equal_tokens_those_with_lower_ids_are_kept() -> None:
     assert kept([1.0, 2.0, 2.0, 2.0], top_k=2) == [1, 2]
+    assert kept([0.0] * 4, top_p=0.5) == [0, 1], "which reach it exactly"
+    assert kept([1.0, 2.0, 2.0], min_p=1.0) == [1, 2], "which are both as likely as the likeliest"
 
 
 def test_each_row_is_filtered_by_its_own_settings_and_keeps_its_logits() -> None:

@@ -91,7 +91,7 @@ class BlockShare(PolicyPart):
     def _need(self, seq: Sequence) -> int:
         """Blocks that it is admitted with, if it finds none of them in the cache."""
         size, count = self.blocks.block_size, seq.num_tokens + 1
-        return sum(-(-min(layout.reserve(0, count), seq.max_num_tokens) // size) for layout in self.blocks.layouts)
+        return sum(-(-layout.reserve(0, count) // size) for layout in self.blocks.layouts)
 
     def _victims(self, running: Seq[Sequence], part: int, short: int) -> list[Sequence]:
         """The last sequences of clients that have more than their part, as many as free so many blocks; none if that is not

@@ -93,8 +93,7 @@ def pad(packed: PackedStep, shape: PackedStep, rows: Rows) -> PackedStep:
     sampled_tokens[:] = np.arange(len(sampled_tokens))
     for to, section in zip(sections, packed.sections, strict=True):
         to[: section.stop - section.start] = packed.numbers.numpy()[section]
-    more = np.cumsum(shape.query_lens[count:])
-    starts[count + 1 :] = np.minimum(starts[count] + more, shape.num_tokens)
+    starts[count + 1 :] = starts[count] + np.cumsum(shape.query_lens[count:])
     starts[-1] = shape.num_tokens
     shape.sampled = packed.sampled
     return shape

@@ -43,8 +43,7 @@ def merged_views(views: Sequence[EngineView]) -> EngineView:
     sequences, cells, num_blocks, totals = [], "", 0, views[0].totals
     for view in views:
         sequences += [
-            dataclasses.replace(seq, blocks=[block + num_blocks if block else 0 for block in seq.blocks])
-            for seq in view.sequences
+            dataclasses.replace(seq, blocks=[block + num_blocks for block in seq.blocks]) for seq in view.sequences
         ]
         num_blocks += view.pool.num_blocks
         cells = (cells + view.pool.cells).ljust(min(num_blocks, MAX_CELLS), FREE)

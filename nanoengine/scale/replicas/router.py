@@ -73,7 +73,7 @@ class Router:
 
         best = min(places, key=cost)
         hit = self._hit(best, hashes)
-        route = Route(best, hit, max(num_prompt - hit, 0), num_new)
+        route = Route(best, hit, num_prompt - hit, num_new)
         self._num_turns += 1
         best.last_turn = self._num_turns
         best.load += route.num_prompt + num_new

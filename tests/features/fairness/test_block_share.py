@@ -33,7 +33,7 @@ def steps_to_first_token(engine: LLMEngine, request: Request, most: int = 500) -
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("length", [3, 50, 80])
+@pytest.mark.parametrize("length", [8, 50, 80])
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_a_first_token_takes_at_most_twice_its_steps_alone_and_one(
     policy: str, depth: int, length: int, holder: str
@@ -53,6 +53,16 @@ def test_a_first_token_takes_at_most_twice_its_steps_alone_and_one(
     assert [len(seq.output_token_ids) for request in held for seq in request.sequences] == [
         max_tokens for _, max_tokens, n in HOLDERS[holder] for _ in range(n)
     ], "who gave way has all its tokens in the end"
+
+
+def test_with_more_clients_than_rows_each_has_its_first_token_soon() -> None:
+    engine, _ = shared_engine(**POOL | {"max_num_seqs": 2})
+    for _ in range(2):
+        submit(engine, 8, "holder", 100)
+    engine.step()
+    for newcomer in [submit(engine, 3, client, 5) for client in "abc"]:
+        steps_to_first_token(engine, newcomer, 30)
+    run(engine, [])
 
 
 def test_a_sequence_of_more_than_its_part_waits_its_turn() -> None:

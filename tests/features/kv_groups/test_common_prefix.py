@@ -66,7 +66,7 @@ def test_who_has_started_anew_is_counted_again_although_the_decodes_are_the_same
     seqs = [Row([1, 2, 3]), Row([1, 2, 4])]
     share(blocks, *seqs)
     assert counts(prefix, seqs, [9, 9]) == [2]
-    counts(prefix, [], [], started=seqs[1:])
+    counts(prefix, [], [], started=seqs[1:], drafted=[(seqs[0], 9)])
     seqs[1].block_tables[0][:2] = [7, 8]  # it was computed again, into other blocks
     assert counts(prefix, seqs.copy(), [9, 9]) == [0]
 

@@ -34,7 +34,9 @@ class Remembered(Drafted):
 
     def after_life(self, engine: LLMEngine) -> None:
         super().after_life(engine)
-        self.seen.update(resumed=self.snapshots.num_restored, evicted=self.snapshots.num_evicted)
+        own = self.snapshots
+        self.seen.update(resumed=own.num_restored, evicted=own.num_evicted)
+        assert not any((own._branches, own._drafted, own._last_of_decode)), "nothing is kept of those that have ended"
         assert engine.reset_prefix_cache()
         assert not self.snapshots.index
         check_slots(self.snapshots)

@@ -247,7 +247,13 @@ def test_what_a_failed_step_was_to_delete_and_read_the_next_one_does() -> None:
     disk.invalidate(failed, (0, b"\x22" * 16))
     disk.step_failed(failed, orders)
     assert (orders.reads, orders.deletes, orders.clears) == (failed.reads, ["22" * 16 + "-0"], False)
+    key = 0, b"\x33" * 16
+    disk.save(failed, key, b"tokens", Place(Tier.POOL, 1))
+    disk.invalidate(failed, key)
+    disk.answer(FileAnswer("written", disk.name(key)))
+    assert disk.name(key) not in disk.files
     disk.clear(failed)
+    assert not failed.copies
     disk.step_failed(failed, orders)
     assert orders.clears
     assert not orders.reads

@@ -190,6 +190,14 @@ def test_one_that_is_replaced_or_unloaded_stays_for_its_requests(
         assert not kept, "the runner has given back what nobody needs"
 
 
+def test_a_new_adapter_takes_no_slot_of_one_that_stays(model: Path, adapters: list[LoRARequest]) -> None:
+    with opened(model, max_loras=2) as llm:
+        expected = tokens(llm.generate([SHARED] * 2, GREEDY, lora_request=adapters[:2], use_tqdm=False))
+        own_adapters(llm).unload("adapter 0")
+        found = tokens(llm.generate([SHARED] * 2, GREEDY, lora_request=[adapters[2], adapters[1]], use_tqdm=False))
+        assert found[1] == expected[1] != found[0]
+
+
 # ---- beside other features
 
 

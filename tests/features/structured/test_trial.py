@@ -18,6 +18,7 @@ from nanoengine.errors import EngineClosed, GrammarsUnavailable, InvalidSampling
 from nanoengine.features.structured import trial as trial_module
 from nanoengine.features.structured.grammars import Grammars
 from nanoengine.features.structured.params import StructuredOutputs
+from nanoengine.features.structured.structured import Structured
 from nanoengine.features.structured.trial import Trial, TrialFailed, Verdict
 from nanoengine.models.names import DEMO
 from nanoengine.serve.server.errors import problem_of
@@ -173,7 +174,7 @@ def test_a_process_that_was_killed_while_nothing_was_asked_is_missed_by_nobody(
     assert problem_of(raised.value).status == 503
     monkeypatch.undo()
     grammars.matcher(StructuredOutputs(regex="c"))
-    grammars.close()
+    Structured(grammars, [], None).close()  # as the engine closes its parts
     with pytest.raises(EngineClosed):
         grammars.matcher(StructuredOutputs(regex="a"))
 

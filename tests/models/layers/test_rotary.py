@@ -23,10 +23,11 @@ def test_angles_are_float32_whatever_torchs_default_dtype() -> None:
         assert torch.equal(part, right)
 
 
+@pytest.mark.parametrize("kind", ["default", "dynamic"])
 @pytest.mark.parametrize("count", [1, 2])
-def test_an_angle_depends_on_its_position_alone(count: int) -> None:
+def test_an_angle_depends_on_its_position_alone(count: int, kind: str) -> None:
     """Not on the longest length that there is room for, nor on the threads that fill the table."""
-    rope = RopeConfig(theta=1e6, rotary_dim=128)
+    rope = RopeConfig(theta=1e6, rotary_dim=128, kind=kind, factor=4.0, trained_positions=40_001)
 
     def table(max_len: int) -> Angles:
         rotary = RotaryEmbedding(128, rope, torch.device("cpu"))

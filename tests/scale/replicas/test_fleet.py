@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from nanoengine.core.sequence import Request
 from nanoengine.errors import EngineDead
 from nanoengine.features.sampling.params import SamplingParams
 from nanoengine.scale.replicas.fleet import MOST_LOSSES
-from nanoengine.scale.replicas.messages import Delta, Forget, News, Submit
+from nanoengine.scale.replicas.messages import Abort, Delta, Forget, News, Submit
 from tests.features.kv_offload.toys import Files
 
-from .world import World, answers, draw_requests, expected
+from .world import ToyMember, World, answers, draw_requests, expected
 
 NUM_LIVES = 12
 
@@ -180,6 +181,13 @@ def test_a_prompt_goes_where_it_is_cached_and_a_burst_is_spread() -> None:
     assert {submitted([*prompt, 30, token]) for token in range(20)} == {first.number, second.number}
 
 
+def until_tokens(world: World, member: ToyMember, request: Request, count: int) -> None:
+    while len(request.sequences[0].output_token_ids) < count:
+        member.read()
+        member.step()
+        world.deliver(member)
+
+
 def test_a_request_that_kills_replicas_is_ended_and_others_go_on() -> None:
     world = World(random.Random(0))
     poison, other = (world.front.make_request([1, 2, token], SamplingParams(max_tokens=9, seed=0)) for token in (3, 4))
@@ -192,8 +200,12 @@ def test_a_request_that_kills_replicas_is_ended_and_others_go_on() -> None:
     assert ended == [poison]
     assert isinstance(poison.error, EngineDead)
     assert poison.finished
-    world.join()
     world.submit(other)
+    for number in range(MOST_LOSSES):
+        member = world.join()
+        until_tokens(world, member, other, number + 1)
+        assert not world.kill(member.number), "a request that gets on is tried again"
+    world.join()
     world.run()
     assert other.finished
     assert other.error is None
@@ -231,9 +243,26 @@ def test_what_moves_goes_on_where_it_was_and_what_has_ended_is_not_computed_agai
         world.deliver(first)
         assert not request.finished, "another seed has completions that end one after the other"
     world.drain(first.number)
+    assert isinstance(first.inbox.pop(), Abort), "it computes it no more"
     [submitted] = [message.resumable for message in second.inbox]
     going_on = [seq for seq in request.sequences if not seq.finished]
     assert submitted.completions == {seq.index: seq.output_token_ids for seq in going_on}
     assert all(submitted.completions.values())
     world.run()
     assert second.replica.engine.requests == {}
+
+
+def test_a_replica_may_refuse_what_moves_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> Request:
+        raise LookupError("not here")
+
+    world = World(random.Random(0))
+    first, second = world.join(), world.join()
+    request = world.front.make_request([1, 2, 3], SamplingParams(max_tokens=9, seed=0))
+    world.submit(request)
+    until_tokens(world, first, request, 2)
+    monkeypatch.setattr(second.replica, "make_request", refuse)
+    world.drain(first.number)
+    world.run()
+    assert "not here" in str(request.error)
+    assert request.sequences[0].output_token_ids

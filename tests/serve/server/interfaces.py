@@ -377,6 +377,7 @@ class Responses(Interface):
         distinct([own["id"] for own in found["output"]])
         reason = (found["incomplete_details"] or {}).get("reason", found["status"])
         usage = found["usage"]
+        assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
         return Said(
             [self._part(own) for own in found["output"]], reason, (usage["input_tokens"], usage["output_tokens"])
         )

@@ -146,6 +146,9 @@ def test_a_prompt_alone_may_be_echoed(demo: Server) -> None:
         assert len(values) == len(one["logprobs"][name]) - 1
     assert none["logprobs"]["token_logprobs"][1:] == pytest.approx(one["logprobs"]["token_logprobs"][1:-1], abs=1e-4)
     assert demo.complete(PROMPT, max_tokens=0).status == 400
+    choices = demo.complete([PROMPT, "class A"], n=2, echo=True, max_tokens=1).json["choices"]
+    for choice, prompt in zip(choices, [PROMPT, PROMPT, "class A", "class A"], strict=True):
+        assert choice["text"].startswith(prompt)
 
 
 @pytest.mark.parametrize("fields", [{}, {"echo": True}, {"echo": True, "max_tokens": 0}, {"stream": True}], ids=str)
@@ -180,6 +183,8 @@ def test_usage_says_what_was_cached(make_server: MakeServer) -> None:
     assert first == usage(10, 4)
     assert second == usage(10, 4, num_cached=8)
     assert server.complete("abcdefghij", max_tokens=4, cache_salt="own").json["usage"] == usage(10, 4)
+    two = server.complete(["abcdefghij"] * 2, max_tokens=4, stream=True, stream_options={"include_usage": True})
+    assert two.events[-1]["usage"] == usage(20, 8, num_cached=16)
     server.chat("abcdefghijkl", max_tokens=4)
     turn = server.chat("abcdefghijkl", "well", "and?", max_tokens=4).json["usage"]
     assert turn["prompt_tokens_details"]["cached_tokens"] >= 16

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
 from nanoengine.errors import InvalidConfig
 from nanoengine.serve.server.config import ServerConfig
+from nanoengine.serve.server.errors import Problem
+from nanoengine.serve.server.middleware import Identify
+from nanoengine.serve.server.work_share import WorkShare
 from tests.serve.server.conftest import MakeServer
 from tests.serve.server.parrot import build
 from tests.serve.server.running import Server, read_all, until
@@ -109,6 +114,29 @@ def test_an_id_that_no_log_could_hold_is_replaced(parrot: Server, value: str) ->
     if len(value) > 128:
         refused = parrot.complete("a", stream=True, request_id=value)
         assert (refused.status, refused.error["param"]) == (400, "request_id")
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_answers_to_errors_have_the_id_and_whoever_is_refused_pays(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if status == 500:
+            raise LookupError("nobody has foreseen it")
+        await Problem(status, "no room").response(scope)(scope, receive, send)
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    sent, share = list[Message](), WorkShare()
+    paid = list[str]()
+    monkeypatch.setattr(share, "refused", paid.append)
+    headers = [(b"host", b"127.0.0.1"), (b"x-request-id", b"mine")]
+    scope = {"type": "http", "method": "POST", "path": "/x", "http_version": "1.1", "headers": headers}
+    asyncio.run(Identify(app, ServerConfig(), (), share)(scope, lambda: None, send))  # type: ignore[arg-type, return-value]
+    assert sent[0]["status"] == status
+    assert (b"x-request-id", b"mine") in sent[0]["headers"]
+    assert bool(paid) == (status != 500)
 
 
 # ---- the log

@@ -114,6 +114,7 @@ def test_the_tokens_that_wait_have_a_limit_of_which_others_have_their_part(make_
     later.append(server.later(ask, "b", "abc", max_tokens=97))
     until(lambda: waiting() == {"key-0": 700, "key-1": 100})
     assert server.serving.num_rejected == {"max_num_queued_tokens": 2}
+    until(lambda: server.gate.let() or waiting() == {"key-0": 600, "key-1": 100})  # one of two completions has begun
     server.gate.open()
     assert [answer.result().status for answer in later] == [200] * 4
     server.check_idle()

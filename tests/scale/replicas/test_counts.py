@@ -1,0 +1,23 @@
+"""The totals of replicas that are gone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nanoengine.scale.replicas.counts import Counts
+
+
+class Total(list[int]):
+    """Stands for the metrics of an engine."""
+
+    def of_the_past(self) -> Total:
+        return self
+
+
+def test_totals_go_on_with_each_replica_in_the_place_of_a_lost_one() -> None:
+    counts = Counts()
+    for number in range(3):
+        counts.leave(0)
+        told: Any = Total([number]), None
+        counts.take(0, told)
+    assert counts.by_number() == {0: [2, 1, 0]}
