@@ -5,14 +5,19 @@
 
 // 1 / rms of x [size]; with a residual (else null): residual += x first, and 1 / rms of that.
 template <class T> static float inverse_rms(const T* x, T* residual, size_t size, float eps) {
+    const size_t whole = size / LANES * LANES;
     Floats squares{};
     float rest = 0;
-    for_vectors(size, [&](size_t i, auto some) {
-        if (residual) store_some(residual + i, load_some(residual + i, some) + load_some(x + i, some), some);
-        const Floats value = load_some((residual ? residual : x) + i, some), square = value * value;
-        if (some == LANES) squares += square;
-        else for (size_t lane = 0; lane < some; lane++) rest += square[lane];
-    });
+    for (size_t i = 0; i < whole; i += LANES) {
+        if (residual) store_floats(residual + i, load_floats(residual + i) + load_floats(x + i));
+        const Floats value = load_floats((residual ? residual : x) + i);
+        squares += value * value;
+    }
+    for (size_t i = whole; i < size; i++) {
+        if (residual) from_float(residual + i, to_float(residual[i]) + to_float(x[i]));
+        const float value = to_float((residual ? residual : x)[i]);
+        rest += value * value;
+    }
     return 1.0f / std::sqrt((sum(squares) + rest) / size + eps);
 }
 

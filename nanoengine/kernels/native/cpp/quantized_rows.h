@@ -149,16 +149,20 @@ static INLINE void multiply_half(const Cells<KIND, PACKED>& cells, const RowChun
 }
 
 template <int KIND, bool PACKED, int PARTS, int M> static NOINLINE void multiply_cells(const Task<KIND, PACKED, PARTS>& task) {
-    const auto [x, cells, count, scales, zero, has_minimums, _, add] = task;
+    const RowChunk<PARTS>* x = task.x;
+    const Cells<KIND, PACKED> cells = task.cells;
+    const size_t count = task.count;
+    const Scales& scales = task.scales;
+    float* out = task.out;
     constexpr bool HELD = (2 + PARTS) * M * WIDE + 4 <= REGISTERS;       // the sums find registers, too
     Floats held[HELD ? M : 1][WIDE];
-    auto row = [out = task.out](int m, int v) { return out + m * COLUMNS + v * LANES; };
+    auto row = [&](int m, int v) { return out + m * COLUMNS + v * LANES; };
 #pragma GCC unroll 4
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
         for (int v = 0; v < WIDE; v++) {
-            if (HELD) held[m][v] = add ? load<Floats>(row(m, v)) : Floats{};
-            else if (!add) store(row(m, v), Floats{});
+            if (HELD) held[m][v] = task.add ? load<Floats>(row(m, v)) : Floats{};
+            else if (!task.add) store(row(m, v), Floats{});
         }
     for (size_t cell = 0; cell < count; cell++) {
         cells.ask_for(cell);
@@ -173,7 +177,7 @@ template <int KIND, bool PACKED, int PARTS, int M> static NOINLINE void multiply
                 for (int v = 0; v < WIDE; v++) {
                     Ints numbers = sums[0][m][v];
                     if (PARTS == 2) numbers = numbers * LOW + sums[PARTS - 1][m][v];
-                    Floats total = __builtin_convertvector(numbers - zero * x[m].totals[2 * cell + half], Floats);
+                    Floats total = __builtin_convertvector(numbers - task.zero * x[m].totals[2 * cell + half], Floats);
                     if (has_own_scales(KIND)) total *= load<Floats>(scales.scales[2 * cell + half] + v * LANES);
                     const Floats scale = splat(x[m].scales[2 * cell + half]);
                     both[m][v] = half ? multiply_add(total, scale, both[m][v]) : total * scale;
@@ -195,7 +199,7 @@ template <int KIND, bool PACKED, int PARTS, int M> static NOINLINE void multiply
 #pragma GCC unroll 4
         for (int v = 0; v < WIDE; v++) {
             Floats sum = HELD ? held[m][v] : load<Floats>(row(m, v));
-            for (size_t i = 0; has_minimums && i < count; i++)
+            for (size_t i = 0; task.has_minimums && i < count; i++)
                 sum = multiply_add(load<Floats>(scales.offsets[i] + v * LANES), splat(x[m].sums[i]), sum);
             store(row(m, v), sum);
         }

@@ -187,6 +187,13 @@ INLINE float to_float(bf16 value) {
     return load<float>(&bits);
 }
 
+INLINE void from_float(f32* to, float value) { *to = value; }
+INLINE void from_float(bf16* to, float value) {
+    bf16 all[LANES];
+    store_floats(all, splat(value));
+    *to = all[0];
+}
+
 // ---- dot products
 
 // sum += a * b, where b is a vector of dwords, and a the same dword for all lanes. A dword of b is used in STEPS products,
