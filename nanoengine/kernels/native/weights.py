@@ -112,7 +112,8 @@ class Packer:
     def _blocks(self, source: GGMLBlocks) -> Segment:
         segment = self._segment(BLOCKS[source.type].code, source.format, *source.shape)
         blocks, number = source.data.contiguous(), list(BLOCKS).index(source.type)
-        self.c.pack_blocks(number, address(blocks, torch.uint8), segment.memory.data_ptr(), *source.shape)
+        given = address(blocks, torch.uint8), segment.memory.data_ptr()
+        self.c.pack_blocks(number, segment.code, *given, *source.shape)
         return segment
 
     def _groups(self, source: Grouped) -> Segment:

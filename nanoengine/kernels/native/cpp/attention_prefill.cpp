@@ -13,14 +13,13 @@ namespace {
 
 constexpr size_t QUERY_ROWS = 96;
 
-// Products of other parts that tiles of AMX compute while vectors make weights of a part. A block of a product is few instructions
+// Whether tiles of AMX compute products of other parts while vectors make weights of a part. A block of a product is few instructions
 // that take long: a CPU begins those that follow, which need nothing of it, before it is done.
-enum Beside { NO_PRODUCTS, SCORES, SCORES_AND_VALUES };
-constexpr Beside BESIDE_WEIGHTS = SCORES_AND_VALUES;
-template <class S> constexpr Beside BESIDE = IN_TILES<S> ? BESIDE_WEIGHTS : NO_PRODUCTS;
+constexpr bool PRODUCTS_BESIDE_WEIGHTS = true;
+template <class S> constexpr bool BESIDE = IN_TILES<S> && PRODUCTS_BESIDE_WEIGHTS;
 
 // Rows of one block of a product of a part: all, unless vectors are to have work beside it.
-template <class S> constexpr size_t ROWS_OF_A_BLOCK = BESIDE<S> == NO_PRODUCTS ? SIZE_MAX / 2 : AMX_ROWS;
+template <class S> constexpr size_t ROWS_OF_A_BLOCK = BESIDE<S> ? AMX_ROWS : SIZE_MAX / 2;
 
 struct Work {
     size_t sequence, head, first, last;  // queries [first, last) of the sequence's new tokens
@@ -46,7 +45,7 @@ template <class S> struct Scratch {
     Scratch(size_t rows, size_t dim)
         : queries(rows * PARTS<S>), rounded_queries(new Rounded[rows]), part_sums(new float[rows * PARTS<S> * dim]),
           sums(new float[rows * dim]), all(new Softmax[rows]) {
-        while (made.size() < (BESIDE<S> == NO_PRODUCTS ? 1 : 2)) made.emplace_back(rows, PART * dim);
+        for (int i = 0; i < 1 + BESIDE<S>; i++) made.emplace_back(rows, PART * dim);
     }
 };
 
@@ -71,9 +70,8 @@ template <class T, class S> struct Prefill {
             scratch.rounded_queries[row] = take_query(q + place(row), dim, scratch.queries, row);
             scratch.all[row] = before_parts(spec.sinks ? spec.sinks + work.head * group + row % group : nullptr);
         }
-        std::fill_n(scratch.sums.get(), queries * group * dim, 0.0f);
         const Part first = part_at(begin / STEP<S> * STEP<S>);
-        if constexpr (BESIDE<S> != NO_PRODUCTS) attend_beside(first);
+        if constexpr (BESIDE<S>) attend_beside(first);
         else
             for (Part part = first; part.rows; part = after(part)) {
                 for (size_t block = 0; block < blocks(part, part.tokens); block++) score(part, block);
@@ -81,10 +79,6 @@ template <class T, class S> struct Prefill {
                 for (size_t block = 0; block < blocks(part, dim); block++) add(part, block);
                 merge_rows(part);
             }
-        for (size_t row = 0; row < queries * group; row++) {
-            const float* sums = scratch.sums.get() + row * dim;
-            for (size_t d = 0; d < dim; d += LANES) store_floats(out + place(row) + d, load<Floats>(sums + d) / scratch.all[row].total);
-        }
     }
 
 private:
@@ -95,14 +89,13 @@ private:
     void attend_beside(const Part& first) const {
         Part last{}, part{}, next = first;
         for (; next.rows || part.rows || last.rows; last = part, part = next, next = after(next)) {
-            const size_t scores = blocks(next, next.tokens), values = blocks(last, dim);
-            const size_t beside = BESIDE<S> == SCORES_AND_VALUES ? scores + values : scores;
-            for (size_t block = 0; block < scores + values; block++) {
+            const size_t scores = blocks(next, next.tokens), all = scores + blocks(last, dim);
+            for (size_t block = 0; block < all; block++) {
                 if (block < scores) score(next, block);
                 else add(last, block - scores);
-                if (block < beside) prepare(part, block, beside);
+                prepare(part, block, all);
             }
-            if (!beside) prepare(part, 0, 1);
+            if (!all) prepare(part, 0, 1);
             merge_rows(last);
         }
     }
@@ -172,7 +165,7 @@ private:
         });
     }
 
-    // Values of a part that are added up, to those of the parts before.
+    // Values of a part that are added up, to those of the parts before. What a row's last part makes of them goes to out.
     void merge_rows(const Part& part) const {
         float* part_sums = scratch.part_sums.get();
         if constexpr (PARTS<S> == 2)
@@ -181,10 +174,17 @@ private:
                 join(both, both + dim, dim, made(part).rounded[row], part_sums + row * dim);
             }
         for (size_t row = 0; row < part.rows; row++) {
-            const size_t own = part.from * group + row;
+            const size_t own = part.from * group + row, token = position + part.from + row / group;
+            const bool is_first = spec.first_seen(token) >= part.start, is_last = token < part.start + part.tokens;
             const Shares shares = merge(scratch.all[own], made(part).softmaxes[row]);
-            float *from = part_sums + row * dim, *to = scratch.sums.get() + own * dim;
-            for (size_t d = 0; d < dim; d += LANES) store(to + d, merged(load<Floats>(to + d), load<Floats>(from + d), shares));
+            const float *from = part_sums + row * dim, total = scratch.all[own].total;
+            float* sums = scratch.sums.get() + own * dim;
+            T* result = out + place(own);
+            for (size_t d = 0; d < dim; d += LANES) {
+                const Floats all = merged(is_first ? Floats{} : load<Floats>(sums + d), load<Floats>(from + d), shares);
+                if (is_last) store_floats(result + d, all / total);
+                else store(sums + d, all);
+            }
         }
     }
 };

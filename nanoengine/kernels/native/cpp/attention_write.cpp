@@ -2,7 +2,6 @@
 // and the write of K and V into the cache. Norms, rotation and q may each be missing.
 #include <algorithm>
 #include <cmath>
-#include <utility>
 #include <vector>
 #include "calls.h"
 #include "kv_int8.h"
@@ -49,14 +48,6 @@ template <class T, class S> const S* stored(const T* row, const KVTiles& kv, siz
         store(tile + TILE * kv.head_dim + offset * sizeof(float), quantize(row, kv.head_dim, room));
         return room;
     }
-}
-
-template <int... LANE> INLINE Dwords shuffled(Dwords a, Dwords b) {
-#if defined(__clang__)
-    return __builtin_shufflevector(a, b, LANE...);
-#else
-    return __builtin_shuffle(a, b, Ints{LANE...});
-#endif
 }
 
 // Lane l of row i becomes lane i of row l.

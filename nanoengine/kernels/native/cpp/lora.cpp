@@ -264,10 +264,9 @@ template <class T> struct Layer {
 };
 
 template <class T> void add_bias_and_round(const float* sums, const T* bias, T* out, size_t size) {
-    const size_t whole = size / LANES * LANES;
-    for (size_t i = 0; i < whole; i += LANES)
-        store_floats(out + i, load<Floats>(sums + i) + (bias ? load_floats(bias + i) : Floats{}));
-    for (size_t i = whole; i < size; i++) from_float(out + i, sums[i] + (bias ? to_float(bias[i]) : 0.0f));
+    for_vectors(size, [&](size_t i, auto some) {
+        store_some(out + i, load_some(sums + i, some) + (bias ? load_some(bias + i, some) : Floats{}), some);
+    });
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ template <class T> static float inverse_rms(const T* x, T* residual, size_t size
 
 // out = x * scale * weight, all [count].
 template <class T, class Out> static void scale_by(const T* x, float scale, const float* weight, size_t count, Out* out) {
-    const size_t whole = count / LANES * LANES;
-    for (size_t i = 0; i < whole; i += LANES) store_floats(out + i, load_floats(x + i) * scale * load_floats(weight + i));
-    for (size_t i = whole; i < count; i++) from_float(out + i, to_float(x[i]) * scale * weight[i]);
+    for_vectors(count, [&](size_t i, auto some) {
+        store_some(out + i, load_some(x + i, some) * scale * load_some(weight + i, some), some);
+    });
 }

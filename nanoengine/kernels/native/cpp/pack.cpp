@@ -41,60 +41,31 @@ template <class T> void pack(const T* weight, uint32_t* packed, size_t first, si
     });
 }
 
-// What a block of each format has: numbers of 32 inputs (its `cell`), and its header. `at` is where output 0 of the strip has
-// its scale.
+// What a block of each format has: bytes of the numbers of 32 inputs (its cell `run`), and a header, which goes to where output 0 of
+// the strip has its scale.
 INLINE void put16(uint8_t* header, size_t index, size_t output, const uint8_t* half) {
     std::memcpy(header + index * 2 * GROUP + 2 * output, half, 2);
 }
 
-INLINE void fifth_bits(const uint8_t* from, uint8_t* numbers) {
-    for (int i = 0; i < 32; i++) numbers[i] |= (from[i / 8] >> i % 8 & 1) << 4;
+INLINE void halves_of_bytes(const uint8_t* from, uint8_t* numbers) {
+    for (int i = 0; i < 16; i++) numbers[i] = from[i] & 15, numbers[16 + i] = from[i] >> 4;
 }
 
-template <int AT> INLINE void halves_of_bytes(const uint8_t* block, uint8_t* numbers) {
-    for (int i = 0; i < 16; i++) numbers[i] = block[AT + i] & 15, numbers[16 + i] = block[AT + i] >> 4;
-}
-
-struct Q4_0 {
-    static constexpr int BITS = 4, VALUES = 32, BYTES = 18;
-    static constexpr Extra EXTRA = PLAIN;
-    static INLINE void read(const uint8_t* block, int, uint8_t* numbers) { halves_of_bytes<2>(block, numbers); }
-    static INLINE void header(const uint8_t* block, uint8_t* to, size_t output) { put16(to, 0, output, block); }
-};
-
-struct Q4_1 {
-    static constexpr int BITS = 4, VALUES = 32, BYTES = 20;
-    static constexpr Extra EXTRA = MINIMUM;
-    static INLINE void read(const uint8_t* block, int, uint8_t* numbers) { halves_of_bytes<4>(block, numbers); }
+// Q4_0, Q4_1, Q5_0 and Q5_1: a scale, perhaps a minimum, perhaps fifth bits, and the other four of each number.
+template <int NUMBER_BITS, bool HAS_MINIMUM> struct Small {
+    static constexpr int BITS = NUMBER_BITS, HALVES = 2 + 2 * HAS_MINIMUM + 4 * (BITS == 5), BYTES = HALVES + 16;
+    static INLINE void read(const uint8_t* block, int, uint8_t* numbers) {
+        halves_of_bytes(block + HALVES, numbers);
+        for (int i = 0; BITS == 5 && i < 32; i++) numbers[i] |= (block[HALVES - 4 + i / 8] >> i % 8 & 1) << 4;
+    }
     static INLINE void header(const uint8_t* block, uint8_t* to, size_t output) {
         put16(to, 0, output, block);
-        put16(to, 1, output, block + 2);
+        if (HAS_MINIMUM) put16(to, 1, output, block + 2);
     }
-};
-
-struct Q5_0 {
-    static constexpr int BITS = 5, VALUES = 32, BYTES = 22;
-    static constexpr Extra EXTRA = PLAIN;
-    static INLINE void read(const uint8_t* block, int, uint8_t* numbers) {
-        halves_of_bytes<6>(block, numbers);
-        fifth_bits(block + 2, numbers);
-    }
-    static INLINE void header(const uint8_t* block, uint8_t* to, size_t output) { put16(to, 0, output, block); }
-};
-
-struct Q5_1 {
-    static constexpr int BITS = 5, VALUES = 32, BYTES = 24;
-    static constexpr Extra EXTRA = MINIMUM;
-    static INLINE void read(const uint8_t* block, int, uint8_t* numbers) {
-        halves_of_bytes<8>(block, numbers);
-        fifth_bits(block + 4, numbers);
-    }
-    static INLINE void header(const uint8_t* block, uint8_t* to, size_t output) { Q4_1::header(block, to, output); }
 };
 
 struct Q8_0 {
-    static constexpr int BITS = 8, VALUES = 32, BYTES = 34;
-    static constexpr Extra EXTRA = PLAIN;
+    static constexpr int BITS = 8, BYTES = 34;
     static INLINE void read(const uint8_t* block, int, uint8_t* numbers) {
         for (int i = 0; i < 32; i++) numbers[i] = block[2 + i] ^ 0x80;
     }
@@ -103,8 +74,7 @@ struct Q8_0 {
 
 // Eight runs of 32 numbers, two of them in 32 bytes; see kernels/quantized/ggml_numbers.py for the six bits of their factors.
 template <bool FIFTH> struct Runs {
-    static constexpr int BITS = FIFTH ? 5 : 4, VALUES = 256, BYTES = FIFTH ? 176 : 144;
-    static constexpr Extra EXTRA = CELL_FACTORS;
+    static constexpr int BITS = FIFTH ? 5 : 4, BYTES = FIFTH ? 176 : 144;
     static INLINE void read(const uint8_t* block, int run, uint8_t* numbers) {
         const uint8_t* halves = block + (FIFTH ? 48 : 16) + run / 2 * 32;
         for (int i = 0; i < 32; i++) numbers[i] = halves[i] >> run % 2 * 4 & 15;
@@ -124,8 +94,7 @@ template <bool FIFTH> struct Runs {
 };
 
 struct Q6_K {
-    static constexpr int BITS = 6, VALUES = 256, BYTES = 210;
-    static constexpr Extra EXTRA = HALF_CELL_FACTORS;
+    static constexpr int BITS = 6, BYTES = 210;
     static INLINE void read(const uint8_t* block, int run, uint8_t* numbers) {
         const uint8_t *lower = block + run / 4 * 64 + run % 2 * 32, *upper = block + 128 + run / 4 * 32;
         for (int i = 0; i < 32; i++)
@@ -139,8 +108,7 @@ struct Q6_K {
 
 // Numbers of 3 bits: two in qs, one in hmask.
 struct Q3_K {
-    static constexpr int BITS = 4, VALUES = 256, BYTES = 110;
-    static constexpr Extra EXTRA = HALF_CELL_FACTORS;
+    static constexpr int BITS = 4, BYTES = 110;
     static INLINE void read(const uint8_t* block, int run, uint8_t* numbers) {
         const uint8_t* lower = block + 32 + run / 4 * 32;
         for (int i = 0; i < 32; i++) numbers[i] = 4 + (lower[i] >> run % 4 * 2 & 3) + (block[i] >> run & 1) * 4;
@@ -154,12 +122,9 @@ struct Q3_K {
     }
 };
 
-using IQ4_NL = Q4_0;  // the same bytes: its numbers are places in a codebook
-
 struct IQ4_XS {
-    static constexpr int BITS = 4, VALUES = 256, BYTES = 136;
-    static constexpr Extra EXTRA = SIGNED_CELL_FACTORS;
-    static INLINE void read(const uint8_t* block, int run, uint8_t* numbers) { halves_of_bytes<8>(block + 16 * run, numbers); }
+    static constexpr int BITS = 4, BYTES = 136;
+    static INLINE void read(const uint8_t* block, int run, uint8_t* numbers) { halves_of_bytes(block + 8 + 16 * run, numbers); }
     static INLINE void header(const uint8_t* block, uint8_t* to, size_t output) {
         put16(to, 0, output, block);
         for (int run = 0; run < 8; run++)
@@ -170,18 +135,17 @@ struct IQ4_XS {
 
 // The scale is a power of two: its exponent, of which half is taken, as the codebook has twice the numbers.
 struct MXFP4 {
-    static constexpr int BITS = 4, VALUES = 32, BYTES = 17;
-    static constexpr Extra EXTRA = PLAIN;
-    static INLINE void read(const uint8_t* block, int, uint8_t* numbers) { halves_of_bytes<1>(block, numbers); }
+    static constexpr int BITS = 4, BYTES = 17;
+    static INLINE void read(const uint8_t* block, int, uint8_t* numbers) { halves_of_bytes(block + 1, numbers); }
     static INLINE void header(const uint8_t* block, uint8_t* to, size_t output) {
         const uint16_t half = block[0] < 2 ? 0x20 << block[0] : (block[0] - 1) << 7;  // as a bfloat16
         put16(to, 0, output, reinterpret_cast<const uint8_t*>(&half));
     }
 };
 
-template <class F> void pack_blocks(const uint8_t* blocks, uint8_t* panels, size_t rows, size_t inputs) {
-    const Format format{F::BITS, OF_FLOAT16, F::EXTRA, F::VALUES};
-    const size_t row_blocks = inputs / F::VALUES, header = format.header_bytes(), cell = format.cell_bytes();
+template <class F> void pack_blocks(const Format& format, const uint8_t* blocks, uint8_t* panels, size_t rows, size_t inputs) {
+    const size_t row_blocks = inputs / format.span, cells_of_block = format.span / CELL;
+    const size_t header = format.header_bytes(), cell = format.cell_bytes();
     for_each(round_up(rows, GROUP) / GROUP, false, [&](size_t strip) {
         uint8_t *headers = panels + strip / STRIPS * format.panel_bytes(inputs), *cells = headers + format.cells_at(inputs);
         const size_t side = strip % STRIPS, count = std::min<size_t>(GROUP, rows - strip * GROUP);
@@ -189,10 +153,10 @@ template <class F> void pack_blocks(const uint8_t* blocks, uint8_t* panels, size
             for (size_t o = 0; o < count; o++) {
                 const uint8_t* block = blocks + ((strip * GROUP + o) * row_blocks + i) * F::BYTES;
                 F::header(block, headers + (i * STRIPS + side) * header, o);
-                for (int run = 0; run < F::VALUES / (int)CELL; run++) {
+                for (size_t run = 0; run < cells_of_block; run++) {
                     uint8_t numbers[CELL];
-                    F::read(block, run, numbers);
-                    put_numbers<F::BITS>(cells + ((i * (F::VALUES / CELL) + run) * STRIPS + side) * cell, o, numbers);
+                    F::read(block, (int)run, numbers);
+                    put_numbers<F::BITS>(cells + ((i * cells_of_block + run) * STRIPS + side) * cell, o, numbers);
                 }
             }
     });
@@ -215,21 +179,22 @@ void pack_numbers(int dtype, const void* weight, void* panels, size_t first, siz
     with_type(dtype, [&]<class T>(T*) { pack((const T*)weight, (uint32_t*)panels, first, rows, inputs); });
 }
 
-// Put `rows` rows of blocks, of the format that the caller numbers so, into panels.
-void pack_blocks(int format, const uint8_t* blocks, uint8_t* panels, size_t rows, size_t inputs) {
-    switch (format) {
-        case 0: return pack_blocks<Q4_0>(blocks, panels, rows, inputs);
-        case 1: return pack_blocks<Q4_1>(blocks, panels, rows, inputs);
-        case 2: return pack_blocks<Q5_0>(blocks, panels, rows, inputs);
-        case 3: return pack_blocks<Q5_1>(blocks, panels, rows, inputs);
-        case 4: return pack_blocks<Q8_0>(blocks, panels, rows, inputs);
-        case 5: return pack_blocks<Runs<false>>(blocks, panels, rows, inputs);
-        case 6: return pack_blocks<Runs<true>>(blocks, panels, rows, inputs);
-        case 7: return pack_blocks<Q6_K>(blocks, panels, rows, inputs);
-        case 8: return pack_blocks<Q3_K>(blocks, panels, rows, inputs);
-        case 9: return pack_blocks<IQ4_NL>(blocks, panels, rows, inputs);
-        case 10: return pack_blocks<IQ4_XS>(blocks, panels, rows, inputs);
-        case 11: return pack_blocks<MXFP4>(blocks, panels, rows, inputs);
+// Put `rows` rows of blocks into panels: `number` is that of their format among those of ggml, `code` says how it lies in panels.
+void pack_blocks(int number, int64_t code, const uint8_t* blocks, uint8_t* panels, size_t rows, size_t inputs) {
+    const Format format = Format::of(code);
+    switch (number) {
+        case 0: return pack_blocks<Small<4, false>>(format, blocks, panels, rows, inputs);
+        case 1: return pack_blocks<Small<4, true>>(format, blocks, panels, rows, inputs);
+        case 2: return pack_blocks<Small<5, false>>(format, blocks, panels, rows, inputs);
+        case 3: return pack_blocks<Small<5, true>>(format, blocks, panels, rows, inputs);
+        case 4: return pack_blocks<Q8_0>(format, blocks, panels, rows, inputs);
+        case 5: return pack_blocks<Runs<false>>(format, blocks, panels, rows, inputs);
+        case 6: return pack_blocks<Runs<true>>(format, blocks, panels, rows, inputs);
+        case 7: return pack_blocks<Q6_K>(format, blocks, panels, rows, inputs);
+        case 8: return pack_blocks<Q3_K>(format, blocks, panels, rows, inputs);
+        case 9: return pack_blocks<Small<4, false>>(format, blocks, panels, rows, inputs);  // IQ4_NL: places in a codebook
+        case 10: return pack_blocks<IQ4_XS>(format, blocks, panels, rows, inputs);
+        case 11: return pack_blocks<MXFP4>(format, blocks, panels, rows, inputs);
     }
 }
 

@@ -74,9 +74,9 @@ template <class F> static void with_activation(int activation, F f) {
 // out = what gates make of the values beside them, all [size].
 template <Activation ACTIVATION, class T, class Out>
 static NOINLINE void gate_pairs(const T* gates, const T* ups, size_t size, Out* out) {
-    const size_t whole = size / LANES * LANES, rest = size - whole;
-    for (size_t i = 0; i < whole; i += LANES) store_floats(out + i, gated<ACTIVATION>(load_floats(gates + i), load_floats(ups + i)));
-    if (rest) store_some(out + whole, gated<ACTIVATION>(load_some(gates + whole, rest), load_some(ups + whole, rest)), rest);
+    for_vectors(size, [&](size_t i, auto some) {
+        store_some(out + i, gated<ACTIVATION>(load_some(gates + i, some), load_some(ups + i, some)), some);
+    });
 }
 
 // A kind of gate, and the biases of a panel of gates and of the values beside them; both null: none.

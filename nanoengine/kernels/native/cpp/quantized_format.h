@@ -90,7 +90,6 @@ struct Format {
         return has_minimums() || (size == 8 && SIGN) ? 0 : 1 << (size - 1);
     }
     int kind() const { return bits | (extra == HALF_CELL_FACTORS ? OWN_SCALES : 0) | (codebook ? IN_CODEBOOK : 0); }
-    int scales_per_cell() const { return extra == HALF_CELL_FACTORS ? 2 : 1; }
 };
 
 // LANES numbers of 16 bits as floats.
@@ -154,6 +153,7 @@ private:
     NOINLINE void read_as(const Format& format, const uint8_t* panel, size_t first, size_t count) {
         const size_t cells = format.span / CELL, header = format.header_bytes(), width = format.scale_bytes();
         const float byte_zero = format.bits == 8 ? SIGN : 0;
+        constexpr size_t PER_CELL = EXTRA == HALF_CELL_FACTORS ? 2 : 1;
         for (size_t strip = 0; strip < STRIPS; strip++) {
             const uint8_t* at = panel + (first / cells * STRIPS + strip) * header;
             for (size_t i = 0, within = first % cells; i < count; i++) {
@@ -162,15 +162,10 @@ private:
 #pragma GCC unroll 4
                 for (size_t o = 0; o < GROUP; o += LANES) {
                     const Floats scale = load_scales(format.scale, at, o);
-                    float *to = scales[i] + strip * GROUP + o, *minimum = offsets[i] + strip * GROUP + o;
-                    if (EXTRA == HALF_CELL_FACTORS) {
-                        float* halves = scales[2 * i] + strip * GROUP + o;
-                        store(halves, scale * load_signed_bytes(second + 2 * within * GROUP + o));
-                        store(halves + COLUMNS, scale * load_signed_bytes(second + (2 * within + 1) * GROUP + o));
-                        continue;
-                    }
-                    if (EXTRA == SIGNED_CELL_FACTORS) {
-                        store(to, scale * load_signed_bytes(second + within * GROUP + o));
+                    float *to = scales[i * PER_CELL] + strip * GROUP + o, *minimum = offsets[i] + strip * GROUP + o;
+                    if (EXTRA == HALF_CELL_FACTORS || EXTRA == SIGNED_CELL_FACTORS) {
+                        for (size_t part = 0; part < PER_CELL; part++)
+                            store(to + part * COLUMNS, scale * load_signed_bytes(second + (within * PER_CELL + part) * GROUP + o));
                         continue;
                     }
                     store(to, EXTRA == CELL_FACTORS ? scale * load_bytes(factors + within * GROUP + o) : scale);
@@ -186,12 +181,6 @@ private:
 };
 
 // What a codebook has at the places that the bytes of some dwords say.
-static INLINE uint32_t look_up(const uint8_t* codebook, uint32_t places) {
-    uint32_t result = 0;
-    for (int b = 0; b < 32; b += 8) result |= (uint32_t)codebook[places >> b & 15] << b;
-    return result;
-}
-
 static INLINE Dwords look_up(const uint8_t* codebook, Dwords places) {
 #if defined(__AVX512BW__)
     return (Dwords)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(load<__m128i>(codebook)), (__m512i)places);
@@ -200,23 +189,25 @@ static INLINE Dwords look_up(const uint8_t* codebook, Dwords places) {
 #elif defined(__aarch64__)
     return (Dwords)vqtbl1q_u8(load<uint8x16_t>(codebook), (uint8x16_t)places);
 #else
-    for (int lane = 0; lane < LANES; lane++) places[lane] = look_up(codebook, (uint32_t)places[lane]);
-    return places;
+    Dwords result{};
+    for (int lane = 0; lane < LANES; lane++)
+        for (int b = 0; b < 32; b += 8) result[lane] |= (uint32_t)codebook[places[lane] >> b & 15] << b;
+    return result;
 #endif
 }
 
-// Dword d of some outputs (V: of as many as it has dwords), whose dwords are at byte `at` of each line; 0 <= d < 8 is a constant.
-template <int KIND, class V> static INLINE V numbers(const uint8_t* cell, int d, size_t at, const uint8_t* codebook) {
+// Dword d of some outputs, whose dwords are at byte `at` of each line; 0 <= d < 8 is a constant.
+template <int KIND> static INLINE Dwords numbers(const uint8_t* cell, int d, size_t at, const uint8_t* codebook) {
     constexpr int BITS = bits_of(KIND);
-    if (BITS == 8) return load<V>(cell + d * LINE_BYTES + at);
-    const V halves = load<V>(cell + d % 4 * LINE_BYTES + at);
-    V result = (d < 4 ? halves : halves >> 4) & 0x0f0f0f0f;
+    if (BITS == 8) return load<Dwords>(cell + d * LINE_BYTES + at);
+    const Dwords halves = load<Dwords>(cell + d % 4 * LINE_BYTES + at);
+    Dwords result = (d < 4 ? halves : halves >> 4) & 0x0f0f0f0f;
     if (BITS == 5) {
-        const V fifth = load<V>(cell + 4 * LINE_BYTES + at);
+        const Dwords fifth = load<Dwords>(cell + 4 * LINE_BYTES + at);
         result |= (d < 4 ? fifth << (4 - d) : fifth >> (d - 4)) & 0x10101010;
     }
     if (BITS == 6) {
-        const V upper = load<V>(cell + (4 + d / 4) * LINE_BYTES + at);
+        const Dwords upper = load<Dwords>(cell + (4 + d / 4) * LINE_BYTES + at);
         result |= (d % 4 == 3 ? upper >> 2 : upper << (4 - 2 * (d % 4))) & 0x30303030;
     }
     if (KIND & IN_CODEBOOK) return look_up(codebook, result);

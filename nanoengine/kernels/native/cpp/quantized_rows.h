@@ -83,7 +83,7 @@ template <int KIND, bool PACKED> struct Cells {
     size_t share = 0;
 
     INLINE Dwords load_numbers(size_t cell, int d, int v) const {
-        if (PACKED) return numbers<KIND, Dwords>(at + (cell * STRIPS + strip_of(v)) * bits_of(KIND) * LINE_BYTES, d, at_of(v), codebook);
+        if (PACKED) return numbers<KIND>(at + (cell * STRIPS + strip_of(v)) * bits_of(KIND) * LINE_BYTES, d, at_of(v), codebook);
         return load<Dwords>(at + ((cell * CELL_DWORDS + d) * WIDE + v) * sizeof(Dwords));
     }
     INLINE void ask_for(size_t cell) const {  // some cells ahead of those that are read

@@ -54,9 +54,7 @@ constexpr float INFINITE = __builtin_inff();
 // Of a row of `count` logits, those from i on; behind the end -inf.
 INLINE Floats logits_at(const float* logits, size_t i, size_t count) {
     if (i + LANES <= count) return load<Floats>(logits + i);
-    float lanes[LANES] = {};
-    std::copy(logits + i, logits + count, lanes);
-    return first_lanes(count - i, load<Floats>(lanes), splat(-INFINITE));
+    return first_lanes(count - i, load_some(logits + i, count - i), splat(-INFINITE));
 }
 
 struct Best {

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
@@ -89,28 +90,22 @@ INLINE Ints count_from(int32_t first) {
     return load<Ints>(LANE) + first;
 }
 
+// Lanes of a, and behind them those of b.
+template <int... LANE> INLINE Dwords shuffled(Dwords a, Dwords b) {
+#if defined(__clang__)
+    return __builtin_shufflevector(a, b, LANE...);
+#else
+    return __builtin_shuffle(a, b, Ints{LANE...});
+#endif
+}
+
 // All lanes as one, by halves and always in the same order: lane i and lane i + LANES / 2, and so on.
-template <class V, class Op> INLINE auto by_halves(V v, Op op) {
-    typedef std::remove_cvref_t<decltype(v[0])> E;
-#if defined(__AVX2__)
-    typedef E Eight __attribute__((vector_size(32)));
-    typedef E Four __attribute__((vector_size(16)));
-#if defined(__AVX512F__)
-    const __m512d all = (__m512d)v;
-    const Eight eight = op((Eight)_mm512_castpd512_pd256(all), (Eight)_mm512_extractf64x4_pd(all, 1));
-#else
-    const Eight eight = v;
-#endif
-    const Four four = op((Four)_mm256_castps256_ps128((__m256)eight), (Four)_mm256_extractf128_ps((__m256)eight, 1));
-    const Four two = op(four, (Four)_mm_movehl_ps((__m128)four, (__m128)four));
-    return op(two, (Four)_mm_shuffle_ps((__m128)two, (__m128)two, 1))[0];
-#else
-    E lanes[LANES];
-    store(lanes, v);
-    for (int half = LANES / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) lanes[i] = op(lanes[i], lanes[i + half]);
-    return lanes[0];
-#endif
+template <int HALF = LANES / 2, class V, class Op> INLINE auto by_halves(V v, Op op) {
+    const V both = [&]<int... LANE>(std::integer_sequence<int, LANE...>) {
+        return op(v, (V)shuffled<(LANE ^ HALF)...>((Dwords)v, (Dwords)v));
+    }(std::make_integer_sequence<int, LANES>());
+    if constexpr (HALF > 1) return by_halves<HALF / 2>(both, op);
+    else return both[0];
 }
 
 template <class V> INLINE auto sum(V v) {
@@ -155,6 +150,13 @@ template <class T> INLINE void store_some(T* to, Floats value, size_t count) {
     T all[LANES];
     store_floats(all, value);
     std::copy_n(all, count, to);
+}
+
+// f(i, LANES) for each whole vector of [0, count), and f(i, how many) for what is left.
+template <class F> INLINE void for_vectors(size_t count, F f) {
+    const size_t whole = count / LANES * LANES;
+    for (size_t i = 0; i < whole; i += LANES) f(i, std::integral_constant<size_t, LANES>());
+    if (whole < count) f(whole, count - whole);
 }
 
 // Rows with other columns beside them.
@@ -289,9 +291,7 @@ template <class T, class Out> INLINE void copy_elements(const T* from, size_t co
     if constexpr (sizeof(T) == sizeof(Out)) {
         std::memcpy(to, from, count * sizeof(T));
     } else {
-        const size_t whole = count / LANES * LANES;
-        for (size_t i = 0; i < whole; i += LANES) store_floats(to + i, load_floats(from + i));
-        for (size_t i = whole; i < count; i++) from_float(to + i, to_float(from[i]));
+        for_vectors(count, [&](size_t i, auto some) { store_some(to + i, load_some(from + i, some), some); });
     }
 }
 

@@ -37,33 +37,6 @@ struct alignas(64) Seat {
     std::atomic<int> asleep{AWAKE};  // the number of its thread while that sleeps, or is about to
 };
 
-int this_cpu() {
-#if defined(__linux__)
-    return sched_getcpu();
-#else
-    return UNKNOWN;
-#endif
-}
-
-// Since version 6.12 Linux lets a thread say how long its turns should be. One with short turns gets its CPU soon after it
-// wakes, where it would otherwise wait for the end of a busy process's turn; its share stays the same. Older versions do not
-// heed it.
-void ask_for_short_turns() {
-#if defined(__linux__) && defined(SYS_sched_getattr)
-    struct {
-        uint32_t size, policy;
-        uint64_t flags;
-        int32_t nice;
-        uint32_t priority;
-        uint64_t runtime, deadline, period;
-        uint32_t least, most;
-    } how{};
-    if (syscall(SYS_sched_getattr, 0, &how, sizeof how, 0) || how.policy != SCHED_OTHER) return;
-    how.runtime = TURN;
-    syscall(SYS_sched_setattr, 0, &how, 0);
-#endif
-}
-
 // How this thread rounds, and whether it knows denormal numbers: all members must compute as whoever calls does.
 unsigned this_mode() {
 #if defined(__x86_64__)
@@ -85,11 +58,26 @@ void use_mode(unsigned mode) {
 #endif
 }
 
-int this_thread() {
 #if defined(__linux__)
-    return (int)syscall(SYS_gettid);
-#else
-    return 0;
+int this_cpu() { return sched_getcpu(); }
+int this_thread() { return (int)syscall(SYS_gettid); }
+
+// Since version 6.12 Linux lets a thread say how long its turns should be. One with short turns gets its CPU soon after it
+// wakes, where it would otherwise wait for the end of a busy process's turn; its share stays the same. Older versions do not
+// heed it.
+void ask_for_short_turns() {
+#if defined(SYS_sched_getattr)
+    struct {
+        uint32_t size, policy;
+        uint64_t flags;
+        int32_t nice;
+        uint32_t priority;
+        uint64_t runtime, deadline, period;
+        uint32_t least, most;
+    } how{};
+    if (syscall(SYS_sched_getattr, 0, &how, sizeof how, 0) || how.policy != SCHED_OTHER) return;
+    how.runtime = TURN;
+    syscall(SYS_sched_setattr, 0, &how, 0);
 #endif
 }
 
@@ -97,7 +85,6 @@ int this_thread() {
 // wake a thread where the one that wakes it works: there it would wait for the end of that work. Once it runs, it may have any
 // CPU again.
 class WokenElsewhere {
-#if defined(__linux__)
     int thread;
     bool is_held = false;
     cpu_set_t allowed;
@@ -113,11 +100,15 @@ public:
     ~WokenElsewhere() {
         if (is_held) sched_setaffinity(thread, sizeof allowed, &allowed);
     }
-#else
-public:
-    explicit WokenElsewhere(int) {}
-#endif
 };
+#else
+int this_cpu() { return UNKNOWN; }
+int this_thread() { return 0; }
+void ask_for_short_turns() {}
+struct WokenElsewhere {
+    explicit WokenElsewhere(int) {}
+};
+#endif
 
 struct Team {
     std::atomic<size_t> size{std::clamp<size_t>(std::thread::hardware_concurrency(), 1, MOST)};
