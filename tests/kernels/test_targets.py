@@ -100,8 +100,8 @@ def test_no_inner_loop_keeps_a_vector_on_the_stack(target: str, request: pytest.
     for name in WITH_TILES if target == "sapphirerapids" else MULTIPLYING:
         assert any(name in loop.function for loop in loops), f"{name} does not multiply in {register} registers"
     for loop in loops:
-        if any(re.search(r"<mem(cpy|set)@plt>", line) for line in loop.code):
-            continue  # at the end of a row: no register outlives a call
+        if any(re.search(r"<mem(cpy|set)@plt>|rep movs", line) for line in loop.code):
+            continue  # copies what is left at the end of a row, by way of the stack
         stored, loaded = next((limits for name, limits in LIMITS.items() if name in loop.function), (0, 1 / 20))
         shown = f"{loop.function}\n" + "\n".join(loop.code)
         assert loop.stores(register) <= len(loop.code) * stored, shown
