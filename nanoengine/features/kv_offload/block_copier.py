@@ -6,6 +6,7 @@ Between the pool and host memory blocks move in the order of the steps. Files ar
 from __future__ import annotations
 
 import logging
+import mmap
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,7 +19,6 @@ from nanoengine.core.messages import StepPlan, StepResult
 from nanoengine.core.model_runner import RunnerPart
 from nanoengine.features.kv_offload.file_thread import FileThread
 from nanoengine.features.kv_offload.messages import NAME, Copy, FileAnswer, Orders, Place, Tier
-from nanoengine.kernels.memory import zeros_in_huge_pages
 
 logger = logging.getLogger("nanoengine")
 
@@ -54,7 +54,9 @@ class BlockCopier(RunnerPart):
         self.device = pool[0].device
         self.block_bytes = sum(tensor[0].nbytes for tensor in pool)
         assert states is None or states[0].nbytes <= self.block_bytes
-        self.host = zeros_in_huge_pages((num_slots, self.block_bytes), torch.uint8)
+        size = num_slots * self.block_bytes
+        memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.host = torch.frombuffer(memory, dtype=torch.uint8)[:size].view(num_slots, self.block_bytes)
         self.staged: dict[str, Tensor] = {}
         self._kept: set[str] = set()  # the files that are wanted
         self._answers: list[FileAnswer] = []  # that need no work
