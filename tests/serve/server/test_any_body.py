@@ -15,7 +15,8 @@ import pytest
 
 from nanoengine.serve.server import messages, ollama, protocol, responses
 from tests.serve.aio.toys import PATIENCE
-from tests.serve.server.interfaces import CHAT, MESSAGES, RESPONSES, Call, Result
+from tests.serve.server.interface import Call, Result
+from tests.serve.server.interfaces import CHAT, MESSAGES, RESPONSES
 from tests.serve.server.running import JSON, Server
 
 NUM_DRAWN = int(os.environ.get("NANOENGINE_NUM_BODIES", "60"))

@@ -9,15 +9,8 @@ from typing import Any
 import pytest
 
 from tests.serve.server.conftest import MakeServer
-from tests.serve.server.interfaces import (
-    INTERFACES,
-    Call,
-    Chat,
-    Interface,
-    Result,
-    Thought,
-    joined,
-)
+from tests.serve.server.interface import Call, Interface, Result, Thought, joined
+from tests.serve.server.interfaces import INTERFACES, Chat
 from tests.serve.server.parrot import POISON
 from tests.serve.server.running import Server, until
 from tests.serve.server.weather import PLACE, ROME, TIME

@@ -16,7 +16,8 @@ from nanoengine.models.names import DEMO
 from nanoengine.serve.server.model_card import ModelCard
 from nanoengine.serve.server.ollama import OllamaWriter
 from nanoengine.serve.server.replies import Usage
-from tests.serve.server.interfaces import OLLAMA, Ollama, Thought
+from tests.serve.server.interface import Thought
+from tests.serve.server.interfaces import OLLAMA, Ollama
 from tests.serve.server.running import Server
 from tests.serve.server.weather import PLACE
 

@@ -8,7 +8,8 @@ import openai
 import pytest
 
 from nanoengine.serve.server.response_items import turns
-from tests.serve.server.interfaces import RESPONSES, Part, Thought
+from tests.serve.server.interface import Part, Thought
+from tests.serve.server.interfaces import RESPONSES
 from tests.serve.server.running import Server
 from tests.serve.server.weather import PLACE, ROME, TIME
 

@@ -11,7 +11,8 @@ import openai
 import pytest
 
 from nanoengine.depth import MAX_DEPTH
-from tests.serve.server.interfaces import CHAT, Thought
+from tests.serve.server.interface import Thought
+from tests.serve.server.interfaces import CHAT
 from tests.serve.server.parrot import build, save_tokenizer
 from tests.serve.server.running import Server
 from tests.serve.server.weather import ROME, TIME, WEATHER
