@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from nanoengine.core.capability import Capability
 from nanoengine.core.startup import Startup
 from nanoengine.features.lora.adapters import Adapters
@@ -12,7 +15,6 @@ from nanoengine.features.lora.products import Products
 from nanoengine.features.lora.runner_part import AdapterPart
 from nanoengine.kernels.native.operations import NativeKernels
 from nanoengine.kernels.operations import Kernels
-from nanoengine.models.decoder import Decoder
 from nanoengine.models.model_config import ModelConfig
 
 
@@ -41,9 +43,9 @@ class LoRA(Capability):
     def _new_products(self, startup: Startup) -> Products:
         config, model, kernels = startup.model_config, startup.model, startup.kernels
         assert isinstance(config, ModelConfig)
-        assert isinstance(model, Decoder)
         assert isinstance(kernels, Kernels)
-        places, matrices = find_places(config), model.matrices
+        matrices: Sequence[Any] = model.matrices
+        places = find_places(config, getattr(model, "linear_rows", {}))
         of_rank = startup.kept_rows
         kept = {number: of_rank[id(own)] for number, own in enumerate(matrices) if id(own) in of_rank}
         if isinstance(kernels, NativeKernels):
