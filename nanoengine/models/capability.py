@@ -61,7 +61,7 @@ class Models(Capability):
         startup.layers_by, said = self.implementation.description, self.implementation.config
         if startup.layers_by and startup.num_ranks > 1:
             raise InvalidConfig(
-                f"tensor_parallel_size is {startup.num_ranks}, but layers that transformers computes are not shared by ranks: use 1"
+                f"tensor_parallel_size is {startup.num_ranks}, but ranks do not share layers that transformers computes: use 1"
             )
         if (config.max_model_len or 0) > said.max_position_embeddings:
             said = dataclasses.replace(said, max_position_embeddings=said.longest)

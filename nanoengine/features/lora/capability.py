@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from nanoengine.core.capability import Capability
 from nanoengine.core.startup import Startup
@@ -41,11 +40,10 @@ class LoRA(Capability):
             runner.recorder.variant = lambda: products.is_used
 
     def _new_products(self, startup: Startup) -> Products:
-        config, model, kernels = startup.model_config, startup.model, startup.kernels
+        config, model, kernels = startup.model_config, cast(Any, startup.model), startup.kernels
         assert isinstance(config, ModelConfig)
         assert isinstance(kernels, Kernels)
-        matrices: Sequence[Any] = model.matrices
-        places = find_places(config, getattr(model, "linear_rows", {}))
+        places, matrices = find_places(config, getattr(model, "linear_rows", {})), model.matrices
         of_rank = startup.kept_rows
         kept = {number: of_rank[id(own)] for number, own in enumerate(matrices) if id(own) in of_rank}
         if isinstance(kernels, NativeKernels):
