@@ -56,6 +56,10 @@ MAX_WEIGHTS = 2**44
 ARCHITECTURES = {name: family for family in FAMILIES for name in family.ARCHITECTURES}
 
 
+class UnsupportedArchitecture(UnsupportedModel):
+    """No family reads the config.json of this architecture."""
+
+
 def read_model_config(
     table: Mapping[str, Any], rope_scaling: Mapping[str, Any] | None = None, plugins: Sequence[Any] = ()
 ) -> ModelConfig:
@@ -77,7 +81,9 @@ def read_model_config(
     architecture = next(filter(None, spelled), None)
     if architecture is None:
         what = "none of them is supported" if names else "it must be a list of names"
-        raise UnsupportedModel(f"architectures is {shown(stated)}: {what}; supported are {', '.join(sorted(known))}")
+        raise UnsupportedArchitecture(
+            f"architectures is {shown(stated)}: {what}; supported are {', '.join(sorted(known))}"
+        )
     fields = ConfigFields(text_table(table) if rope_scaling is None else rescaled(text_table(table), rope_scaling))
     lengths = [fields.integer(key) for key in LENGTHS if fields.get(key) is not None]
     fields.default("max_position_embeddings", min(lengths, default=None))

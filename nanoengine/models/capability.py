@@ -15,25 +15,15 @@ from nanoengine.kernels.operations import Kernels
 from nanoengine.kernels.triton.launch import float8_unsupported_reason
 from nanoengine.models.advice import default_sampling
 from nanoengine.models.checkpoint import Checkpoint
-from nanoengine.models.decoder import Decoder, attention_specs
 from nanoengine.models.description import describe
+from nanoengine.models.implementation import Implementation, choose_implementation
 from nanoengine.models.layers.factory import Factory
-from nanoengine.models.loader import (
-    Quantizer,
-    as_stored,
-    check_weights,
-    load_weights,
-    num_parameters,
-    open_checkpoint,
-    weight_bytes,
-)
+from nanoengine.models.loader import Quantizer, open_checkpoint, weight_bytes
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.models.names import WEIGHT_FILES, find_model
 from nanoengine.models.options import ModelOptions
 from nanoengine.models.placement import check_room_for_weights
 from nanoengine.models.quantization.at_load import quantizer
-from nanoengine.models.quantization.packed_folder import PackedFolder
-from nanoengine.models.safetensors_folder import SafetensorsFolder
 from nanoengine.models.tokenizer import ModelTokenizer
 from nanoengine.plugins import PluginOptions
 
@@ -43,6 +33,7 @@ class Models(Capability):
 
     options = ModelOptions
     checkpoint: Checkpoint
+    implementation: Implementation
     metadata: Mapping[str, Any]
     """Of a GGUF file; empty for a folder."""
     quantization: str | None
@@ -58,23 +49,24 @@ class Models(Capability):
         other = None if own.tokenizer is None else find_model(str(own.tokenizer))
         scaling = None if own.rope_scaling is None else json.loads(str(own.rope_scaling))
         template, families = cast("str | None", own.chat_template), config.of(PluginOptions).families
-        found = describe(find_model(config.model), other, scaling, template, families)
+
+        def read(table: Mapping[str, Any]) -> ModelConfig:
+            self.implementation = choose_implementation(config.model, own.model_impl, table, scaling, families)
+            return self.implementation.config
+
+        found = describe(find_model(config.model), other, template, read)
         path = find_model(config.model, WEIGHT_FILES)  # the description is sound: now the weights are worth fetching
         self.checkpoint, self.quantization = open_checkpoint(path, found.gguf), own.quantization
-        said = found.config
-        if isinstance(self.checkpoint, SafetensorsFolder | PackedFolder) and self.checkpoint.is_headless:
-            said = dataclasses.replace(said, tie_word_embeddings=True)  # it is for embeddings: some head will do
+        self.num_parameters = self.implementation.match(self.checkpoint)
+        said = self.implementation.config
         if (config.max_model_len or 0) > said.max_position_embeddings:
             said = dataclasses.replace(said, max_position_embeddings=said.longest)
-        said = as_stored(said, self.checkpoint)
-        check_weights(said, self.checkpoint)
-        self.num_parameters = num_parameters(said)
         self.model_config = said.within(config.max_model_len or said.max_position_embeddings)
         layers = map(self.model_config.layer, self.model_config.attention_layers)
         startup.path = path
         self.metadata = startup.metadata = {} if found.gguf is None else found.gguf.metadata
         startup.weights_key = self._weights
-        startup.attention_specs = attention_specs(self.model_config)
+        startup.attention_specs = self.implementation.attention_specs(self.model_config)
         startup.windows = [layer.window for layer in layers]
         startup.has_chunks = said.has_chunks
         startup.state_shapes = None if said.states is None else said.states.shapes
@@ -83,9 +75,9 @@ class Models(Capability):
 
     def _weights(self, max_len: int) -> tuple[object, ...]:
         """A key of everything beside the description that K/V depends on, if no sequence is longer than `max_len`."""
-        return self.checkpoint.fingerprint(), self.quantization, self.model_config.angles_of(max_len)
+        return self.checkpoint.fingerprint(), self.quantization, self.implementation.angles_of(max_len)
 
-    def model(self, startup: Startup) -> Decoder:
+    def model(self, startup: Startup) -> Any:
         device, quantization = startup.device.torch_device, self.quantization
         quantize: Quantizer | None = None
         if quantization is not None:
@@ -102,11 +94,13 @@ class Models(Capability):
         if not isinstance(kernels, Kernels) or not isinstance(backend, AttentionBackend):
             raise InvalidConfig("families of models need the capability kernels, which is not installed")
         factory = (startup.factory or Factory)(kernels, startup.dtype, device)
-        model = Decoder(self.model_config, factory, backend)
+        where = self.checkpoint, self.model_config, factory, backend, quantize
+        model = self.implementation.load(*where, use_tqdm=startup.use_tqdm)
         startup.matrices = model.matrices
-        slots = model.checkpoint_tensors()
-        load_weights(slots, self.checkpoint, startup.dtype, quantize=quantize, use_tqdm=startup.use_tqdm)
         return model
+
+    def describe_itself(self, startup: Startup) -> str:
+        return self.implementation.description
 
     def before_pool(self, startup: Startup) -> None:
         if self.model_config.states is not None and not startup.num_state_layers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,19 +45,18 @@ class Description:
 def describe(
     path: Path,
     tokenizer: Path | None = None,
-    rope_scaling: Mapping[str, Any] | None = None,
     chat_template: str | None = None,
-    plugins: Sequence[Any] = (),
+    read: Callable[[Mapping[str, Any]], ModelConfig] = read_model_config,
 ) -> Description:
-    """Read the description of the model at a path that `find_model` gave, with the tokenizer of another, and with another
-    `rope_scaling` and template of chats, if they are given; `plugins` are further families.
+    """Read the description of the model at a path that `find_model` gave, with the tokenizer of another, and with another template
+    of chats, if they are given; `read` makes a config of the content of its config.json.
 
     Raises:
         ModelNotFound, UnsupportedModel, InvalidWeights: files that are missing, not supported, or broken.
     """
     file = None if path.is_dir() else GGUFFile.open(path)
     table = config_table(path) if file is None else hf_config(file)
-    config = read_model_config(table, rope_scaling, plugins)
+    config = read(table)
     stated = [own.get("eos_token_id") for own in (table, text_table(table))]
     generation: Mapping[str, Any] = {}
     if path.is_dir() and os.path.lexists(path / "generation_config.json"):
@@ -66,15 +65,15 @@ def describe(
     if file is None or tokenizer is not None:
         own = path if tokenizer is None else tokenizer
         is_folder = own.is_dir()
-        read = (
+        of_text: ModelTokenizer = (
             HFTokenizer(own, chat_template) if is_folder else GGUFTokenizer(GGUFFile.open(own).metadata, chat_template)
         )
     else:
-        read = GGUFTokenizer(file.metadata, chat_template)
-    ends = end_token_ids(config.vocab_size, *stated, read.eos_token_ids)
+        of_text = GGUFTokenizer(file.metadata, chat_template)
+    ends = end_token_ids(config.vocab_size, *stated, of_text.eos_token_ids)
     values = {name: generation.get(theirs) for name, theirs in SAMPLING.items()}
     advised = {name: value for name, value in values.items() if value is not None}
-    return Description(config, read, ends, advised, file)
+    return Description(config, of_text, ends, advised, file)
 
 
 def config_table(path: Path) -> Mapping[str, Any]:

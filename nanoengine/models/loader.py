@@ -112,7 +112,7 @@ def load_weights(
         for name, source in checkpoint.tensors(dtype):
             if name in tensors:
                 try:
-                    _place(source, tensors[name], dtype, quantize)
+                    fill(source, tensors[name], dtype, quantize)
                 except InvalidWeights as error:
                     raise InvalidWeights(f"{name} in {checkpoint.place}: {error}") from error
                 advance()
@@ -140,24 +140,25 @@ def weight_bytes(checkpoint: Checkpoint, dtype: torch.dtype, quantization: str |
     return int(total)
 
 
-def _place(
+def fill(
     source: Tensor | QuantizedTensor | QuantizedExperts,
-    place: WeightSlot,
+    slot: WeightSlot,
     dtype: torch.dtype,
     quantize: Quantizer | None,
 ) -> None:
-    if isinstance(place, SlotInParts):
-        for part, place_of_it in place.parts(source):
-            _place(part, place_of_it, dtype, quantize)
+    """Copy a tensor into its slot, quantized where the slot takes that and `quantize` is there."""
+    if isinstance(slot, SlotInParts):
+        for part, slot_of_part in slot.parts(source):
+            fill(part, slot_of_part, dtype, quantize)
         return
-    assert not isinstance(source, QuantizedExperts)  # whose shapes are those of places in parts
-    if isinstance(place, QuantizedSlot):
+    assert not isinstance(source, QuantizedExperts)  # whose shapes are those of slots in parts
+    if isinstance(slot, QuantizedSlot):
         if isinstance(source, Tensor) and source.dim() == 2 and quantize is not None:
             source = quantize(source)
         if not isinstance(source, Tensor):
-            place.copy_quantized(source)
+            slot.copy_quantized(source)
             return
-    place.copy_(_numbers(source, dtype))
+    slot.copy_(_numbers(source, dtype))
 
 
 def _numbers(source: Tensor | QuantizedTensor, dtype: torch.dtype) -> Tensor:

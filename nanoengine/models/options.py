@@ -26,12 +26,15 @@ class ModelOptions:
         rope_scaling: a table that takes the place of `rope_scaling` in config.json, such as {"rope_type": "yarn", "factor": 4.0,
             "original_max_position_embeddings": 32768}, or the same as JSON: how models whose pages say so reach further.
         chat_template: a file with a Jinja template of chats, or the text of one, in place of all that the model has.
+        model_impl: who computes the layers: "nanoengine", a family of this package; "transformers", the modules of that package
+            with this engine's attention and products; "auto", the first if it knows the architecture, else the second.
     """
 
     tokenizer: str | Path | None = None
     quantization: str | None = option(None, choices=QUANTIZATIONS)
     rope_scaling: str | Mapping[str, Any] | None = None
     chat_template: str | Path | None = None
+    model_impl: str = option("auto", choices=("auto", "nanoengine", "transformers"))
 
     def __post_init__(self) -> None:
         check(self)

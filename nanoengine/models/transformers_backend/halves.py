@@ -1,0 +1,105 @@
+"""The two halves of a forward pass, its layers and its head, whatever the model's own `forward` does between them."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanoengine.errors import UnsupportedModel
+
+
+class _LayersDone(Exception):
+    """The last layer is computed: the argument is what the part with the layers returned."""
+
+
+class Halves:
+    """Calls a model by halves: `layers` leaves its `forward` behind the part with the layers, `head` skips that part.
+
+    Positions are given to the model; where its `forward` takes none, to the modules in it that do (BART's kin).
+
+    Args:
+        model: a decoder of transformers; the `forward` of the part that has its layers is exchanged.
+
+    Raises:
+        UnsupportedModel: it has no such part, or cannot be told at which positions its tokens stand.
+    """
+
+    first_position = 0
+    """The position of a first token, as the model counts: 2 in RoBERTa's kin."""
+
+    def __init__(self, model: Any):
+        self.model, self.name = model, type(model).__name__
+        self._hidden: Tensor | None = None
+        self._output: Any = None
+        self._positions: Tensor | None = None
+        part = part_with_layers(model)
+        if part is None:
+            raise UnsupportedModel(f"{self.name} has no part that is its layers without its head")
+        taken, inner = _parameters(model), _parameters(part)
+        passes_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+        self._takes_positions = "position_ids" in taken or (passes_on and "position_ids" in inner)
+        self._more = {"use_cache": False} if "use_cache" in taken or passes_on else {}
+        if not self._takes_positions and not self._give_positions(part):
+            raise UnsupportedModel(f"{self.name} cannot be told at which positions its tokens stand")
+        forward = part.forward
+
+        def half(*args: Any, **kwargs: Any) -> Any:
+            if self._hidden is not None:
+                return self._output(self._hidden)
+            raise _LayersDone(forward(*args, **kwargs))
+
+        part.forward = half
+
+    def _give_positions(self, part: Any) -> bool:
+        """Let every module that takes positions, and is called without, have those of the pass."""
+
+        def give(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+            if self._positions is None or kwargs.get("position_ids") is not None:
+                return None
+            return args, kwargs | {"position_ids": self._positions}
+
+        takers = [module for module in part.modules() if module is not part and "position_ids" in _parameters(module)]
+        for module in takers:
+            module.register_forward_pre_hook(give, with_kwargs=True)
+        return bool(takers)
+
+    def layers(self, input_ids: Tensor, positions: Tensor | None) -> Tensor:
+        """[num_tokens] ids and positions, counted from 0, or None: as the model counts them -> [num_tokens, hidden_size]."""
+        self._positions = None if positions is None else positions + self.first_position
+        given = {"position_ids": self._positions[None]} if self._takes_positions and self._positions is not None else {}
+        try:
+            self.model(input_ids=input_ids[None], **given, **self._more)
+        except _LayersDone as done:
+            (output,) = done.args
+        else:
+            raise UnsupportedModel(f"{self.name} does not compute its layers in the part of it that has them")
+        if isinstance(output, tuple):
+            self._output = lambda hidden: (hidden,)
+            return output[0][0]
+        self._output = lambda hidden: type(output)(last_hidden_state=hidden)
+        return output.last_hidden_state[0]
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """[n, hidden_size], as `layers` returned them -> [n, vocab_size]."""
+        self._hidden = hidden[None]
+        ids = torch.zeros((1, len(hidden)), dtype=torch.int64, device=hidden.device)  # nothing looks them up
+        try:
+            output = self.model(input_ids=ids, **({"position_ids": ids} if self._takes_positions else {}), **self._more)
+        finally:
+            self._hidden = None
+        return (output[0] if isinstance(output, tuple) else output.logits)[0]
+
+
+def part_with_layers(model: Any) -> Any:
+    """The part of a model that its head is on top of; None if there is none."""
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
+    candidates = [decoder, model.base_model, *model.children()]
+    parts = (part for part in candidates if part is not None and part is not model)
+    return next((part for part in parts if hasattr(part, "base_model_prefix")), None)
+
+
+def _parameters(module: Any) -> Any:
+    return inspect.signature(type(module).forward).parameters

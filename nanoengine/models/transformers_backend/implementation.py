@@ -1,0 +1,154 @@
+"""A model folder that the transformers backend computes: from its config.json to a decoder with weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from nanoengine.core.attention import AttentionSpec
+from nanoengine.errors import UnsupportedModel, shown
+from nanoengine.kernels.attention import AttentionBackend
+from nanoengine.models.checkpoint import Checkpoint
+from nanoengine.models.config_fields import MAX_POSITIONS
+from nanoengine.models.layers.factory import Factory
+from nanoengine.models.loader import Quantizer
+from nanoengine.models.model_config import LayerConfig, ModelConfig
+from nanoengine.models.quantization.scheme import QUANTIZATION
+from nanoengine.models.safetensors_folder import SafetensorsFolder
+from nanoengine.models.transformers_backend.bounds import bounded_by, check_fields
+from nanoengine.models.transformers_backend.decoder import TransformersDecoder
+from nanoengine.models.transformers_backend.interface import PROBE, register
+from nanoengine.models.transformers_backend.loading import load
+from nanoengine.models.transformers_backend.probe import Probe, probe
+
+HEAD_MULTIPLE = 32
+"""Heads are widened to a multiple of it, as the native kernels want them."""
+
+LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "max_target_positions", "max_sequence_length")
+
+
+class TransformersModel:
+    """A folder whose architecture transformers computes.
+
+    Args:
+        table: the content of its config.json.
+        checkpoint: its weights, of which the headers are read.
+
+    Raises:
+        UnsupportedModel: transformers has no such decoder, or it does something that is not computed here; the message says what.
+    """
+
+    def __init__(self, table: Mapping[str, Any], checkpoint: SafetensorsFolder):
+        self.transformers = register()
+        headers = list(checkpoint.headers())
+        table = {name: value for name, value in table.items() if name != QUANTIZATION or value is not None}
+        check_fields(table, len(headers))
+        try:
+            with bounded_by(headers):
+                self.kind, self.hf_config = self._read(table)
+                self.probe = self._probe()
+        except UnsupportedModel:
+            raise
+        except Exception as error:  # whatever transformers raises of a config.json
+            reason = shown(" ".join(str(error).split()))
+            raise UnsupportedModel(f"transformers cannot build it: {type(error).__name__}: {reason}") from error
+        self.config = self._describe()
+
+    @property
+    def description(self) -> str:
+        return f"layers by transformers {self.transformers.__version__}"
+
+    def _read(self, table: Mapping[str, Any]) -> tuple[Any, Any]:
+        """The class of the decoder and its config; of a model with pictures, those of its text."""
+        transformers, kind_of = self.transformers, self.transformers.models.auto
+        model_type, stated = table.get("model_type"), table.get("architectures")
+        kinds, name = kind_of.configuration_auto.CONFIG_MAPPING, ""
+        if isinstance(stated, list) and stated and isinstance(stated[0], str):
+            name = stated[0]
+        if not isinstance(model_type, str) or model_type not in kinds:
+            raise UnsupportedModel(
+                f"model_type is {shown(model_type)}: transformers {transformers.__version__} has no such model, and code in its "
+                "folder is never run"
+            )
+        config = kinds[model_type].from_dict(dict(table))
+        text = config.get_text_config(decoder=True)
+        kind = getattr(transformers, name, None)
+        if text is not config or not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+            kind = kind_of.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text))
+        if kind is None:
+            raise UnsupportedModel(f"{name} of model_type {model_type} is no decoder of text in transformers")
+        if getattr(text, "is_encoder_decoder", False) and "ForCausalLM" not in name:
+            raise UnsupportedModel(f"{name} is an encoder with a decoder: decoders alone are computed")
+        if getattr(kind, "_is_stateful", False):
+            raise UnsupportedModel(f"{name} has layers with recurrent states, which families of this package alone compute")
+        if hasattr(text, "is_decoder"):
+            text.is_decoder = True
+        text._attn_implementation = PROBE
+        text._experts_implementation = "batched_mm"  # in a probe; those that stay are slow, but wait for no number
+        return kind, text
+
+    def _probe(self) -> Probe:
+        with torch.device("meta"):
+            model = self.kind._from_config(self.hf_config, dtype=torch.float32).eval()
+            try:
+                return probe(model)
+            except UnsupportedModel:
+                raise
+            except Exception:  # it looks at numbers, which "meta" has none of
+                model = self.kind._from_config(self.hf_config, dtype=torch.float32).eval()
+        with torch.device("cpu"):
+            # Zeros, which take no memory before they are written to.
+            return probe(model._apply(lambda tensor: torch.zeros_like(tensor, device="cpu")), "cpu")
+
+    def _describe(self) -> ModelConfig:
+        calls, config = self.probe.calls, self.hf_config
+        kv_heads, name = max(call.num_kv_heads for call in calls), self.kind.__name__
+        for call in calls:
+            if kv_heads % call.num_kv_heads or call.num_heads % kv_heads:
+                raise UnsupportedModel(f"{name} has layers of {call.num_kv_heads} and of {kv_heads} heads of keys")
+        if len({call.chunked for call in calls if call.window}) > 1:
+            raise UnsupportedModel(f"{name} has both chunks and windows")
+        lengths = [length for key in LENGTHS if isinstance(length := getattr(config, key, None), int) and length > 0]
+        widest = max(call.key_dim for call in calls)
+        return ModelConfig(
+            architecture=name,
+            vocab_size=self.probe.vocab_size,
+            hidden_size=self.probe.hidden_size,
+            intermediate_size=self.probe.hidden_size,
+            num_layers=len(calls),
+            num_heads=max(call.num_heads for call in calls),
+            num_kv_heads=kv_heads,
+            head_dim=-(-widest // HEAD_MULTIPLE) * HEAD_MULTIPLE,
+            max_position_embeddings=min(lengths[0] if lengths else 2048, MAX_POSITIONS),
+            rms_norm_eps=1e-6,
+            tie_word_embeddings=True,
+            dtype=str(getattr(config, "dtype", None) or "float32").removeprefix("torch."),
+            layers=tuple(LayerConfig(rope=None, window=call.window) for call in calls),
+            has_chunks=any(call.chunked for call in calls),
+        )
+
+    def match(self, checkpoint: Checkpoint) -> int:
+        return sum(math.prod(header.shape) for header in checkpoint.headers())
+
+    def attention_specs(self, config: ModelConfig) -> list[AttentionSpec]:
+        return [call.spec(config.layer(number).window) for number, call in enumerate(self.probe.calls)]
+
+    def angles_of(self, max_len: int) -> tuple[object, ...]:
+        """A key of everything beside the files that K/V depends on, if `max_len` is the longest sequence."""
+        return self.description, max_len
+
+    def load(
+        self,
+        checkpoint: Checkpoint,
+        config: ModelConfig,
+        factory: Factory,
+        backend: AttentionBackend,
+        quantize: Quantizer | None,
+        use_tqdm: bool,
+    ) -> TransformersDecoder:
+        assert isinstance(checkpoint, SafetensorsFolder)  # quantized folders and GGUF files were refused
+        model, groups = load(self.kind, self.hf_config, self.probe.replacements, checkpoint, factory, quantize)
+        return TransformersDecoder(model, groups, self.probe.calls, config, factory, backend)

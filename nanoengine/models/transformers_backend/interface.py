@@ -1,0 +1,191 @@
+"""The attention that a model of transformers calls, and the range of tokens that its masks let a query see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nanoengine.core.attention import AttentionMetadata, AttentionSpec
+from nanoengine.errors import UnsupportedModel
+
+STEP, PROBE = "nanoengine", "nanoengine_probe"
+"""Names of our attention in transformers: in steps, for which it makes no masks, and in a probe, which looks at its masks."""
+
+WITHOUT_EFFECT = frozenset(
+    {
+        *("position_ids", "use_cache", "output_attentions", "output_hidden_states", "output_router_logits", "return_dict"),
+        *("cache_position", "position_embeddings", "dropout", "token_type_ids", "is_causal", "sliding_window", "softcap"),
+        *("s_aux", "num_items_in_batch", "attention_dropout", "layer_idx", "target_dtype", "deterministic", "input_ids"),
+        *("cache", "past_key_values", "per_layer_inputs", "shared_kv_states", "training", "layer_head_mask"),
+        "logits_to_keep",
+    }
+)
+"""Arguments of attention that change nothing here, or that a probe reads elsewhere."""
+
+Visible = tuple[int | None, bool]
+"""(window, whether it is a chunk: it begins at multiples of its size); (None, False): every token up to the query."""
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One call of attention in a forward pass. The n-th call is the n-th layer of the KV cache, whichever module makes it."""
+
+    num_heads: int
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    scale: float
+    window: int | None
+    chunked: bool
+    soft_cap: float | None
+    sinks: bool
+
+    def spec(self, window: int | None) -> AttentionSpec:
+        return AttentionSpec(self.scale, window, self.chunked and window is not None, self.sinks, self.soft_cap)
+
+
+class Attention:
+    """The function that computes attention in one model at the moment; every module of the model refers to it.
+
+    `compute` takes (module, query, key, value, mask, scale, further arguments), with tensors [1, heads, tokens, head_dim], and
+    returns [1, tokens, heads, head_dim].
+    """
+
+    compute: Callable[[nn.Module, Tensor, Tensor, Tensor, Any, Any, Mapping[str, Any]], Tensor]
+    metadata: Sequence[AttentionMetadata] = ()
+    """Of a step: of each layer of the KV cache."""
+    layer = 0
+    """Whose turn it is in a step."""
+
+    def __init__(self, model: Any):
+        self.model = model
+        for module in model.modules():
+            module.__dict__["engine_attention"] = self
+
+    def next_layer(self) -> AttentionMetadata:
+        self.layer += 1
+        return self.metadata[self.layer - 1]
+
+    def use(self, name: str) -> None:
+        """Let the model call the attention of this name, in all its parts."""
+        for module in self.model.modules():
+            config = getattr(module, "config", None)
+            if hasattr(config, "_attn_implementation"):
+                config._attn_implementation = name
+
+
+def register() -> Any:
+    """The package transformers, which knows our attention.
+
+    Raises:
+        UnsupportedModel: it is not installed, or too old.
+    """
+    try:
+        import transformers
+        from transformers import AttentionInterface, AttentionMaskInterface
+    except ImportError as error:
+        raise UnsupportedModel(f"it takes transformers: pip install 'nanoengine[transformers]' ({error})") from error
+    AttentionInterface.register(STEP, _attend)
+    AttentionInterface.register(PROBE, _attend)
+    AttentionMaskInterface.register(PROBE, _mask)
+    return transformers
+
+
+def _attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, scaling: Any = None, *_: Any, **more: Any
+) -> tuple[Tensor, None]:
+    return module.engine_attention.compute(module, query, key, value, attention_mask, scaling, more), None
+
+
+class ProbedMask(torch.Tensor):
+    """A mask that keeps its meaning when queries are cut out of it."""
+
+    visible: Visible | str
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_function__(function, types, args, kwargs or {})
+        keeps = getattr(function, "__name__", "") in ("__getitem__", "to", "expand", "clone", "contiguous", "index_select")
+        if keeps and isinstance(result, ProbedMask) and hasattr(args[0], "visible"):
+            result.visible = args[0].visible
+        return result
+
+
+def _mask(*, q_length: int, kv_length: int, mask_function: Any, local_size: int | None = None, **_: Any) -> Tensor:
+    mask = torch.zeros((1, 1, int(q_length), int(kv_length)), dtype=torch.bool, device="cpu").as_subclass(ProbedMask)
+    mask.visible = visible_range(mask_function, local_size)
+    return mask
+
+
+def visible_range(mask_function: Any, size: int | None) -> Visible | str:
+    """The range of keys that a predicate (batch, head, query, key) lets queries see, or what else it is: whole rows are compared,
+    of queries around the edges of a window of `size`.
+    """
+    _give_values(mask_function)
+    queries = {0, 1, 5, 63, 4095} if size is None else {0, 1, size - 1, size, size + 1, 2 * size + 1, 3 * size - 1}
+    query = torch.tensor(sorted(queries), device="cpu")[:, None]
+    key = torch.arange(int(query.max()) + 3, device="cpu")[None]
+    zero = torch.zeros((), dtype=torch.int64, device="cpu")
+    try:
+        seen = torch.broadcast_to(mask_function(zero, zero, query, key), (len(query), key.shape[1])).bool()
+    except Exception as error:  # a predicate of any model may raise anything
+        return f"a mask that cannot be read ({type(error).__name__})"
+    rules: dict[Visible, Tensor] = {(None, False): key <= query}
+    if size is not None:
+        rules[size, False] = (key <= query) & (key > query - size)
+        rules[size, True] = (key <= query) & (key // size == query // size)
+    for visible, rule in rules.items():
+        if torch.equal(rule, seen):
+            return visible
+    return "a mask that is neither causal nor a window" + ("" if size is None else f" of {size}")
+
+
+def _give_values(function: Any, depth: int = 0) -> None:
+    """Tensors without values in the closure of a mask, such as the padding of each sequence, become zeros: there is no padding."""
+    for cell in getattr(function, "__closure__", None) or ():
+        content = cell.cell_contents
+        if isinstance(content, Tensor) and content.is_meta:
+            cell.cell_contents = torch.zeros_like(content, device="cpu")
+        for inner in content if isinstance(content, tuple | list) else (content,):
+            if callable(inner) and depth < 5:
+                _give_values(inner, depth + 1)
+
+
+def recorded_call(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, scale: Any, more: Mapping[str, Any]
+) -> AttentionCall:
+    """What a call of attention in a probe asks for.
+
+    Raises:
+        UnsupportedModel: it asks for something that no attention backend computes.
+    """
+    name = type(module).__name__
+    if query.shape[0] != 1 or key.shape[2] != query.shape[2]:
+        shapes = f"{list(query.shape)}, {list(key.shape)}"
+        raise UnsupportedModel(f"{name} attends to other tokens than those of the text ({shapes})")
+    visible: Visible | str = None, False
+    if mask is not None:
+        visible = getattr(mask, "visible", "a mask that it makes itself")
+    elif more.get("is_causal", getattr(module, "is_causal", True)) is False:
+        visible = "no mask, and is not causal"
+    elif more.get("sliding_window"):
+        visible = int(more["sliding_window"]), False
+    if isinstance(visible, str):
+        raise UnsupportedModel(f"{name} asks for attention with {visible}")
+    others = [key for key, given in more.items() if key not in WITHOUT_EFFECT and given is not None and given is not False]
+    if others:
+        raise UnsupportedModel(f"{name} asks for attention with {', '.join(others)}")
+    if value.shape[-1] > key.shape[-1]:
+        raise UnsupportedModel(f"{name} has values of {value.shape[-1]} numbers, wider than its keys of {key.shape[-1]}")
+    scale = float(query.shape[-1] ** -0.5 if scale is None else scale)
+    sizes = query.shape[1], key.shape[1], query.shape[-1], value.shape[-1]
+    return AttentionCall(*sizes, scale, *visible, more.get("softcap"), more.get("s_aux") is not None)
+
+
+def values_alone(query: Tensor, value: Tensor) -> Tensor:
+    """Attention in which each token sees itself alone: its value."""
+    return value.repeat_interleave(query.shape[1] // value.shape[1], 1).transpose(1, 2).contiguous()

@@ -1,0 +1,124 @@
+"""Loads the weights of a model: transformers builds and names its parts, this engine reads the files and keeps the matrices."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nanoengine.errors import InvalidWeights, NanoEngineError, shown
+from nanoengine.models.checkpoint import TensorHeader
+from nanoengine.models.layers.factory import Factory
+from nanoengine.models.loader import Quantizer
+from nanoengine.models.safetensors_folder import SafetensorsFolder
+from nanoengine.models.transformers_backend.modules import (
+    EngineEmbedding,
+    EngineExperts,
+    EngineLinear,
+    EngineNorm,
+    LinearGroup,
+)
+from nanoengine.models.transformers_backend.probe import Replacements, is_turned
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of a file, which is read when it is sliced, as transformers does."""
+
+    header: TensorHeader
+    read: Callable[[TensorHeader], Tensor]
+
+    def __getitem__(self, part: Any) -> Tensor:
+        return self.read(self.header)[part]
+
+
+def load(
+    kind: Any,
+    config: Any,
+    replacements: Replacements,
+    checkpoint: SafetensorsFolder,
+    factory: Factory,
+    quantize: Quantizer | None,
+) -> tuple[Any, list[LinearGroup]]:
+    """A model of a class of transformers with the weights of a checkpoint, its products, norms and experts replaced.
+
+    Returns:
+        The model, and the groups of its linear layers in the order in which they are called.
+
+    Raises:
+        InvalidWeights: tensors that are missing or misshapen, or whatever transformers finds wrong.
+    """
+    groups: list[LinearGroup] = []
+
+    def build(self: Any, config: Any, *more: Any, **options: Any) -> None:
+        kind.__init__(self, config, *more, **options)
+        groups.extend(_replace(self, replacements, factory, quantize))
+
+    # transformers knows by its name which tensors of a class have which other names in files.
+    replaced = type(kind.__name__, (kind,), {"__init__": build, "__module__": kind.__module__})
+    try:
+        with checkpoint.reader() as read, _one_tensor_at_a_time():
+            stored = {header.name: StoredTensor(header, read) for header in checkpoint.headers()}
+            model, report = replaced.from_pretrained(
+                None, config=config, state_dict=stored, dtype=factory.dtype, output_loading_info=True
+            )
+    except NanoEngineError:
+        raise
+    except Exception as error:  # whatever transformers raises
+        reason = shown(" ".join(str(error).split()))
+        raise InvalidWeights(f"transformers cannot load {checkpoint.place}: {type(error).__name__}: {reason}") from error
+    if missing := sorted(report["missing_keys"]):
+        raise InvalidWeights(
+            f"the weights in {checkpoint.place} lack {len(missing)} tensors of {kind.__name__}: {', '.join(missing[:5])}"
+        )
+    for group in groups:
+        group.finish()
+    model.eval().requires_grad_(False)
+    for tensor in (*model.parameters(), *model.buffers()):
+        if not tensor.is_meta:
+            tensor.data = tensor.data.to(factory.device)
+    return model, groups
+
+
+def _replace(
+    model: Any, replacements: Replacements, factory: Factory, quantize: Quantizer | None
+) -> Iterator[LinearGroup]:
+    modules, head = dict(model.named_modules()), model.get_output_embeddings()
+    replaced: dict[str, nn.Module] = {}
+    for names in replacements.linear_groups:
+        members = [modules[name] for name in names]
+        turned = [is_turned(member) for member in members]
+        shapes = [m.weight.shape[::-1] if t else m.weight.shape for m, t in zip(members, turned, strict=True)]
+        dtype = torch.float32 if members[0] is head else None
+        group = LinearGroup(factory, quantize, shapes[0][1], [shape[0] for shape in shapes], dtype)
+        for name, member, is_member_turned in zip(names, members, turned, strict=True):
+            replaced[name] = EngineLinear(member, group, is_turned=is_member_turned)
+        yield group
+    for name in replacements.embeddings:
+        replaced[name] = EngineEmbedding(modules[name], factory, quantize)
+    for name, (eps, offset) in replacements.norms.items():
+        replaced[name] = EngineNorm(modules[name], factory, eps, offset)
+    for name, activation in replacements.experts.items():
+        replaced[name] = EngineExperts(modules[name], factory, quantize, activation)
+    for name, module in replaced.items():
+        model.set_submodule(name, module)
+
+
+@contextmanager
+def _one_tensor_at_a_time() -> Iterator[None]:
+    """transformers reads files in threads of its own, ahead of what becomes of the tensors, unless this variable is set."""
+    name = "HF_DEACTIVATE_ASYNC_LOAD"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

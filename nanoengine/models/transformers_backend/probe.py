@@ -1,0 +1,181 @@
+"""A probe: one forward pass of a model on the device "meta", where no number is computed and no weight takes memory."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nanoengine.errors import UnsupportedModel
+from nanoengine.kernels.reference.gates import ACTIVATIONS, gated
+from nanoengine.models.transformers_backend.halves import Halves
+from nanoengine.models.transformers_backend.interface import (
+    PROBE,
+    Attention,
+    AttentionCall,
+    recorded_call,
+    values_alone,
+)
+
+MAX_CALLS = 4096
+"""Of attention in one pass: as many layers a model of this package may have."""
+
+
+@dataclass(frozen=True)
+class Replacements:
+    """Names of the modules that this engine replaces, as the probe called them."""
+
+    linear_groups: Sequence[Sequence[str]]  # linear layers of one input, that are called one after the other
+    embeddings: Sequence[str]
+    norms: Mapping[str, tuple[float, float]]  # epsilon and offset
+    experts: Mapping[str, str]  # activation
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What one pass of a model shows."""
+
+    calls: Sequence[AttentionCall]
+    hidden_size: int
+    vocab_size: int
+    replacements: Replacements
+
+
+def attention_calls(halves: Halves, attention: Attention, ids: Tensor, positions: Tensor | None) -> tuple[list[AttentionCall], Tensor]:
+    """How attention is called in a pass of these tokens, and the hidden states where each token sees itself alone."""
+    calls: list[AttentionCall] = []
+
+    def compute(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *more: Any) -> Tensor:
+        calls.append(recorded_call(module, query, key, value, *more))
+        if len(calls) > MAX_CALLS:
+            raise UnsupportedModel(f"{halves.name} calls attention more than {MAX_CALLS} times in a pass")
+        return values_alone(query, value)
+
+    attention.compute = compute
+    attention.use(PROBE)
+    with torch.no_grad(), _one_sequence():
+        hidden = halves.layers(ids, positions)
+    if not calls:
+        raise UnsupportedModel(f"{halves.name} computes its attention itself, and not by transformers' AttentionInterface")
+    return calls, hidden
+
+
+@contextmanager
+def _one_sequence() -> Iterator[None]:
+    """transformers takes positions that do not rise by one for several sequences in a row; in a probe they are not."""
+    from transformers import masking_utils
+
+    search = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = search
+
+
+def probe(model: Any, device: str = "meta") -> Probe:
+    """Run a model whose weights may be anything.
+
+    Raises:
+        UnsupportedModel: it does something that is not computed here.
+    """
+    halves, attention = Halves(model), Attention(model)
+    ids, positions = (torch.zeros(3, dtype=torch.int64, device=device) for _ in range(2))
+    called: list[tuple[nn.Module, Any]] = []
+    hooks = [
+        module.register_forward_pre_hook(lambda module, args: called.append((module, args[0] if args else None)))
+        for module in model.modules()
+    ]
+    try:
+        calls, hidden = attention_calls(halves, attention, ids, positions)
+        with torch.no_grad():
+            logits = halves.head(hidden)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return Probe(calls, hidden.shape[-1], logits.shape[-1], _replacements(model, called))
+
+
+def _replacements(model: Any, called: Sequence[tuple[nn.Module, Any]]) -> Replacements:
+    names = {module: name for name, module in model.named_modules()}
+    tied = {id(parameter) for parameter in model.get_input_embeddings().parameters()}
+    groups: list[list[str]] = []
+    embeddings, norms, experts = [], {}, {}
+    last: tuple[Any, bool] = None, False
+    for module, given in called:
+        name = names.pop(module, None)  # a module that is called again is known
+        if is_linear(module):
+            kind = given, module.bias is not None
+            if name is not None and given is not None and kind[0] is last[0] and kind[1] == last[1]:
+                groups[-1].append(name)
+            elif name is not None:
+                groups.append([name])
+            last = kind
+        elif name is None:
+            continue
+        elif type(module) is nn.Embedding and any(id(parameter) in tied for parameter in module.parameters()):
+            embeddings.append(name)
+        elif (norm := _as_norm(module)) is not None:
+            norms[name] = norm
+        elif (activation := _as_experts(module)) is not None:
+            experts[name] = activation
+    return Replacements(groups, embeddings, norms, experts)
+
+
+def is_linear(module: nn.Module) -> bool:
+    return type(module) is nn.Linear or is_turned(module)
+
+
+def is_turned(module: nn.Module) -> bool:
+    """Whether it is a linear layer whose weight is [inputs, outputs]."""
+    from transformers.pytorch_utils import Conv1D
+
+    return type(module) is Conv1D
+
+
+def _as_norm(module: nn.Module) -> tuple[float, float] | None:
+    """Epsilon and offset of a module that computes an RMSNorm with weights, which is tried out; None if it does not."""
+    parameters = list(module.parameters())
+    if len(parameters) != 1 or parameters[0].dim() != 1 or list(module.children()) or list(module.buffers()):
+        return None
+    trial = copy.deepcopy(module).to_empty(device="cpu").float()
+    (weight,) = trial.parameters()
+    generator = torch.Generator("cpu").manual_seed(0)
+    size = len(weight)
+    with torch.device("cpu"), torch.no_grad():
+        weight.copy_(torch.rand(size, generator=generator) + 0.5)
+        x = torch.randn(3, size, generator=generator)
+        small = torch.full((1, size), 1e-6)
+        try:
+            output, of_small = trial(x), trial(small)
+        except Exception:  # another module that has one vector: it takes other inputs
+            return None
+        if not isinstance(output, Tensor) or output.shape != x.shape:
+            return None
+        for offset in (0.0, 1.0):
+            scale = weight + offset
+            eps = float(f"{((small * scale / of_small) ** 2 - small**2).mean().item():.3g}")
+            if eps > 0 and torch.allclose(F.rms_norm(x, (size,), scale, eps), output, rtol=1e-5, atol=1e-6):
+                return eps, offset
+    return None
+
+
+def _as_experts(module: Any) -> str | None:
+    """The activation of experts that are gated MLPs, without biases, in two tensors; None for any other module."""
+    names = {name for name, _ in module.named_parameters()}
+    if names != {"gate_up_proj", "down_proj"} or module.gate_up_proj.dim() != 3 or not getattr(module, "has_gate", False):
+        return None
+    if getattr(module, "has_bias", False) or getattr(module, "has_post_expert_norm", False):
+        return None
+    both = torch.randn(3, 16, generator=torch.Generator("cpu").manual_seed(0), device="cpu") * 3
+    theirs = module._apply_gate(both if module.is_concatenated else both.unflatten(-1, (2, 8)).mT.flatten(1))
+    matching = (kind for kind in ACTIVATIONS if torch.allclose(gated(both, kind), theirs, rtol=1e-5, atol=1e-5))
+    return next(matching, None)
