@@ -28,6 +28,7 @@ TELLS_SHAPE = frozenset(
         "dim",
         "element_size",
         "is_contiguous",
+        "is_floating_point",
         "numel",
         "size",
         "storage_offset",

@@ -98,7 +98,7 @@ class RotaryTables:
         def at_positions(value: Any) -> Any:
             if not isinstance(value, Tensor):
                 return value
-            if value.is_floating_point():
+            if value.dtype.is_floating_point:
                 return value.new_zeros((1, 1, 1), dtype=torch.float32)
             return positions.to(value.device)[None]
 
@@ -106,8 +106,8 @@ class RotaryTables:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = [*args, *kwargs.values()]
-        positions = next(value for value in given if isinstance(value, Tensor) and not value.is_floating_point())
-        dtype = next(value.dtype for value in given if isinstance(value, Tensor) and value.is_floating_point())
+        positions = next(value for value in given if isinstance(value, Tensor) and not value.dtype.is_floating_point)
+        dtype = next(value.dtype for value in given if isinstance(value, Tensor) and value.dtype.is_floating_point)
         rows = self.tables[self.key(given)].index_select(0, positions[0])
         cos, sin = rows.split(1, dim=1)  # [num_tokens, 1, width]
         rotation = Rotation(part.transpose(0, 1).to(dtype) for part in (cos, sin))
@@ -139,7 +139,7 @@ class FusedAttention:
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
         given = [*args, *kwargs.values()]
-        x = next(value for value in given if isinstance(value, Tensor) and value.is_floating_point())
+        x = next(value for value in given if isinstance(value, Tensor) and value.dtype.is_floating_point)
         angles = next(value for value in given if isinstance(value, Rotation)).halves if self.rotates else None
         seen = self.attention(self.inputs.product(x), angles, self.step.next_layer())
         return self.outputs.product(seen.flatten(-2)).view(x.shape), None
