@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from nanoengine.core.attention import AttentionSpec
-from nanoengine.errors import UnsupportedModel
+from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.kernels.attention import AttentionBackend
 from nanoengine.models.architectures import UnsupportedArchitecture, read_model_config
 from nanoengine.models.checkpoint import Checkpoint
@@ -95,18 +95,19 @@ def choose_implementation(
     Raises:
         UnsupportedModel: neither computes it; the message says why.
     """
-    refusal = ""
+    refusal = "by transformers' modules: "
     if model_impl != "transformers":
         try:
             return FamilyModel(read_model_config(table, scaling, families))
-        except UnsupportedArchitecture as error:
+        except UnsupportedArchitecture:
             if model_impl == "nanoengine" or not find_model(name).is_dir():
                 raise
-            refusal = f"{error}; and the transformers backend: "
+            stated = shown(table.get("architectures"))
+            refusal = f"architectures is {stated}: no family here has it, and transformers' modules do not run here: "
     from nanoengine.models.transformers_backend.implementation import TransformersModel
 
     if scaling is not None:
-        raise UnsupportedModel(f"{refusal}it takes no rope_scaling: change config.json")
+        raise UnsupportedModel(f"{refusal}rope_scaling is not taken with them: change config.json")
     try:
         return TransformersModel(table, SafetensorsFolder(find_model(name, WEIGHT_FILES)))
     except UnsupportedModel as error:

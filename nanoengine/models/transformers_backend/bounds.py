@@ -48,7 +48,7 @@ def check_fields(table: Mapping[str, Any], num_tensors: int) -> None:
                 raise fields.wrong(key, value, "kernels are not fetched from a hub: remove the field")
             if isinstance(value, Mapping):
                 pending.append(value)
-            most = num_tensors + SPARE if "layer" in key else MAX_INTEGER
+            most = num_tensors + SPARE if key.rstrip("s").endswith("layer") else MAX_INTEGER
             numbers = value if isinstance(value, list) else [value]
             for number in numbers:
                 if isinstance(number, int) and number > most and not any(part in key for part in LARGE):

@@ -18,7 +18,7 @@ class _LayersDone(Exception):
 class Halves:
     """Calls a model by halves: `layers` leaves its `forward` behind the part with the layers, `head` skips that part.
 
-    Positions are given to the model; where its `forward` takes none, to the modules in it that do (BART's kin).
+    Positions are given to the model; where its `forward` takes none, to the modules in it that do (BART and its kin).
 
     Args:
         model: a decoder of transformers; the `forward` of the part that has its layers is exchanged.
@@ -57,9 +57,10 @@ class Halves:
         """Let every module that takes positions, and is called without, have those of the pass."""
 
         def give(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-            if self._positions is None or kwargs.get("position_ids") is not None:
+            counted = kwargs.get("position_ids")  # from 0, in the order of the tokens
+            if self._positions is None:
                 return None
-            return args, kwargs | {"position_ids": self._positions}
+            return args, kwargs | {"position_ids": self._positions.view(-1 if counted is None else counted.shape)}
 
         takers = [module for module in part.modules() if module is not part and "position_ids" in _parameters(module)]
         for module in takers:

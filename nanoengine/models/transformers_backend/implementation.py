@@ -11,7 +11,7 @@ import torch
 from nanoengine.core.attention import AttentionSpec
 from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.kernels.attention import AttentionBackend
-from nanoengine.models.checkpoint import Checkpoint
+from nanoengine.models.checkpoint import Checkpoint, TensorHeader
 from nanoengine.models.config_fields import MAX_POSITIONS
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.loader import Quantizer
@@ -20,7 +20,7 @@ from nanoengine.models.quantization.scheme import QUANTIZATION
 from nanoengine.models.safetensors_folder import SafetensorsFolder
 from nanoengine.models.transformers_backend.bounds import bounded_by, check_fields
 from nanoengine.models.transformers_backend.decoder import TransformersDecoder
-from nanoengine.models.transformers_backend.interface import PROBE, register
+from nanoengine.models.transformers_backend.interface import COMPUTES_ITSELF, PROBE, register
 from nanoengine.models.transformers_backend.loading import load
 from nanoengine.models.transformers_backend.probe import Probe, probe
 
@@ -47,9 +47,8 @@ class TransformersModel:
         table = {name: value for name, value in table.items() if name != QUANTIZATION or value is not None}
         check_fields(table, len(headers))
         try:
-            with bounded_by(headers):
-                self.kind, self.hf_config = self._read(table)
-                self.probe = self._probe()
+            self.kind, self.hf_config = self._read(table, checkpoint)
+            self.probe = self._probe(headers)
         except UnsupportedModel:
             raise
         except Exception as error:  # whatever transformers raises of a config.json
@@ -61,47 +60,60 @@ class TransformersModel:
     def description(self) -> str:
         return f"layers by transformers {self.transformers.__version__}"
 
-    def _read(self, table: Mapping[str, Any]) -> tuple[Any, Any]:
+    def _read(self, table: Mapping[str, Any], checkpoint: SafetensorsFolder) -> tuple[Any, Any]:
         """The class of the decoder and its config; of a model with pictures, those of its text."""
-        transformers, kind_of = self.transformers, self.transformers.models.auto
+        transformers, auto = self.transformers, self.transformers.models.auto
         model_type, stated = table.get("model_type"), table.get("architectures")
-        kinds, name = kind_of.configuration_auto.CONFIG_MAPPING, ""
-        if isinstance(stated, list) and stated and isinstance(stated[0], str):
-            name = stated[0]
-        if not isinstance(model_type, str) or model_type not in kinds:
+        name = next((each for each in stated if isinstance(each, str)), "") if isinstance(stated, list) else ""
+        if not isinstance(model_type, str) or model_type not in auto.configuration_auto.CONFIG_MAPPING:
             raise UnsupportedModel(
                 f"model_type is {shown(model_type)}: transformers {transformers.__version__} has no such model, and code in its "
                 "folder is never run"
             )
-        config = kinds[model_type].from_dict(dict(table))
-        text = config.get_text_config(decoder=True)
         kind = getattr(transformers, name, None)
+        self._refuse_states(kind)
+        config = transformers.AutoConfig.from_pretrained(
+            checkpoint.folder, local_files_only=True, trust_remote_code=False
+        )
+        text = config.get_text_config(decoder=True)
         if text is not config or not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
-            kind = kind_of.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text))
+            kind = auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None)
+        if text is not config:
+            text.tie_word_embeddings = getattr(config, "tie_word_embeddings", text.tie_word_embeddings)
         if kind is None:
             raise UnsupportedModel(f"{name} of model_type {model_type} is no decoder of text in transformers")
         if getattr(text, "is_encoder_decoder", False) and "ForCausalLM" not in name:
             raise UnsupportedModel(f"{name} is an encoder with a decoder: decoders alone are computed")
-        if getattr(kind, "_is_stateful", False):
-            raise UnsupportedModel(f"{name} has layers with recurrent states, which families of this package alone compute")
+        self._refuse_states(kind)
         if hasattr(text, "is_decoder"):
             text.is_decoder = True
         text._attn_implementation = PROBE
         text._experts_implementation = "batched_mm"  # in a probe; those that stay are slow, but wait for no number
         return kind, text
 
-    def _probe(self) -> Probe:
+    @staticmethod
+    def _refuse_states(kind: Any) -> None:
+        if getattr(kind, "_is_stateful", False):
+            raise UnsupportedModel(
+                f"{kind.__name__} has layers with recurrent states, which families of this package alone compute"
+            )
+
+    def _probe(self, headers: Sequence[TensorHeader]) -> Probe:
+        def build() -> Any:
+            with bounded_by(headers), torch.device("meta"):
+                return self.kind._from_config(self.hf_config, dtype=torch.float32).eval()
+
         with torch.device("meta"):
-            model = self.kind._from_config(self.hf_config, dtype=torch.float32).eval()
             try:
-                return probe(model)
+                return probe(build())
             except UnsupportedModel:
                 raise
-            except Exception:  # it looks at numbers, which "meta" has none of
-                model = self.kind._from_config(self.hf_config, dtype=torch.float32).eval()
+            except Exception as error:  # it looks at numbers, of which "meta" has none
+                if isinstance(error, KeyError) and PROBE in str(error):
+                    raise UnsupportedModel(f"{self.kind.__name__} {COMPUTES_ITSELF}") from error
         with torch.device("cpu"):
             # Zeros, which take no memory before they are written to.
-            return probe(model._apply(lambda tensor: torch.zeros_like(tensor, device="cpu")), "cpu")
+            return probe(build()._apply(lambda tensor: torch.zeros_like(tensor, device="cpu")), "cpu")
 
     def _describe(self) -> ModelConfig:
         calls, config = self.probe.calls, self.hf_config

@@ -15,6 +15,9 @@ from nanoengine.errors import UnsupportedModel
 STEP, PROBE = "nanoengine", "nanoengine_probe"
 """Names of our attention in transformers: in steps, for which it makes no masks, and in a probe, which looks at its masks."""
 
+COMPUTES_ITSELF = "computes its attention itself, and not by transformers' AttentionInterface"
+"""Why some models are refused."""
+
 WITHOUT_EFFECT = frozenset(
     {
         *("position_ids", "use_cache", "output_attentions", "output_hidden_states", "output_router_logits", "return_dict"),

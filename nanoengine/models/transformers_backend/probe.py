@@ -18,6 +18,7 @@ from nanoengine.errors import UnsupportedModel
 from nanoengine.kernels.reference.gates import ACTIVATIONS, gated
 from nanoengine.models.transformers_backend.halves import Halves
 from nanoengine.models.transformers_backend.interface import (
+    COMPUTES_ITSELF,
     PROBE,
     Attention,
     AttentionCall,
@@ -64,7 +65,7 @@ def attention_calls(halves: Halves, attention: Attention, ids: Tensor, positions
     with torch.no_grad(), _one_sequence():
         hidden = halves.layers(ids, positions)
     if not calls:
-        raise UnsupportedModel(f"{halves.name} computes its attention itself, and not by transformers' AttentionInterface")
+        raise UnsupportedModel(f"{halves.name} {COMPUTES_ITSELF}")
     return calls, hidden
 
 
