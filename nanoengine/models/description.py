@@ -48,8 +48,8 @@ def describe(
     chat_template: str | None = None,
     read: Callable[[Mapping[str, Any]], ModelConfig] = read_model_config,
 ) -> Description:
-    """Read the description of the model at a path that `find_model` gave, with the tokenizer of another, and with another template
-    of chats, if they are given; `read` makes a config of the content of its config.json.
+    """Read the description of the model at a path that `find_model` gave, with the tokenizer and the chat template of others, if
+    they are given; `read` makes a config of the content of its config.json.
 
     Raises:
         ModelNotFound, UnsupportedModel, InvalidWeights: files that are missing, not supported, or broken.

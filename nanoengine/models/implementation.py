@@ -24,8 +24,11 @@ class Implementation(Protocol):
     """Computes a model, whose description it has read."""
 
     config: ModelConfig
-    description: str
-    """For the start-up line; empty for families."""
+
+    @property
+    def description(self) -> str:
+        """For the start-up line; empty for families."""
+        ...
 
     def match(self, checkpoint: Checkpoint) -> int:
         """See from the headers of the weights that they are those of the model, and count them."""

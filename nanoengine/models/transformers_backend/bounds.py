@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from torch import Tensor
 from torch.nn.modules import module as torch_module
 
-from nanoengine.errors import UnsupportedModel, shown
+from nanoengine.errors import UnsupportedModel
 from nanoengine.models.checkpoint import TensorHeader
 from nanoengine.models.config_fields import OFF, ConfigFields
 
@@ -52,7 +54,9 @@ def check_fields(table: Mapping[str, Any], num_tensors: int) -> None:
             numbers = value if isinstance(value, list) else [value]
             for number in numbers:
                 if isinstance(number, int) and number > most and not any(part in key for part in LARGE):
-                    raise fields.wrong(key, number, f"it must be at most {most}, as the files have {num_tensors} tensors")
+                    raise fields.wrong(
+                        key, number, f"it must be at most {most}, as the files have {num_tensors} tensors"
+                    )
 
 
 @contextmanager
@@ -62,7 +66,7 @@ def bounded_by(headers: Sequence[TensorHeader]) -> Iterator[None]:
     Raises:
         UnsupportedModel: as soon as there are more; tied weights and fused tensors are allowed for.
     """
-    stored = sum(_numel(header.shape) for header in headers)
+    stored = sum(math.prod(header.shape) for header in headers)
     most = {"numbers": 2 * stored + 2**20, "buffers": 2 * stored + 2**28, "parts": 16 * len(headers) + 16 * SPARE}
     built = dict.fromkeys(most, 0)
     thread = threading.get_ident()
@@ -72,35 +76,18 @@ def bounded_by(headers: Sequence[TensorHeader]) -> Iterator[None]:
             built[kind] += number
             if built[kind] > most[kind]:
                 raise UnsupportedModel(
-                    f"config.json asks for a model of more than {shown(most[kind])} {kind}, and the files hold {stored} numbers in "
+                    f"config.json asks for a model of more than {most[kind]} {kind}, and the files hold {stored} numbers in "
                     f"{len(headers)} tensors: correct the sizes in config.json"
                 )
 
-    def parameter(module: Any, name: str, value: Any) -> None:
-        count("numbers", 0 if value is None else value.numel())
-
-    def buffer(module: Any, name: str, value: Any) -> None:
-        count("buffers", 0 if value is None else value.numel())
+    def counting(kind: str) -> Callable[[Any, str, Any], None]:
+        return lambda *given: count(kind, given[2].numel() if isinstance(given[2], Tensor) else 1)
 
     with ExitStack() as hooks:
-        hooks.enter_context(_removed(torch_module.register_module_parameter_registration_hook(parameter)))
-        hooks.enter_context(_removed(torch_module.register_module_buffer_registration_hook(buffer)))
-        hooks.enter_context(
-            _removed(torch_module.register_module_module_registration_hook(lambda *_: count("parts", 1)))
-        )
+        for kind, register in (
+            ("numbers", torch_module.register_module_parameter_registration_hook),
+            ("buffers", torch_module.register_module_buffer_registration_hook),
+            ("parts", torch_module.register_module_module_registration_hook),
+        ):
+            hooks.callback(register(counting(kind)).remove)
         yield
-
-
-@contextmanager
-def _removed(handle: Any) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def _numel(shape: Sequence[int]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total

@@ -4,38 +4,42 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nanoengine.core.attention import AttentionMetadata, AttentionSpec
+from nanoengine.core.attention import AttentionMetadata
 from nanoengine.core.kv_cache import KVCache
 from nanoengine.errors import UnsupportedModel
 from nanoengine.kernels.attention import AttentionBackend
 from nanoengine.models.layers.attention import Attention as PagedAttention
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.model_config import ModelConfig
+from nanoengine.models.transformers_backend.checks import (
+    TEXT_LENGTH,
+    TOLERANCES,
+    check_tokens_alone,
+    count_positions,
+    drawn_ids,
+    logits_by_transformers,
+    one_prompt,
+)
 from nanoengine.models.transformers_backend.fusion import (
-    FusedAttention,
-    RecordedCalls,
+    RotaryTables,
     fuse_rotations,
     fused_attention,
     fused_mlp,
 )
 from nanoengine.models.transformers_backend.halves import Halves
 from nanoengine.models.transformers_backend.interface import STEP, Attention, AttentionCall, values_alone
+from nanoengine.models.transformers_backend.module_calls import recorded
 from nanoengine.models.transformers_backend.modules import LinearGroup
 from nanoengine.models.transformers_backend.probe import attention_calls
 
 logger = logging.getLogger("nanoengine")
-
-TOKENS_COMPARED = 40
-"""Of the text whose logits are compared with those by transformers' own attention."""
-
-TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
-"""Of log probabilities, and of hidden states where each token sees itself alone."""
 
 
 class TransformersDecoder:
@@ -43,6 +47,7 @@ class TransformersDecoder:
 
     Args:
         model: with its weights, as `loading.load` returns it.
+        groups: of its linear layers.
         calls: of attention, as a probe saw them.
         config: the sizes of the KV cache: those of the largest call.
 
@@ -66,131 +71,78 @@ class TransformersDecoder:
         self.kernels, self.matrices, self.model = factory.kernels, factory.matrices, model
         self.specs = [call.spec(config.layer(number).window) for number, call in enumerate(calls)]
         self.attention, self.halves = Attention(model), Halves(model)
-        self.positions = torch.tensor([7, 0, 3, 4, 9], device=factory.device)
-        self.ids = self._drawn(len(self.positions))
+        self.rotations: list[RotaryTables] = []
         with torch.no_grad():
-            self._count_positions()
-            self._check_tokens_alone()
-            theirs = self._logits_by_transformers("eager")
-            self.rotations = self._fuse()
-            self.prepare(TOKENS_COMPARED + 2)
-            self._check_attention(theirs)
-
-    def _drawn(self, count: int) -> Tensor:
-        generator = torch.Generator("cpu").manual_seed(count)
-        ids = torch.randint(0, min(self.config.vocab_size, 2**15), (count,), generator=generator, device="cpu")
-        return ids.to(self.factory.device)
-
-    def _count_positions(self) -> None:
-        """Find the position that the model gives to a first token, if none is given to it."""
-        _, wanted = attention_calls(self.halves, self.attention, self.ids, None)
-        positions = torch.arange(len(self.ids), device=self.ids.device)
-        for self.halves.first_position in range(3):
-            _, hidden = attention_calls(self.halves, self.attention, self.ids, positions)
-            if self._distance(hidden, wanted) < TOLERANCES[hidden.dtype]:
-                return
-        raise UnsupportedModel(f"{self.halves.name} counts positions in a way of its own")
-
-    def _check_tokens_alone(self) -> None:
-        """Where each token sees itself alone, a token must be the same alone and beside others, or the model mixes them elsewhere."""
-        calls, together = attention_calls(self.halves, self.attention, self.ids, self.positions)
-        if calls != self.calls:
-            raise UnsupportedModel(f"{self.halves.name} calls attention otherwise with its weights than without")
-        pairs = zip(self.ids.split(1), self.positions.split(1), strict=True)
-        alone = torch.cat([attention_calls(self.halves, self.attention, *pair)[1] for pair in pairs])
-        if not (distance := self._distance(alone, together)) < TOLERANCES[together.dtype]:
-            raise UnsupportedModel(
-                f"{self.halves.name} mixes tokens outside of its attention, as recurrent states and convolutions do: a token beside "
-                f"others is off by {distance:.2g}"
-            )
-
-    @staticmethod
-    def _distance(ours: Tensor, theirs: Tensor) -> float:
-        return float((ours - theirs).abs().max() / theirs.abs().max())
-
-    def _logits_by_transformers(self, name: str) -> Tensor:
-        ids = self._drawn(TOKENS_COMPARED)
-        self.attention.use(name)
-        logits = self.halves.head(self.halves.layers(ids, torch.arange(len(ids), device=ids.device)))
-        return logits.float().log_softmax(-1)
-
-    def _check_attention(self, theirs: Tensor) -> None:
-        """Compare log probabilities of a text with those of transformers' own attention on the same weights."""
-        count, size, device = TOKENS_COMPARED, self.backend.block_size, self.factory.device
-        blocks, shape = -(-count // size), self.backend.kv_shape(1, self.config.num_kv_heads, self.config.head_dim)[1:]
-        dtype = torch.int8 if self.backend.quantized else self.factory.dtype
-        cache = KVCache(blocks, [list(range(len(self.calls)))], shape, dtype, device)
-        positions = torch.arange(count, device=device)
-        metadata = AttentionMetadata(
-            query_start_loc=torch.tensor([0, count], dtype=torch.int32, device=device),
-            seq_lens=torch.tensor([count], dtype=torch.int32, device=device),
-            block_tables=torch.arange(1, blocks + 1, dtype=torch.int32, device=device)[None],
-            query_lens_list=[count],
-            seq_lens_list=[count],
-            kv_cache=cache.layers,
-            slot_mapping=positions + size,
-            num_decodes=0,
-        )
-        hidden = self.forward(self._drawn(count), positions, [metadata] * len(self.calls))
-        distance = float((self.compute_logits(hidden).log_softmax(-1) - theirs).abs().max())
-        logger.debug("%s: log probabilities are off by %.2g from transformers' own", self.halves.name, distance)
-        allowed = TOLERANCES[self.factory.dtype] * (10 if self.backend.quantized else 1)
-        if distance < allowed:
-            return
-        noise = float((self._logits_by_transformers("sdpa") - theirs).abs().max())
+            positions = torch.tensor([7, 0, 3, 4, 9], dtype=torch.int64, device=factory.device)
+            ids = drawn_ids(len(positions), config.vocab_size, factory.device)
+            count_positions(self.halves, self.attention, ids)
+            check_tokens_alone(self.halves, self.attention, ids, positions, self.calls)
+            text = drawn_ids(TEXT_LENGTH, config.vocab_size, factory.device)
+            theirs = logits_by_transformers(self.halves, self.attention, text, "eager")
+            self._fuse(ids, positions)
+            self.prepare(TEXT_LENGTH)
+            self._compare(text, theirs)
         self.attention.use(STEP)
-        if not distance < 4 * noise:
-            raise UnsupportedModel(
-                f"{self.halves.name}: log probabilities of {count} tokens are off by {distance:.2g} from those of transformers' own "
-                f"attention, and at most {max(allowed, 4 * noise):.2g} is noise"
-            )
 
-    def _fuse(self) -> list[Any]:
-        with RecordedCalls(self.model) as calls:
-            attention_calls(self.halves, self.attention, self.ids, self.positions)
-        rotations = fuse_rotations(calls, self.positions + self.halves.first_position)
-        for rotation in rotations:
-            rotation.prepare(int(self.positions.max()) + 3)
-        heads: dict[nn.Module, tuple[int, tuple[Tensor, Tensor, Tensor]]] = {}
-        number = 0
+    def _fuse(self, ids: Tensor, positions: Tensor) -> None:
+        with recorded(self.model) as calls:
+            attention_calls(self.halves, self.attention, ids, positions)
+        self.rotations = fuse_rotations(calls, positions + self.halves.first_position)
+        heads: list[tuple[nn.Module, tuple[Tensor, Tensor, Tensor]]] = []
 
-        def compute(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *more: Any) -> Tensor:
-            nonlocal number
-            heads[module] = number, (query, key, value)
-            number += 1
+        def compute(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
+            heads.append((module, (query, key, value)))
             return values_alone(query, value)
 
         self.attention.compute = compute
-        with RecordedCalls(self.model) as calls:
-            self.halves.layers(self.ids, self.positions)
-        self.num_fused = 0
-        once = {call.module for call in calls if sum(other.module is call.module for other in calls) == 1}
+        with recorded(self.model) as calls:
+            self.halves.layers(ids, positions)
+        modules = [module for module, _ in heads]
         for call in calls:
-            if call.module in heads and call.module in once:
-                number, given = heads[call.module]
-                if self._fits(number):
-                    paged = lambda *norms, number=number: PagedAttention(number, self.config, self.specs[number], self.backend, *norms)
-                    fused: Any = fused_attention(call, given, self.kernels, self.attention, paged)
-                else:
-                    fused = None
+            if call.module not in modules:
+                fused: Any = fused_mlp(call, self.kernels)
+            elif modules.count(call.module) == 1 and self._fits(number := modules.index(call.module)):
+                paged = partial(PagedAttention, number, self.config, self.specs[number], self.backend)
+                fused = fused_attention(call, heads[number][1], self.attention, paged)
             else:
-                fused = fused_mlp(call, self.kernels)
+                continue
             if fused is not None:
                 call.module.forward = fused
-                self.num_fused += isinstance(fused, FusedAttention)
-        return rotations
 
     def _fits(self, number: int) -> bool:
-        """Whether the heads of a call are those of the KV cache, and it has no sinks."""
+        """Whether the heads of a call are as wide and as many as those of the KV cache, and it has no sinks."""
         call, config = self.calls[number], self.config
         sizes = call.num_kv_heads, call.key_dim, call.value_dim
         return sizes == (config.num_kv_heads, config.head_dim, config.head_dim) and not call.sinks
+
+    def _compare(self, text: Tensor, theirs: Tensor) -> None:
+        """Compare log probabilities of a text with those by transformers' own attention on the same weights.
+
+        Raises:
+            UnsupportedModel: they differ by more than noise, which is how much two ways of transformers differ.
+        """
+        num_blocks = -(-len(text) // self.backend.block_size)
+        shape = self.backend.kv_shape(1, self.config.num_kv_heads, self.config.head_dim)[1:]
+        dtype = torch.int8 if self.backend.quantized else self.factory.dtype
+        cache = KVCache(num_blocks, [list(range(len(self.calls)))], shape, dtype, self.factory.device)
+        metadata = one_prompt(len(text), len(self.calls), cache, self.backend.block_size)
+        self.attention.use(STEP)
+        hidden = self.forward(text, torch.arange(len(text), device=text.device), metadata)
+        distance = float((self.compute_logits(hidden).log_softmax(-1) - theirs).abs().max())
+        logger.debug("%s: log probabilities are off by %.2g from transformers' own", self.halves.name, distance)
+        if distance < (allowed := TOLERANCES[self.factory.dtype] * (10 if self.backend.quantized else 1)):
+            return
+        noise = float((logits_by_transformers(self.halves, self.attention, text, "sdpa") - theirs).abs().max())
+        if not distance < 4 * noise:
+            raise UnsupportedModel(
+                f"{self.halves.name}: log probabilities of {len(text)} tokens are off by {distance:.2g} from those by "
+                f"transformers' own attention, and at most {max(allowed, 4 * noise):.2g} is noise"
+            )
 
     def prepare(self, max_len: int) -> None:
         """Make ready for positions below `max_len`."""
         for rotation in self.rotations:
             rotation.prepare(max_len + self.halves.first_position)
-        self.attention.use(STEP)
         self.attention.compute = self._attend
 
     def forward(self, input_ids: Tensor, positions: Tensor, metadata: Sequence[AttentionMetadata]) -> Tensor:
@@ -201,16 +153,14 @@ class TransformersDecoder:
     def _attend(
         self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, scale: Any, more: Mapping[str, Any]
     ) -> Tensor:
-        number, size, kv_heads = self.attention.layer, self.config.head_dim, self.config.num_kv_heads
-        seen = self.attention.next_layer()
-        width = value.shape[-1]
-        q, k, v = (_widened(heads[0].transpose(0, 1), size) for heads in (query, key, value))
-        if k.shape[1] < kv_heads:
-            k, v = (heads.repeat_interleave(kv_heads // heads.shape[1], 1) for heads in (k, v))
-        kv, sinks = seen.kv_cache[number], more.get("s_aux")
-        self.backend.write_kv(k, v, kv, seen.slot_mapping)
-        out = self.backend.attend(q, kv, seen, self.specs[number], None if sinks is None else sinks.float())
-        return out[None, ..., :width].contiguous()
+        number, metadata, width = self.attention.layer, self.attention.next_layer(), value.shape[-1]
+        q, k, v = (_widened(heads[0].transpose(0, 1), self.config.head_dim) for heads in (query, key, value))
+        if k.shape[1] < self.config.num_kv_heads:
+            k, v = (heads.repeat_interleave(self.config.num_kv_heads // heads.shape[1], 1) for heads in (k, v))
+        kv, sinks = metadata.kv_cache[number], more.get("s_aux")
+        self.backend.write_kv(k, v, kv, metadata.slot_mapping)
+        sinks = None if sinks is None else sinks.float()
+        return self.backend.attend(q, kv, metadata, self.specs[number], sinks)[None, ..., :width].contiguous()
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[n, hidden_size] -> [n, vocab_size] in float32."""

@@ -1,12 +1,12 @@
 """Fused parts: attention with its projections, gated MLPs, and tables of rotations, each in few calls of the kernels.
 
-A part is recognized by what it computes. One pass of a few tokens records what goes into each module and what comes out of it; a
+A part is recognized by what it computes. A pass of a few tokens records what goes into each module and what comes out of it; a
 module whose output our operations reproduce from its input calls them from then on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,51 +17,11 @@ from nanoengine.kernels.operations import Kernels
 from nanoengine.kernels.reference.gates import ACTIVATIONS
 from nanoengine.models.layers.attention import Attention as PagedAttention
 from nanoengine.models.transformers_backend.interface import Attention, values_alone
+from nanoengine.models.transformers_backend.module_calls import Call
 from nanoengine.models.transformers_backend.modules import EngineLinear, EngineNorm, LinearGroup
 
 POSITIONS_AT_ONCE = 8192
 """Of a table of rotations, while it is made."""
-
-
-class Call:
-    """A call of a module in a pass: its arguments, its output, and the calls of modules inside it."""
-
-    output: Any = None
-
-    def __init__(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]):
-        self.module, self.given, self.inner = module, [*args, *kwargs.values()], list[Call]()
-
-    def of(self, kind: type[nn.Module]) -> list[Call]:
-        return [call for call in self.inner if isinstance(call.module, kind)]
-
-
-class RecordedCalls:
-    """All calls of modules of a model, while it is a context."""
-
-    def __init__(self, model: nn.Module):
-        self.model, self.calls, self._open = model, list[Call](), list[Call]()
-
-    def __enter__(self) -> list[Call]:
-        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-            call = Call(module, args, kwargs)
-            for outer in self._open:
-                outer.inner.append(call)
-            self.calls.append(call)
-            self._open.append(call)
-
-        def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            while self._open[-1].module is not module:  # an exception left them
-                self._open.pop()
-            self._open.pop().output = output
-
-        modules = list(self.model.modules())
-        self._hooks = [module.register_forward_pre_hook(enter, with_kwargs=True) for module in modules]
-        self._hooks += [module.register_forward_hook(leave, with_kwargs=True) for module in modules]
-        return self.calls
-
-    def __exit__(self, *_: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
 
 
 class Rotation(tuple[Tensor, ...]):
@@ -74,7 +34,8 @@ class RotaryTables:
     """The outputs of a module that computes from positions alone, for all positions; it takes the place of its `forward`."""
 
     def __init__(self, module: Any):
-        self.forward, self.calls = module.forward, dict[tuple[Any, ...], Call]()
+        self.forward = module.forward
+        self.calls: dict[tuple[Any, ...], Call] = {}
         self.tables: dict[tuple[Any, ...], Tensor] = {}
 
     @staticmethod
@@ -104,10 +65,11 @@ class RotaryTables:
 
         return torch.cat(self.forward(*map(at_positions, call.given))).transpose(0, 1).contiguous()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Rotation:
         given = [*args, *kwargs.values()]
-        positions = next(value for value in given if isinstance(value, Tensor) and not value.dtype.is_floating_point)
-        dtype = next(value.dtype for value in given if isinstance(value, Tensor) and value.dtype.is_floating_point)
+        tensors = [value for value in given if isinstance(value, Tensor)]
+        positions = next(tensor for tensor in tensors if not tensor.dtype.is_floating_point)
+        dtype = next(tensor.dtype for tensor in tensors if tensor.dtype.is_floating_point)
         rows = self.tables[self.key(given)].index_select(0, positions[0])
         cos, sin = rows.split(1, dim=1)  # [num_tokens, 1, width]
         rotation = Rotation(part.transpose(0, 1).to(dtype) for part in (cos, sin))
@@ -117,68 +79,74 @@ class RotaryTables:
 
 
 def fuse_rotations(calls: Sequence[Call], positions: Tensor) -> list[RotaryTables]:
-    """Exchange the modules that were given the positions of a pass, and made cosines and sines of them."""
-    tables: dict[nn.Module, RotaryTables] = {}
+    """Exchange the modules that were given a tensor and the positions of a pass, and made (cosines, sines) of them."""
+    found: dict[nn.Module, RotaryTables] = {}
     for call in calls:
-        is_given = any(isinstance(value, Tensor) and torch.equal(value, positions[None]) for value in call.given)
-        made, width = call.output, call.given[0].shape if isinstance(call.given[0], Tensor) else ()
-        if not is_given or not isinstance(made, tuple) or len(made) != 2 or list(call.module.parameters()) or not width:
+        tensors = [value for value in call.given if isinstance(value, Tensor)]
+        of_positions = len(tensors) == 2 and torch.equal(tensors[1], positions[None])
+        made = call.output if isinstance(call.output, tuple) else ()
+        if not of_positions or len(made) != 2 or list(call.module.parameters()):
             continue
         if all(part.dim() == 3 and part.shape[:2] == (1, len(positions)) for part in made):
-            tables.setdefault(call.module, RotaryTables(call.module)).calls[RotaryTables.key(call.given)] = call
-    for module, table in tables.items():
-        module.forward = table  # type: ignore[method-assign, assignment]
-    return list(tables.values())
+            found.setdefault(call.module, RotaryTables(call.module)).calls[RotaryTables.key(call.given)] = call
+    for module, tables in found.items():
+        tables.prepare(int(positions.max()) + 1)
+        module.forward = tables
+    return list(found.values())
 
 
 class FusedAttention:
     """A module that projects to q, k and v, rotates, attends, and projects back; it takes the place of its `forward`."""
 
-    def __init__(self, inputs: LinearGroup, outputs: LinearGroup, attention: PagedAttention, step: Attention, rotates: bool):
-        self.inputs, self.outputs, self.attention, self.step, self.rotates = inputs, outputs, attention, step, rotates
+    def __init__(
+        self, inputs: LinearGroup, outputs: LinearGroup, paged: PagedAttention, attention: Attention, *, rotates: bool
+    ):
+        self.inputs, self.outputs, self.paged, self.attention, self.rotates = inputs, outputs, paged, attention, rotates
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
         given = [*args, *kwargs.values()]
         x = next(value for value in given if isinstance(value, Tensor) and value.dtype.is_floating_point)
         angles = next(value for value in given if isinstance(value, Rotation)).halves if self.rotates else None
-        seen = self.attention(self.inputs.product(x), angles, self.step.next_layer())
-        return self.outputs.product(seen.flatten(-2)).view(x.shape), None
+        heads = self.paged(self.inputs.product(x), angles, self.attention.next_layer())
+        return self.outputs.product(heads.flatten(-2)).view(x.shape), None
 
 
 def fused_attention(
-    call: Call, heads: Sequence[Tensor], kernels: Kernels, step: Attention, paged: Any
+    call: Call, heads: Sequence[Tensor], attention: Attention, paged: Callable[..., PagedAttention]
 ) -> FusedAttention | None:
     """The fused form of a module that attends; None if it computes anything else.
 
     Args:
         call: of the module, in a pass in which each token sees itself alone.
         heads: the query, key and value that it gave to attention, [1, heads, num_tokens, head_dim].
-        paged: makes the paged attention of this layer, of norms of q and k.
+        attention: of the model.
+        paged: makes the paged attention of this layer, with norms of q and k or none.
     """
-    linears, norms = [inner.module for inner in call.of(EngineLinear)], [inner.module.norm for inner in call.of(EngineNorm)]
-    x = call.inner[0].given[0] if call.inner and call.inner[0].given else None
-    is_tuple = isinstance(call.output, tuple) and len(call.output) == 2 and call.output[1] is None
-    if len(linears) != 4 or len(norms) not in (0, 2) or not is_tuple or not isinstance(x, Tensor):
+    linears = [inner.module for inner in call.of(EngineLinear)]
+    norms = [inner.module.norm for inner in call.of(EngineNorm)]
+    x = next((value for value in call.given if isinstance(value, Tensor) and value.dtype.is_floating_point), None)
+    if len(linears) != 4 or len(norms) not in (0, 2) or x is None or call.of(EngineLinear)[0].given[0] is not x:
         return None
     inputs, outputs = linears[0].group, linears[3].group
-    if linears[:3] != inputs.members or len(outputs.sizes) != 1 or not any(value is x for value in call.given):
+    is_pair = isinstance(call.output, tuple) and len(call.output) == 2 and call.output[1] is None
+    if linears[:3] != inputs.members or len(outputs.sizes) != 1 or not is_pair:
         return None
     query, key, value = (part[0].transpose(0, 1) for part in heads)
-    qkv = inputs.product(x).unflatten(-1, (-1, query.shape[-1]))
-    counts = query.shape[1], key.shape[1], value.shape[1]
-    if qkv.shape[1] != sum(counts) or any(len(norm.weight) != query.shape[-1] for norm in norms):
+    counts, size = [part.shape[1] for part in (query, key, value)], query.shape[-1]
+    qkv = inputs.product(x)
+    if qkv.shape[1] != sum(counts) * size or any(len(norm.weight) != size for norm in norms):
         return None
-    q, k, v = qkv.split(counts, dim=1)
+    q, k, v = qkv.unflatten(-1, (-1, size)).split(counts, dim=1)
     q, k = (norm(part) for norm, part in zip(norms, (q, k), strict=True)) if norms else (q, k)
     alone = values_alone(heads[0], heads[2])[0].flatten(-2)
     if not _is_close(v, value) or not _is_close(outputs.product(alone), call.output[0][0]):
         return None
     if _is_close(q, query) and _is_close(k, key):
-        return FusedAttention(inputs, outputs, paged(*norms), step, rotates=False)
+        return FusedAttention(inputs, outputs, paged(*norms), attention, rotates=False)
     for angles in (given.halves for given in call.given if isinstance(given, Rotation)):
-        is_whole = angles[0].shape[-1] * 2 == query.shape[-1]
+        is_whole = angles[0].shape[-1] * 2 == size
         if is_whole and _is_close(apply_rotary(q, angles), query) and _is_close(apply_rotary(k, angles), key):
-            return FusedAttention(inputs, outputs, paged(*norms), step, rotates=True)
+            return FusedAttention(inputs, outputs, paged(*norms), attention, rotates=True)
     return None
 
 
@@ -202,12 +170,12 @@ def fused_mlp(call: Call, kernels: Kernels) -> FusedMLP | None:
     if len(linears) != 3 or len(call.given) != 1 or linears[0].given[0] is not call.given[0]:
         return None
     gate_up, down = linears[0].module.group, linears[2].module.group
-    is_plain = [linear.module for linear in linears[:2]] == gate_up.members and len(down.sizes) == 1
-    if not is_plain or gate_up.bias is not None or linears[2].output is not call.output:
+    are_pair = [linear.module for linear in linears[:2]] == gate_up.members and len(down.sizes) == 1
+    if not are_pair or gate_up.bias is not None or linears[2].output is not call.output:
         return None
-    fused = (FusedMLP(gate_up, down, kernels, activation) for activation in ACTIVATIONS)
+    forms = (FusedMLP(gate_up, down, kernels, activation) for activation in ACTIVATIONS)
     between = linears[2].given[0].reshape(-1, down.inputs)
-    return next((mlp for mlp in fused if _is_close(mlp.gated(call.given[0]), between)), None)
+    return next((mlp for mlp in forms if _is_close(mlp.gated(call.given[0]), between)), None)
 
 
 def _is_close(ours: Tensor, theirs: Tensor) -> bool:

@@ -56,7 +56,7 @@ class Halves:
     def _give_positions(self, part: Any) -> bool:
         """Let every module that takes positions, and is called without, have those of the pass."""
 
-        def give(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        def give(_: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             counted = kwargs.get("position_ids")  # from 0, in the order of the tokens
             if self._positions is None:
                 return None

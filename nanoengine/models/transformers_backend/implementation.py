@@ -27,7 +27,14 @@ from nanoengine.models.transformers_backend.probe import Probe, probe
 HEAD_MULTIPLE = 32
 """Heads are widened to a multiple of it, as the native kernels want them."""
 
-LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "max_target_positions", "max_sequence_length")
+LENGTHS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "n_ctx",
+    "max_target_positions",
+    "max_sequence_length",
+)
 
 
 class TransformersModel:

@@ -20,9 +20,32 @@ COMPUTES_ITSELF = "computes its attention itself, and not by transformers' Atten
 
 WITHOUT_EFFECT = frozenset(
     {
-        *("position_ids", "use_cache", "output_attentions", "output_hidden_states", "output_router_logits", "return_dict"),
-        *("cache_position", "position_embeddings", "dropout", "token_type_ids", "is_causal", "sliding_window", "softcap"),
-        *("s_aux", "num_items_in_batch", "attention_dropout", "layer_idx", "target_dtype", "deterministic", "input_ids"),
+        *(
+            "position_ids",
+            "use_cache",
+            "output_attentions",
+            "output_hidden_states",
+            "output_router_logits",
+            "return_dict",
+        ),
+        *(
+            "cache_position",
+            "position_embeddings",
+            "dropout",
+            "token_type_ids",
+            "is_causal",
+            "sliding_window",
+            "softcap",
+        ),
+        *(
+            "s_aux",
+            "num_items_in_batch",
+            "attention_dropout",
+            "layer_idx",
+            "target_dtype",
+            "deterministic",
+            "input_ids",
+        ),
         *("cache", "past_key_values", "per_layer_inputs", "shared_kv_states", "training", "layer_head_mask"),
         "logits_to_keep",
     }
@@ -76,7 +99,7 @@ class Attention:
     def use(self, name: str) -> None:
         """Let the model call the attention of this name, in all its parts."""
         for module in self.model.modules():
-            config = getattr(module, "config", None)
+            config: Any = getattr(module, "config", None)
             if hasattr(config, "_attn_implementation"):
                 config._attn_implementation = name
 
@@ -99,7 +122,14 @@ def register() -> Any:
 
 
 def _attend(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, scaling: Any = None, *_: Any, **more: Any
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any = None,
+    scaling: Any = None,
+    *_: Any,
+    **more: Any,
 ) -> tuple[Tensor, None]:
     return module.engine_attention.compute(module, query, key, value, attention_mask, scaling, more), None
 
@@ -112,7 +142,14 @@ class ProbedMask(torch.Tensor):
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = super().__torch_function__(function, types, args, kwargs or {})
-        keeps = getattr(function, "__name__", "") in ("__getitem__", "to", "expand", "clone", "contiguous", "index_select")
+        keeps = getattr(function, "__name__", "") in (
+            "__getitem__",
+            "to",
+            "expand",
+            "clone",
+            "contiguous",
+            "index_select",
+        )
         if keeps and isinstance(result, ProbedMask) and hasattr(args[0], "visible"):
             result.visible = args[0].visible
         return result
@@ -148,7 +185,7 @@ def visible_range(mask_function: Any, size: int | None) -> Visible | str:
 
 
 def _give_values(function: Any, depth: int = 0) -> None:
-    """Tensors without values in the closure of a mask, such as the padding of each sequence, become zeros: there is no padding."""
+    """Tensors without values in the closure of a mask, such as the padding of sequences, become zeros: there is no padding."""
     for cell in getattr(function, "__closure__", None) or ():
         content = cell.cell_contents
         if isinstance(content, Tensor) and content.is_meta:
@@ -179,11 +216,15 @@ def recorded_call(
         visible = int(more["sliding_window"]), False
     if isinstance(visible, str):
         raise UnsupportedModel(f"{name} asks for attention with {visible}")
-    others = [key for key, given in more.items() if key not in WITHOUT_EFFECT and given is not None and given is not False]
+    others = [
+        key for key, given in more.items() if key not in WITHOUT_EFFECT and given is not None and given is not False
+    ]
     if others:
         raise UnsupportedModel(f"{name} asks for attention with {', '.join(others)}")
     if value.shape[-1] > key.shape[-1]:
-        raise UnsupportedModel(f"{name} has values of {value.shape[-1]} numbers, wider than its keys of {key.shape[-1]}")
+        raise UnsupportedModel(
+            f"{name} has values of {value.shape[-1]} numbers, wider than its keys of {key.shape[-1]}"
+        )
     scale = float(query.shape[-1] ** -0.5 if scale is None else scale)
     sizes = query.shape[1], key.shape[1], query.shape[-1], value.shape[-1]
     return AttentionCall(*sizes, scale, *visible, more.get("softcap"), more.get("s_aux") is not None)

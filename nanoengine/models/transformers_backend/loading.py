@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +22,7 @@ from nanoengine.models.transformers_backend.modules import (
     EngineLinear,
     EngineNorm,
     LinearGroup,
+    Shell,
 )
 from nanoengine.models.transformers_backend.probe import Replacements, is_turned
 
@@ -60,7 +61,7 @@ def load(
         groups.extend(_replace(self, replacements, factory, quantize))
 
     # transformers knows by its name which tensors of a class have which other names in files.
-    replaced = type(kind.__name__, (kind,), {"__init__": build, "__module__": kind.__module__})
+    replaced: Any = type(kind.__name__, (kind,), {"__init__": build, "__module__": kind.__module__})
     try:
         with checkpoint.reader() as read, _one_tensor_at_a_time():
             stored = {header.name: StoredTensor(header, read) for header in checkpoint.headers()}
@@ -71,7 +72,9 @@ def load(
         raise
     except Exception as error:  # whatever transformers raises
         reason = shown(" ".join(str(error).split()))
-        raise InvalidWeights(f"transformers cannot load {checkpoint.place}: {type(error).__name__}: {reason}") from error
+        raise InvalidWeights(
+            f"transformers cannot load {checkpoint.place}: {type(error).__name__}: {reason}"
+        ) from error
     if missing := sorted(report["missing_keys"]):
         raise InvalidWeights(
             f"the weights in {checkpoint.place} lack {len(missing)} tensors of {kind.__name__}: {', '.join(missing[:5])}"
@@ -80,7 +83,9 @@ def load(
         group.finish()
     model.eval().requires_grad_(False)
     for tensor in (*model.parameters(), *model.buffers()):
-        if not tensor.is_meta:
+        if isinstance(tensor, Shell):
+            tensor.device = factory.device
+        else:
             tensor.data = tensor.data.to(factory.device)
     return model, groups
 

@@ -19,9 +19,15 @@ from nanoengine.models.loader import Quantizer, fill
 
 
 class Shell(nn.Parameter):
-    """A parameter without memory. `weight`: the matrix that its values went to, which modules that are tied share."""
+    """A parameter without memory.
+
+    Attributes:
+        weight: the matrix that its values went to, which modules that are tied share.
+        device: where the values are, once they are loaded; some models move their inputs there.
+    """
 
     weight: Any = None
+    device = torch.device("meta")
 
     def __new__(cls, like: Tensor) -> Shell:
         empty = torch.empty(like.shape, dtype=like.dtype, device="meta")
@@ -44,7 +50,7 @@ class Replacement(nn.Module):
             return
         shell = self._parameters[name]
         assert isinstance(shell, Shell)
-        shell._is_hf_initialized = True  # transformers initializes no parameter that says so
+        shell.__dict__["_is_hf_initialized"] = True  # transformers initializes no parameter that says so
         if isinstance(value, Shell):
             self._parameters[name] = value  # tied
         else:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +23,7 @@ from nanoengine.models.transformers_backend.interface import (
     recorded_call,
     values_alone,
 )
+from nanoengine.models.transformers_backend.module_calls import Call, recorded
 
 MAX_CALLS = 4096
 """Of attention in one pass: as many layers a model of this package may have."""
@@ -50,7 +49,9 @@ class Probe:
     replacements: Replacements
 
 
-def attention_calls(halves: Halves, attention: Attention, ids: Tensor, positions: Tensor | None) -> tuple[list[AttentionCall], Tensor]:
+def attention_calls(
+    halves: Halves, attention: Attention, ids: Tensor, positions: Tensor | None
+) -> tuple[list[AttentionCall], Tensor]:
     """How attention is called in a pass of these tokens, and the hidden states where each token sees itself alone."""
     calls: list[AttentionCall] = []
 
@@ -75,7 +76,7 @@ def _one_sequence() -> Iterator[None]:
     from transformers import masking_utils
 
     search = masking_utils.find_packed_sequence_indices
-    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    masking_utils.find_packed_sequence_indices = lambda _: None
     try:
         yield
     finally:
@@ -90,28 +91,20 @@ def probe(model: Any, device: str = "meta") -> Probe:
     """
     halves, attention = Halves(model), Attention(model)
     ids, positions = (torch.zeros(3, dtype=torch.int64, device=device) for _ in range(2))
-    called: list[tuple[nn.Module, Any]] = []
-    hooks = [
-        module.register_forward_pre_hook(lambda module, args: called.append((module, args[0] if args else None)))
-        for module in model.modules()
-    ]
-    try:
+    with recorded(model) as called, torch.no_grad():
         calls, hidden = attention_calls(halves, attention, ids, positions)
-        with torch.no_grad():
-            logits = halves.head(hidden)
-    finally:
-        for hook in hooks:
-            hook.remove()
+        logits = halves.head(hidden)
     return Probe(calls, hidden.shape[-1], logits.shape[-1], _replacements(model, called))
 
 
-def _replacements(model: Any, called: Sequence[tuple[nn.Module, Any]]) -> Replacements:
+def _replacements(model: Any, called: Sequence[Call]) -> Replacements:
     names = {module: name for name, module in model.named_modules()}
-    tied = {id(parameter) for parameter in model.get_input_embeddings().parameters()}
+    table = model.get_input_embeddings()
     groups: list[list[str]] = []
     embeddings, norms, experts = [], {}, {}
     last: tuple[Any, bool] = None, False
-    for module, given in called:
+    for call in called:
+        module, given = call.module, call.given[0] if call.given else None
         name = names.pop(module, None)  # a module that is called again is known
         if is_linear(module):
             kind = given, module.bias is not None
@@ -122,7 +115,7 @@ def _replacements(model: Any, called: Sequence[tuple[nn.Module, Any]]) -> Replac
             last = kind
         elif name is None:
             continue
-        elif type(module) is nn.Embedding and any(id(parameter) in tied for parameter in module.parameters()):
+        elif type(module) is nn.Embedding and module is table:
             embeddings.append(name)
         elif (norm := _as_norm(module)) is not None:
             norms[name] = norm
@@ -145,7 +138,12 @@ def is_turned(module: nn.Module) -> bool:
 def _as_norm(module: nn.Module) -> tuple[float, float] | None:
     """Epsilon and offset of a module that computes an RMSNorm with weights, which is tried out; None if it does not."""
     parameters = list(module.parameters())
-    if len(parameters) != 1 or parameters[0].dim() != 1 or list(module.children()) or list(module.buffers()):
+    if (
+        len(parameters) != 1
+        or parameters[0].dim() != 1
+        or any(module.children())
+        or any(True for _ in module.buffers())
+    ):
         return None
     trial = copy.deepcopy(module).to_empty(device="cpu").float()
     (weight,) = trial.parameters()
@@ -172,7 +170,11 @@ def _as_norm(module: nn.Module) -> tuple[float, float] | None:
 def _as_experts(module: Any) -> str | None:
     """The activation of experts that are gated MLPs, without biases, in two tensors; None for any other module."""
     names = {name for name, _ in module.named_parameters()}
-    if names != {"gate_up_proj", "down_proj"} or module.gate_up_proj.dim() != 3 or not getattr(module, "has_gate", False):
+    if (
+        names != {"gate_up_proj", "down_proj"}
+        or module.gate_up_proj.dim() != 3
+        or not getattr(module, "has_gate", False)
+    ):
         return None
     if getattr(module, "has_bias", False) or getattr(module, "has_post_expert_norm", False):
         return None

@@ -1,0 +1,85 @@
+"""Checks at start, with the weights: that a model computes what its probe saw, and nothing that a probe cannot see."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nanoengine.core.attention import AttentionMetadata
+from nanoengine.core.kv_cache import KVCache
+from nanoengine.errors import UnsupportedModel
+from nanoengine.models.transformers_backend.halves import Halves
+from nanoengine.models.transformers_backend.interface import Attention, AttentionCall
+from nanoengine.models.transformers_backend.probe import attention_calls
+
+TEXT_LENGTH = 40
+"""Tokens whose log probabilities are compared with those by transformers' own attention."""
+
+TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
+"""Of log probabilities, and of hidden states where each token sees itself alone, by the dtype of the model."""
+
+
+def drawn_ids(count: int, vocab_size: int, device: torch.device) -> Tensor:
+    """[count] int64, the same every time."""
+    generator = torch.Generator("cpu").manual_seed(count)
+    return torch.randint(0, min(vocab_size, 2**15), (count,), generator=generator, device="cpu").to(device)
+
+
+def count_positions(halves: Halves, attention: Attention, ids: Tensor) -> None:
+    """Set `halves.first_position` to the position that the model gives to a first token, if none is given to it.
+
+    Raises:
+        UnsupportedModel: it counts otherwise.
+    """
+    _, wanted = attention_calls(halves, attention, ids, None)
+    for halves.first_position in range(3):
+        _, hidden = attention_calls(halves, attention, ids, torch.arange(len(ids), device=ids.device))
+        if _distance(hidden, wanted) < TOLERANCES[hidden.dtype]:
+            return
+    raise UnsupportedModel(f"{halves.name} does not count positions one by one, as it has to")
+
+
+def check_tokens_alone(
+    halves: Halves, attention: Attention, ids: Tensor, positions: Tensor, probed: list[AttentionCall]
+) -> None:
+    """Where each token sees itself alone, it comes out the same beside others and alone.
+
+    Raises:
+        UnsupportedModel: it does not: the model mixes tokens elsewhere; or it calls attention otherwise than in the probe.
+    """
+    calls, together = attention_calls(halves, attention, ids, positions)
+    if calls != probed:
+        raise UnsupportedModel(f"{halves.name} calls attention otherwise with its weights than without")
+    pairs = zip(ids.split(1), positions.split(1), strict=True)
+    alone = torch.cat([attention_calls(halves, attention, *pair)[1] for pair in pairs])
+    if not (distance := _distance(alone, together)) < TOLERANCES[together.dtype]:
+        raise UnsupportedModel(
+            f"{halves.name} mixes tokens outside of its attention, as recurrent states and convolutions do: a token beside "
+            f"others is off by {distance:.2g}"
+        )
+
+
+def _distance(ours: Tensor, theirs: Tensor) -> float:
+    return float((ours - theirs).abs().max() / theirs.abs().max())
+
+
+def logits_by_transformers(halves: Halves, attention: Attention, ids: Tensor, name: str) -> Tensor:
+    """Log probabilities of a text by transformers' attention of this name: [num_tokens, vocab_size] float32."""
+    attention.use(name)
+    return halves.head(halves.layers(ids, torch.arange(len(ids), device=ids.device))).float().log_softmax(-1)
+
+
+def one_prompt(num_tokens: int, num_layers: int, cache: KVCache, block_size: int) -> list[AttentionMetadata]:
+    """What each layer reads and writes in a step that computes a prompt, which takes the blocks from 1 on."""
+    device, num_blocks = cache.layers[0][0].device, -(-num_tokens // block_size)
+    metadata = AttentionMetadata(
+        query_start_loc=torch.tensor([0, num_tokens], dtype=torch.int32, device=device),
+        seq_lens=torch.tensor([num_tokens], dtype=torch.int32, device=device),
+        block_tables=torch.arange(1, num_blocks + 1, dtype=torch.int32, device=device)[None],
+        query_lens_list=[num_tokens],
+        seq_lens_list=[num_tokens],
+        kv_cache=cache.layers,
+        slot_mapping=torch.arange(block_size, block_size + num_tokens, dtype=torch.int64, device=device),
+        num_decodes=0,
+    )
+    return [metadata] * num_layers
