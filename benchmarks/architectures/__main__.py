@@ -28,8 +28,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--model-impl", help="the engine's option of that name")
     parser.add_argument("--write", action="store_true", help="write docs/models.md and the outcomes that tests expect")
     args = parser.parse_args(arguments)
-    if args.write and args.only:
-        parser.error("--write needs all architectures")
+    if args.write and (args.only or args.model_impl):
+        parser.error("--write needs all architectures, as the engine computes them by default")
     torch.set_num_threads(1)
     options = {"model_impl": args.model_impl} if args.model_impl else {}
     outcomes = {}

@@ -37,7 +37,7 @@ def _make_and_judge(name: str, folder: Path, **options: Any) -> Outcome:
     try:
         make(name, folder)
     except Exception as error:
-        return Outcome("not made", " ".join(crash(error).reason.split())[:120])
+        return Outcome("not made", crash(error).reason)
     return judge(folder, **options)
 
 

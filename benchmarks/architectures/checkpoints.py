@@ -25,21 +25,14 @@ AS_MADE = re.compile(r"A_log|dt_bias|dt_proj|gate_preact|\.D$|conv1d|inv_freq")
 ROUTER_BIAS = re.compile(r"e_score_correction|expert_bias")
 
 
-def entries() -> dict[str, tuple[str, str]]:
-    """Names of architectures, each with its class and its model_type.
-
-    A name is that of the class; `Class:model_type` where the class serves a second model_type.
-    """
-    found = {}
+def names() -> list[str]:
+    """A name is that of the class; `Class:model_type` where it serves the model_type of another config, too."""
+    found = []
     for model_type, classes in {**MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, **NOT_IN_THE_TABLE}.items():
         for name in (classes,) if isinstance(classes, str) else classes:
             main = getattr(transformers, name).config_class.model_type == model_type
-            found[name if main else f"{name}:{model_type}"] = (name, model_type)
-    return found
-
-
-def names() -> list[str]:
-    return sorted(entries())
+            found.append(name if main else f"{name}:{model_type}")
+    return sorted(found)
 
 
 def make(name: str, folder: Path) -> None:
@@ -48,9 +41,10 @@ def make(name: str, folder: Path) -> None:
     Raises:
         Exception: transformers cannot make the model of these sizes.
     """
-    class_name, model_type = entries()[name]
+    class_name, _, model_type = name.partition(":")
     model_class = getattr(transformers, class_name)
-    config = CONFIG_MAPPING[model_type](**sizes(CONFIG_MAPPING[model_type], name))
+    config_class = CONFIG_MAPPING[model_type] if model_type else model_class.config_class
+    config = config_class(**sizes(config_class, name))
     if hasattr(config, "is_decoder"):
         config.is_decoder = True
     torch.manual_seed(zlib.crc32(name.encode()))
@@ -72,8 +66,9 @@ def sizes(config_class: Any, name: str) -> dict[str, Any]:
     """Arguments of a config: small sizes, and each type of layer that the default has."""
     base = config_class()
     known = {field.name for field in fields(config_class)}
+    known |= {config_class.attribute_map.get(key, key) for key in known}
     table = {key: value for key, value in base.to_dict().items() if key in known}
-    found = {key: size for key, size in SIZES.items() if table.get(key) is not None}
+    found: dict[str, Any] = {key: size for key, size in SIZES.items() if table.get(key) is not None}
     if table.get("num_key_value_heads", 0) == table.get("num_attention_heads"):
         found["num_key_value_heads"] = found["num_attention_heads"]
     depth = getattr(base, "num_hidden_layers", 0)

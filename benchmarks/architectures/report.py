@@ -11,12 +11,14 @@ from pathlib import Path
 
 import transformers
 
-from benchmarks.architectures.checkpoints import entries
 from benchmarks.architectures.judge import Outcome
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs" / "models.md"
 EXPECTED = ROOT / "tests" / "models" / "transformers_backend" / "expected.json"
+MOST = 120
+"""Characters of a reason in the table."""
+
 BEGIN, END = "<!-- architectures: begin -->", "<!-- architectures: end -->"
 WORDS = {
     "nanoengine": "equal, computed by a family",
@@ -51,9 +53,16 @@ def table(outcomes: Mapping[str, Outcome]) -> str:
 
 
 def same_reason(name: str, reason: str) -> str:
-    """A reason without the name of the class, so that those of several architectures are one."""
-    class_name = entries()[name][0]
-    return re.sub(r"\['\w+'\]", "[...]", reason.split("; supported are")[0]).replace(class_name, "...")
+    """A reason without names of classes and without numbers, so that those of several architectures are one."""
+    class_name, _, model_type = name.partition(":")
+    stem = re.split("For[A-Z]|LMHead|ModelWith", class_name)[0]
+    words = (
+        reason.split("transformers' modules do not run here: ")[-1].split("; supported are")[0].split(": missing (")[0]
+    )
+    if model_type:
+        words = re.sub(rf"\b{model_type}\b", "...", words)
+    words = re.sub(r"(?<![\w.])\d[\d.]*\b", "N", re.sub(rf"\b{stem}\w*", "...", words))
+    return words if len(words) <= MOST else words[:MOST].rpartition(" ")[0] + " ..."
 
 
 def cell(text: str) -> str:

@@ -138,6 +138,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "MusicgenMelodyForCausalLM:musicgen_melody/decoder": {"num_codebooks": 1},
     "NemotronForCausalLM": {"head_dim": 16, "num_key_value_heads": 2},
     "NemotronHForCausalLM": {"layers_block_type": ["mamba", "attention", "moe", "mlp"]},
+    "Phi4MultimodalForCausalLM/audio_config": {
+        "num_blocks": 2,
+        "nemo_conv_channels": 64,
+        "ext_pw_out_channel": 64,
+        "depthwise_separable_out_channel": 64,
+    },
     "Qwen2ForCausalLM": _LATE_WINDOWS,
     "Qwen2MoeForCausalLM": _LATE_WINDOWS,
     "Qwen3ForCausalLM": _LATE_WINDOWS,
