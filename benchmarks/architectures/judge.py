@@ -17,7 +17,7 @@ import transformers
 from benchmarks.architectures.sizes import VOCABULARY
 from nanoengine import LLM, SamplingParams
 from nanoengine.errors import NanoEngineError
-from nanoengine.models.implementation import FamilyModel
+from nanoengine.models.implementation import Implementation
 
 EQUAL = ("nanoengine", "transformers")
 PROMPT_LENGTHS, NEW_TOKENS, MAX_LEN = (1, 7, 45, 130), 40, 256
@@ -72,7 +72,7 @@ def judge(
     try:
         with llm:
             texts = generate(llm, prompts(prompt_lengths), new_tokens)
-            by_family = isinstance(llm.built.models.implementation, FamilyModel)
+            by_family = type(llm.built.models.implementation) is Implementation
         return compare(folder, texts, EQUAL[0] if by_family else EQUAL[1])
     except Exception as error:
         return crash(error)

@@ -16,7 +16,7 @@ from nanoengine.kernels.triton.launch import float8_unsupported_reason
 from nanoengine.models.advice import default_sampling
 from nanoengine.models.checkpoint import Checkpoint
 from nanoengine.models.description import describe
-from nanoengine.models.implementation import Implementation, choose_implementation
+from nanoengine.models.implementation import Implementation, Weights, choose_implementation
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.loader import Quantizer, open_checkpoint, weight_bytes
 from nanoengine.models.model_config import ModelConfig
@@ -98,8 +98,8 @@ class Models(Capability):
         if not isinstance(kernels, Kernels) or not isinstance(backend, AttentionBackend):
             raise InvalidConfig("families of models need the capability kernels, which is not installed")
         factory = (startup.factory or Factory)(kernels, startup.dtype, device)
-        where = self.checkpoint, self.model_config, factory, backend, quantize
-        model = self.implementation.load(*where, use_tqdm=startup.use_tqdm)
+        weights = Weights(self.checkpoint, quantize, startup.use_tqdm)
+        model = self.implementation.load(weights, self.model_config, factory, backend)
         startup.matrices = model.matrices
         startup.layers_by = self.implementation.description
         return model

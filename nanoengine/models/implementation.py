@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from nanoengine.core.attention import AttentionSpec
 from nanoengine.errors import UnsupportedModel, shown
@@ -20,48 +20,27 @@ from nanoengine.models.quantization.packed_folder import PackedFolder
 from nanoengine.models.safetensors_folder import SafetensorsFolder
 
 
-class Implementation(Protocol):
-    """Computes a model, whose description it has read."""
+class Weights(NamedTuple):
+    """Where weights come from, and what becomes of them."""
 
-    config: ModelConfig
+    checkpoint: Checkpoint
+    quantize: Quantizer | None
+    use_tqdm: bool
+
+
+class Implementation:
+    """A model of a family of this package; `TransformersModel` overrides every method."""
 
     @property
     def description(self) -> str:
-        """Words of the start-up line, with a comma and a space behind them; empty for families."""
-        ...
-
-    def match(self, checkpoint: Checkpoint) -> int:
-        """See from the headers of the weights that they are those of the model, and count them."""
-        ...
-
-    def attention_specs(self, config: ModelConfig) -> list[AttentionSpec]: ...
-
-    def angles_of(self, max_len: int) -> tuple[object, ...]:
-        """A key of everything beside the files that K/V depends on, if `max_len` is the longest sequence."""
-        ...
-
-    def load(
-        self,
-        checkpoint: Checkpoint,
-        config: ModelConfig,
-        factory: Factory,
-        backend: AttentionBackend,
-        quantize: Quantizer | None,
-        use_tqdm: bool,
-    ) -> Any:
-        """The decoder with its weights."""
-        ...
-
-
-class FamilyModel:
-    """A model of a family of this package."""
-
-    description = ""
+        """Words of the start-up line, with a comma and a space behind them."""
+        return ""
 
     def __init__(self, config: ModelConfig):
         self.config = config
 
     def match(self, checkpoint: Checkpoint) -> int:
+        """See from the headers of the weights that they are those of the model, and count them."""
         if isinstance(checkpoint, SafetensorsFolder | PackedFolder) and checkpoint.is_headless:
             self.config = dataclasses.replace(self.config, tie_word_embeddings=True)  # for embeddings: any head will do
         self.config = as_stored(self.config, checkpoint)
@@ -72,18 +51,12 @@ class FamilyModel:
         return attention_specs(config)
 
     def angles_of(self, max_len: int) -> tuple[object, ...]:
+        """A key of everything beside the files that K/V depends on, if `max_len` is the longest sequence."""
         return self.config.angles_of(max_len)
 
-    def load(
-        self,
-        checkpoint: Checkpoint,
-        config: ModelConfig,
-        factory: Factory,
-        backend: AttentionBackend,
-        quantize: Quantizer | None,
-        use_tqdm: bool,
-    ) -> Decoder:
-        model = Decoder(config, factory, backend)
+    def load(self, weights: Weights, config: ModelConfig, factory: Factory, backend: AttentionBackend) -> Any:
+        """The decoder with its weights."""
+        model, (checkpoint, quantize, use_tqdm) = Decoder(config, factory, backend), weights
         load_weights(model.checkpoint_tensors(), checkpoint, factory.dtype, quantize=quantize, use_tqdm=use_tqdm)
         return model
 
@@ -101,7 +74,7 @@ def choose_implementation(
     refusal = "by transformers' modules: "
     if model_impl != "transformers":
         try:
-            return FamilyModel(read_model_config(table, scaling, families))
+            return Implementation(read_model_config(table, scaling, families))
         except UnsupportedArchitecture:
             if model_impl == "nanoengine" or not find_model(name).is_dir():
                 raise

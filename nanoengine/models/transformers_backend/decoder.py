@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import accumulate
@@ -32,7 +33,6 @@ from nanoengine.models.transformers_backend.fusion import (
     RotaryTables,
     fuse_rotations,
     fused_attention,
-    fused_mlp,
 )
 from nanoengine.models.transformers_backend.halves import Halves
 from nanoengine.models.transformers_backend.interface import STEP, Attention, AttentionCall, values_alone
@@ -99,18 +99,14 @@ class TransformersDecoder:
         self.attention.compute = compute
         with recorded(self.model) as calls:
             self.halves.layers(ids, positions)
-        modules, self.fused = [module for module, _ in heads], list[Any]()
-        for call in calls:
-            if call.module not in modules:
-                fused: Any = fused_mlp(call, self.kernels)
-            elif modules.count(call.module) == 1 and self._fits(number := modules.index(call.module)):
+        attending = Counter(module for module, _ in heads)
+        by_module = {call.module: call for call in calls}
+        for number, (module, of_layer) in enumerate(heads):
+            if attending[module] == 1 and self._fits(number):
                 paged = partial(PagedAttention, number, self.config, self.specs[number], self.backend)
-                fused = fused_attention(call, heads[number][1], self.attention, paged)
-            else:
-                continue
-            if fused is not None:
-                call.module.forward = fused
-                self.fused.append(fused)
+                fused = fused_attention(by_module[module], of_layer, self.attention, paged)
+                if fused is not None:
+                    module.forward = fused
 
     @property
     def linear_rows(self) -> dict[str, tuple[int, int]]:

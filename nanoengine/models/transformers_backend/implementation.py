@@ -13,14 +13,13 @@ from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.kernels.attention import AttentionBackend
 from nanoengine.models.checkpoint import Checkpoint, TensorHeader
 from nanoengine.models.config_fields import MAX_POSITIONS
+from nanoengine.models.implementation import Implementation, Weights
 from nanoengine.models.layers.factory import Factory
-from nanoengine.models.loader import Quantizer
 from nanoengine.models.model_config import LayerConfig, ModelConfig
 from nanoengine.models.quantization.scheme import QUANTIZATION
 from nanoengine.models.safetensors_folder import SafetensorsFolder
 from nanoengine.models.transformers_backend.bounds import bounded_by, check_fields
 from nanoengine.models.transformers_backend.decoder import TransformersDecoder
-from nanoengine.models.transformers_backend.fusion import FusedMLP
 from nanoengine.models.transformers_backend.interface import COMPUTES_ITSELF, PROBE, register
 from nanoengine.models.transformers_backend.loading import load
 from nanoengine.models.transformers_backend.probe import Probe, probe
@@ -38,7 +37,7 @@ LENGTHS = (
 )
 
 
-class TransformersModel:
+class TransformersModel(Implementation):
     """A folder whose architecture transformers computes.
 
     Args:
@@ -164,25 +163,9 @@ class TransformersModel:
         """A key of everything beside the files that K/V depends on, if `max_len` is the longest sequence."""
         return "transformers", self.transformers.__version__, max_len
 
-    def load(
-        self,
-        checkpoint: Checkpoint,
-        config: ModelConfig,
-        factory: Factory,
-        backend: AttentionBackend,
-        quantize: Quantizer | None,
-        use_tqdm: bool,
-    ) -> TransformersDecoder:
-        assert isinstance(checkpoint, SafetensorsFolder)  # quantized folders and GGUF files were refused
+    def load(self, weights: Weights, config: ModelConfig, factory: Factory, backend: AttentionBackend) -> Any:
         replaced = self.probe.replacements
-        model, groups = load(self.kind, self.hf_config, replaced, checkpoint, factory, quantize, use_tqdm)
-        decoder = TransformersDecoder(model, groups, self.probe.calls, config, factory, backend)
-        counts = {
-            "products": sum(len(group.members) for group in groups),
-            "norms": len(replaced.norms),
-            "MLPs": sum(isinstance(own, FusedMLP) for own in decoder.fused),
-            "mixtures of experts": len(replaced.experts),
-        }
-        *parts, last = "attention", *(f"{count} {name}" for name, count in counts.items() if count)
-        self.ours = f" ({', '.join(parts)} and {last} are nanoengine's)"
-        return decoder
+        model, groups = load(self.kind, self.hf_config, replaced, weights, factory)
+        numbers = f"{sum(len(group.members) for group in groups)} products, {len(replaced.norms)} norms"
+        self.ours = f" (attention, {numbers} and {len(replaced.experts)} mixtures of experts by nanoengine)"
+        return TransformersDecoder(model, groups, self.probe.calls, config, factory, backend)

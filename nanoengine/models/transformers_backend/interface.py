@@ -18,37 +18,11 @@ STEP, PROBE = "nanoengine", "nanoengine_probe"
 COMPUTES_ITSELF = "computes its attention itself, and not by transformers' AttentionInterface"
 """Why some models are refused."""
 
-WITHOUT_EFFECT = frozenset(
-    {
-        *(
-            "position_ids",
-            "use_cache",
-            "output_attentions",
-            "output_hidden_states",
-            "output_router_logits",
-            "return_dict",
-        ),
-        *(
-            "cache_position",
-            "position_embeddings",
-            "dropout",
-            "token_type_ids",
-            "is_causal",
-            "sliding_window",
-            "softcap",
-        ),
-        *(
-            "s_aux",
-            "num_items_in_batch",
-            "attention_dropout",
-            "layer_idx",
-            "target_dtype",
-            "deterministic",
-            "input_ids",
-        ),
-        *("cache", "past_key_values", "per_layer_inputs", "shared_kv_states", "training", "layer_head_mask"),
-        "logits_to_keep",
-    }
+WITHOUT_EFFECT = (
+    "position_ids use_cache output_attentions output_hidden_states output_router_logits return_dict cache_position input_ids "
+    "position_embeddings dropout token_type_ids is_causal sliding_window softcap s_aux num_items_in_batch attention_dropout "
+    "layer_idx target_dtype deterministic cache past_key_values per_layer_inputs shared_kv_states training layer_head_mask "
+    "logits_to_keep"
 )
 """Arguments of attention that change nothing here, or that a probe reads elsewhere."""
 
@@ -217,7 +191,9 @@ def recorded_call(
     if isinstance(visible, str):
         raise UnsupportedModel(f"{name} asks for attention with {visible}")
     others = [
-        key for key, given in more.items() if key not in WITHOUT_EFFECT and given is not None and given is not False
+        key
+        for key, given in more.items()
+        if key not in WITHOUT_EFFECT.split() and given is not None and given is not False
     ]
     if others:
         raise UnsupportedModel(f"{name} asks for attention with {', '.join(others)}")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from nanoengine.errors import InvalidWeights, NanoEngineError, shown
 from nanoengine.models.checkpoint import TensorHeader
+from nanoengine.models.implementation import Weights
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.loader import Quantizer
 from nanoengine.models.safetensors_folder import SafetensorsFolder
@@ -39,13 +40,7 @@ class StoredTensor:
 
 
 def load(
-    kind: Any,
-    config: Any,
-    replacements: Replacements,
-    checkpoint: SafetensorsFolder,
-    factory: Factory,
-    quantize: Quantizer | None,
-    use_tqdm: bool,
+    kind: Any, config: Any, replacements: Replacements, weights: Weights, factory: Factory
 ) -> tuple[Any, list[LinearGroup]]:
     """A model of a class of transformers with the weights of a checkpoint, its products, norms and experts replaced.
 
@@ -56,6 +51,8 @@ def load(
         InvalidWeights: tensors that are missing or misshapen, or whatever transformers finds wrong.
     """
     groups: list[LinearGroup] = []
+    checkpoint, quantize, use_tqdm = weights
+    assert isinstance(checkpoint, SafetensorsFolder)  # quantized folders and GGUF files were refused
 
     def build(self: Any, config: Any, *more: Any, **options: Any) -> None:
         kind.__init__(self, config, *more, **options)
@@ -64,7 +61,7 @@ def load(
     # transformers knows by its name which tensors of a class have which other names in files.
     replaced: Any = type(kind.__name__, (kind,), {"__init__": build, "__module__": kind.__module__})
     try:
-        with checkpoint.reader() as read, _one_tensor_at_a_time(), _bar(shown=use_tqdm):
+        with checkpoint.reader() as read, _one_tensor_at_a_time(shown=use_tqdm):
             stored = {header.name: StoredTensor(header, read) for header in checkpoint.headers()}
             model, report = replaced.from_pretrained(
                 None, config=config, state_dict=stored, dtype=factory.dtype, output_loading_info=True
@@ -116,30 +113,18 @@ def _replace(
 
 
 @contextmanager
-def _bar(*, shown: bool) -> Iterator[None]:
-    """Of transformers, while it loads."""
+def _one_tensor_at_a_time(*, shown: bool) -> Iterator[None]:
+    """transformers reads files in threads, ahead of what becomes of the tensors, unless a variable is set; `shown`: its bar."""
     from transformers.utils import logging
 
-    was_shown = logging.is_progress_bar_enabled()
+    name, was_shown = "HF_DEACTIVATE_ASYNC_LOAD", logging.is_progress_bar_enabled()
+    before = os.environ.get(name)
+    os.environ[name] = "1"
     if not shown:
         logging.disable_progress_bar()
     try:
         yield
     finally:
+        os.environ.pop(name) if before is None else os.environ.update({name: before})
         if was_shown:
             logging.enable_progress_bar()
-
-
-@contextmanager
-def _one_tensor_at_a_time() -> Iterator[None]:
-    """transformers reads files in threads of its own, ahead of what becomes of the tensors, unless this variable is set."""
-    name = "HF_DEACTIVATE_ASYNC_LOAD"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
