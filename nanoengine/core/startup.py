@@ -43,7 +43,8 @@ class Startup:
 
     def __init__(self, config: EngineConfig, capabilities: Seq[Capability] = (), *, use_tqdm: bool = False):
         self.config, self.capabilities, self.use_tqdm = config, capabilities, use_tqdm
-        self.passed_over = ""  # behind the name of the attention backend: which come before it, and why they cannot run
+        # Words of the start-up line: which attention backends come before the one that runs, and why they cannot; whose layers.
+        self.passed_over = self.layers_by = ""
         self.parts: list[PolicyPart] = []
         self.stores: list[KVStore] = []
         self.default_params = CoreSamplingParams()
@@ -250,7 +251,7 @@ class Startup:
         attention = f"attention by {self.backend.name}{self.passed_over}"
         how = f"{self.device.num_threads} threads" if where.type == "cpu" else attention
         what = f"{name[-60:]}: {str(self.dtype).removeprefix('torch.')} on {where}"
-        return f"{what}, {self.kernels.name} kernels, {how}, context {self.max_model_len} tokens"
+        return f"{what}, {self.layers_by}{self.kernels.name} kernels, {how}, context {self.max_model_len} tokens"
 
     def details(self) -> str:
         """The second line of the start-up: model, kernels, pool, capabilities."""

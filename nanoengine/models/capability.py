@@ -58,7 +58,11 @@ class Models(Capability):
         path = find_model(config.model, WEIGHT_FILES)  # the description is sound: now the weights are worth fetching
         self.checkpoint, self.quantization = open_checkpoint(path, found.gguf), own.quantization
         self.num_parameters = self.implementation.match(self.checkpoint)
-        said = self.implementation.config
+        startup.layers_by, said = self.implementation.description, self.implementation.config
+        if startup.layers_by and startup.num_ranks > 1:
+            raise InvalidConfig(
+                f"tensor_parallel_size is {startup.num_ranks}, but ranks do not share layers that transformers computes: use 1"
+            )
         if (config.max_model_len or 0) > said.max_position_embeddings:
             said = dataclasses.replace(said, max_position_embeddings=said.longest)
         self.model_config = said.within(config.max_model_len or said.max_position_embeddings)
@@ -97,10 +101,8 @@ class Models(Capability):
         where = self.checkpoint, self.model_config, factory, backend, quantize
         model = self.implementation.load(*where, use_tqdm=startup.use_tqdm)
         startup.matrices = model.matrices
+        startup.layers_by = self.implementation.description
         return model
-
-    def describe_itself(self, startup: Startup) -> str:
-        return self.implementation.description
 
     def before_pool(self, startup: Startup) -> None:
         if self.model_config.states is not None and not startup.num_state_layers:

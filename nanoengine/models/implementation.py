@@ -27,7 +27,7 @@ class Implementation(Protocol):
 
     @property
     def description(self) -> str:
-        """For the start-up line; empty for families."""
+        """Words of the start-up line, with a comma and a space behind them; empty for families."""
         ...
 
     def match(self, checkpoint: Checkpoint) -> int:

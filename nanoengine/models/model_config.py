@@ -120,6 +120,9 @@ class ModelConfig(DenseConfig):
     attention_soft_cap: float | None = None  # scores, and logits, are bent to stay below: cap * tanh(x / cap)
     logits_soft_cap: float | None = None
     names: TensorNames = TensorNames()
+    linears: tuple[
+        tuple[str, int, int], ...
+    ] = ()  # of a model without a family: name, outputs and inputs, for adapters
 
     def layer(self, number: int) -> LayerConfig:
         return self.layers[number % len(self.layers)]

@@ -41,6 +41,7 @@ WITHOUT_EFFECT = frozenset(
         "base_model_name_or_path",
         "ensure_weight_tying",
         "exclude_modules",
+        "fan_in_fan_out",
         "inference_mode",
         "layers_pattern",
         "layers_to_transform",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 from nanoengine.core.capability import Capability
 from nanoengine.core.startup import Startup
 from nanoengine.features.lora.adapters import Adapters
@@ -12,7 +14,6 @@ from nanoengine.features.lora.products import Products
 from nanoengine.features.lora.runner_part import AdapterPart
 from nanoengine.kernels.native.operations import NativeKernels
 from nanoengine.kernels.operations import Kernels
-from nanoengine.models.decoder import Decoder
 from nanoengine.models.model_config import ModelConfig
 
 
@@ -39,11 +40,10 @@ class LoRA(Capability):
             runner.recorder.variant = lambda: products.is_used
 
     def _new_products(self, startup: Startup) -> Products:
-        config, model, kernels = startup.model_config, startup.model, startup.kernels
+        config, model, kernels = startup.model_config, cast(Any, startup.model), startup.kernels
         assert isinstance(config, ModelConfig)
-        assert isinstance(model, Decoder)
         assert isinstance(kernels, Kernels)
-        places, matrices = find_places(config), model.matrices
+        places, matrices = find_places(config, getattr(model, "linear_rows", {})), model.matrices
         of_rank = startup.kept_rows
         kept = {number: of_rank[id(own)] for number, own in enumerate(matrices) if id(own) in of_rank}
         if isinstance(kernels, NativeKernels):

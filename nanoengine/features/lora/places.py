@@ -4,6 +4,7 @@ order.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -62,11 +63,17 @@ class _Kernels(TorchKernels):
         return _Matrix(outputs, inputs, self.copied)
 
 
-def find_places(config: ModelConfig) -> dict[str, Place]:
+def find_places(config: ModelConfig, starts: Mapping[str, tuple[int, int]] = {}) -> dict[str, Place]:
     """The place of each linear layer that may have an adapter, by its name; not those of embeddings, heads and experts.
 
-    They are found by loading a model without memory, whose matrices come in the order of those of the real one.
+    They are found by loading a model without memory, whose matrices come in the order of those of the real one. Where
+    there is no family, the real one says in `starts` the matrix and the first of its rows; without, only sizes are right.
     """
+    if config.linears:
+        return {
+            name: Place(*starts.get(name, (0, 0)), outputs, inputs, torch.arange(outputs, device="cpu"))
+            for name, outputs, inputs in config.linears
+        }
     kernels = _Kernels()
     model = build_model(config, kernels, TorchAttention(1), torch.float32, torch.device("meta"))
     places: dict[str, Place] = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -63,10 +65,23 @@ def _distance(ours: Tensor, theirs: Tensor) -> float:
     return float((ours - theirs).abs().max() / theirs.abs().max())
 
 
-def logits_by_transformers(halves: Halves, attention: Attention, ids: Tensor, name: str) -> Tensor:
-    """Log probabilities of a text by transformers' attention of this name: [num_tokens, vocab_size] float32."""
-    attention.use(name)
-    return halves.head(halves.layers(ids, torch.arange(len(ids), device=ids.device))).float().log_softmax(-1)
+def logits_by_transformers(halves: Halves, attention: Attention, ids: Tensor, rounding: float = 0.0) -> Tensor:
+    """Log probabilities of a text by transformers' own attention: [num_tokens, vocab_size] float32.
+
+    Args:
+        rounding: the share of themselves by which embeddings are off.
+    """
+    generator = torch.Generator("cpu").manual_seed(0)
+
+    def rounded(*called: Any) -> Tensor:
+        output: Tensor = called[-1]
+        return output * (1 + rounding * torch.randn(output.shape, generator=generator, device="cpu").to(output))
+
+    attention.use("eager")
+    hook = halves.model.get_input_embeddings().register_forward_hook(rounded)
+    logits = halves.head(halves.layers(ids, torch.arange(len(ids), device=ids.device)))
+    hook.remove()
+    return logits.float().log_softmax(-1)
 
 
 def one_prompt(num_tokens: int, num_layers: int, cache: KVCache, block_size: int) -> list[AttentionMetadata]:

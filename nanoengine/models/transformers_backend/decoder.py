@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -78,10 +79,11 @@ class TransformersDecoder:
             count_positions(self.halves, self.attention, ids)
             check_tokens_alone(self.halves, self.attention, ids, positions, self.calls)
             text = drawn_ids(TEXT_LENGTH, config.vocab_size, factory.device)
-            theirs = logits_by_transformers(self.halves, self.attention, text, "eager")
+            theirs = logits_by_transformers(self.halves, self.attention, text)
+            rounded = logits_by_transformers(self.halves, self.attention, text, torch.finfo(factory.dtype).eps)
             self._fuse(ids, positions)
             self.prepare(TEXT_LENGTH)
-            self._compare(text, theirs)
+            self._compare(text, theirs, float((rounded - theirs).abs().max()))
         self.attention.use(STEP)
 
     def _fuse(self, ids: Tensor, positions: Tensor) -> None:
@@ -97,7 +99,7 @@ class TransformersDecoder:
         self.attention.compute = compute
         with recorded(self.model) as calls:
             self.halves.layers(ids, positions)
-        modules = [module for module, _ in heads]
+        modules, self.fused = [module for module, _ in heads], list[Any]()
         for call in calls:
             if call.module not in modules:
                 fused: Any = fused_mlp(call, self.kernels)
@@ -108,6 +110,18 @@ class TransformersDecoder:
                 continue
             if fused is not None:
                 call.module.forward = fused
+                self.fused.append(fused)
+
+    @property
+    def linear_rows(self) -> dict[str, tuple[int, int]]:
+        """Of linear layers by their names: the index of its matrix in `matrices`, and the first of its rows there."""
+        names = {module: name for name, module in self.model.named_modules()}
+        numbers = {id(matrix): number for number, matrix in enumerate(self.matrices)}
+        return {
+            names[member]: (numbers[id(group.weight)], first)
+            for group in self.groups
+            for member, first in zip(group.members, accumulate(group.sizes, initial=0), strict=False)
+        }
 
     def _fits(self, number: int) -> bool:
         """Whether the heads of a call are as wide and as many as those of the KV cache, and it has no sinks."""
@@ -115,28 +129,28 @@ class TransformersDecoder:
         sizes = call.num_kv_heads, call.key_dim, call.value_dim
         return sizes == (config.num_kv_heads, config.head_dim, config.head_dim) and not call.sinks
 
-    def _compare(self, text: Tensor, theirs: Tensor) -> None:
-        """Compare log probabilities of a text with those by transformers' own attention on the same weights.
+    def _compare(self, text: Tensor, theirs: Tensor, noise: float) -> None:
+        """Compare log probabilities of a text with those by transformers' own attention on the same weights; K/V are not rounded.
 
         Raises:
-            UnsupportedModel: they differ by more than noise, which is how much two ways of transformers differ.
+            UnsupportedModel: they differ by more than noise, which is how much they differ if embeddings are rounded otherwise.
         """
+        is_quantized, self.backend.quantized = self.backend.quantized, False
         num_blocks = -(-len(text) // self.backend.block_size)
         shape = self.backend.kv_shape(1, self.config.num_kv_heads, self.config.head_dim)[1:]
-        dtype = torch.int8 if self.backend.quantized else self.factory.dtype
-        cache = KVCache(num_blocks, [list(range(len(self.calls)))], shape, dtype, self.factory.device)
+        cache = KVCache(num_blocks, [list(range(len(self.calls)))], shape, self.factory.dtype, self.factory.device)
         metadata = one_prompt(len(text), len(self.calls), cache, self.backend.block_size)
         self.attention.use(STEP)
         hidden = self.forward(text, torch.arange(len(text), device=text.device), metadata)
+        self.backend.quantized = is_quantized
         distance = float((self.compute_logits(hidden).log_softmax(-1) - theirs).abs().max())
-        logger.debug("%s: log probabilities are off by %.2g from transformers' own", self.halves.name, distance)
-        if distance < (allowed := TOLERANCES[self.factory.dtype] * (10 if self.backend.quantized else 1)):
-            return
-        noise = float((logits_by_transformers(self.halves, self.attention, text, "sdpa") - theirs).abs().max())
-        if not distance < 4 * noise:
+        logger.debug(
+            "%s: off by %.2g from transformers' log probabilities (noise %.2g)", self.halves.name, distance, noise
+        )
+        if not distance < (allowed := max(TOLERANCES[self.factory.dtype], 4 * noise)):
             raise UnsupportedModel(
                 f"{self.halves.name}: log probabilities of {len(text)} tokens are off by {distance:.2g} from those by "
-                f"transformers' own attention, and at most {max(allowed, 4 * noise):.2g} is noise"
+                f"transformers' own attention, and at most {allowed:.2g} is noise"
             )
 
     def prepare(self, max_len: int) -> None:

@@ -20,6 +20,7 @@ from nanoengine.models.quantization.scheme import QUANTIZATION
 from nanoengine.models.safetensors_folder import SafetensorsFolder
 from nanoengine.models.transformers_backend.bounds import bounded_by, check_fields
 from nanoengine.models.transformers_backend.decoder import TransformersDecoder
+from nanoengine.models.transformers_backend.fusion import FusedMLP
 from nanoengine.models.transformers_backend.interface import COMPUTES_ITSELF, PROBE, register
 from nanoengine.models.transformers_backend.loading import load
 from nanoengine.models.transformers_backend.probe import Probe, probe
@@ -48,6 +49,9 @@ class TransformersModel:
         UnsupportedModel: transformers has no such decoder, or it does something that is not computed here; the message says what.
     """
 
+    ours = ""
+    """Which parts of the model are not those of transformers; set by `load`."""
+
     def __init__(self, table: Mapping[str, Any], checkpoint: SafetensorsFolder):
         self.transformers = register()
         headers = list(checkpoint.headers())
@@ -65,7 +69,7 @@ class TransformersModel:
 
     @property
     def description(self) -> str:
-        return f"layers by transformers {self.transformers.__version__}"
+        return f"layers by transformers {self.transformers.__version__}{self.ours}, "
 
     def _read(self, table: Mapping[str, Any], checkpoint: SafetensorsFolder) -> tuple[Any, Any]:
         """The class of the decoder and its config; of a model with pictures, those of its text."""
@@ -147,6 +151,7 @@ class TransformersModel:
             dtype=str(getattr(config, "dtype", None) or "float32").removeprefix("torch."),
             layers=tuple(LayerConfig(rope=None, window=call.window) for call in calls),
             has_chunks=any(call.chunked for call in calls),
+            linears=tuple(self.probe.linears),
         )
 
     def match(self, checkpoint: Checkpoint) -> int:
@@ -157,7 +162,7 @@ class TransformersModel:
 
     def angles_of(self, max_len: int) -> tuple[object, ...]:
         """A key of everything beside the files that K/V depends on, if `max_len` is the longest sequence."""
-        return self.description, max_len
+        return "transformers", self.transformers.__version__, max_len
 
     def load(
         self,
@@ -169,5 +174,15 @@ class TransformersModel:
         use_tqdm: bool,
     ) -> TransformersDecoder:
         assert isinstance(checkpoint, SafetensorsFolder)  # quantized folders and GGUF files were refused
-        model, groups = load(self.kind, self.hf_config, self.probe.replacements, checkpoint, factory, quantize)
-        return TransformersDecoder(model, groups, self.probe.calls, config, factory, backend)
+        replaced = self.probe.replacements
+        model, groups = load(self.kind, self.hf_config, replaced, checkpoint, factory, quantize, use_tqdm)
+        decoder = TransformersDecoder(model, groups, self.probe.calls, config, factory, backend)
+        counts = {
+            "products": sum(len(group.members) for group in groups),
+            "norms": len(replaced.norms),
+            "MLPs": sum(isinstance(own, FusedMLP) for own in decoder.fused),
+            "mixtures of experts": len(replaced.experts),
+        }
+        *parts, last = "attention", *(f"{count} {name}" for name, count in counts.items() if count)
+        self.ours = f" ({', '.join(parts)} and {last} are nanoengine's)"
+        return decoder

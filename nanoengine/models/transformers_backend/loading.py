@@ -45,6 +45,7 @@ def load(
     checkpoint: SafetensorsFolder,
     factory: Factory,
     quantize: Quantizer | None,
+    use_tqdm: bool,
 ) -> tuple[Any, list[LinearGroup]]:
     """A model of a class of transformers with the weights of a checkpoint, its products, norms and experts replaced.
 
@@ -63,7 +64,7 @@ def load(
     # transformers knows by its name which tensors of a class have which other names in files.
     replaced: Any = type(kind.__name__, (kind,), {"__init__": build, "__module__": kind.__module__})
     try:
-        with checkpoint.reader() as read, _one_tensor_at_a_time():
+        with checkpoint.reader() as read, _one_tensor_at_a_time(), _bar(shown=use_tqdm):
             stored = {header.name: StoredTensor(header, read) for header in checkpoint.headers()}
             model, report = replaced.from_pretrained(
                 None, config=config, state_dict=stored, dtype=factory.dtype, output_loading_info=True
@@ -112,6 +113,21 @@ def _replace(
         replaced[name] = EngineExperts(modules[name], factory, quantize, activation)
     for name, module in replaced.items():
         model.set_submodule(name, module)
+
+
+@contextmanager
+def _bar(*, shown: bool) -> Iterator[None]:
+    """Of transformers, while it loads."""
+    from transformers.utils import logging
+
+    was_shown = logging.is_progress_bar_enabled()
+    if not shown:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_shown:
+            logging.enable_progress_bar()
 
 
 @contextmanager

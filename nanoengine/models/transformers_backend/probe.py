@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ class Probe:
     hidden_size: int
     vocab_size: int
     replacements: Replacements
+    linears: Sequence[tuple[str, int, int]]  # name, outputs and inputs of linear layers but the head
 
 
 def attention_calls(
@@ -94,7 +96,12 @@ def probe(model: Any, device: str = "meta") -> Probe:
     with recorded(model) as called, torch.no_grad():
         calls, hidden = attention_calls(halves, attention, ids, positions)
         logits = halves.head(hidden)
-    return Probe(calls, hidden.shape[-1], logits.shape[-1], _replacements(model, called))
+    replacements, modules = _replacements(model, called), dict(model.named_modules())
+    linears = []
+    for name in chain.from_iterable(replacements.linear_groups):
+        if (linear := modules[name]) is not model.get_output_embeddings():
+            linears.append((name, *(linear.weight.shape[::-1] if is_turned(linear) else linear.weight.shape)))
+    return Probe(calls, hidden.shape[-1], logits.shape[-1], replacements, linears)
 
 
 def _replacements(model: Any, called: Sequence[Call]) -> Replacements:
