@@ -51,7 +51,11 @@ def in_child(function: Callable[[], Outcome], seconds: float) -> Outcome:
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, 1)
             os.dup2(null, 2)
-            os.write(writer, pickle.dumps(function()))
+            try:
+                outcome = function()
+            except Exception as error:
+                outcome = crash(error)
+            os.write(writer, pickle.dumps(outcome))
         finally:
             os._exit(0)
     os.close(writer)

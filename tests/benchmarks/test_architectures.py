@@ -86,6 +86,7 @@ def test_what_the_engine_raises_is_a_refusal_or_a_crash(folder: Path, monkeypatc
 def test_a_process_that_hangs_or_ends_is_a_crash() -> None:
     assert in_child(lambda: Outcome("refused", "no"), 10) == Outcome("refused", "no")
     assert in_child(lambda: time.sleep(60) or Outcome("refused"), 0.2).reason.startswith("no result after")
+    assert in_child(lambda: 1 / 0, 10).reason == "ZeroDivisionError: division by zero"
     assert "status" in in_child(lambda: exit(3), 10).reason
 
 
