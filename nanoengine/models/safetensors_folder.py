@@ -98,13 +98,14 @@ class SafetensorsFolder:
     def reader(self) -> Iterator[Callable[[TensorHeader], Tensor]]:
         """Reads any tensor by what `headers` said of it, mapped from its file, which is opened when the first of it is wanted."""
         with ExitStack() as stack:
-            files: dict[str, Any] = {}
+            files: dict[str, tuple[Any, dict[str, str]]] = {}
 
             def read(header: TensorHeader) -> Tensor:
                 if header.file not in files:
-                    files[header.file] = stack.enter_context(_open(self.folder / header.file))
-                file = files[header.file]
-                tensor: Tensor = file.get_tensor(self._names(file)[header.name])
+                    opened = stack.enter_context(_open(self.folder / header.file))
+                    files[header.file] = opened, self._names(opened)
+                file, names = files[header.file]
+                tensor: Tensor = file.get_tensor(names[header.name])
                 return tensor
 
             yield read

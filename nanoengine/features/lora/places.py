@@ -71,7 +71,9 @@ def find_places(config: ModelConfig, starts: Mapping[str, tuple[int, int]] = {})
     """
     if config.linears:
         return {
-            name: Place(*starts.get(name, (0, 0)), outputs, inputs, torch.arange(outputs, device="cpu"))
+            name: Place(
+                *starts.get(name, (0, 0)), outputs, inputs, torch.arange(outputs, dtype=torch.int64, device="cpu")
+            )
             for name, outputs, inputs in config.linears
         }
     kernels = _Kernels()

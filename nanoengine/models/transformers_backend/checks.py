@@ -24,7 +24,9 @@ TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
 def drawn_ids(count: int, vocab_size: int, device: torch.device) -> Tensor:
     """[count] int64, the same every time."""
     generator = torch.Generator("cpu").manual_seed(count)
-    return torch.randint(0, min(vocab_size, 2**15), (count,), generator=generator, device="cpu").to(device)
+    return torch.randint(0, min(vocab_size, 2**15), (count,), generator=generator, dtype=torch.int64, device="cpu").to(
+        device
+    )
 
 
 def count_positions(halves: Halves, attention: Attention, ids: Tensor) -> None:
@@ -35,7 +37,9 @@ def count_positions(halves: Halves, attention: Attention, ids: Tensor) -> None:
     """
     _, wanted = attention_calls(halves, attention, ids, None)
     for halves.first_position in range(3):
-        _, hidden = attention_calls(halves, attention, ids, torch.arange(len(ids), device=ids.device))
+        _, hidden = attention_calls(
+            halves, attention, ids, torch.arange(len(ids), dtype=torch.int64, device=ids.device)
+        )
         if _distance(hidden, wanted) < TOLERANCES[hidden.dtype]:
             return
     raise UnsupportedModel(f"{halves.name} does not count positions one by one, as it has to")
@@ -75,11 +79,13 @@ def logits_by_transformers(halves: Halves, attention: Attention, ids: Tensor, ro
 
     def rounded(*called: Any) -> Tensor:
         output: Tensor = called[-1]
-        return output * (1 + rounding * torch.randn(output.shape, generator=generator, device="cpu").to(output))
+        return output * (
+            1 + rounding * torch.randn(output.shape, generator=generator, dtype=torch.float32, device="cpu").to(output)
+        )
 
     attention.use("eager")
     hook = halves.model.get_input_embeddings().register_forward_hook(rounded)
-    logits = halves.head(halves.layers(ids, torch.arange(len(ids), device=ids.device)))
+    logits = halves.head(halves.layers(ids, torch.arange(len(ids), dtype=torch.int64, device=ids.device)))
     hook.remove()
     return logits.float().log_softmax(-1)
 

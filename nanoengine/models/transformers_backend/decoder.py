@@ -137,7 +137,7 @@ class TransformersDecoder:
         cache = KVCache(num_blocks, [list(range(len(self.calls)))], shape, self.factory.dtype, self.factory.device)
         metadata = one_prompt(len(text), len(self.calls), cache, self.backend.block_size)
         self.attention.use(STEP)
-        hidden = self.forward(text, torch.arange(len(text), device=text.device), metadata)
+        hidden = self.forward(text, torch.arange(len(text), dtype=torch.int64, device=text.device), metadata)
         self.backend.quantized = is_quantized
         distance = float((self.compute_logits(hidden).log_softmax(-1) - theirs).abs().max())
         logger.debug(

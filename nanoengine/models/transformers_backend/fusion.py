@@ -46,7 +46,9 @@ class RotaryTables:
         for key, call in self.calls.items():
             parts = []
             for start in range(0, length, POSITIONS_AT_ONCE):
-                positions = torch.arange(start, min(start + POSITIONS_AT_ONCE, length) + 1, device="cpu")
+                positions = torch.arange(
+                    start, min(start + POSITIONS_AT_ONCE, length) + 1, dtype=torch.int64, device="cpu"
+                )
                 positions[-1] = length - 1
                 parts.append(self._compute(call, positions)[:-1])
             self.tables[key] = torch.cat(parts)

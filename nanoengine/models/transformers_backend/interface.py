@@ -141,8 +141,8 @@ def visible_range(mask_function: Any, size: int | None) -> Visible | str:
     """
     _give_values(mask_function)
     queries = {0, 1, 5, 63, 4095} if size is None else {0, 1, size - 1, size, size + 1, 2 * size + 1, 3 * size - 1}
-    query = torch.tensor(sorted(queries), device="cpu")[:, None]
-    key = torch.arange(int(query.max()) + 3, device="cpu")[None]
+    query = torch.tensor(sorted(queries), dtype=torch.int64, device="cpu")[:, None]
+    key = torch.arange(int(query.max()) + 3, dtype=torch.int64, device="cpu")[None]
     zero = torch.zeros((), dtype=torch.int64, device="cpu")
     try:
         seen = torch.broadcast_to(mask_function(zero, zero, query, key), (len(query), key.shape[1])).bool()

@@ -145,21 +145,13 @@ def is_turned(module: nn.Module) -> bool:
 def _as_norm(module: nn.Module) -> tuple[float, float] | None:
     """Epsilon and offset of a module that computes an RMSNorm with weights, which is tried out; None if it does not."""
     parameters = list(module.parameters())
-    if (
-        len(parameters) != 1
-        or parameters[0].dim() != 1
-        or any(module.children())
-        or any(True for _ in module.buffers())
-    ):
+    if len(parameters) != 1 or parameters[0].dim() != 1 or len([*module.modules(), *module.buffers()]) != 1:
         return None
     trial = copy.deepcopy(module).to_empty(device="cpu").float()
-    (weight,) = trial.parameters()
-    generator = torch.Generator("cpu").manual_seed(0)
-    size = len(weight)
+    (weight,), size = trial.parameters(), len(parameters[0])
+    x, small = _drawn(3, size), torch.full((1, size), 1e-6, dtype=torch.float32, device="cpu")
     with torch.device("cpu"), torch.no_grad():
-        weight.copy_(torch.rand(size, generator=generator) + 0.5)
-        x = torch.randn(3, size, generator=generator)
-        small = torch.full((1, size), 1e-6)
+        weight.copy_(_drawn(size).abs() + 0.5)
         try:
             output, of_small = trial(x), trial(small)
         except Exception:  # another module that has one vector: it takes other inputs
@@ -185,7 +177,12 @@ def _as_experts(module: Any) -> str | None:
         return None
     if getattr(module, "has_bias", False) or getattr(module, "has_post_expert_norm", False):
         return None
-    both = torch.randn(3, 16, generator=torch.Generator("cpu").manual_seed(0), device="cpu") * 3
+    both = _drawn(3, 16) * 3
     theirs = module._apply_gate(both if module.is_concatenated else both.unflatten(-1, (2, 8)).mT.flatten(1))
     matching = (kind for kind in ACTIVATIONS if torch.allclose(gated(both, kind), theirs, rtol=1e-5, atol=1e-5))
     return next(matching, None)
+
+
+def _drawn(*shape: int) -> Tensor:
+    generator = torch.Generator("cpu").manual_seed(0)
+    return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
