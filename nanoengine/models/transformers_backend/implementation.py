@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from nanoengine.core.attention import AttentionSpec
+from nanoengine.core.config import DTYPES
 from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.kernels.attention import AttentionBackend
 from nanoengine.models.checkpoint import Checkpoint, TensorHeader
@@ -97,6 +98,9 @@ class TransformersModel(Implementation):
         self._refuse_states(kind)
         if hasattr(text, "is_decoder"):
             text.is_decoder = True
+        # Modules that are built for a probe change it in the config.
+        dtype = str(getattr(text, "dtype", None) or getattr(config, "dtype", None)).removeprefix("torch.")
+        self.dtype = dtype if dtype in DTYPES else "float32"
         text._attn_implementation = PROBE
         text._experts_implementation = "batched_mm"  # in a probe; those that stay are slow, but wait for no number
         return kind, text
@@ -147,7 +151,7 @@ class TransformersModel(Implementation):
             max_position_embeddings=min(lengths[0] if lengths else 2048, MAX_POSITIONS),
             rms_norm_eps=1e-6,
             tie_word_embeddings=True,
-            dtype=str(getattr(config, "dtype", None) or "float32").removeprefix("torch."),
+            dtype=self.dtype,
             layers=tuple(LayerConfig(rope=None, window=call.window) for call in calls),
             has_chunks=any(call.chunked for call in calls),
             linears=tuple(self.probe.linears),
