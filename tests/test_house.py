@@ -79,7 +79,7 @@ assert main(["demo", "--device", "cpu", "--max-tokens", "3"]) == 0
 with LLM("demo", device="cpu", use_tqdm=False) as llm:
     llm.chat([{"role": "user", "content": "hello"}], SamplingParams(max_tokens=3), use_tqdm=False)
     for error, way, call in (
-        (MissingPackage, "'nanoengine[hf]'", llm.get_tokenizer),
+        (MissingPackage, "'nanoengine[transformers]'", llm.get_tokenizer),
         (InvalidSamplingParams, "llguidance", lambda: SamplingParams(structured_outputs={"regex": "a"})),
     ):
         try:

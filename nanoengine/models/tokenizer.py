@@ -273,7 +273,7 @@ def _transformers(name: str) -> Any:
     except ModuleNotFoundError as error:
         raise MissingPackage(
             f"{name} takes the package transformers (it is more than a sound tokenizer.json, or transformers' own object was "
-            "asked for): pip install 'nanoengine[hf]'"
+            "asked for): pip install 'nanoengine[transformers]'"
         ) from error
     return transformers
 

@@ -37,6 +37,8 @@ TELLS_SHAPE = frozenset(
 )
 """Those whose answer is the same every time; of all others that answer with no tensor, that is not known."""
 
+SHAPED_BY_NUMBERS = frozenset({"argwhere", "masked_select", "nonzero", "unique", "unique_consecutive"})
+"""Those whose result is of another size for other numbers."""
 
 IN_PLACE = frozenset(f"__{name}__" for name in ("setitem", "iadd", "isub", "imul", "itruediv", "iand", "ior"))
 """Operators that change what they are given; methods that do are named with a `_` at the end."""
@@ -117,6 +119,8 @@ class _TorchCalls(TorchFunctionMode):
             return rows
         result = func(*args, **(kwargs or {}))
         name, made = getattr(func, "__name__", str(func)), list(_tensors(result))
+        if name in SHAPED_BY_NUMBERS or (name == "__getitem__" and _reads_numbers(args[1])):
+            raise CannotRecord(f"a step that calls {name} by numbers in a tensor cannot be recorded: it takes other parts")
         again = partial(func, *args, **(kwargs or {}))
         if name in IN_PLACE or (name.endswith("_") and not name.endswith("__")) or "out" in (kwargs or {}):
             self._report(again)
@@ -131,6 +135,16 @@ class _TorchCalls(TorchFunctionMode):
             if any(_memory(tensor) not in given for tensor in made):  # not views of what is given
                 self._report(partial(_do_again, again, made))
         return result
+
+
+def _reads_numbers(index: Any) -> bool:
+    """Whether an index takes a part whose place or size is a number in a tensor."""
+    for part in index if isinstance(index, tuple) else (index,):
+        ends = (part.start, part.stop, part.step) if isinstance(part, slice) else ()
+        is_mask_or_number = isinstance(part, Tensor) and (part.dim() == 0 or part.dtype in (torch.bool, torch.uint8))
+        if is_mask_or_number or any(isinstance(end, Tensor) for end in ends):
+            return True
+    return False
 
 
 def _select_rows(memory: StepMemory, x: Tensor, dim: int, index: Tensor) -> Tensor | None:

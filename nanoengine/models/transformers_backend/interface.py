@@ -15,6 +15,11 @@ from nanoengine.errors import UnsupportedModel
 STEP, PROBE = "nanoengine", "nanoengine_probe"
 """Names of our attention in transformers: in steps, for which it makes no masks, and in a probe, which looks at its masks."""
 
+OLDEST = 5, 7
+"""The first version of transformers whose modules of experts say how their weights lie."""
+
+INSTALL = "pip install 'nanoengine[transformers]'"
+
 COMPUTES_ITSELF = "computes its attention itself, and not by transformers' AttentionInterface"
 """Why some models are refused."""
 
@@ -89,12 +94,15 @@ def register() -> Any:
     """
     try:
         import transformers
-        from transformers import AttentionInterface, AttentionMaskInterface
     except ImportError as error:
-        raise UnsupportedModel(f"it takes transformers: pip install 'nanoengine[transformers]' ({error})") from error
-    AttentionInterface.register(STEP, _attend)
-    AttentionInterface.register(PROBE, _attend)
-    AttentionMaskInterface.register(PROBE, _mask)
+        raise UnsupportedModel(f"it takes transformers: {INSTALL} ({error})") from error
+    if tuple(map(int, transformers.__version__.split(".")[:2])) < OLDEST:
+        raise UnsupportedModel(
+            f"it takes transformers {'.'.join(map(str, OLDEST))} or newer, and {transformers.__version__} is installed: {INSTALL}"
+        )
+    transformers.AttentionInterface.register(STEP, _attend)
+    transformers.AttentionInterface.register(PROBE, _attend)
+    transformers.AttentionMaskInterface.register(PROBE, _mask)
     return transformers
 
 

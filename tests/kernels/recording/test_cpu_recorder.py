@@ -75,6 +75,21 @@ def test_a_number_that_is_read_cannot_be_recorded(read: Callable[[Tensor], objec
         CpuRecorder().record(work)
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda x, place: x[place],
+        lambda x, place: x[:place],
+        lambda x, place: x[None, place:],
+        lambda x, place: x[x > place],
+        lambda x, place: x.gt(place).nonzero(),
+    ],
+)
+def test_a_part_at_numbers_in_a_tensor_cannot_be_recorded(part: Callable[[Tensor, Tensor], Tensor]) -> None:
+    with pytest.raises(CannotRecord, match="cannot be recorded"):
+        CpuRecorder().record(lambda: part(GIVEN, torch.tensor(2)))
+
+
 def floats(*shape: int, seed: int = 0) -> Tensor:
     return random(*shape, dtype=torch.float32, seed=seed)
 
