@@ -59,10 +59,6 @@ class Models(Capability):
         self.checkpoint, self.quantization = open_checkpoint(path, found.gguf), own.quantization
         self.num_parameters = self.implementation.match(self.checkpoint)
         startup.layers_by, said = self.implementation.description, self.implementation.config
-        if startup.layers_by and startup.num_ranks > 1:
-            raise InvalidConfig(
-                f"tensor_parallel_size is {startup.num_ranks}, but ranks do not share layers that transformers computes: use 1"
-            )
         if (config.max_model_len or 0) > said.max_position_embeddings:
             said = dataclasses.replace(said, max_position_embeddings=said.longest)
         self.model_config = said.within(config.max_model_len or said.max_position_embeddings)

@@ -11,9 +11,9 @@ from textwrap import shorten
 from nanoengine.core.model_config import read_file
 from nanoengine.core.ram import available_ram
 from nanoengine.errors import ModelNotFound, NanoEngineError
-from nanoengine.models.architectures import read_model_config
 from nanoengine.models.description import config_table
 from nanoengine.models.fetch import DOWNLOADS, models_folder
+from nanoengine.models.implementation import choose_implementation
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.models.names import WEIGHT_FILES, find_model, first_parts
 
@@ -85,7 +85,7 @@ def _describe(name: str, where: str) -> Entry:
         path = find_model(where)
         files = _files(path)
         disk_bytes = sum(file.stat().st_size for file in files)
-        config = read_model_config(config_table(path))
+        config = choose_implementation(where, "auto", config_table(path), None, ()).config
         if path.is_dir():
             weights = [file for file in files if file.parent == path and any(map(file.match, WEIGHT_FILES))]
         else:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -10,8 +12,9 @@ from typing import Any
 
 from torch import Tensor
 from torch.nn.modules import module as torch_module
+from torch.overrides import TorchFunctionMode
 
-from nanoengine.errors import UnsupportedModel
+from nanoengine.errors import NanoEngineError, UnsupportedModel, shown
 from nanoengine.models.checkpoint import TensorHeader
 from nanoengine.models.config_fields import OFF, ConfigFields
 
@@ -28,46 +31,72 @@ REFUSED = {
 MAX_INTEGER = 2**24
 """Of a field that may be a size; lists of so many entries are still small."""
 
-LARGE = ("theta", "base", "token", "_id", "version", "seed")
-"""Parts of the names of fields that are no sizes."""
+LARGE = re.compile(r"theta|base|token|_id|version|seed")
+"""In the names of fields that are no sizes."""
 
-SPARE = 1024
+SPARE = 128
 """How many more layers, and modules, a config may ask for than its files have tensors."""
 
+MAX_SPARE_NUMBERS = 2**25
+"""Of a tensor that is made of no weights."""
 
-def check_fields(table: Mapping[str, Any], num_tensors: int) -> None:
-    """Refuse a config.json, nested tables included, that runs other code or has sizes which its weights cannot have.
+MAX_VALUES = 2**16
+"""Of a config.json: transformers copies it many times."""
+
+LEFT_OUT = re.compile(
+    r"_.*|auto_map|attribute_map|.*_implementation|name_or_path|num_labels|id2label|label2id|sub_configs.*|base_model_.*"
+)
+"""Fields that name code or labels, or that would take the place of what transformers' own classes say."""
+
+
+def checked(table: Mapping[str, Any], num_tensors: int) -> dict[str, Any]:
+    """What a config.json says of a model, nested tables included, as a copy.
 
     Raises:
-        UnsupportedModel: the message names the field, its value and the limit.
+        UnsupportedModel: it runs other code, or has sizes that its weights cannot have; the message names field and value.
     """
-    fields, pending = ConfigFields(table), [table]
-    while pending:
-        for key, value in pending.pop().items():
-            if key in REFUSED and value not in OFF:
-                raise fields.wrong(key, value, f"{REFUSED[key]}; the transformers backend does not take it")
-            if key.endswith("implementation") and isinstance(value, str) and "/" in value:
-                raise fields.wrong(key, value, "kernels are not fetched from a hub: remove the field")
-            if isinstance(value, Mapping):
-                pending.append(value)
-            most = num_tensors + SPARE if key.rstrip("s").endswith("layer") else MAX_INTEGER
-            numbers = value if isinstance(value, list) else [value]
-            for number in numbers:
-                if isinstance(number, int) and number > most and not any(part in key for part in LARGE):
-                    raise fields.wrong(
-                        key, number, f"it must be at most {most}, as the files have {num_tensors} tensors"
-                    )
+    fields, counter = ConfigFields(table), itertools.count(1)
+
+    def copied(key: str, value: Any) -> Any:
+        if next(counter) > MAX_VALUES:
+            raise UnsupportedModel(f"config.json has more than {MAX_VALUES} values")
+        if key in REFUSED and value not in OFF:
+            raise fields.wrong(key, value, f"{REFUSED[key]}; the transformers backend does not take it")
+        if isinstance(value, Mapping):
+            return {name: copied(name, inner) for name, inner in value.items() if not LEFT_OUT.fullmatch(name)}
+        if isinstance(value, list):
+            return [copied(key, inner) for inner in value]
+        most = num_tensors + SPARE if key.rstrip("s").endswith("layer") else MAX_INTEGER
+        if isinstance(value, int) and value > most and not LARGE.search(key):
+            why = f"it must be at most {most}, as the files have {num_tensors} tensors"
+            raise fields.wrong(shown(key).strip("'"), value, why)
+        return value
+
+    return {name: value for name, value in copied("", table).items() if name not in REFUSED}
+
+
+@contextmanager
+def named(kind: type[NanoEngineError], what: str) -> Iterator[None]:
+    """Whatever transformers raises meanwhile becomes an error of this kind, of one line that begins with `what`."""
+    try:
+        yield
+    except NanoEngineError:
+        raise
+    except Exception as error:
+        raise kind(f"{what}: {type(error).__name__}: {shown(' '.join(str(error).split()))}") from error
 
 
 @contextmanager
 def bounded_by(headers: Sequence[TensorHeader]) -> Iterator[None]:
-    """Modules that are built meanwhile have at most about as many parameters, numbers and parts as the weights in the files.
+    """Modules that are built meanwhile have at most about as many parameters, numbers and parts as the weights in the files, and
+    every tensor that is computed is about as small.
 
     Raises:
         UnsupportedModel: as soon as there are more; tied weights and fused tensors are allowed for.
     """
     stored = sum(math.prod(header.shape) for header in headers)
     most = {"numbers": 2 * stored + 2**20, "buffers": 2 * stored + 2**28, "parts": 16 * len(headers) + 16 * SPARE}
+    hold = f"the files hold {stored} numbers in {len(headers)} tensors: correct the sizes in config.json"
     built = dict.fromkeys(most, 0)
     thread = threading.get_ident()
 
@@ -75,15 +104,19 @@ def bounded_by(headers: Sequence[TensorHeader]) -> Iterator[None]:
         if threading.get_ident() == thread:
             built[kind] += number
             if built[kind] > most[kind]:
-                raise UnsupportedModel(
-                    f"config.json asks for a model of more than {most[kind]} {kind}, and the files hold {stored} numbers in "
-                    f"{len(headers)} tensors: correct the sizes in config.json"
-                )
+                raise UnsupportedModel(f"config.json asks for a model of more than {most[kind]} {kind}, and {hold}")
+
+    class OfTensors(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, Tensor) and result.numel() > MAX_SPARE_NUMBERS + 4 * stored:
+                raise UnsupportedModel(f"config.json asks for a tensor {list(result.shape)}, and {hold}")
+            return result
 
     def counting(kind: str) -> Callable[[Any, str, Any], None]:
         return lambda *given: count(kind, given[2].numel() if isinstance(given[2], Tensor) else 1)
 
-    with ExitStack() as hooks:
+    with OfTensors(), ExitStack() as hooks:
         for kind, register in (
             ("numbers", torch_module.register_module_parameter_registration_hook),
             ("buffers", torch_module.register_module_buffer_registration_hook),

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 
 from nanoengine.core.attention import AttentionSpec
-from nanoengine.errors import UnsupportedModel, shown
+from nanoengine.core.config import DTYPES
+from nanoengine.errors import InvalidWeights, UnsupportedModel, shown
 from nanoengine.kernels.attention import AttentionBackend
 from nanoengine.models.checkpoint import Checkpoint, TensorHeader
 from nanoengine.models.config_fields import MAX_POSITIONS
 from nanoengine.models.implementation import Implementation, Weights
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.model_config import LayerConfig, ModelConfig
-from nanoengine.models.quantization.scheme import QUANTIZATION
 from nanoengine.models.safetensors_folder import SafetensorsFolder
-from nanoengine.models.transformers_backend.bounds import bounded_by, check_fields
+from nanoengine.models.transformers_backend.bounds import bounded_by, checked, named
 from nanoengine.models.transformers_backend.decoder import TransformersDecoder
 from nanoengine.models.transformers_backend.interface import COMPUTES_ITSELF, PROBE, register
 from nanoengine.models.transformers_backend.loading import load
@@ -54,23 +54,16 @@ class TransformersModel(Implementation):
     def __init__(self, table: Mapping[str, Any], checkpoint: SafetensorsFolder):
         self.transformers = register()
         headers = list(checkpoint.headers())
-        table = {name: value for name, value in table.items() if name != QUANTIZATION or value is not None}
-        check_fields(table, len(headers))
-        try:
-            self.kind, self.hf_config = self._read(table, checkpoint)
+        with named(UnsupportedModel, "transformers cannot build it"):
+            self.kind, self.hf_config = self._read(checked(table, len(headers)))
             self.probe = self._probe(headers)
-        except UnsupportedModel:
-            raise
-        except Exception as error:  # whatever transformers raises of a config.json
-            reason = shown(" ".join(str(error).split()))
-            raise UnsupportedModel(f"transformers cannot build it: {type(error).__name__}: {reason}") from error
-        self.config = self._describe()
+            self.config = self._describe()
 
     @property
     def description(self) -> str:
         return f"layers by transformers {self.transformers.__version__}{self.ours}, "
 
-    def _read(self, table: Mapping[str, Any], checkpoint: SafetensorsFolder) -> tuple[Any, Any]:
+    def _read(self, table: dict[str, Any]) -> tuple[Any, Any]:
         """The class of the decoder and its config; of a model with pictures, those of its text."""
         transformers, auto = self.transformers, self.transformers.models.auto
         model_type, stated = table.get("model_type"), table.get("architectures")
@@ -80,23 +73,26 @@ class TransformersModel(Implementation):
                 f"model_type is {shown(model_type)}: transformers {transformers.__version__} has no such model, and code in its "
                 "folder is never run"
             )
-        kind = getattr(transformers, name, None)
+        kind = getattr(transformers, name, None) if name.endswith("ForCausalLM") else None
         self._refuse_states(kind)
-        config = transformers.AutoConfig.from_pretrained(
-            checkpoint.folder, local_files_only=True, trust_remote_code=False
-        )
+        config = auto.configuration_auto.CONFIG_MAPPING[model_type].from_dict(table)
         text = config.get_text_config(decoder=True)
-        if text is not config or not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+        if kind is None or not isinstance(text, kind.config_class):
             kind = auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None)
+            if text is config and name in dir(transformers) and name != getattr(kind, "__name__", None):
+                kind = None  # it is for something else
         if text is not config:
             text.tie_word_embeddings = getattr(config, "tie_word_embeddings", text.tie_word_embeddings)
         if kind is None:
-            raise UnsupportedModel(f"{name} of model_type {model_type} is no decoder of text in transformers")
+            raise UnsupportedModel(f"{shown(name)} of model_type {model_type} is no decoder of text in transformers")
         if getattr(text, "is_encoder_decoder", False) and "ForCausalLM" not in name:
             raise UnsupportedModel(f"{name} is an encoder with a decoder: decoders alone are computed")
         self._refuse_states(kind)
         if hasattr(text, "is_decoder"):
             text.is_decoder = True
+        # Modules that are built for a probe change it in the config.
+        dtype = str(getattr(text, "dtype", None) or getattr(config, "dtype", None)).removeprefix("torch.")
+        self.dtype = dtype if dtype in DTYPES else "float32"
         text._attn_implementation = PROBE
         text._experts_implementation = "batched_mm"  # in a probe; those that stay are slow, but wait for no number
         return kind, text
@@ -110,18 +106,18 @@ class TransformersModel(Implementation):
 
     def _probe(self, headers: Sequence[TensorHeader]) -> Probe:
         def build() -> Any:
-            with bounded_by(headers), torch.device("meta"):
+            with torch.device("meta"):
                 return self.kind._from_config(self.hf_config, dtype=torch.float32).eval()
 
-        with torch.device("meta"):
-            try:
+        try:
+            with bounded_by(headers), torch.device("meta"):
                 return probe(build())
-            except UnsupportedModel:
-                raise
-            except Exception as error:  # it looks at numbers, of which "meta" has none
-                if isinstance(error, KeyError) and PROBE in str(error):
-                    raise UnsupportedModel(f"{self.kind.__name__} {COMPUTES_ITSELF}") from error
-        with torch.device("cpu"):
+        except UnsupportedModel:
+            raise
+        except Exception as error:  # it looks at numbers, of which "meta" has none
+            if isinstance(error, KeyError) and PROBE in str(error):
+                raise UnsupportedModel(f"{self.kind.__name__} {COMPUTES_ITSELF}") from error
+        with bounded_by(headers), torch.device("cpu"):
             # Zeros, which take no memory before they are written to.
             return probe(build()._apply(lambda tensor: torch.zeros_like(tensor, device="cpu")), "cpu")
 
@@ -147,7 +143,7 @@ class TransformersModel(Implementation):
             max_position_embeddings=min(lengths[0] if lengths else 2048, MAX_POSITIONS),
             rms_norm_eps=1e-6,
             tie_word_embeddings=True,
-            dtype=str(getattr(config, "dtype", None) or "float32").removeprefix("torch."),
+            dtype=self.dtype,
             layers=tuple(LayerConfig(rope=None, window=call.window) for call in calls),
             has_chunks=any(call.chunked for call in calls),
             linears=tuple(self.probe.linears),
@@ -165,7 +161,8 @@ class TransformersModel(Implementation):
 
     def load(self, weights: Weights, config: ModelConfig, factory: Factory, backend: AttentionBackend) -> Any:
         replaced = self.probe.replacements
-        model, groups = load(self.kind, self.hf_config, replaced, weights, factory)
-        numbers = f"{sum(len(group.members) for group in groups)} products, {len(replaced.norms)} norms"
-        self.ours = f" (attention, {numbers} and {len(replaced.experts)} mixtures of experts by nanoengine)"
-        return TransformersDecoder(model, groups, self.probe.calls, config, factory, backend)
+        with named(InvalidWeights, f"transformers cannot load {weights.checkpoint.place}"):
+            model, groups = load(self.kind, self.hf_config, replaced, weights, factory)
+            numbers = f"{sum(len(group.members) for group in groups)} products, {len(replaced.norms)} norms"
+            self.ours = f" (attention, {numbers} and {len(replaced.experts)} mixtures of experts by nanoengine)"
+            return TransformersDecoder(model, groups, self.probe.calls, config, factory, backend)

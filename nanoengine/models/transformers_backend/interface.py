@@ -31,6 +31,9 @@ WITHOUT_EFFECT = (
 )
 """Arguments of attention that change nothing here, or that a probe reads elsewhere."""
 
+MAX_WINDOW = 2**20
+"""Of a mask that is looked at, which takes memory."""
+
 Visible = tuple[int | None, bool]
 """(window, whether it is a chunk: it begins at multiples of its size); (None, False): every token up to the query."""
 
@@ -147,6 +150,8 @@ def visible_range(mask_function: Any, size: int | None) -> Visible | str:
     """The range of keys that a predicate (batch, head, query, key) lets queries see, or what else it is: whole rows are compared,
     of queries around the edges of a window of `size`.
     """
+    if size is not None and not 0 < size <= MAX_WINDOW:
+        return f"a window of {size}"
     _give_values(mask_function)
     queries = {0, 1, 5, 63, 4095} if size is None else {0, 1, size - 1, size, size + 1, 2 * size + 1, 3 * size - 1}
     query = torch.tensor(sorted(queries), dtype=torch.int64, device="cpu")[:, None]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nanoengine.errors import InvalidWeights, NanoEngineError, shown
+from nanoengine.errors import InvalidWeights
 from nanoengine.models.checkpoint import TensorHeader
 from nanoengine.models.implementation import Weights
 from nanoengine.models.layers.factory import Factory
@@ -60,23 +60,21 @@ def load(
 
     # transformers knows by its name which tensors of a class have which other names in files.
     replaced: Any = type(kind.__name__, (kind,), {"__init__": build, "__module__": kind.__module__})
-    try:
-        with checkpoint.reader() as read, _one_tensor_at_a_time(shown=use_tqdm):
-            stored = {header.name: StoredTensor(header, read) for header in checkpoint.headers()}
-            model, report = replaced.from_pretrained(
-                None, config=config, state_dict=stored, dtype=factory.dtype, output_loading_info=True
-            )
-    except NanoEngineError:
-        raise
-    except Exception as error:  # whatever transformers raises
-        reason = shown(" ".join(str(error).split()))
-        raise InvalidWeights(
-            f"transformers cannot load {checkpoint.place}: {type(error).__name__}: {reason}"
-        ) from error
-    if missing := sorted(report["missing_keys"]):
-        raise InvalidWeights(
-            f"the weights in {checkpoint.place} lack {len(missing)} tensors of {kind.__name__}: {', '.join(missing[:5])}"
+    with checkpoint.reader() as read, _one_tensor_at_a_time(shown=use_tqdm):
+        stored = {header.name: StoredTensor(header, read) for header in checkpoint.headers()}
+        model, report = replaced.from_pretrained(
+            None,
+            config=config,
+            state_dict=stored,
+            dtype=factory.dtype,
+            ignore_mismatched_sizes=True,  # and told below, by name
+            output_loading_info=True,
         )
+    for wrong, found in (("lack", report["missing_keys"]), ("have other sizes in", report["mismatched_keys"])):
+        if found:
+            raise InvalidWeights(
+                f"the weights in {checkpoint.place} {wrong} {len(found)} tensors of {kind.__name__}: {sorted(found)[:5]}"
+            )
     for group in groups:
         group.finish()
     model.eval().requires_grad_(False)

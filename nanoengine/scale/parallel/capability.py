@@ -32,7 +32,7 @@ from nanoengine.scale.parallel.kernels import GroupKernels
 from nanoengine.scale.parallel.options import ParallelOptions
 from nanoengine.scale.parallel.shares import Shares
 from nanoengine.scale.parallel.states import units_of_ranks
-from nanoengine.scale.worker.elsewhere import NOT_THERE, replaced, take_model_away
+from nanoengine.scale.worker.elsewhere import NOT_THERE, check_shared, replaced, take_model_away
 from nanoengine.scale.worker.member import Member
 from nanoengine.scale.worker.remote_runner import RemoteRunner
 
@@ -65,6 +65,7 @@ class Parallel(Capability):
             return None
         if member is None:
             check_pool(startup)
+            check_shared(startup, startup.num_ranks)
             return cast(DenseDecoder, self)  # nobody in this process looks at it
         config = cast(ModelConfig, startup.model_config)
         communicator = self._communicator(startup, member, config)

@@ -16,7 +16,7 @@ from nanoengine.scale.replicas.carrier import Carrier, LocalCarrier
 from nanoengine.scale.replicas.engine import ReplicatedEngine
 from nanoengine.scale.replicas.observer import ReplicaObserver
 from nanoengine.scale.replicas.options import ReplicaOptions, num_ranks_of, num_replicas_of, option_of
-from nanoengine.scale.worker.elsewhere import NOT_THERE, replaced, take_model_away
+from nanoengine.scale.worker.elsewhere import NOT_THERE, check_shared, replaced, take_model_away
 from nanoengine.sizes import told
 
 if TYPE_CHECKING:
@@ -60,7 +60,10 @@ class Replicas(Capability):
         self._others = take_model_away(startup, self)
 
     def model(self, startup: Startup) -> DenseDecoder | None:
-        return cast("DenseDecoder", self) if self.is_used else None  # nobody in this process looks at it
+        if not self.is_used:
+            return None
+        check_shared(startup, num_ranks_of(self._asked))
+        return cast("DenseDecoder", self)  # nobody in this process looks at it
 
     def new_runner(self, startup: Startup) -> ModelRunner | None:
         return cast("ModelRunner", NoRunner()) if self.is_used else None

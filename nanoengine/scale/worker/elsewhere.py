@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from nanoengine.core.capability import Capability
 from nanoengine.core.config import EngineConfig
+from nanoengine.core.errors import InvalidConfig
 from nanoengine.core.startup import Startup
 
 NOT_THERE: dict[str, Any] = {"lora_modules": None}
@@ -31,6 +32,15 @@ def take_model_away(startup: Startup, own: Capability) -> list[Capability]:
     others = [each for each in startup.capabilities if each is not own]
     startup.capabilities = [own, *(cast(Capability, WithoutRunner(each)) for each in others)]
     return others
+
+
+def check_shared(startup: Startup, ranks: int) -> None:
+    """Raise InvalidConfig if so many ranks would have to share layers that no family of this package computes."""
+    if ranks > 1 and startup.layers_by:
+        raise InvalidConfig(
+            f"tensor_parallel_size is {ranks}, but ranks do not share layers that transformers computes: use 1, or a model "
+            "with a family here and model_impl='auto'"
+        )
 
 
 def replaced(config: EngineConfig, values: Mapping[str, Any]) -> EngineConfig:
