@@ -10,6 +10,7 @@ from typing import Any
 from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.models.config_fields import MAX_POSITIONS, ConfigFields
 from nanoengine.models.families import (
+    bamba,
     gemma,
     gpt_oss,
     granite,
@@ -42,6 +43,7 @@ FAMILIES = (
     lfm2,
     qwen3_next,
     granite_hybrid,
+    bamba,
     llama4,
 )
 LENGTHS = (

@@ -68,8 +68,8 @@ DELTA |= {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
 }
-MAMBA: dict[str, Any] = types_of(HYBRID, "linear_attention", "full_attention", "linear_attention")
-MAMBA |= {"mamba_n_heads": 2, "mamba_d_state": 16, "mamba_chunk_size": 16}
+STATES = HYBRID | {"mamba_n_heads": 2, "mamba_d_state": 16, "mamba_chunk_size": 16}
+MAMBA: dict[str, Any] = types_of(STATES, "linear_attention", "full_attention", "linear_attention")
 MAMBA |= {"attention_multiplier": 0.2, "embedding_multiplier": 2.0, "residual_multiplier": 0.5, "logits_scaling": 2.0}
 BIASES = {"attention_bias": True, "mlp_bias": True}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": True}
@@ -184,6 +184,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_local_experts": 0, "mamba_n_groups": 2, "mamba_proj_bias": True},
         position_embedding_type="rope",
     ),
+    "Bamba": of("Bamba", UNTIED, STATES, num_hidden_layers=3, attn_layer_indices=[1], head_dim=16, mlp_bias=True),
     "Llama 4": of("Llama4", experts(5, 1), CHUNKS, UNTIED, num_hidden_layers=5, head_dim=16, attention_chunk_size=13),
     "Llama 4, dense between, biases, llama3": of(
         *("Llama4", experts(3, 1), CHUNKS, rope("llama3"), heads(3, 1), {"num_hidden_layers": 4, "head_dim": 32}),
@@ -205,7 +206,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 WITH_STATES = [
     shape
     for shape, (family, _) in SHAPES.items()
-    if family in ("Lfm2", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "GraniteMoeHybrid")
+    if family in ("Lfm2", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "GraniteMoeHybrid", "Bamba")
 ]
 """Shapes with layers that have states in place of attention."""
 

@@ -34,7 +34,7 @@ CHUNKS: list[dict[str, Any]] = [
     {"attn_temperature_tuning": False},
     {"floor_scale": 100, "attn_scale": 0.5},
 ]
-HYBRIDS = ("Lfm2", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "GraniteMoeHybrid")
+HYBRIDS = ("Lfm2", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "GraniteMoeHybrid", "Bamba")
 ALONE = [name for name in ARCHITECTURES if name.endswith("ForCausalLM")]
 """Those with ForConditionalGeneration see pictures, too: tests/models/test_architectures.py runs their part for text."""
 
@@ -172,6 +172,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("GraniteMoeHybrid", {"mamba_d_head": 10}, "mamba_n_heads is 4.*must make 64"),
     ("GraniteMoeHybrid", {"position_embedding_type": "learned"}, "position_embedding_type is 'learned'"),
     ("GraniteMoeHybrid", {"mamba_n_groups": 3}, "mamba_n_heads is 4.*multiple of 3"),
+    ("Bamba", {"partial_rotary_factor": 1.0}, "partial_rotary_factor is 1.0: only 0.5"),
     ("Llama4", {"num_experts_per_tok": 2}, "num_experts_per_tok is 2: only 1"),
     ("Llama4", {"layer_types": ["sliding_attention"] * 8}, "layer_types is"),
     (
