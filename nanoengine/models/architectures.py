@@ -19,6 +19,7 @@ from nanoengine.models.families import (
     llama,
     llama4,
     mistral,
+    nemotron_h,
     olmo,
     phi3,
     qwen,
@@ -44,6 +45,7 @@ FAMILIES = (
     qwen3_next,
     granite_hybrid,
     bamba,
+    nemotron_h,
     llama4,
 )
 LENGTHS = (

@@ -34,7 +34,11 @@ class LayerConfig:
     rope: RopeConfig | None  # None: no rotation
     window: int | None = None  # tokens that a query sees, its own included; None: all
     has_experts: bool = False
-    mixer: str | None = None  # what is there in place of attention: "short_conv", "delta_net" or "mamba2"
+    attends: bool = True
+    mixer: str | None = (
+        None  # what has states, in place of attention or beside it: "short_conv", "delta_net" or "mamba2"
+    )
+    has_mlp: bool = True  # or experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +151,11 @@ class ModelConfig(DenseConfig):
 
     @property
     def attention_layers(self) -> list[int]:
-        """The others have states."""
-        return [number for number in range(self.num_layers) if self.layer(number).mixer is None]
+        return [number for number in range(self.num_layers) if self.layer(number).attends]
+
+    @property
+    def num_state_layers(self) -> int:
+        return sum(self.layer(number).mixer is not None for number in range(self.num_layers))
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         """K and V of one token in all layers."""

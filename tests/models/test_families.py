@@ -34,7 +34,7 @@ CHUNKS: list[dict[str, Any]] = [
     {"attn_temperature_tuning": False},
     {"floor_scale": 100, "attn_scale": 0.5},
 ]
-HYBRIDS = ("Lfm2", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "GraniteMoeHybrid", "Bamba")
+HYBRIDS = ("Lfm2", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "GraniteMoeHybrid", "Bamba", "NemotronH")
 ALONE = [name for name in ARCHITECTURES if name.endswith("ForCausalLM")]
 """Those with ForConditionalGeneration see pictures, too: tests/models/test_architectures.py runs their part for text."""
 
@@ -83,12 +83,13 @@ def test_what_a_file_says_and_leaves_out_means_what_it_means_to_transformers(arc
 def compare(ours: Any, theirs: Any) -> None:
     layers = [ours.layer(i) for i in range(ours.num_layers)]
     assert [layer.window for layer in layers] == windows_of_transformers(theirs)
-    assert ours.rms_norm_eps == (getattr(theirs, "norm_eps", None) or theirs.rms_norm_eps)
+    names = ("norm_eps", "layer_norm_epsilon", "rms_norm_eps")
+    assert ours.rms_norm_eps == next(eps for name in names if (eps := getattr(theirs, name, None)) is not None)
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or SIZES["hidden_size"] // SIZES["num_attention_heads"])
     if ours.states is not None:
         attends = [kind in ("full_attention", "attention") for kind in theirs.layer_types]
-        assert [layer.mixer is None for layer in layers] == attends
+        assert [layer.attends for layer in layers] == attends
         return
     ropes = theirs.rope_parameters
     thetas = [ropes] if "rope_theta" in ropes else map(ropes.get, theirs.layer_types)
@@ -173,6 +174,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("GraniteMoeHybrid", {"position_embedding_type": "learned"}, "position_embedding_type is 'learned'"),
     ("GraniteMoeHybrid", {"mamba_n_groups": 3}, "mamba_n_heads is 4.*multiple of 3"),
     ("Bamba", {"partial_rotary_factor": 1.0}, "partial_rotary_factor is 1.0: only 0.5"),
+    ("NemotronH", {"layers_block_type": ["mamba", "attention", "moe", "mlp"]}, "layers_block_type is .*not supported"),
+    ("NemotronH", {"layers_block_type": ["mamba", "mlp"] * 2}, "layers with attention"),
+    ("NemotronH", {"hybrid_override_pattern": "M*-|"}, "hybrid_override_pattern is"),
+    ("NemotronH", {"num_hidden_layers": 5}, "num_hidden_layers is 5: only 4"),
     ("Llama4", {"num_experts_per_tok": 2}, "num_experts_per_tok is 2: only 1"),
     ("Llama4", {"layer_types": ["sliding_attention"] * 8}, "layer_types is"),
     (

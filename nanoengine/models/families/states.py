@@ -31,7 +31,8 @@ def hybrid_layers(
     found = layer_types_of(fields, names) or types
     if found is None:
         raise UnsupportedModel(f"layer_types is missing in {fields.where}: it must name the layers with attention")
-    layers = [LayerConfig(rope=None, mixer=mixer) if _has_state(kind) else LayerConfig(rope=rope) for kind in found]
+    with_state, attending = LayerConfig(rope=None, attends=False, mixer=mixer), LayerConfig(rope=rope)
+    layers = [with_state if _has_state(kind) else attending for kind in found]
     if len({layer.mixer for layer in layers}) < 2:
         raise fields.wrong("layer_types", list(found), "there must be layers with attention, and others with states")
     return layers
@@ -58,10 +59,7 @@ def mamba_states(fields: ConfigFields) -> StateConfig:
         raise fields.wrong(
             "mamba_n_heads", heads, f"of mamba_d_head {width} they must make {inner}, mamba_expand x hidden_size"
         )
-    limits = fields.get("time_step_limit", UNLIMITED[0])
-    if limits not in UNLIMITED:
-        raise fields.wrong("time_step_limit", limits, "steps of time without limits are supported")
-    fields.ignore("mamba_chunk_size", "time_step_min", "time_step_max", "time_step_floor", "time_step_rank")
+    check_time_steps(fields)
     states = StateConfig(
         taps=fields.integer("mamba_d_conv", 4, MOST_TAPS),
         channels=inner + 2 * groups * depth,
@@ -73,3 +71,11 @@ def mamba_states(fields: ConfigFields) -> StateConfig:
         proj_bias=fields.flag("mamba_proj_bias"),
     )
     return check_groups(fields, "mamba_n_heads", states)
+
+
+def check_time_steps(fields: ConfigFields) -> None:
+    """UnsupportedModel if Mamba's steps of time have limits; the other fields say how weights began, and how chunks are cut."""
+    limits = fields.get("time_step_limit", UNLIMITED[0])
+    if limits not in UNLIMITED:
+        raise fields.wrong("time_step_limit", limits, "steps of time without limits are supported")
+    fields.ignore("chunk_size", "mamba_chunk_size", *(f"time_step_{own}" for own in ("min", "max", "floor", "rank")))

@@ -24,10 +24,10 @@ class Mamba2(Mixer):
 
     prefix = "mamba"
 
-    def __init__(self, layer: int, hidden_size: int, facts: StateConfig, factory: Factory, eps: float):
+    def __init__(self, place: int, hidden_size: int, facts: StateConfig, factory: Factory, eps: float):
         inner, shared, number = Part("heads", facts.width), Part("groups", facts.depth), Part("heads")
         projections = ((inner,), (inner, shared, shared), (number,))  # gate; x, B, C; dt
-        super().__init__(layer, hidden_size, facts, factory, projections, 1, inner)
+        super().__init__(place, hidden_size, facts, factory, projections, 1, inner)
         self.eps, heads, size = eps, facts.num_heads, facts.num_heads * facts.width
         self.group = size // facts.num_groups
         self.decay = Decay(factory.floats(heads), factory.floats(heads))
