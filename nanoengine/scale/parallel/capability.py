@@ -21,7 +21,7 @@ from nanoengine.core.startup import Startup
 from nanoengine.kernels.native.attention import NativeAttention
 from nanoengine.kernels.operations import Kernels
 from nanoengine.kernels.triton.tuning import Tuning
-from nanoengine.models.decoder import MLP, DecoderLayer, SelfAttention, SparseMLP
+from nanoengine.models.decoder import MLP, Decoder, DecoderLayer, SelfAttention, SparseMLP
 from nanoengine.models.layers.mixer import Mixer
 from nanoengine.models.layers.parts import NoPart, SquaredMLP
 from nanoengine.models.model_config import ModelConfig
@@ -100,7 +100,7 @@ class Parallel(Capability):
         if size == 1:
             return
         if self.group is not None:
-            check_layers(startup.model.layers, size)
+            check_layers(cast(Decoder, startup.model).layers, size)
         shares = Shares(size, config.num_heads, config.num_kv_heads, config.head_dim)
         if config.states is not None:
             units_of_ranks(config.states, size)  # raises InvalidConfig if a rank would have none
@@ -112,7 +112,7 @@ class Parallel(Capability):
             startup.block_bytes += copies * startup.bytes_of_block(startup.groups) // config.num_kv_heads
         else:
             rank = self.group.rank
-            for part in (part for layer in startup.model.layers for part in layer.mixing):
+            for part in (part for layer in cast(Decoder, startup.model).layers for part in layer.mixing):
                 if isinstance(part, SelfAttention):
                     part.attention.num_kv_heads = len(shares.kv_heads[rank])
                     part.gate_size = part.gate_size and len(shares.heads[rank]) * config.head_dim
