@@ -11,6 +11,7 @@ from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.models.config_fields import MAX_POSITIONS, ConfigFields
 from nanoengine.models.families import (
     bamba,
+    falcon_h1,
     gemma,
     gpt_oss,
     granite,
@@ -45,6 +46,7 @@ FAMILIES = (
     qwen3_next,
     granite_hybrid,
     bamba,
+    falcon_h1,
     nemotron_h,
     llama4,
 )

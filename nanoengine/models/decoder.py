@@ -29,7 +29,7 @@ from nanoengine.models.layers.norm import NoNorm, OffsetNorm
 from nanoengine.models.layers.parts import NoPart, SideBySide, SquaredMLP
 from nanoengine.models.layers.rotary import QueryScale, RotaryEmbedding, rotary_order
 from nanoengine.models.layers.short_conv import ShortConv
-from nanoengine.models.layers.slots import Reordered
+from nanoengine.models.layers.slots import Reordered, Scaled
 from nanoengine.models.model_config import ModelConfig, RopeConfig
 
 NAMES_OF_Q_AND_K = re.compile(r"\.(q_proj|k_proj|qkv_proj|q_norm|k_norm)\.")
@@ -272,6 +272,11 @@ class Decoder(DenseDecoder):
 
     def checkpoint_tensors(self) -> dict[str, WeightSlot]:
         slots = super().checkpoint_tensors()
+        for ending, factors, rows in self.config.factors:
+            each = torch.tensor(factors, dtype=torch.float32, device="cpu")[:, None]
+            if rows:
+                each = each.repeat_interleave(torch.tensor(rows, dtype=torch.int64, device="cpu"), dim=0)
+            slots |= {name: Scaled(slot, each) for name, slot in slots.items() if name.endswith(ending)}
         for ours, theirs in self.config.names.replaced:
             slots = {name.replace(ours, theirs): slot for name, slot in slots.items()}
         return slots

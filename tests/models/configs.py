@@ -33,6 +33,7 @@ SIZES_OF: dict[str, dict[str, Any]] = {
     "Lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "GraniteMoeHybrid": {"layer_types": ["mamba", "attention"] * 2, "mamba_n_heads": 4},
     "Bamba": {"attn_layer_indices": [1], "mamba_n_heads": 4},
+    "FalconH1": {"mamba_d_ssm": 24, "mamba_n_heads": 3},
     "NemotronH": {"hybrid_override_pattern": "M*-M", "head_dim": 8},
     "Llama4": {"num_hidden_layers": 8},
 }

@@ -34,7 +34,7 @@ CHUNKS: list[dict[str, Any]] = [
     {"attn_temperature_tuning": False},
     {"floor_scale": 100, "attn_scale": 0.5},
 ]
-HYBRIDS = ("Lfm2", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "GraniteMoeHybrid", "Bamba", "NemotronH")
+HYBRIDS = ("Lfm2", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "GraniteMoeHybrid", "Bamba", "NemotronH", "FalconH1")
 ALONE = [name for name in ARCHITECTURES if name.endswith("ForCausalLM")]
 """Those with ForConditionalGeneration see pictures, too: tests/models/test_architectures.py runs their part for text."""
 
@@ -88,7 +88,7 @@ def compare(ours: Any, theirs: Any) -> None:
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or SIZES["hidden_size"] // SIZES["num_attention_heads"])
     if ours.states is not None:
-        attends = [kind in ("full_attention", "attention") for kind in theirs.layer_types]
+        attends = [kind in ("full_attention", "attention", "hybrid") for kind in theirs.layer_types]
         assert [layer.attends for layer in layers] == attends
         return
     ropes = theirs.rope_parameters
@@ -177,6 +177,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("NemotronH", {"layers_block_type": ["mamba", "attention", "moe", "mlp"]}, "layers_block_type is .*not supported"),
     ("NemotronH", {"layers_block_type": ["mamba", "mlp"] * 2}, "layers with attention"),
     ("NemotronH", {"hybrid_override_pattern": "M*-|"}, "hybrid_override_pattern is"),
+    ("FalconH1", {"attention_bias": True}, "attention_bias is True"),
+    ("FalconH1", {"mamba_d_ssm": 40}, "mamba_n_heads is 3.*must make 40, mamba_d_ssm"),
+    ("FalconH1", {"ssm_multipliers": [1.0]}, "ssm_multipliers is .*a list of 5"),
     ("NemotronH", {"num_hidden_layers": 5}, "num_hidden_layers is 5: only 4"),
     ("Llama4", {"num_experts_per_tok": 2}, "num_experts_per_tok is 2: only 1"),
     ("Llama4", {"layer_types": ["sliding_attention"] * 8}, "layer_types is"),

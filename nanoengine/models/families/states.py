@@ -49,16 +49,15 @@ def check_groups(fields: ConfigFields, key: str, states: StateConfig) -> StateCo
     return states
 
 
-def mamba_states(fields: ConfigFields) -> StateConfig:
-    """Of Mamba 2: `mamba_expand` times the hidden size, shared out among heads."""
+def mamba_states(fields: ConfigFields, inner: int | None = None) -> StateConfig:
+    """Of Mamba 2: `inner` columns, shared out among heads; None: `mamba_expand` times the hidden size."""
     heads, groups = fields.integer("mamba_n_heads", 128, MOST_HEADS), fields.integer("mamba_n_groups", 1, MOST_HEADS)
-    inner = fields.integer("mamba_expand", 2) * fields.integer("hidden_size")
+    by_default = fields.integer("mamba_expand", 2) * fields.integer("hidden_size")
+    inner, what = (by_default, "mamba_expand x hidden_size") if inner is None else (inner, "mamba_d_ssm")
     depth, stated = fields.integer("mamba_d_state", 256, MOST_DEPTH), fields.get("mamba_d_head", "auto")
     width = inner // heads if stated == "auto" else fields.integer("mamba_d_head", most=MOST_DEPTH)
     if width * heads != inner:
-        raise fields.wrong(
-            "mamba_n_heads", heads, f"of mamba_d_head {width} they must make {inner}, mamba_expand x hidden_size"
-        )
+        raise fields.wrong("mamba_n_heads", heads, f"of mamba_d_head {width} they must make {inner}, {what}")
     check_time_steps(fields)
     states = StateConfig(
         taps=fields.integer("mamba_d_conv", 4, MOST_TAPS),
