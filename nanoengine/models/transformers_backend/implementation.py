@@ -87,7 +87,7 @@ class TransformersModel(Implementation):
         if kind is None:
             raise UnsupportedModel(f"{shown(name)} of model_type {model_type} is no decoder of text in transformers")
         if getattr(text, "is_encoder_decoder", False) and "ForCausalLM" not in name:
-            raise UnsupportedModel(f"{name} is an encoder with a decoder: decoders alone are computed")
+            raise UnsupportedModel(f"{shown(name)} is an encoder with a decoder: decoders alone are computed")
         self._refuse_states(kind)
         if hasattr(text, "is_decoder"):
             text.is_decoder = True
