@@ -80,7 +80,7 @@ class TransformersModel(Implementation):
         text = config.get_text_config(decoder=True)
         if kind is None or not isinstance(text, kind.config_class):
             kind = auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None)
-            if text is config and name != getattr(kind, "__name__", None):
+            if text is config and name not in ("", getattr(kind, "__name__", None)):
                 kind = None  # it is for something else
         if text is not config:
             text.tie_word_embeddings = getattr(config, "tie_word_embeddings", text.tie_word_embeddings)
