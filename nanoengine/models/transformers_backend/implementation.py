@@ -80,14 +80,14 @@ class TransformersModel(Implementation):
         text = config.get_text_config(decoder=True)
         if kind is None or not isinstance(text, kind.config_class):
             kind = auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None)
-            if text is config and name != getattr(kind, "__name__", None):
+            if text is config and name not in ("", getattr(kind, "__name__", None)):
                 kind = None  # it is for something else
         if text is not config:
             text.tie_word_embeddings = getattr(config, "tie_word_embeddings", text.tie_word_embeddings)
         if kind is None:
             raise UnsupportedModel(f"{shown(name)} of model_type {model_type} is no decoder of text in transformers")
         if getattr(text, "is_encoder_decoder", False) and "ForCausalLM" not in name:
-            raise UnsupportedModel(f"{name} is an encoder with a decoder: decoders alone are computed")
+            raise UnsupportedModel(f"{shown(name)} is an encoder with a decoder: decoders alone are computed")
         self._refuse_states(kind)
         if hasattr(text, "is_decoder"):
             text.is_decoder = True
