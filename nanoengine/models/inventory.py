@@ -84,7 +84,7 @@ def _config(name: str, table: Mapping[str, Any]) -> ModelConfig:
     try:
         return read_model_config(table)
     except UnsupportedArchitecture:
-        from nanoengine.models.implementation import choose_implementation  # it takes torch, which others do without
+        from nanoengine.models.model_impl import choose_implementation  # it takes torch, which others do without
 
         return choose_implementation(name, "auto", table, None, ()).config
 
