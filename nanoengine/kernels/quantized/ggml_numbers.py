@@ -140,7 +140,8 @@ def _by_package(kind: str) -> Callable[[Tensor], Tensor]:
             from gguf.quants import dequantize
         except ImportError as error:
             raise UnsupportedModel(f"weights of type {kind} are read by the package gguf: pip install gguf") from error
-        return torch.from_numpy(dequantize(blocks.numpy(), GGMLQuantizationType[kind]))
+        row = blocks.numpy().reshape(1, -1)  # the package loops over every 16 rows
+        return torch.from_numpy(dequantize(row, GGMLQuantizationType[kind])).view(len(blocks), -1)
 
     return function
 

@@ -52,12 +52,13 @@ def complete_hybrid(keys: Keys, config: dict[str, Any], tensors: Collection[str]
     if name in DELTA_NETS:
         if "attention.recurrent_layers" in keys:
             have_states = keys.each("attention.recurrent_layers", layers)
+        elif keys.is_list("attention.head_count_kv"):
+            have_states = [count == 0 for count in keys.each("attention.head_count_kv", layers)]
         config["num_hidden_layers"] = layers - keys.number("nextn_predict_layers", default=0)
         config["linear_value_head_dim"] = _share(keys, "ssm.inner_size", config["linear_num_value_heads"])
         for field, tensor in (("qkvz_is_packed", PACKED_QKVZ), ("ba_is_packed", PACKED_BA)):
             config[field] = any(own.endswith(f".{tensor}") for own in tensors)
-        config["value_heads_are_tiled"] = name != "Qwen3NextForCausalLM"
-        keys.ignore("rope.dimension_sections")  # of pictures: the positions of a text's token are equal in all of them
+        config["value_heads_are_tiled"] = keys.flag("ssm.v_head_reordered", default=name != "Qwen3NextForCausalLM")
     else:
         have_states = [count == 0 for count in keys.each("attention.head_count_kv", layers)]
     if name == "GraniteMoeHybridForCausalLM":

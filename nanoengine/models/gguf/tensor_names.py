@@ -17,6 +17,9 @@ ROPE_FACTORS, ROPE_LONG, ROPE_SHORT = "rope_freqs.weight", "rope_factors_long.we
 OF_CONFIG = (ROPE_FACTORS, ROPE_LONG, ROPE_SHORT)
 """Tensors that belong to the config."""
 
+NOT_OF_TEXT = ("v.", "mm.", "a.", "mtp.", "cls.")
+"""How tensors begin that see, hear, guess ahead, or judge."""
+
 PACKED_QKVZ, PACKED_BA = "ssm_in.weight", "ssm_ba.weight"
 """Of Qwen3-Next: the first was written before the end of 2025."""
 
@@ -51,7 +54,8 @@ SHIFTED = GEMMA | DELTA_NETS
 """Architectures whose norms are 1 + w at Hugging Face's, and w in these files; but for those of `MIXERS`."""
 
 NORMS: dict[str, dict[str, str]] = {
-    "Olmo2ForCausalLM": NORMS_AFTER,
+    "GptOssForCausalLM": NORMS_BEFORE | NORMS_OF_DELTA_NETS,
+    **dict.fromkeys(("Olmo2ForCausalLM", "Olmo3ForCausalLM"), NORMS_AFTER),
     "Lfm2ForCausalLM": {"attn_norm": "operator_norm", "ffn_norm": "ffn_norm"},
     **dict.fromkeys(GEMMA, NORMS_AROUND),
     **dict.fromkeys(DELTA_NETS, NORMS_OF_DELTA_NETS),
@@ -73,8 +77,11 @@ OWN: dict[str, dict[str, str]] = {
         "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
         "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
     },
-    "Qwen3MoeForCausalLM": EXPERTS,
-    **dict.fromkeys(("Qwen3NextForCausalLM", "Qwen3_5MoeForCausalLM", "GraniteMoeHybridForCausalLM"), EXPERTS | SHARED),
+    **dict.fromkeys(("Qwen3MoeForCausalLM", "GraniteMoeForCausalLM"), EXPERTS),
+    "GptOssForCausalLM": EXPERTS | {"attn_out": "self_attn.o_proj"},
+    **dict.fromkeys(("Qwen2MoeForCausalLM", "Qwen3NextForCausalLM", "Qwen3_5MoeForCausalLM"), EXPERTS | SHARED),
+    **dict.fromkeys(("GraniteMoeHybridForCausalLM", "GraniteMoeSharedForCausalLM"), EXPERTS | SHARED),
+    "Llama4ForCausalLM": EXPERTS | SHARED,
     "Lfm2ForCausalLM": {
         "attn_output": "self_attn.out_proj",
         "attn_q_norm": "self_attn.q_layernorm",
@@ -87,7 +94,10 @@ OWN: dict[str, dict[str, str]] = {
 }
 """Architecture -> what its layers have of their own, or otherwise; {} is the number of an expert."""
 
-PAIRED = {"LlamaForCausalLM", "MixtralForCausalLM", "GraniteForCausalLM", "GraniteMoeHybridForCausalLM"}
+PAIRED = {
+    *("LlamaForCausalLM", "MixtralForCausalLM", "SmolLM3ForCausalLM", "GraniteForCausalLM"),
+    *("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM", "GraniteMoeHybridForCausalLM"),
+}
 """Architectures whose files have the rows of q and k in the order in which llama.cpp rotates them: a row beside the one that it
 turns with, where Hugging Face has it half a head away."""
 
@@ -133,24 +143,31 @@ def _row(numbers: Tensor) -> Tensor:
 def _of_state(prefix: str) -> dict[str, HFTensor]:
     return {
         "ssm_a": HFTensor(f"{prefix}.A_log", change=_log_rate),
-        "ssm_dt.bias": HFTensor(f"{prefix}.dt_bias"),
+        **dict.fromkeys(("ssm_dt.bias", "ssm_dt"), HFTensor(f"{prefix}.dt_bias")),
         "ssm_conv1d.weight": HFTensor(f"{prefix}.conv1d.weight", change=_filters),
         "ssm_out.weight": HFTensor(f"{prefix}.out_proj.weight"),
     }
 
 
-DELTA_NET = _of_state("linear_attn") | {
-    "ssm_norm.weight": HFTensor("linear_attn.norm.weight"),
-    "attn_qkv.weight": HFTensor("linear_attn.in_proj_qkv.weight"),
-    "attn_gate.weight": HFTensor("linear_attn.in_proj_z.weight"),
-    "ssm_beta.weight": HFTensor("linear_attn.in_proj_b.weight"),
-    "ssm_alpha.weight": HFTensor("linear_attn.in_proj_a.weight"),
-    PACKED_QKVZ: HFTensor("linear_attn.in_proj_qkvz.weight"),
-    PACKED_BA: HFTensor("linear_attn.in_proj_ba.weight"),
-    "ffn_gate_inp_shexp.weight": HFTensor("mlp.shared_expert_gate.weight", change=_row),
-}
+SHARED_GATE = {"ffn_gate_inp_shexp.weight": HFTensor("mlp.shared_expert_gate.weight", change=_row)}
+DELTA_NET = (
+    _of_state("linear_attn")
+    | {
+        "ssm_norm.weight": HFTensor("linear_attn.norm.weight"),
+        "attn_qkv.weight": HFTensor("linear_attn.in_proj_qkv.weight"),
+        "attn_gate.weight": HFTensor("linear_attn.in_proj_z.weight"),
+        "ssm_beta.weight": HFTensor("linear_attn.in_proj_b.weight"),
+        "ssm_alpha.weight": HFTensor("linear_attn.in_proj_a.weight"),
+        PACKED_QKVZ: HFTensor("linear_attn.in_proj_qkvz.weight"),
+        PACKED_BA: HFTensor("linear_attn.in_proj_ba.weight"),
+    }
+    | SHARED_GATE
+)
+HYBRIDS = DELTA_NETS | {"GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM"}
 MIXERS: dict[str, dict[str, HFTensor]] = {
     **dict.fromkeys(DELTA_NETS, DELTA_NET),
+    "Qwen2MoeForCausalLM": SHARED_GATE,
+    "GptOssForCausalLM": dict.fromkeys(("attn_sinks.weight", "attn_sinks"), HFTensor("self_attn.sinks")),
     "GraniteMoeHybridForCausalLM": _of_state("mamba")
     | {
         "ssm_d": HFTensor("mamba.D", change=_flat),
@@ -168,8 +185,8 @@ MIXERS: dict[str, dict[str, HFTensor]] = {
 
 
 def hf_tensor(name: str, config: Mapping[str, Any]) -> list[HFTensor]:
-    """What comes out of the tensor `name` of a file: many of experts, none of what belongs to the config, or to layers behind the
-    last, which guess several tokens ahead; else one.
+    """What comes out of the tensor `name` of a file: many of experts, none of what belongs to the config, is not of text, or
+    belongs to layers behind the last, which guess several tokens ahead; else one.
 
     A name that is not known stays as it is, so that whoever compares names calls it unexpected.
 
@@ -178,7 +195,7 @@ def hf_tensor(name: str, config: Mapping[str, Any]) -> list[HFTensor]:
         config: as `translate.hf_config` gives it.
     """
     architecture = config["architectures"][0]
-    if name in OF_CONFIG:
+    if name in OF_CONFIG or name.startswith(NOT_OF_TEXT):
         return []
     layer, _, own = name.removeprefix("blk.").partition(".")
     if name.startswith("blk.") and layer.isdecimal():
@@ -194,6 +211,8 @@ def hf_tensor(name: str, config: Mapping[str, Any]) -> list[HFTensor]:
         return [HFTensor(name)]
     what, kind = match["what"], match["kind"]
     found = f"{known[what]}.{kind}" if known is outer else f"model.layers.{match['layer']}.{known[what]}.{kind}"
+    if "{}" in found and kind == "bias":  # one tensor has those of all experts
+        return [HFTensor(found.replace(".{}.", ".").replace(".bias", "_bias"))]
     if "{}" in found:
         experts = config.get("num_experts", config.get("num_local_experts", 0))
         return [HFTensor(found.format(number), expert=number) for number in range(experts)]
