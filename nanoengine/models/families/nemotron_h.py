@@ -41,7 +41,7 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
         fields.default(key, value)
         fields.expect(key, value)
     fields.default("head_dim", fields.get("attention_head_dim", 128))
-    fields.ignore("rope_theta", "partial_rotary_factor", "num_logits_to_keep", *OF_EXPERTS)
+    fields.ignore("rope_theta", "rope_parameters", "partial_rotary_factor", "num_logits_to_keep", *OF_EXPERTS)
     fields.refuse("attention_bias", "attention without biases is supported")
     fields.refuse("num_nextn_predict_layers", "layers that guess several tokens ahead are not supported")
     fields.refuse("sliding_window", "attention without a window is supported")

@@ -24,7 +24,11 @@ PACKED_QKVZ, PACKED_BA = "ssm_in.weight", "ssm_ba.weight"
 """Of Qwen3-Next: the first was written before the end of 2025."""
 
 OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-LFM2_OUTER = OUTER | dict.fromkeys(("token_embd_norm", "output_norm"), "model.embedding_norm")
+OUTERS = {
+    "Lfm2ForCausalLM": OUTER | dict.fromkeys(("token_embd_norm", "output_norm"), "model.embedding_norm"),
+    "FalconH1ForCausalLM": OUTER | {"output_norm": "model.final_layernorm"},
+    "NemotronHForCausalLM": OUTER | {"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f"},
+}
 LAYER = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -57,6 +61,7 @@ NORMS: dict[str, dict[str, str]] = {
     "GptOssForCausalLM": NORMS_BEFORE | NORMS_OF_DELTA_NETS,
     **dict.fromkeys(("Olmo2ForCausalLM", "Olmo3ForCausalLM"), NORMS_AFTER),
     "Lfm2ForCausalLM": {"attn_norm": "operator_norm", "ffn_norm": "ffn_norm"},
+    "FalconH1ForCausalLM": {"attn_norm": "input_layernorm", "ffn_norm": "pre_ff_layernorm"},
     **dict.fromkeys(GEMMA, NORMS_AROUND),
     **dict.fromkeys(DELTA_NETS, NORMS_OF_DELTA_NETS),
 }
@@ -90,6 +95,7 @@ OWN: dict[str, dict[str, str]] = {
         "ffn_up": "feed_forward.w3",
         "ffn_down": "feed_forward.w2",
     },
+    "FalconH1ForCausalLM": {f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
     "Phi3ForCausalLM": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
 }
 """Architecture -> what its layers have of their own, or otherwise; {} is the number of an expert."""
@@ -163,18 +169,30 @@ DELTA_NET = (
     }
     | SHARED_GATE
 )
-HYBRIDS = DELTA_NETS | {"GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM"}
+NEMOTRON_H, FALCON_H1 = "NemotronHForCausalLM", "FalconH1ForCausalLM"
+HYBRIDS = DELTA_NETS | {"GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM", NEMOTRON_H, FALCON_H1}
+
+
+def _mamba(prefix: str) -> dict[str, HFTensor]:
+    return _of_state(prefix) | {
+        "ssm_d": HFTensor(f"{prefix}.D", change=_flat),
+        "ssm_norm.weight": HFTensor(f"{prefix}.norm.weight", change=_flat),
+        "ssm_conv1d.bias": HFTensor(f"{prefix}.conv1d.bias"),
+        "ssm_in.weight": HFTensor(f"{prefix}.in_proj.weight"),
+    }
+
+
+PARTS = {"attn_q": "q_proj", "attn_k": "k_proj", "attn_v": "v_proj", "attn_output": "o_proj"}
+PARTS |= {"ffn_up": "up_proj", "ffn_down": "down_proj"}
 MIXERS: dict[str, dict[str, HFTensor]] = {
     **dict.fromkeys(DELTA_NETS, DELTA_NET),
     "Qwen2MoeForCausalLM": SHARED_GATE,
     "GptOssForCausalLM": dict.fromkeys(("attn_sinks.weight", "attn_sinks"), HFTensor("self_attn.sinks")),
-    "GraniteMoeHybridForCausalLM": _of_state("mamba")
-    | {
-        "ssm_d": HFTensor("mamba.D", change=_flat),
-        "ssm_norm.weight": HFTensor("mamba.norm.weight", change=_flat),
-        "ssm_conv1d.bias": HFTensor("mamba.conv1d.bias"),
-        "ssm_in.weight": HFTensor("mamba.in_proj.weight"),
-    },
+    "GraniteMoeHybridForCausalLM": _mamba("mamba"),
+    FALCON_H1: _mamba("mamba") | {"ffn_norm": HFTensor("pre_ff_layernorm.weight")},
+    NEMOTRON_H: _mamba("mixer")
+    | {f"{own}.{kind}": HFTensor(f"mixer.{name}.{kind}") for own, name in PARTS.items() for kind in ("weight", "bias")}
+    | {"attn_norm.weight": HFTensor("norm.weight")},
     "Lfm2ForCausalLM": {
         "shortconv.conv.weight": HFTensor("conv.conv.weight", change=_filters),
         "shortconv.in_proj.weight": HFTensor("conv.in_proj.weight"),
@@ -202,10 +220,11 @@ def hf_tensor(name: str, config: Mapping[str, Any]) -> list[HFTensor]:
         if architecture in DELTA_NETS and int(layer) >= config["num_hidden_layers"]:
             return []
         if (whole := MIXERS.get(architecture, {}).get(own)) is not None:
-            return [whole._replace(name=f"model.layers.{layer}.{whole.name}")]
+            root = "backbone" if architecture == NEMOTRON_H else "model"
+            return [whole._replace(name=f"{root}.layers.{layer}.{whole.name}")]
     match = NAME.fullmatch(name)
     norms = NORMS.get(architecture, NORMS_BEFORE)
-    outer = LFM2_OUTER if architecture == "Lfm2ForCausalLM" else OUTER
+    outer = OUTERS.get(architecture, OUTER)
     known = outer if match is None or match["layer"] is None else LAYER | norms | OWN.get(architecture, {})
     if match is None or match["what"] not in known:
         return [HFTensor(name)]
