@@ -25,12 +25,7 @@ OF_EXPERTS = (
 NAMES = TensorNames(
     norm_before_attention="norm",
     norm_before_mlp="norm",
-    replaced=(
-        *((f".{part}.", ".mixer.") for part in ("self_attn", "mamba", "mlp")),
-        ("model.embed_tokens.", "backbone.embeddings."),
-        ("model.norm.", "backbone.norm_f."),
-        ("model.layers.", "backbone.layers."),
-    ),
+    replaced=tuple((f".{part}.", ".mixer.") for part in ("self_attn", "mamba", "mlp")),
 )
 
 
@@ -43,7 +38,6 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     fields.default("head_dim", fields.get("attention_head_dim", 128))
     fields.ignore("rope_theta", "rope_parameters", "partial_rotary_factor", "num_logits_to_keep", *OF_EXPERTS)
     fields.refuse("attention_bias", "attention without biases is supported")
-    fields.refuse("num_nextn_predict_layers", "layers that guess several tokens ahead are not supported")
     fields.refuse("sliding_window", "attention without a window is supported")
     fields.expect("mlp_hidden_act", "relu2")
     return read_decoder(
@@ -64,7 +58,9 @@ def _layers(fields: ConfigFields) -> tuple[LayerConfig, ...]:
     Raises:
         UnsupportedModel: no such list, other words or letters, or no attention or no Mamba 2 among them.
     """
-    fields.ignore("hybrid_override_pattern", "mtp_layers_block_type", "mtp_hybrid_override_pattern")
+    fields.ignore(
+        "hybrid_override_pattern", "num_nextn_predict_layers", "mtp_layers_block_type", "mtp_hybrid_override_pattern"
+    )
     key = next((own for own in ("layers_block_type", "layer_types") if fields.get(own)), "hybrid_override_pattern")
     stated, kinds = fields.get(key), LETTERS if key == "hybrid_override_pattern" else WORDS
     is_known = isinstance(stated, list | str) and all(isinstance(own, str) and own in kinds for own in stated)

@@ -27,7 +27,6 @@ OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "outpu
 OUTERS = {
     "Lfm2ForCausalLM": OUTER | dict.fromkeys(("token_embd_norm", "output_norm"), "model.embedding_norm"),
     "FalconH1ForCausalLM": OUTER | {"output_norm": "model.final_layernorm"},
-    "NemotronHForCausalLM": OUTER | {"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f"},
 }
 LAYER = {
     "attn_q": "self_attn.q_proj",
@@ -220,8 +219,7 @@ def hf_tensor(name: str, config: Mapping[str, Any]) -> list[HFTensor]:
         if architecture in DELTA_NETS and int(layer) >= config["num_hidden_layers"]:
             return []
         if (whole := MIXERS.get(architecture, {}).get(own)) is not None:
-            root = "backbone" if architecture == NEMOTRON_H else "model"
-            return [whole._replace(name=f"{root}.layers.{layer}.{whole.name}")]
+            return [whole._replace(name=f"model.layers.{layer}.{whole.name}")]
     match = NAME.fullmatch(name)
     norms = NORMS.get(architecture, NORMS_BEFORE)
     outer = OUTERS.get(architecture, OUTER)
