@@ -22,6 +22,7 @@ from nanoengine.models.families import (
     phi3,
     qwen,
     qwen3_next,
+    qwen_vl,
     smollm3,
 )
 from nanoengine.models.families.windows import layer_types_of
@@ -41,6 +42,7 @@ FAMILIES = (
     gpt_oss,
     lfm2,
     qwen3_next,
+    qwen_vl,
     granite_hybrid,
     llama4,
 )
@@ -123,5 +125,5 @@ def text_table(table: Mapping[str, Any]) -> Mapping[str, Any]:
     text = table.get("text_config")
     if not isinstance(text, Mapping) or not text:
         return table
-    others = {key: value for key, value in table.items() if key not in ("text_config", "vision_config")}
-    return {**others, **text, "architectures": table.get("architectures")}
+    outer = {key: table[key] for key in ("architectures", "tie_word_embeddings") if table.get(key) is not None}
+    return {**{key: value for key, value in table.items() if key != "text_config"}, **text, **outer}

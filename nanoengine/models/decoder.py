@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nanoengine.core.attention import AttentionMetadata, AttentionSpec
 from nanoengine.core.kernels import WeightSlot
-from nanoengine.core.layers import Angles, Linear, RMSNorm
+from nanoengine.core.layers import Angles, Linear, RMSNorm, RotaryTable
 from nanoengine.core.qwen3 import DenseAttention, DenseDecoder, DenseLayer, DenseMLP
 from nanoengine.kernels.attention import AttentionBackend
 from nanoengine.kernels.operations import Kernels
@@ -68,7 +68,7 @@ class SelfAttention(DenseAttention):
             OffsetNorm(factory, size, config.rms_norm_eps, config.norm_offset) for size in sizes[config.qk_norm]
         )
         kind = WideNormAttention if config.qk_norm == "full" else Attention
-        if rope is None and config.query_growth:
+        if config.query_growth if rope is None else rope.query_growth:
             kind = ScaledAttention
         self.config, self.rope, self.qkv_names, self.norms = config, rope, config.names.qkv, norms
         if config.qk_norm == "plain":
@@ -178,7 +178,7 @@ class DecoderLayer(DenseLayer):
         spec: AttentionSpec,
         factory: Factory,
         backend: AttentionBackend,
-        rotary: RotaryEmbedding | None,
+        rotary: RotaryTable | None,
     ):
         self.names, self.residual_scale = config.names, config.residual_scale
 
@@ -231,7 +231,7 @@ class Decoder(DenseDecoder):
 
     def __init__(self, config: ModelConfig, factory: Factory, backend: AttentionBackend):
         ropes = [config.layer(number).rope for number in range(config.num_layers)]
-        rotaries: dict[RopeConfig | None, RotaryEmbedding | None] = {
+        rotaries: dict[RopeConfig | None, RotaryTable | None] = {
             rope: None if rope is None else RotaryEmbedding(config.head_dim, rope, factory.device)
             for rope in dict.fromkeys(ropes)
         }

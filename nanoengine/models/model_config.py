@@ -25,6 +25,7 @@ class RopeConfig:
     truncate: bool = True
     long_factors: tuple[float, ...] = ()  # longrope: divisors of each frequency, beyond what was trained and within it
     short_factors: tuple[float, ...] = ()
+    query_growth: float = 0.0  # a query is multiplied by 1 + growth * log(1 + position // trained_positions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,9 +44,9 @@ class WideNormAttention(Attention):
 
 
 class ScaledAttention(Attention):
-    """Nothing is rotated, and queries are multiplied by factors that stand in place of angles: see `QueryScale`."""
+    """Queries are multiplied by factors that stand behind the angles, or in their place: see `QueryScale`."""
 
     def write(self, qkv: Tensor, angles: Angles | None, kv: KVLayer, slot_mapping: Tensor) -> Tensor:
         assert angles is not None
-        qkv[:, : qkv.shape[1] - 2 * self.num_kv_heads * self.head_dim].mul_(angles[0])
-        return super().write(qkv, None, kv, slot_mapping)
+        qkv[:, : qkv.shape[1] - 2 * self.num_kv_heads * self.head_dim].mul_(angles[-1])
+        return super().write(qkv, angles[:-1] or None, kv, slot_mapping)
