@@ -95,7 +95,7 @@ def read_model_config(
     if not architecture.startswith("Gemma3"):  # whose length is that of the stretched positions
         longest = reach(longest, [layer.rope for layer in config.layers if layer.rope is not None])
     config = replace(config, max_position_embeddings=min(longest, MAX_POSITIONS))
-    if config.states is None and not config.has_chunks:
+    if not fields.has_read("layer_types"):
         layer_types_of(fields)
     scheme = read_scheme(table)
     if scheme is not None and (scheme.layout == "mxfp4") is not (known[architecture] is gpt_oss):

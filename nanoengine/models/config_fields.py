@@ -53,6 +53,9 @@ class ConfigFields:
     def __contains__(self, key: str) -> bool:
         return key in self.table
 
+    def has_read(self, key: str) -> bool:
+        return key in self._read
+
     def default(self, key: str, value: Any) -> None:
         """What holds if the file does not say it."""
         if self.table.get(key) is None:

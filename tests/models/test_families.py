@@ -157,8 +157,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("Gemma3", {"sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
     ("GptOss", {"swiglu_limit": 6.0}, "swiglu_limit is 6.0: only 7.0"),
     ("GptOss", {"quantization_config": {"quant_method": "awq", "bits": 4}}, "MXFP4 is read of gpt-oss alone"),
-    ("Lfm2", {"layer_types": ["conv"] * 4}, "layer_types is.*layers with attention"),
-    ("Lfm2", {"layer_types": ["full_attention"] * 4}, "others with states"),
     ("Lfm2", {"layer_types": None}, "layer_types is missing"),
     ("Lfm2", {"layer_types": None, "full_attn_idxs": ["1"]}, "full_attn_idxs is"),
     ("Lfm2", {"conv_L_cache": 9}, "conv_L_cache is 9.*at most 8"),
