@@ -10,10 +10,14 @@ from typing import Any
 from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.models.config_fields import MAX_POSITIONS, ConfigFields
 from nanoengine.models.families import (
+    ernie,
+    exaone4,
     gemma,
+    glm,
     gpt_oss,
     granite,
     granite_hybrid,
+    hunyuan,
     lfm2,
     llama,
     llama4,
@@ -23,6 +27,7 @@ from nanoengine.models.families import (
     qwen,
     qwen3_next,
     qwen_vl,
+    seed_oss,
     smollm3,
 )
 from nanoengine.models.families.windows import layer_types_of
@@ -45,6 +50,11 @@ FAMILIES = (
     qwen_vl,
     granite_hybrid,
     llama4,
+    seed_oss,
+    glm,
+    exaone4,
+    ernie,
+    hunyuan,
 )
 LENGTHS = (
     *("n_positions", "n_ctx", "seq_length", "seq_len", "model_max_length"),

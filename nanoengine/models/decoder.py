@@ -18,7 +18,7 @@ from nanoengine.core.layers import Angles, Linear, RMSNorm, RotaryTable
 from nanoengine.core.qwen3 import DenseAttention, DenseDecoder, DenseLayer, DenseMLP
 from nanoengine.kernels.attention import AttentionBackend
 from nanoengine.kernels.operations import Kernels
-from nanoengine.models.layers.attention import Attention, ScaledAttention, WideNormAttention
+from nanoengine.models.layers.attention import Attention, LateNormAttention, ScaledAttention, WideNormAttention
 from nanoengine.models.layers.delta_net import DeltaNet
 from nanoengine.models.layers.experts import Experts, ExpertsAndShared
 from nanoengine.models.layers.factory import Factory
@@ -61,13 +61,13 @@ class SelfAttention(DenseAttention):
         sizes: dict[str | None, tuple[int, ...]] = {
             None: (),
             "plain": (config.head_dim, config.head_dim) if rope is not None else (),
-            "head": (config.head_dim, config.head_dim),
+            **dict.fromkeys(("head", "late"), (config.head_dim, config.head_dim)),
             "full": (config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim),
         }
         norms = tuple(
             OffsetNorm(factory, size, config.rms_norm_eps, config.norm_offset) for size in sizes[config.qk_norm]
         )
-        kind = WideNormAttention if config.qk_norm == "full" else Attention
+        kind = {"full": WideNormAttention, "late": LateNormAttention}.get(config.qk_norm or "", Attention)
         if config.query_growth if rope is None else rope.query_growth:
             kind = ScaledAttention
         self.config, self.rope, self.qkv_names, self.norms = config, rope, config.names.qkv, norms

@@ -120,7 +120,9 @@ class _TorchCalls(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         name, made = getattr(func, "__name__", str(func)), list(_tensors(result))
         if name in SHAPED_BY_NUMBERS or (name == "__getitem__" and _reads_numbers(args[1])):
-            raise CannotRecord(f"a step that calls {name} by numbers in a tensor cannot be recorded: it takes other parts")
+            raise CannotRecord(
+                f"a step that calls {name} by numbers in a tensor cannot be recorded: it takes other parts"
+            )
         again = partial(func, *args, **(kwargs or {}))
         if name in IN_PLACE or (name.endswith("_") and not name.endswith("__")) or "out" in (kwargs or {}):
             self._report(again)

@@ -12,7 +12,12 @@ from nanoengine.models.rope_config import LAYER_TYPES, read_rope, read_ropes
 
 SEEING = "Gemma3ForConditionalGeneration"
 ARCHITECTURES = ("Gemma2ForCausalLM", "Gemma3ForCausalLM", SEEING)
-DEFAULTS = {"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 131_072}
+DEFAULTS = {
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131_072,
+}
 """Of models that see pictures: their files leave out what is as in the smallest one."""
 
 HEAD_DIM = 256
