@@ -26,6 +26,7 @@ SIZES: dict[str, Any] = {"vocab_size": 50, "hidden_size": 32, "intermediate_size
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 8192}
 LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+GROWING = {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 2048}
 SIZES_OF: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("Mixtral", "GptOss"), LOCAL_EXPERTS),
     "Qwen3Moe": EXPERTS,
@@ -33,5 +34,7 @@ SIZES_OF: dict[str, dict[str, Any]] = {
     "Lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "GraniteMoeHybrid": {"layer_types": ["mamba", "attention"] * 2, "mamba_n_heads": 4},
     "Llama4": {"num_hidden_layers": 8},
+    "HunYuanDenseV1": {"head_dim": 8},
+    "Ministral3": {"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0} | GROWING},
 }
 """Sizes of a small model, and what families have besides."""

@@ -38,8 +38,8 @@ HYBRIDS = ("Lfm2", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "GraniteMoeHybrid")
 ALONE = [name for name in ARCHITECTURES if name.endswith("ForCausalLM")]
 """Those with ForConditionalGeneration see pictures, too: tests/models/test_architectures.py runs their part for text."""
 
-WINDOW_IN_ALL_LAYERS = ("mistral", "mixtral", "phi3", "qwen3_moe")
-WINDOW_BY_TYPE = ("qwen2", "qwen3", "smollm3", "olmo3", "gemma2", "gemma3_text", "gpt_oss")
+WINDOW_IN_ALL_LAYERS = ("mistral", "mixtral", "phi3", "qwen3_moe", "ministral3")
+WINDOW_BY_TYPE = ("qwen2", "qwen3", "smollm3", "olmo3", "gemma2", "gemma3_text", "gpt_oss", "exaone4")
 
 
 def table_of(family: str) -> dict[str, Any]:
@@ -47,6 +47,12 @@ def table_of(family: str) -> dict[str, Any]:
 
 
 def changes_of(family: str) -> list[dict[str, Any]]:
+    if family == "Exaone4":  # in transformers there must be layers that rotate
+        return [
+            change
+            for change in WINDOWS
+            if "use_sliding_window" in change or change.get("layer_types") == LAYERS["both"]
+        ]
     return CHUNKS if family == "Llama4" else [] if family in HYBRIDS else WINDOWS
 
 
@@ -93,9 +99,10 @@ def compare(ours: Any, theirs: Any) -> None:
     ropes = theirs.rope_parameters
     thetas = [ropes] if "rope_theta" in ropes else map(ropes.get, theirs.layer_types)
     assert {layer.rope.theta for layer in layers if layer.rope} == {rope["rope_theta"] for rope in thetas}
-    assert [layer.rope is not None for layer in layers] == list(
-        map(bool, getattr(theirs, "no_rope_layers", [True] * ours.num_layers))
-    )
+    rotates = getattr(theirs, "no_rope_layers", [True] * ours.num_layers)
+    if theirs.model_type == "exaone4":
+        rotates = [kind == "sliding_attention" for kind in theirs.layer_types]
+    assert [layer.rope is not None for layer in layers] == list(map(bool, rotates))
     if theirs.model_type == "llama4_text":
         assert [i for i, layer in enumerate(layers) if layer.has_experts] == theirs.moe_layers
         growth = (theirs.attn_scale, theirs.floor_scale) if theirs.attn_temperature_tuning else (0.0, 1)
@@ -184,6 +191,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("Llama4", {"floor_scale": 0}, "floor_scale is 0"),
     ("Llama4", {"hidden_size": 2**14, "intermediate_size_mlp": 2**31 - 1}, "make a matrix of"),
     ("GraniteMoeHybrid", {"hidden_size": 2**14, "mamba_expand": 2**31 - 1}, "make a matrix of"),
+    ("Ministral3", {"rope_parameters": {"rope_theta": 1e4}}, "llama_4_scaling_beta is None in rope_parameters"),
+    ("Exaone4", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern is 'LLLG'"),
+    ("HunYuanDenseV1", {"use_cla": True}, "use_cla is True: only False"),
 ]
 
 
@@ -208,7 +218,11 @@ def test_a_family_is_known_by_what_either_field_calls_it() -> None:
     for name in ARCHITECTURES:
         kind = min((kind for kind, own in kinds.items() if own == name), key=len, default=None)
         for stated in ([name.upper().replace("CAUSALLM", "CausalLM")], [name.replace("Llama", "LLaMA")], None):
-            if stated is None and kind in (None, "llama4"):  # of a model that sees pictures, too
+            if stated is None and kind in (
+                None,
+                "llama4",
+                "hunyuan_v1_dense",
+            ):  # of a model that sees pictures; another word
                 continue
             with pytest.raises(UnsupportedModel) as caught:
                 read_model_config({"architectures": stated, "model_type": kind})

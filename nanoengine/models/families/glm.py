@@ -1,4 +1,4 @@
-"""GLM-4 (Zhipu AI, 2024 and 2025): half of each head rotates, by pairs side by side; since 2025 there are norms behind each part."""
+"""GLM-4 (Zhipu AI, 2024 and 2025): half of each head rotates, by pairs side by side; since 2025 there are norms behind parts."""
 
 from __future__ import annotations
 
