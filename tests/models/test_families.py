@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import product
 from typing import Any
 
@@ -13,7 +14,7 @@ from nanoengine.errors import UnsupportedModel
 from nanoengine.models.architectures import ARCHITECTURES, LENGTHS, read_model_config
 from nanoengine.models.loader import num_parameters
 from tests import support
-from tests.models.configs import QWEN3_06B, SIZES, SIZES_OF, VERSION_5, without
+from tests.models.configs import PUBLISHED, QWEN3_06B, SIZES, SIZES_OF, VERSION_5, without
 
 LAYERS = {"full": ["full_attention"] * 4, "both": ["full_attention", "sliding_attention"] * 2}
 WINDOWS: list[dict[str, Any]] = [
@@ -39,7 +40,17 @@ ALONE = [name for name in ARCHITECTURES if name.endswith("ForCausalLM")]
 """Those with ForConditionalGeneration see pictures, too: tests/models/test_architectures.py runs their part for text."""
 
 WINDOW_IN_ALL_LAYERS = ("mistral", "mixtral", "phi3", "qwen3_moe", "ministral3")
-WINDOW_BY_TYPE = ("qwen2", "qwen3", "smollm3", "olmo3", "gemma2", "gemma3_text", "gpt_oss", "exaone4")
+WINDOW_BY_TYPE = (
+    "qwen2",
+    "qwen2_5_vl_text",
+    "qwen3",
+    "smollm3",
+    "olmo3",
+    "gemma2",
+    "gemma3_text",
+    "gpt_oss",
+    "exaone4",
+)
 
 
 def table_of(family: str) -> dict[str, Any]:
@@ -86,18 +97,29 @@ def test_what_a_file_says_and_leaves_out_means_what_it_means_to_transformers(arc
                 assert num_parameters(ours) == model(theirs).num_parameters()
 
 
+def test_files_of_well_known_repositories_mean_what_they_mean_to_transformers() -> None:
+    for stated in PUBLISHED:
+        whole = getattr(transformers, stated["architectures"][0]).config_class(**copy.deepcopy(stated))
+        theirs = whole.get_text_config()
+        theirs.tie_word_embeddings = whole.tie_word_embeddings
+        ours = read_model_config(stated)
+        compare(ours, theirs)
+        sizes = ("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings")
+        assert [getattr(ours, size) for size in sizes] == [getattr(theirs, size) for size in sizes]
+
+
 def compare(ours: Any, theirs: Any) -> None:
     layers = [ours.layer(i) for i in range(ours.num_layers)]
     assert [layer.window for layer in layers] == windows_of_transformers(theirs)
     assert ours.rms_norm_eps == (getattr(theirs, "norm_eps", None) or theirs.rms_norm_eps)
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
-    assert ours.head_dim == (getattr(theirs, "head_dim", None) or SIZES["hidden_size"] // SIZES["num_attention_heads"])
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads)
     if ours.states is not None:
         attends = [kind in ("full_attention", "attention") for kind in theirs.layer_types]
         assert [layer.mixer is None for layer in layers] == attends
         return
     ropes = theirs.rope_parameters
-    thetas = [ropes] if "rope_theta" in ropes else map(ropes.get, theirs.layer_types)
+    thetas = [ropes] if "rope_theta" in ropes else [ropes[kind] for kind in theirs.layer_types]
     assert {layer.rope.theta for layer in layers if layer.rope} == {rope["rope_theta"] for rope in thetas}
     rotates = getattr(theirs, "no_rope_layers", [True] * ours.num_layers)
     if theirs.model_type == "exaone4":
