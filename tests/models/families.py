@@ -238,6 +238,7 @@ SEEING: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         UNTIED | {"text_config": {"model_type": "ministral3"}},
         {"model_type": "pixtral"},
     ),
+    "Qwen2VL": ("Qwen2, the first full", {"text_config": SECTIONS | {"use_sliding_window": False}}, {"embed_dim": 48}),
     "Qwen2_5_VL": ("Qwen2, the first full", {"text_config": SECTIONS}, {"out_hidden_size": 48}),
     "Qwen3VL": ("Qwen3, yarn", {"tie_word_embeddings": True}, {"out_hidden_size": 48, "deepstack_visual_indexes": [0]}),
     "Qwen3VLMoe": ("Qwen3-MoE", {}, {"out_hidden_size": 48, "deepstack_visual_indexes": [0]}),

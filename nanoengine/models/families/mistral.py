@@ -16,6 +16,8 @@ MIXTRAL_NAMES = TensorNames(experts="block_sparse_moe", expert_gate_up_down=("w1
 
 
 def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
+    if architecture == SEEING:
+        fields.expect("model_type", "mistral3", "mistral", "ministral3")  # of the text, if it is said
     if architecture == GROWING or (architecture == SEEING and fields.get("model_type") == "ministral3"):
         return _read_growing(fields, architecture)
     if architecture != "MixtralForCausalLM":

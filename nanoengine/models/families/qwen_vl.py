@@ -1,16 +1,18 @@
-"""Qwen2.5-VL and Qwen3-VL (Qwen team, 2025), their part for text: the decoders of Qwen 2 and 3."""
+"""Qwen2-VL, 2.5 and 3 (Qwen team, 2024 and 2025), their part for text: the decoders of Qwen 2 and 3."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from nanoengine.models.config_fields import ConfigFields
 from nanoengine.models.families import qwen
 from nanoengine.models.model_config import ModelConfig, TensorNames
 from nanoengine.models.rope_config import forget_sections
 
+QWEN2: tuple[str, dict[str, Any]] = "Qwen2ForCausalLM", {"rms_norm_eps": 1e-5, "rope_theta": 1e6}
 DECODERS = {
-    "Qwen2_5_VLForConditionalGeneration": ("Qwen2ForCausalLM", {"rms_norm_eps": 1e-5, "rope_theta": 1e6}),
+    **dict.fromkeys(("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"), QWEN2),
     "Qwen3VLForConditionalGeneration": ("Qwen3ForCausalLM", {"rope_theta": 5e5}),
     "Qwen3VLMoeForConditionalGeneration": ("Qwen3MoeForCausalLM", {"rope_theta": 5e5, "norm_topk_prob": True}),
 }
