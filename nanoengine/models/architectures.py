@@ -10,10 +10,14 @@ from typing import Any
 from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.models.config_fields import MAX_POSITIONS, ConfigFields
 from nanoengine.models.families import (
+    ernie,
+    exaone4,
     gemma,
+    glm,
     gpt_oss,
     granite,
     granite_hybrid,
+    hunyuan,
     lfm2,
     llama,
     llama4,
@@ -22,6 +26,8 @@ from nanoengine.models.families import (
     phi3,
     qwen,
     qwen3_next,
+    qwen_vl,
+    seed_oss,
     smollm3,
 )
 from nanoengine.models.families.windows import layer_types_of
@@ -41,8 +47,14 @@ FAMILIES = (
     gpt_oss,
     lfm2,
     qwen3_next,
+    qwen_vl,
     granite_hybrid,
     llama4,
+    seed_oss,
+    glm,
+    exaone4,
+    ernie,
+    hunyuan,
 )
 LENGTHS = (
     *("n_positions", "n_ctx", "seq_length", "seq_len", "model_max_length"),
@@ -93,7 +105,7 @@ def read_model_config(
     if not architecture.startswith("Gemma3"):  # whose length is that of the stretched positions
         longest = reach(longest, [layer.rope for layer in config.layers if layer.rope is not None])
     config = replace(config, max_position_embeddings=min(longest, MAX_POSITIONS))
-    if config.states is None and not config.has_chunks:
+    if not fields.has_read("layer_types"):
         layer_types_of(fields)
     scheme = read_scheme(table)
     if scheme is not None and (scheme.layout == "mxfp4") is not (known[architecture] is gpt_oss):
@@ -123,5 +135,5 @@ def text_table(table: Mapping[str, Any]) -> Mapping[str, Any]:
     text = table.get("text_config")
     if not isinstance(text, Mapping) or not text:
         return table
-    others = {key: value for key, value in table.items() if key not in ("text_config", "vision_config")}
-    return {**others, **text, "architectures": table.get("architectures")}
+    outer = {key: table[key] for key in ("architectures", "tie_word_embeddings") if table.get(key) is not None}
+    return {**{key: value for key, value in table.items() if key != "text_config"}, **text, **outer}

@@ -43,7 +43,7 @@ NORMS_AROUND = {
 }
 NORMS_OF_DELTA_NETS = {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
 """Norms before attention and MLP, of OLMo 2 after them, or of Gemma both: the middle one has one name at Hugging Face's.
-That before the MLPs of Qwen3-Next and Qwen3.5 has the name of one behind attention."""
+That before the MLPs of Qwen3-Next, Qwen3.5 and Seed-OSS has the name of one behind attention."""
 
 GEMMA = {"Gemma2ForCausalLM", "Gemma3ForCausalLM"}
 DELTA_NETS = {"Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"}
@@ -51,7 +51,14 @@ SHIFTED = GEMMA | DELTA_NETS
 """Architectures whose norms are 1 + w at Hugging Face's, and w in these files; but for those of `MIXERS`."""
 
 NORMS: dict[str, dict[str, str]] = {
-    "Olmo2ForCausalLM": NORMS_AFTER,
+    **dict.fromkeys(("Olmo2ForCausalLM", "Exaone4ForCausalLM"), NORMS_AFTER),
+    "SeedOssForCausalLM": NORMS_OF_DELTA_NETS,
+    "Glm4ForCausalLM": {
+        "attn_norm": "input_layernorm",
+        "post_attention_norm": "post_self_attn_layernorm",
+        "ffn_norm": "post_attention_layernorm",
+        "post_ffw_norm": "post_mlp_layernorm",
+    },
     "Lfm2ForCausalLM": {"attn_norm": "operator_norm", "ffn_norm": "ffn_norm"},
     **dict.fromkeys(GEMMA, NORMS_AROUND),
     **dict.fromkeys(DELTA_NETS, NORMS_OF_DELTA_NETS),
@@ -84,6 +91,11 @@ OWN: dict[str, dict[str, str]] = {
         "ffn_down": "feed_forward.w2",
     },
     "Phi3ForCausalLM": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+    "Glm4ForCausalLM": {"ffn_up": "mlp.gate_up_proj"},
+    "HunYuanDenseV1ForCausalLM": {
+        "attn_q_norm": "self_attn.query_layernorm",
+        "attn_k_norm": "self_attn.key_layernorm",
+    },
 }
 """Architecture -> what its layers have of their own, or otherwise; {} is the number of an expert."""
 
