@@ -51,14 +51,15 @@ def open_checkpoint(path: Path, gguf: GGUFFile | None = None) -> Checkpoint:
 
 
 def as_stored(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
-    """The model with `are_stacked` set as the files have it: checkpoints of Qwen3.5 exist in both forms."""
+    """The model with `are_stacked` set as the files have it: checkpoints of transformers 4 and 5 differ, and those of Qwen3.5."""
     experts, names = config.experts, config.names
-    if config.states is None or experts is None or experts.are_stacked:
+    if experts is None or experts.are_stacked or len(names.expert_gate_up_down) == 2:
         return config
-    both = f".{names.experts}.experts.{STACKED[0]}"
-    if not any(header.name.endswith(both) for header in checkpoint.headers()):
+    ends = (header.name.partition(f".experts.{STACKED[0]}") for header in checkpoint.headers())
+    prefix = next((before for before, both, after in ends if both and not after), None)
+    if prefix is None:
         return config
-    names = replace(names, expert_gate_up_down=STACKED)
+    names = replace(names, expert_gate_up_down=STACKED, experts=prefix.rpartition(".")[2])
     return replace(config, experts=replace(experts, are_stacked=True), names=names)
 
 

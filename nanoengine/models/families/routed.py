@@ -1,0 +1,42 @@
+"""Fields of config.json of mixtures of experts whose first layers are dense, and whose router is that of DeepSeek-V3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nanoengine.models.config_fields import MAX_LAYERS, ConfigFields
+from nanoengine.models.model_config import ExpertsConfig
+
+
+def routed_experts(fields: ConfigFields, key: str, **facts: Any) -> ExpertsConfig:
+    """Experts, as many as the field `key` says; `facts` are those in which they differ."""
+    count = fields.integer(key)
+    groups = {"num_groups": fields.integer("n_group", 1, count)}
+    groups["groups_chosen"] = fields.integer("topk_group", 1, groups["num_groups"])
+    size, rest = divmod(count, groups["num_groups"])
+    if rest or (size == 1 and groups["groups_chosen"] < groups["num_groups"]):
+        raise fields.wrong("n_group", groups["num_groups"], f"{count} experts must be as many groups, of two or more")
+    shared = 0 if fields.get("n_shared_experts") in (None, 0) else fields.integer("n_shared_experts")
+    width = fields.integer("moe_intermediate_size")
+    return ExpertsConfig(
+        **{
+            "num_experts": count,
+            "num_chosen": fields.integer("num_experts_per_tok", most=groups["groups_chosen"] * size),
+            "intermediate_size": width,
+            "normalize": fields.flag("norm_topk_prob"),
+            "bias_shape": (count,),
+            "scores": "sigmoid",
+            "scale": fields.number("routed_scaling_factor", 1.0),
+            "shared_size": shared * width,
+        }
+        | groups
+        | facts
+    )
+
+
+def sparse_after(fields: ConfigFields, key: str, default: int) -> list[bool]:
+    """Whether each layer has experts: all behind the first, which the field `key` counts."""
+    dense, count = fields.get(key, default), fields.integer("num_hidden_layers", most=MAX_LAYERS)
+    if isinstance(dense, bool) or not isinstance(dense, int) or dense < 0:
+        raise fields.wrong(key, dense, "it must be a number of layers")
+    return [number >= dense for number in range(count)]
