@@ -10,13 +10,17 @@ from typing import Any
 from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.models.config_fields import MAX_POSITIONS, ConfigFields
 from nanoengine.models.families import (
+    dots1,
+    ernie4_5_moe,
     gemma,
+    glm4_moe,
     gpt_oss,
     granite,
     granite_hybrid,
     lfm2,
     llama,
     llama4,
+    minimax_m2,
     mistral,
     olmo,
     phi3,
@@ -43,6 +47,10 @@ FAMILIES = (
     qwen3_next,
     granite_hybrid,
     llama4,
+    glm4_moe,
+    minimax_m2,
+    ernie4_5_moe,
+    dots1,
 )
 LENGTHS = (
     *("n_positions", "n_ctx", "seq_length", "seq_len", "model_max_length"),

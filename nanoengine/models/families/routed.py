@@ -7,9 +7,15 @@ from typing import Any
 from nanoengine.models.config_fields import MAX_LAYERS, ConfigFields
 from nanoengine.models.model_config import ExpertsConfig
 
+SHARED = (".shared_expert.", ".shared_experts.")
+"""Our name of the MLP that all tokens share, and theirs."""
+
 
 def routed_experts(fields: ConfigFields, key: str, **facts: Any) -> ExpertsConfig:
     """Experts, as many as the field `key` says; `facts` are those in which they differ."""
+    fields.expect("scoring_func", "sigmoid", "noaux_tc")
+    fields.expect("topk_method", "noaux_tc")
+    fields.expect("moe_layer_freq", 1)
     count = fields.integer(key)
     groups = {"num_groups": fields.integer("n_group", 1, count)}
     groups["groups_chosen"] = fields.integer("topk_group", 1, groups["num_groups"])
