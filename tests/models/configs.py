@@ -26,10 +26,16 @@ SIZES: dict[str, Any] = {"vocab_size": 50, "hidden_size": 32, "intermediate_size
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 8192}
 LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+ROUTED = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
 SIZES_OF: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("Mixtral", "GptOss"), LOCAL_EXPERTS),
+    **dict.fromkeys(("Mixtral", "GptOss", "GraniteMoe", "MiniMaxM2"), LOCAL_EXPERTS),
     "Qwen3Moe": EXPERTS,
     **{family: EXPERTS | {"shared_expert_intermediate_size": 16} for family in ("Qwen3Next", "Qwen3_5Moe")},
+    "Qwen2Moe": EXPERTS | {"shared_expert_intermediate_size": 16},
+    "Glm4Moe": ROUTED | {"n_routed_experts": 4},
+    "Dots1": ROUTED | {"n_routed_experts": 4, "n_shared_experts": 1},
+    "Ernie4_5_Moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16},
+    "Lfm2Moe": EXPERTS | {"layer_types": ["conv", "full_attention"] * 2},
     "Lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "GraniteMoeHybrid": {"layer_types": ["mamba", "attention"] * 2, "mamba_n_heads": 4},
     "Llama4": {"num_hidden_layers": 8},

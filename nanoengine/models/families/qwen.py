@@ -43,7 +43,7 @@ def _read_qwen2_moe(fields: ConfigFields, architecture: str) -> ModelConfig:
     types = layer_types_of(fields) or every_other
     if SLIDING in types and not is_used:
         raise fields.wrong("layer_types", types, "use_sliding_window is not true, so no layer can have a window")
-    windows = windows_by_types(types, window_of(fields, 4096))
+    windows = windows_by_types(types, window_of(fields, 4096) if is_used else None)  # the file says 0 if not
     shared = fields.integer("shared_expert_intermediate_size", 5632)
     return read_decoder(
         fields,
