@@ -46,7 +46,7 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     fields.ignore("shared_intermediate_size")
     width = fields.integer("shared_intermediate_size", 1024)
     is_split = fields.flag("linears_are_split")  # as in GGUF files: a tensor for each matrix, under the usual names
-    experts = experts_of(fields, width, is_split) if fields.get("num_local_experts", 8) else None
+    experts = _experts(fields, width, is_split) if fields.get("num_local_experts", 8) else None
     if experts is None:
         fields.ignore("num_experts_per_tok")
     layers = [replace(own, has_experts=experts is not None) for own in layers]
@@ -92,7 +92,7 @@ def _states(fields: ConfigFields) -> StateConfig:
     return check_groups(fields, "mamba_n_heads", states)
 
 
-def experts_of(fields: ConfigFields, shared: int, is_split: bool) -> ExpertsConfig:
+def _experts(fields: ConfigFields, shared: int, is_split: bool) -> ExpertsConfig:
     count = fields.integer("num_local_experts", 8)
     return ExpertsConfig(
         num_experts=count,
