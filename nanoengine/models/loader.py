@@ -55,9 +55,9 @@ def as_stored(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
     experts, names = config.experts, config.names
     if experts is None or experts.are_stacked or len(names.expert_gate_up_down) == 2:
         return config
-    ends = (header.name.partition(f".experts.{STACKED[0]}") for header in checkpoint.headers())
-    prefix = next((before for before, both, after in ends if both and not after), None)
-    if prefix is None:
+    first = next((header.name for header in checkpoint.headers() if ".experts." in header.name), "")
+    prefix, _, part = first.partition(".experts.")
+    if part not in STACKED:
         return config
     names = replace(names, expert_gate_up_down=STACKED, experts=prefix.rpartition(".")[2])
     return replace(config, experts=replace(experts, are_stacked=True), names=names)

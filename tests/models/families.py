@@ -219,7 +219,12 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         moe_layer_end_index=2,
     ),
     "dots1, groups, a window": of(
-        "Dots1", GROUPED, types("full", "sliding", "full"), n_shared_experts=2, first_k_dense_replace=1, sliding_window=9
+        "Dots1",
+        GROUPED,
+        types("full", "sliding", "full"),
+        n_shared_experts=2,
+        first_k_dense_replace=1,
+        sliding_window=9,
     ),
     "Qwen2-MoE": of("Qwen2Moe", EXPERTS, UNTIED, shared_expert_intermediate_size=40, norm_topk_prob=False),
     "Qwen2-MoE, windows, some layers dense": of(

@@ -1,4 +1,4 @@
-"""LFM2 (Liquid AI, 2025): short convolutions in most layers, attention in the others; LFM2-MoE: experts behind the first layers."""
+"""LFM2 (Liquid AI, 2025): short convolutions in most layers, attention in the others; LFM2-MoE: experts behind the first."""
 
 from __future__ import annotations
 

@@ -16,27 +16,27 @@ def routed_experts(fields: ConfigFields, key: str, **facts: Any) -> ExpertsConfi
     fields.expect("scoring_func", "sigmoid", "noaux_tc")
     fields.expect("topk_method", "noaux_tc")
     fields.expect("moe_layer_freq", 1)
-    count = fields.integer(key)
-    groups = {"num_groups": fields.integer("n_group", 1, count)}
-    groups["groups_chosen"] = fields.integer("topk_group", 1, groups["num_groups"])
-    size, rest = divmod(count, groups["num_groups"])
-    if rest or (size == 1 and groups["groups_chosen"] < groups["num_groups"]):
-        raise fields.wrong("n_group", groups["num_groups"], f"{count} experts must be as many groups, of two or more")
-    shared = 0 if fields.get("n_shared_experts") in (None, 0) else fields.integer("n_shared_experts")
-    width = fields.integer("moe_intermediate_size")
+    count, groups = fields.integer(key), fields.integer("n_group", 1)
+    size, rest = divmod(count, groups)
+    if rest or size < 2:
+        raise fields.wrong("n_group", groups, f"{count} experts must make as many groups, of two or more")
+    chosen, width = fields.integer("topk_group", 1, groups), fields.integer("moe_intermediate_size")
+    shared = fields.integer("n_shared_experts") if fields.get("n_shared_experts") else 0
+    all_facts: dict[str, Any] = {
+        "normalize": fields.flag("norm_topk_prob"),
+        "scores": "sigmoid",
+        "bias_shape": (count,),
+        "scale": fields.number("routed_scaling_factor", 1.0),
+        "shared_size": shared * width,
+        **facts,
+    }
     return ExpertsConfig(
-        **{
-            "num_experts": count,
-            "num_chosen": fields.integer("num_experts_per_tok", most=groups["groups_chosen"] * size),
-            "intermediate_size": width,
-            "normalize": fields.flag("norm_topk_prob"),
-            "bias_shape": (count,),
-            "scores": "sigmoid",
-            "scale": fields.number("routed_scaling_factor", 1.0),
-            "shared_size": shared * width,
-        }
-        | groups
-        | facts
+        num_experts=count,
+        num_chosen=fields.integer("num_experts_per_tok", most=chosen * size),
+        intermediate_size=width,
+        num_groups=groups,
+        groups_chosen=chosen,
+        **all_facts,
     )
 
 

@@ -60,10 +60,9 @@ def complete_router(keys: Keys, config: dict[str, Any], file: GGUFFile) -> None:
     if rows % width:
         raise keys.unsupported("expert_feed_forward_length", width, f"a divisor of the {rows} rows of shared experts")
     config["n_shared_experts"] = rows // width
-    has = {part: any(key.endswith(part) for key in file.tensors) for part in (".exp_probs_b.bias", ".attn_q_norm.weight")}
     if name == "Lfm2MoeForCausalLM":
-        config["use_expert_bias"] = has[".exp_probs_b.bias"]
+        config["use_expert_bias"] = any(key.endswith(".exp_probs_b.bias") for key in file.tensors)
     if name in ("Glm4MoeForCausalLM", "Dots1ForCausalLM"):
         config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     if name == "Glm4MoeForCausalLM":
-        config |= {"use_qk_norm": has[".attn_q_norm.weight"], "partial_rotary_factor": 1.0}
+        config |= {"use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors, "partial_rotary_factor": 1.0}

@@ -56,9 +56,10 @@ GUESSING = DELTA_NETS | {"Glm4MoeForCausalLM"}
 SHIFTED = GEMMA | DELTA_NETS
 """Architectures whose norms are 1 + w at Hugging Face's, and w in these files; but for those of `MIXERS`."""
 
+NORMS_OF_LFM2 = {"attn_norm": "operator_norm", "ffn_norm": "ffn_norm"}
 NORMS: dict[str, dict[str, str]] = {
     "Olmo2ForCausalLM": NORMS_AFTER,
-    **dict.fromkeys(LFM2, {"attn_norm": "operator_norm", "ffn_norm": "ffn_norm"}),
+    **dict.fromkeys(LFM2, NORMS_OF_LFM2),
     "Glm4MoeForCausalLM": NORMS_OF_DELTA_NETS,
     **dict.fromkeys(GEMMA, NORMS_AROUND),
     **dict.fromkeys(DELTA_NETS, NORMS_OF_DELTA_NETS),
@@ -171,6 +172,7 @@ SHORT_CONV = {
     "shortconv.out_proj.weight": HFTensor("conv.out_proj.weight"),
 }
 CHOICE = "exp_probs_b.bias"
+CHOICE_OF_GATE = {CHOICE: HFTensor("mlp.gate.e_score_correction_bias")}
 HYBRIDS = DELTA_NETS | {"GraniteMoeHybridForCausalLM", *LFM2}
 MIXERS: dict[str, dict[str, HFTensor]] = {
     **dict.fromkeys(DELTA_NETS, DELTA_NET),
@@ -185,7 +187,7 @@ MIXERS: dict[str, dict[str, HFTensor]] = {
     "Lfm2MoeForCausalLM": SHORT_CONV | {CHOICE: HFTensor("feed_forward.expert_bias")},
     "MiniMaxM2ForCausalLM": {CHOICE: HFTensor("block_sparse_moe.e_score_correction_bias")},
     "Ernie4_5_MoeForCausalLM": {CHOICE: HFTensor("mlp.moe_statics.e_score_correction_bias", change=_row)},
-    **dict.fromkeys(("Glm4MoeForCausalLM", "Dots1ForCausalLM"), {CHOICE: HFTensor("mlp.gate.e_score_correction_bias")}),
+    **dict.fromkeys(("Glm4MoeForCausalLM", "Dots1ForCausalLM"), CHOICE_OF_GATE),
 }
 """Architecture -> what is in layers with states, or changed otherwise than by name; biases that experts are chosen by, too."""
 
