@@ -58,6 +58,9 @@ LENGTHS = (
 )
 """Other names of max_position_embeddings, such as the first files of LLaMA have. The smallest counts, as vLLM has it."""
 
+OTHER_TENSORS = ("sarvam_moe",)
+"""Model types whose tensors have other names than those of the architecture."""
+
 MAX_WEIGHTS = 2**44
 """Of one matrix: beyond it the sizes of tensors in bytes come near to what 64 bits can say."""
 
@@ -87,7 +90,7 @@ def read_model_config(
     spellings = {name.replace("_", "").lower(): name for name in known}
     spelled = (spellings.get(name.replace("_", "").lower()) for name in full)
     architecture = next(filter(None, spelled), None)
-    if architecture is None:
+    if architecture is None or text_table(table).get("model_type") in OTHER_TENSORS:
         what = "none of them is supported" if names else "it must be a list of names"
         raise UnsupportedArchitecture(
             f"architectures is {shown(stated)}: {what}; supported are {', '.join(sorted(known))}"
