@@ -31,6 +31,7 @@ SIZES_OF: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("Mixtral", "GptOss", "GraniteMoe", "MiniMaxM2"), LOCAL_EXPERTS),
     "Qwen3Moe": EXPERTS,
     **{family: EXPERTS | {"shared_expert_intermediate_size": 16} for family in ("Qwen3Next", "Qwen3_5Moe")},
+    "GraniteMoeShared": LOCAL_EXPERTS | {"shared_intermediate_size": 16},
     "Qwen2Moe": EXPERTS | {"shared_expert_intermediate_size": 16},
     "Glm4Moe": ROUTED | {"n_routed_experts": 4},
     "Dots1": ROUTED | {"n_routed_experts": 4, "n_shared_experts": 1},

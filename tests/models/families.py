@@ -237,6 +237,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         residual_multiplier=0.5,
         logits_scaling=2.0,
     ),
+    "Granite-MoE, a shared MLP": of("GraniteMoeShared", experts(4, 2), shared_intermediate_size=24),
     "OLMo3, yarn where all is seen": of("Olmo3", num_hidden_layers=5, sliding_window=600, rope_parameters=BY_TYPE),
 }
 
