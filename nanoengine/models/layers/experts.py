@@ -67,7 +67,11 @@ class Experts:
             highest, chosen = logits.topk(self.facts.num_chosen)
             return chosen, highest
         facts = self.facts
-        scores = logits.float().sigmoid() if facts.scores == "sigmoid" else logits.softmax(-1, dtype=torch.float32)
+        if facts.scores == "sigmoid":  # by the kernel: in a vector of torch's, one may depend on its place
+            logits = logits.float()
+            scores = self.kernels.sigmoid_gate(torch.ones_like(logits), logits)
+        else:
+            scores = logits.softmax(-1, dtype=torch.float32)
         if self.choice_bias is None and facts.num_groups == 1:
             factors, chosen = scores.topk(facts.num_chosen)
         else:
