@@ -26,6 +26,7 @@ SIX_HEADS = {"linear_num_value_heads": 6}
 WIDE = {"hidden_size": 64, "intermediate_size": 96}
 WIDE_OF = {
     "LFM2": WIDE,
+    "LFM2-MoE": WIDE | {"moe_intermediate_size": 32},
     "Qwen3.5": WIDE | SIX_HEADS,
     "Qwen3-Next": WIDE | {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
     "Granite 4": WIDE | {"shared_intermediate_size": 96},
@@ -34,6 +35,7 @@ WIDE_OF = {
 
 SHAPES: dict[str, dict[str, Any]] = {
     "LFM2": {},
+    "LFM2-MoE": {},
     "Qwen3.5": SIX_HEADS,
     "Qwen3.5, odd sizes": {},
     "Qwen3-Next": {},
