@@ -29,7 +29,7 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 SIZES_OF: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("Mixtral", "GptOss"), LOCAL_EXPERTS),
     "Qwen3Moe": EXPERTS,
-    **{family: EXPERTS | {"shared_expert_intermediate_size": 16} for family in ("Qwen3Next", "Qwen3_5Moe")},
+    **{family: EXPERTS | {"shared_expert_intermediate_size": 16} for family in ("Qwen2Moe", "Qwen3Next", "Qwen3_5Moe")},
     "Lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "GraniteMoeHybrid": {"layer_types": ["mamba", "attention"] * 2, "mamba_n_heads": 4},
     "Llama4": {"num_hidden_layers": 8},

@@ -39,7 +39,7 @@ ALONE = [name for name in ARCHITECTURES if name.endswith("ForCausalLM")]
 """Those with ForConditionalGeneration see pictures, too: tests/models/test_architectures.py runs their part for text."""
 
 WINDOW_IN_ALL_LAYERS = ("mistral", "mixtral", "phi3", "qwen3_moe")
-WINDOW_BY_TYPE = ("qwen2", "qwen3", "smollm3", "olmo3", "gemma2", "gemma3_text", "gpt_oss")
+WINDOW_BY_TYPE = ("qwen2", "qwen2_moe", "qwen3", "smollm3", "olmo3", "gemma2", "gemma3_text", "gpt_oss")
 
 
 def table_of(family: str) -> dict[str, Any]:
@@ -59,7 +59,8 @@ def windows_of_transformers(config: Any) -> list[int | None]:
         types = ["sliding_attention"] * config.num_hidden_layers
     elif config.model_type in WINDOW_BY_TYPE:
         types = config.layer_types
-    return [config.sliding_window if kind == "sliding_attention" else None for kind in types]
+    window = config.sliding_window or None if "sliding_attention" in types else None
+    return [window if kind == "sliding_attention" else None for kind in types]
 
 
 @pytest.mark.parametrize("architecture", ALONE)

@@ -193,7 +193,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         "dtype": _dtype(file, ours),
         **ours.activation,
     }
-    unsaid = {"feed_forward_length": 1} if ours.fixed is MIXED else {}  # no layer is without experts
+    unsaid: dict[str, float] = {"feed_forward_length": 1} if ours.fixed is MIXED else {}  # no layer is without experts
     if ours.name == "Gemma3ForCausalLM":  # Ollama's files of those that see pictures
         unsaid = {EPSILON: 1e-6}
     config |= {**ours.fixed} | {name: keys.number(key, unsaid.get(key)) for key, name in COMMON_KEYS.items()}

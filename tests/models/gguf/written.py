@@ -111,13 +111,13 @@ def write_gguf(
         architecture: the name of another that is computed in the same way.
         rename: of names in the file.
         more_tensors: further ones, under their names in the file.
-        keys: further ones of the architecture, or other values; "__" stands for a dot.
+        keys: further ones of the architecture, or other values; "__" stands for a dot, None is left out.
     """
     config = model.config
     arch = ARCHITECTURES[config.model_type]
     name_of_arch = architecture or MODEL_ARCH_NAMES[arch]
     values = _metadata(config) | {key.replace("__", "."): value for key, value in keys.items()}
-    values = {f"{name_of_arch}.{key}": value for key, value in values.items()}
+    values = {f"{name_of_arch}.{key}": value for key, value in values.items() if value is not None}
     values |= {f"tokenizer.ggml.{name}_token_id": getattr(config, f"{name}_token_id") for name in ("bos", "eos")}
     names = get_tensor_name_map(arch, config.num_hidden_layers)
     stored: dict[str, Tensor] = {}
