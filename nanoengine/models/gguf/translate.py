@@ -88,7 +88,8 @@ ARCHITECTURES = {
         "llama4_text",
         MIXTURE_KEYS
         | {"feed_forward_length": "intermediate_size_mlp", "expert_feed_forward_length": "intermediate_size"}
-        | {"interleave_moe_layer_step": "interleave_moe_layer_step", WINDOW: "attention_chunk_size"},
+        | {"interleave_moe_layer_step": "interleave_moe_layer_step", WINDOW: "attention_chunk_size"}
+        | {"attention.chunk_size": "attention_chunk_size"},  # Ollama's
         IS_SPLIT | {"attention_chunk_size": 8192},
     ),
     "mistral3": LLAMA,
@@ -213,8 +214,8 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         if not keys.number(WINDOW):
             raise keys.unsupported(WINDOW, 0, "a number of tokens")
         config |= _layer_types(keys, config["num_hidden_layers"])
-    if ours.name == "Llama4ForCausalLM":  # as llama.cpp knows Maverick from Scout
-        config["use_qk_norm"] = config.get("num_local_experts") != 128
+    if ours.name == "Llama4ForCausalLM":  # as llama.cpp knows Maverick from Scout; Ollama says it
+        config["use_qk_norm"] = keys.flag("use_qk_norm", default=config.get("num_local_experts") != 128)
     config["rope_parameters"] = rope = rope_parameters(file, keys, config)
     if ours.name == "Phi3ForCausalLM":  # which reads it there alone
         config["original_max_position_embeddings"] = rope.get("original_max_position_embeddings", 4096)
@@ -247,7 +248,8 @@ def _dtype(file: GGUFFile, architecture: Architecture) -> str:
 
 def _heads(keys: Keys, config: Mapping[str, Any], ours: Architecture) -> dict[str, int]:
     heads = config["num_attention_heads"]
-    size = keys.number("attention.key_length", default=config["hidden_size"] // max(heads, 1))
+    share = config["hidden_size"] // max(heads, 1)
+    size = keys.number("attention.key_length", default=keys.number("attention.head_dim", default=share))
     if size < 1:
         raise keys.unsupported("attention.head_count", heads, "1 to embedding_length")
     if (other := keys.number("attention.value_length", default=size)) != size:

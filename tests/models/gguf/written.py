@@ -51,7 +51,10 @@ GRANITE = {
     "logits_scaling": 8.0,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 5000.0, "original_max_position_embeddings": 32}
-BY_TYPE = {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0}}
+BY_TYPE = {
+    "full_attention": YARN | {"attention_factor": 1.2},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+}
 OWN: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True, "mlp_bias": True},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
@@ -188,6 +191,7 @@ def _metadata(config: Any) -> dict[str, Any]:
         values["feed_forward_length"] = config.intermediate_size_mlp
         values["interleave_moe_layer_step"] = config.interleave_moe_layer_step
     if config.model_type == "olmo3":
+        values["rope.scaling.attn_factor"] = rope["attention_factor"]
         values["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
     if config.model_type == "gemma2":
         values |= {name: getattr(config, name) for name in ("attn_logit_softcapping", "final_logit_softcapping")}
