@@ -56,7 +56,7 @@ def _layers(fields: ConfigFields) -> tuple[LayerConfig, ...]:
     """As words, or as letters of a pattern.
 
     Raises:
-        UnsupportedModel: no such list, other words or letters, or no attention or no Mamba 2 among them.
+        UnsupportedModel: no such list, or other words or letters.
     """
     fields.ignore(
         "hybrid_override_pattern", "num_nextn_predict_layers", "mtp_layers_block_type", "mtp_hybrid_override_pattern"
@@ -68,10 +68,7 @@ def _layers(fields: ConfigFields) -> tuple[LayerConfig, ...]:
         raise fields.wrong(
             key, stated, f"it must name each layer: {', '.join(kinds)}; mixtures of experts are not supported"
         )
-    layers = tuple(kinds[own] for own in stated)
-    if not {MAMBA, ATTENTION} <= {*layers}:
-        raise fields.wrong(key, stated, "there must be layers with attention, and others with states")
-    return layers
+    return tuple(kinds[own] for own in stated)
 
 
 def _states(fields: ConfigFields) -> StateConfig:

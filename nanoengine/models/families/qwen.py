@@ -1,5 +1,5 @@
 """Qwen 2 and 2.5 (Qwen team, 2024): Llama with biases of q, k and v; Qwen 3 (2025): with norms over each head of q and k in their
-place; and their mixtures of experts.
+place; and their mixtures of experts, in Qwen 2 beside one that all tokens share.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from typing import Any
 
 from nanoengine.models.config_fields import MAX_LAYERS, ConfigFields
 from nanoengine.models.families.common import biases_of, head_dim_of, read_decoder
-from nanoengine.models.families.windows import layer_types_of, window_of, windows_of_qwen
+from nanoengine.models.families.windows import window_of, windows_of_qwen
 from nanoengine.models.model_config import ExpertsConfig, LayerConfig, ModelConfig
 from nanoengine.models.rope_config import read_rope
 
@@ -31,14 +31,14 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
 
 def _read_qwen2_moe(fields: ConfigFields, architecture: str) -> ModelConfig:
     """With an MLP beside the experts, whose output a gate weighs."""
-    if fields.flag("use_sliding_window") and layer_types_of(fields) is None:
-        raise fields.wrong("layer_types", None, "with use_sliding_window it must say which layers have a window")
+    for key, value in (("num_experts", 60), ("num_experts_per_tok", 4), ("moe_intermediate_size", 1408)):
+        fields.default(key, value)
     width = fields.integer("shared_expert_intermediate_size", 5632)
     experts = read_experts(fields, shared_size=width, shared_is_gated=True)
     rope, bias = read_rope(fields, head_dim_of(fields)), fields.flag("qkv_bias", True)
     layers = tuple(
         LayerConfig(rope=rope, window=window, has_experts=has_experts)
-        for window, has_experts in zip(windows_of_qwen(fields), sparse_layers(fields), strict=True)
+        for window, has_experts in zip(windows_of_qwen(fields, alternate=True), sparse_layers(fields), strict=True)
     )
     return read_decoder(fields, architecture, layers=layers, experts=experts, qkv_bias=bias)
 

@@ -26,16 +26,13 @@ def hybrid_layers(
         types: if the file says nothing.
 
     Raises:
-        UnsupportedModel: other types, or no layer with attention, or none with states.
+        UnsupportedModel: other types, or none.
     """
     found = layer_types_of(fields, names) or types
     if found is None:
         raise UnsupportedModel(f"layer_types is missing in {fields.where}: it must name the layers with attention")
     with_state, attending = LayerConfig(rope=None, attends=False, mixer=mixer), LayerConfig(rope=rope)
-    layers = [with_state if _has_state(kind) else attending for kind in found]
-    if len({layer.mixer for layer in layers}) < 2:
-        raise fields.wrong("layer_types", list(found), "there must be layers with attention, and others with states")
-    return layers
+    return [with_state if _has_state(kind) else attending for kind in found]
 
 
 def _has_state(kind: str) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from typing import Any
 
 from nanoengine.models.gguf.keys import Keys
-from nanoengine.models.gguf.tensor_names import DELTA_NETS, FALCON_H1, NEMOTRON_H, PACKED_BA, PACKED_QKVZ
+from nanoengine.models.gguf.tensor_names import DELTA_NETS, FALCON_H1, LFM2, NEMOTRON_H, PACKED_BA, PACKED_QKVZ
 
 DELTA_KEYS = {
     "ssm.conv_kernel": "linear_conv_kernel_dim",
@@ -46,6 +46,7 @@ NEMOTRON_KEYS = {
     "ssm.time_step_rank": "mamba_num_heads",
 }
 LFM2_KEYS = {"shortconv.l_cache": "conv_L_cache"}
+KV_HEADS = "attention.head_count_kv"
 OF_STATES = ("ssm.", "shortconv.")
 """How keys begin that a file of these architectures must have."""
 
@@ -65,8 +66,8 @@ def complete_hybrid(keys: Keys, config: dict[str, Any], tensors: Collection[str]
     if name in DELTA_NETS:
         if "attention.recurrent_layers" in keys:
             have_states = keys.each("attention.recurrent_layers", layers)
-        elif keys.is_list("attention.head_count_kv"):
-            have_states = [count == 0 for count in keys.each("attention.head_count_kv", layers)]
+        elif keys.is_list(KV_HEADS) and 0 in (counts := keys.each(KV_HEADS, layers)):
+            have_states = [count == 0 for count in counts]
         config["num_hidden_layers"] = layers - keys.number("nextn_predict_layers", default=0)
         config["linear_value_head_dim"] = _share(keys, "ssm.inner_size", config["linear_num_value_heads"])
         for field, tensor in (("qkvz_is_packed", PACKED_QKVZ), ("ba_is_packed", PACKED_BA)):
@@ -77,13 +78,13 @@ def complete_hybrid(keys: Keys, config: dict[str, Any], tensors: Collection[str]
         config["mamba_conv_bias"] = some("ssm_conv1d.bias")
     elif name == NEMOTRON_H:
         widths = keys.each("feed_forward_length", layers)
-        kinds = zip(keys.each("attention.head_count_kv", layers), widths, strict=True)
+        kinds = zip(keys.each(KV_HEADS, layers), widths, strict=True)
         config["hybrid_override_pattern"] = "".join("-" if width else "*" if heads else "M" for heads, width in kinds)
         config |= {"use_conv_bias": some("ssm_conv1d.bias"), "mlp_bias": some("ffn_up.bias")}
         config["mamba_head_dim"] = _share(keys, "ssm.inner_size", config["mamba_num_heads"])
         config["layer_norm_epsilon"] = config["rms_norm_eps"]
     else:
-        have_states = [count == 0 for count in keys.each("attention.head_count_kv", layers)]
+        have_states = [count == 0 for count in keys.each(KV_HEADS, layers)]
     if name == "GraniteMoeHybridForCausalLM":
         config["mamba_expand"] = _share(keys, "ssm.inner_size", config["hidden_size"])
         config["mamba_conv_bias"] = some("ssm_conv1d.bias")
@@ -91,7 +92,7 @@ def complete_hybrid(keys: Keys, config: dict[str, Any], tensors: Collection[str]
         config.setdefault("num_local_experts", 0)
         config.setdefault("shared_intermediate_size", config["intermediate_size"])
     if have_states is not None:
-        names = "full_attention", "conv" if name == "Lfm2ForCausalLM" else "linear_attention"
+        names = "full_attention", "conv" if name in LFM2 else "linear_attention"
         config["layer_types"] = [names[bool(is_so)] for is_so in have_states[: config["num_hidden_layers"]]]
 
 

@@ -28,6 +28,7 @@ WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     ),
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), (0.0,)),
     **dict.fromkeys(("attention.sliding_window", "expert_count", "expert_used_count", "expert_shared_count"), (0,)),
+    "expert_shared_feed_forward_length": (0,),
     "expert_gating_func": (1,),
     "expert_weights_scale": (0.0, 1.0),
     "nextn_predict_layers": (0,),

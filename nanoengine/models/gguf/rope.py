@@ -29,7 +29,7 @@ def rope_parameters(file: GGUFFile, keys: Keys, config: Mapping[str, Any]) -> di
         full = _of_all(file, keys, config, keys.number("rope.global.freq_base", default=1e6))
     elif name == "Olmo3ForCausalLM":
         full = _of_all(file, keys, config)
-        theta = full["rope_theta"]
+        theta = keys.number("rope.freq_base_swa", default=full["rope_theta"])
     else:
         return _of_all(file, keys, config)
     local = {"rope_type": "default", "rope_theta": float(theta)}
@@ -60,7 +60,8 @@ def _of_all(file: GGUFFile, keys: Keys, config: Mapping[str, Any], theta: float 
             "short_factor": _divisors(file, ROPE_SHORT, rotated),
         }
         return rope | ({"attention_factor": attention} if "rope.scaling.attn_factor" in keys else {})
-    if attention != 1.0:
+    is_olmo3 = name == "Olmo3ForCausalLM"  # whose files have Hugging Face's factor there
+    if attention != 1.0 and not is_olmo3:
         raise keys.unsupported("rope.scaling.attn_factor", attention, "1.0 without long and short factors")
     if ROPE_FACTORS in file.tensors and (factor == 1.0 or kind == "none"):
         return rope | {"rope_type": "factors", "factors": _divisors(file, ROPE_FACTORS, rotated)}
@@ -74,6 +75,8 @@ def _of_all(file: GGUFFile, keys: Keys, config: Mapping[str, Any], theta: float 
         own |= {"mscale": 1.0, "mscale_all_dim": mscale}
     if is_gpt_oss:
         own["truncate"] = False
+    if is_olmo3 and "rope.scaling.attn_factor" in keys:
+        own["attention_factor"] = attention
     if kind not in ("none", "linear", "yarn"):
         raise keys.unsupported("rope.scaling.type", kind, "none, linear, yarn, or longrope with its factors")
     if factor == 1.0 or kind == "none":

@@ -24,6 +24,15 @@ from nanoengine.models.gguf.hybrids import (
 )
 from nanoengine.models.gguf.keys import Keys
 from nanoengine.models.gguf.rope import EPSILON, rope_parameters
+from nanoengine.models.gguf.routers import (
+    DEEPSEEK_KEYS,
+    ERNIE_KEYS,
+    LFM2_MOE_KEYS,
+    MINIMAX_KEYS,
+    NORMALIZED,
+    complete_router,
+    num_experts,
+)
 from nanoengine.models.gguf.tensor_names import EMBEDDING, HEAD, HYBRIDS, NEMOTRON_H
 
 
@@ -90,7 +99,8 @@ ARCHITECTURES = {
         "llama4_text",
         MIXTURE_KEYS
         | {"feed_forward_length": "intermediate_size_mlp", "expert_feed_forward_length": "intermediate_size"}
-        | {"interleave_moe_layer_step": "interleave_moe_layer_step", WINDOW: "attention_chunk_size"},
+        | {"interleave_moe_layer_step": "interleave_moe_layer_step", WINDOW: "attention_chunk_size"}
+        | {"attention.chunk_size": "attention_chunk_size"},  # Ollama's
         IS_SPLIT | {"attention_chunk_size": 8192},
     ),
     "mistral3": LLAMA,
@@ -132,8 +142,22 @@ ARCHITECTURES = {
         activation=GEMMA_ACTIVATION,
         fits_float16=False,
     ),
+    "seed_oss": Architecture("SeedOssForCausalLM", "seed_oss"),
+    "glm4": Architecture("Glm4ForCausalLM", "glm4", fixed={"partial_rotary_factor": 1.0}),
+    "exaone4": Architecture(
+        "Exaone4ForCausalLM", "exaone4", {"attention.sliding_window": "sliding_window"}, {"sliding_window": None}
+    ),
+    "ernie4_5": Architecture("Ernie4_5ForCausalLM", "ernie4_5"),
+    "hunyuan-dense": Architecture("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense"),
     # Kernels of layers with states know no float16.
     "lfm2": Architecture("Lfm2ForCausalLM", "lfm2", LFM2_KEYS, {"block_auto_adjust_ff_dim": False}, {}, False),
+    "lfm2moe": Architecture(
+        *("Lfm2MoeForCausalLM", "lfm2_moe", LFM2_KEYS | LFM2_MOE_KEYS), activation={}, fits_float16=False
+    ),
+    "glm4moe": Architecture("Glm4MoeForCausalLM", "glm4_moe", DEEPSEEK_KEYS),
+    "minimax-m2": Architecture("MiniMaxM2ForCausalLM", "minimax_m2", MINIMAX_KEYS),
+    "ernie4_5-moe": Architecture("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", ERNIE_KEYS),
+    "dots1": Architecture("Dots1ForCausalLM", "dots1", DEEPSEEK_KEYS, {"sliding_window": None}),
     "qwen3next": Architecture(
         "Qwen3NextForCausalLM", "qwen3_next", DELTA_KEYS | DELTA_EXPERT_KEYS, MIXED, fits_float16=False
     ),
@@ -167,6 +191,8 @@ GEMMA_27B_LAYERS = {"Gemma2ForCausalLM": 46, "Gemma3ForCausalLM": 62}
 
 BIASES = {
     "attention_bias": (".attn_q.bias", ".attn_k.bias", ".attn_v.bias", ".attn_output.bias"),
+    "attention_out_bias": (".attn_output.bias",),
+    "use_bias": (".attn_output.bias",),
     "mlp_bias": (".ffn_gate.bias", ".ffn_up.bias", ".ffn_down.bias"),
 }
 """Switches of a config -> the tensors that say that they are on."""
@@ -175,6 +201,10 @@ SWITCHES = {
     **dict.fromkeys(("LlamaForCausalLM", "GraniteForCausalLM", "SmolLM3ForCausalLM"), ("attention_bias", "mlp_bias")),
     **dict.fromkeys(("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"), ("attention_bias",)),
     **dict.fromkeys(("Olmo2ForCausalLM", "Olmo3ForCausalLM"), ("attention_bias",)),
+    "SeedOssForCausalLM": ("attention_bias", "attention_out_bias", "mlp_bias"),
+    "Glm4ForCausalLM": ("attention_bias",),
+    "Ernie4_5ForCausalLM": ("use_bias",),
+    "HunYuanDenseV1ForCausalLM": ("attention_bias",),
 }
 """Which of them a config has; of other architectures it is fixed."""
 
@@ -201,7 +231,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         "dtype": _dtype(file, ours),
         **ours.activation,
     }
-    unsaid = {"feed_forward_length": 1} if ours.fixed is MIXED else {}  # no layer is without experts
+    unsaid: dict[str, float] = {"feed_forward_length": 1} if ours.fixed is MIXED else {}  # no layer is without experts
     if ours.name == "Gemma3ForCausalLM":  # Ollama's files of those that see pictures
         unsaid = {EPSILON: 1e-6}
     has_gaps = {"some_have_none": ours.name == NEMOTRON_H}
@@ -214,6 +244,11 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     if ours.name in HYBRIDS:
         complete_hybrid(keys, config, file.tensors)
     config |= {name: config[name] or None for name in ZERO_IS_NONE if name in config}
+    if ours.name == "Exaone4ForCausalLM" and "attention.sliding_window_pattern" in keys:
+        slides = keys.each("attention.sliding_window_pattern", config["num_hidden_layers"])
+        config["layer_types"] = ["sliding_attention" if own else "full_attention" for own in slides]
+    if ours.name in NORMALIZED:
+        complete_router(keys, config, file)
     if ours.keys.items() >= GRANITE_KEYS.items():
         _complete_granite(keys, config)
     if (layers_of_27b := GEMMA_27B_LAYERS.get(ours.name)) is not None:
@@ -224,13 +259,13 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         if not keys.number(WINDOW):
             raise keys.unsupported(WINDOW, 0, "a number of tokens")
         config |= _layer_types(keys, config["num_hidden_layers"])
-    if ours.name == "Llama4ForCausalLM":  # as llama.cpp knows Maverick from Scout
-        config["use_qk_norm"] = config.get("num_local_experts") != 128
+    if ours.name == "Llama4ForCausalLM":  # as llama.cpp knows Maverick from Scout; Ollama says it
+        config["use_qk_norm"] = keys.flag("use_qk_norm", default=config.get("num_local_experts") != 128)
     config["rope_parameters"] = rope = rope_parameters(file, keys, config)
     if ours.name == "Phi3ForCausalLM":  # which reads it there alone
         config["original_max_position_embeddings"] = rope.get("original_max_position_embeddings", 4096)
     keys.check_rest()
-    _check_experts(file, config.get("num_local_experts", config.get("num_experts", 0)))
+    _check_experts(file, num_experts(config))
     return config | _special_tokens(file) | _from_tensors(file, ours.name)
 
 
@@ -258,7 +293,8 @@ def _dtype(file: GGUFFile, architecture: Architecture) -> str:
 
 def _heads(keys: Keys, config: Mapping[str, Any], ours: Architecture) -> dict[str, int]:
     heads = config["num_attention_heads"]
-    size = keys.number("attention.key_length", default=config["hidden_size"] // max(heads, 1))
+    share = config["hidden_size"] // max(heads, 1)
+    size = keys.number("attention.key_length", default=keys.number("attention.head_dim", default=share))
     if size < 1:
         raise keys.unsupported("attention.head_count", heads, "1 to embedding_length")
     if (other := keys.number("attention.value_length", default=size)) != size:
