@@ -103,7 +103,7 @@ def read_model_config(
     spelled = (spellings.get(name.replace("_", "").lower()) for name in full)
     architecture = next(filter(None, spelled), None)
     if architecture is None or text_table(table).get("model_type") in OTHER_TENSORS:
-        are_names = stated is None or (bool(names) and len(full) == len(names))
+        are_names = bool(full) and (stated is None or len(full) == len(names))
         what = "none of them is supported" if are_names else "it must be a list of names"
         kind = UnsupportedArchitecture if are_names else UnsupportedModel
         raise kind(f"architectures is {shown(stated)}: {what}; supported are {', '.join(sorted(known))}")
