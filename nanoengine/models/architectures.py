@@ -10,10 +10,13 @@ from typing import Any
 from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.models.config_fields import MAX_POSITIONS, ConfigFields
 from nanoengine.models.families import (
+    dots1,
     ernie,
+    ernie4_5_moe,
     exaone4,
     gemma,
     glm,
+    glm4_moe,
     gpt_oss,
     granite,
     granite_hybrid,
@@ -21,6 +24,7 @@ from nanoengine.models.families import (
     lfm2,
     llama,
     llama4,
+    minimax_m2,
     mistral,
     olmo,
     phi3,
@@ -55,12 +59,19 @@ FAMILIES = (
     exaone4,
     ernie,
     hunyuan,
+    glm4_moe,
+    minimax_m2,
+    ernie4_5_moe,
+    dots1,
 )
 LENGTHS = (
     *("n_positions", "n_ctx", "seq_length", "seq_len", "model_max_length"),
     *("max_seq_len", "max_seq_length", "max_sequence_length", "max_target_positions"),
 )
 """Other names of max_position_embeddings, such as the first files of LLaMA have. The smallest counts, as vLLM has it."""
+
+OTHER_TENSORS = ("sarvam_moe",)
+"""Model types whose tensors have other names than those of the architecture."""
 
 MAX_WEIGHTS = 2**44
 """Of one matrix: beyond it the sizes of tensors in bytes come near to what 64 bits can say."""
@@ -91,7 +102,7 @@ def read_model_config(
     spellings = {name.replace("_", "").lower(): name for name in known}
     spelled = (spellings.get(name.replace("_", "").lower()) for name in full)
     architecture = next(filter(None, spelled), None)
-    if architecture is None:
+    if architecture is None or text_table(table).get("model_type") in OTHER_TENSORS:
         are_names = stated is None or (bool(names) and len(full) == len(names))
         what = "none of them is supported" if are_names else "it must be a list of names"
         kind = UnsupportedArchitecture if are_names else UnsupportedModel

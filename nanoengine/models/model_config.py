@@ -69,6 +69,14 @@ class ExpertsConfig:
     num_chosen: int  # for each token
     intermediate_size: int  # of each expert
     normalize: bool  # whether the factors of the chosen ones add up to 1
+    scores: str = "softmax"  # of the router's logits; or "sigmoid", of each by itself
+    # In a checkpoint, of a bias that is added to the scores where experts are chosen, and to no factor; (): there is none.
+    bias_shape: tuple[int, ...] = ()
+    num_groups: int = 1  # of neighbours; those of the best few may be chosen, by the sum of the two best of each
+    groups_chosen: int = 1
+    added_to_sum: float = 0.0  # by which factors are divided, and the least that it may be
+    least_sum: float = 0.0
+    scale: float = 1.0  # of the factors
     has_biases: bool = False  # of the router and of each expert's products
     are_stacked: bool = False  # in a checkpoint, one tensor has all of them, gates before ups
     are_transposed: bool = False  # and inputs before outputs
