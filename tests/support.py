@@ -178,13 +178,13 @@ def reference_choices(model: Any, prompt: Sequence[int], continuation: Sequence[
     All places are computed at once, where `reference_greedy` takes a step for each.
     """
     ids = torch.tensor([[*prompt, *continuation[:-1]]])
-    return model(ids, logits_to_keep=len(continuation)).logits[0].argmax(-1).tolist()
+    return model(ids, logits_to_keep=len(continuation), use_cache=False).logits[0].argmax(-1).tolist()
 
 
 @torch.inference_mode()
 def reference_logits(model: Any, token_ids: Sequence[int]) -> torch.Tensor:
     """[num_tokens, vocab_size]: what transformers predicts after each token."""
-    return model(torch.tensor([list(token_ids)])).logits[0]
+    return model(torch.tensor([list(token_ids)]), use_cache=False).logits[0]
 
 
 def num_weights(model: Any) -> int:

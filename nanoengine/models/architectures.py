@@ -11,12 +11,16 @@ from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.models.config_fields import MAX_POSITIONS, ConfigFields
 from nanoengine.models.families import (
     dots1,
+    ernie,
     ernie4_5_moe,
+    exaone4,
     gemma,
+    glm,
     glm4_moe,
     gpt_oss,
     granite,
     granite_hybrid,
+    hunyuan,
     lfm2,
     llama,
     llama4,
@@ -26,6 +30,8 @@ from nanoengine.models.families import (
     phi3,
     qwen,
     qwen3_next,
+    qwen_vl,
+    seed_oss,
     smollm3,
 )
 from nanoengine.models.families.windows import layer_types_of
@@ -45,8 +51,14 @@ FAMILIES = (
     gpt_oss,
     lfm2,
     qwen3_next,
+    qwen_vl,
     granite_hybrid,
     llama4,
+    seed_oss,
+    glm,
+    exaone4,
+    ernie,
+    hunyuan,
     glm4_moe,
     minimax_m2,
     ernie4_5_moe,
@@ -91,10 +103,10 @@ def read_model_config(
     spelled = (spellings.get(name.replace("_", "").lower()) for name in full)
     architecture = next(filter(None, spelled), None)
     if architecture is None or text_table(table).get("model_type") in OTHER_TENSORS:
-        what = "none of them is supported" if names else "it must be a list of names"
-        raise UnsupportedArchitecture(
-            f"architectures is {shown(stated)}: {what}; supported are {', '.join(sorted(known))}"
-        )
+        are_names = stated is None or (bool(names) and len(full) == len(names))
+        what = "none of them is supported" if are_names else "it must be a list of names"
+        kind = UnsupportedArchitecture if are_names else UnsupportedModel
+        raise kind(f"architectures is {shown(stated)}: {what}; supported are {', '.join(sorted(known))}")
     fields = ConfigFields(text_table(table) if rope_scaling is None else rescaled(text_table(table), rope_scaling))
     lengths = [fields.integer(key) for key in LENGTHS if fields.get(key) is not None]
     fields.default("max_position_embeddings", min(lengths, default=None))
@@ -104,7 +116,7 @@ def read_model_config(
     if not architecture.startswith("Gemma3"):  # whose length is that of the stretched positions
         longest = reach(longest, [layer.rope for layer in config.layers if layer.rope is not None])
     config = replace(config, max_position_embeddings=min(longest, MAX_POSITIONS))
-    if config.states is None and not config.has_chunks:
+    if not fields.has_read("layer_types"):
         layer_types_of(fields)
     scheme = read_scheme(table)
     if scheme is not None and (scheme.layout == "mxfp4") is not (known[architecture] is gpt_oss):
@@ -134,5 +146,5 @@ def text_table(table: Mapping[str, Any]) -> Mapping[str, Any]:
     text = table.get("text_config")
     if not isinstance(text, Mapping) or not text:
         return table
-    others = {key: value for key, value in table.items() if key not in ("text_config", "vision_config")}
-    return {**others, **text, "architectures": table.get("architectures")}
+    outer = {key: table[key] for key in ("architectures", "tie_word_embeddings") if table.get(key) is not None}
+    return {**{key: value for key, value in table.items() if key != "text_config"}, **text, **outer}

@@ -25,6 +25,7 @@ class RopeConfig:
     truncate: bool = True
     long_factors: tuple[float, ...] = ()  # longrope: divisors of each frequency, beyond what was trained and within it
     short_factors: tuple[float, ...] = ()
+    query_growth: float = 0.0  # a query is multiplied by 1 + growth * log(1 + position // trained_positions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +115,8 @@ class ModelConfig(DenseConfig):
     activation: str = "silu"  # of MLPs and experts: one of `kernels/reference/gates.py`
     norm_offset: float = 0.0  # added to every norm weight when it is loaded (Gemma stores w - 1)
     has_sinks: bool = False  # one more score for each head, which no token has
-    # "head": over each head of q and k; "full": over all of them together; "plain": over each that is rotated, without weights
+    # "head": over each head of q and k; "late": the same, behind the rotation; "full": over all of them together; "plain": over
+    # each that is rotated, without weights
     qk_norm: str | None = None
     has_chunks: bool = False  # windows stand still: they begin at multiples of their size
     attention_scale: float | None = None  # None: 1 / sqrt(head_dim)

@@ -45,7 +45,7 @@ NORMS_AROUND = {
 }
 NORMS_OF_DELTA_NETS = {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
 """Norms before attention and MLP, of OLMo 2 after them, or of Gemma both: the middle one has one name at Hugging Face's.
-That before the MLPs of Qwen3-Next and Qwen3.5 has the name of one behind attention."""
+That before the MLPs of Qwen3-Next, Qwen3.5 and Seed-OSS has the name of one behind attention."""
 
 LFM2 = ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM")
 GEMMA = {"Gemma2ForCausalLM", "Gemma3ForCausalLM"}
@@ -58,7 +58,14 @@ SHIFTED = GEMMA | DELTA_NETS
 
 NORMS_OF_LFM2 = {"attn_norm": "operator_norm", "ffn_norm": "ffn_norm"}
 NORMS: dict[str, dict[str, str]] = {
-    "Olmo2ForCausalLM": NORMS_AFTER,
+    **dict.fromkeys(("Olmo2ForCausalLM", "Exaone4ForCausalLM"), NORMS_AFTER),
+    "SeedOssForCausalLM": NORMS_OF_DELTA_NETS,
+    "Glm4ForCausalLM": {
+        "attn_norm": "input_layernorm",
+        "post_attention_norm": "post_self_attn_layernorm",
+        "ffn_norm": "post_attention_layernorm",
+        "post_ffw_norm": "post_mlp_layernorm",
+    },
     **dict.fromkeys(LFM2, NORMS_OF_LFM2),
     "Glm4MoeForCausalLM": NORMS_OF_DELTA_NETS,
     **dict.fromkeys(GEMMA, NORMS_AROUND),
@@ -101,6 +108,11 @@ OWN: dict[str, dict[str, str]] = {
     "Lfm2ForCausalLM": OF_LFM2,
     "Lfm2MoeForCausalLM": OF_LFM2 | _numbered("feed_forward"),
     "Phi3ForCausalLM": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+    "Glm4ForCausalLM": {"ffn_up": "mlp.gate_up_proj"},
+    "HunYuanDenseV1ForCausalLM": {
+        "attn_q_norm": "self_attn.query_layernorm",
+        "attn_k_norm": "self_attn.key_layernorm",
+    },
 }
 """Architecture -> what its layers have of their own, or otherwise; {} is the number of an expert."""
 

@@ -97,6 +97,13 @@ ARCHITECTURES = {
         activation=GEMMA_ACTIVATION,
         fits_float16=False,
     ),
+    "seed_oss": Architecture("SeedOssForCausalLM", "seed_oss"),
+    "glm4": Architecture("Glm4ForCausalLM", "glm4", fixed={"partial_rotary_factor": 1.0}),
+    "exaone4": Architecture(
+        "Exaone4ForCausalLM", "exaone4", {"attention.sliding_window": "sliding_window"}, {"sliding_window": None}
+    ),
+    "ernie4_5": Architecture("Ernie4_5ForCausalLM", "ernie4_5"),
+    "hunyuan-dense": Architecture("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense"),
     # Kernels of layers with states know no float16.
     "lfm2": Architecture("Lfm2ForCausalLM", "lfm2", LFM2_KEYS, {"block_auto_adjust_ff_dim": False}, {}, False),
     "lfm2moe": Architecture(
@@ -130,6 +137,8 @@ GEMMA_27B_LAYERS = {"Gemma2ForCausalLM": 46, "Gemma3ForCausalLM": 62}
 
 BIASES = {
     "attention_bias": (".attn_q.bias", ".attn_k.bias", ".attn_v.bias", ".attn_output.bias"),
+    "attention_out_bias": (".attn_output.bias",),
+    "use_bias": (".attn_output.bias",),
     "mlp_bias": (".ffn_gate.bias", ".ffn_up.bias", ".ffn_down.bias"),
 }
 """Switches of a config -> the tensors that say that they are on."""
@@ -140,6 +149,10 @@ SWITCHES = {
     "Qwen3ForCausalLM": ("attention_bias",),
     "Qwen3MoeForCausalLM": ("attention_bias",),
     "Olmo2ForCausalLM": ("attention_bias",),
+    "SeedOssForCausalLM": ("attention_bias", "attention_out_bias", "mlp_bias"),
+    "Glm4ForCausalLM": ("attention_bias",),
+    "Ernie4_5ForCausalLM": ("use_bias",),
+    "HunYuanDenseV1ForCausalLM": ("attention_bias",),
 }
 """Which of them a config has; of other architectures it is fixed."""
 
@@ -173,6 +186,9 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     if ours.name in HYBRIDS:
         complete_hybrid(keys, config, file.tensors)
     config |= {name: config[name] or None for name in ZERO_IS_NONE if name in config}
+    if ours.name == "Exaone4ForCausalLM" and "attention.sliding_window_pattern" in keys:
+        slides = keys.each("attention.sliding_window_pattern", config["num_hidden_layers"])
+        config["layer_types"] = ["sliding_attention" if own else "full_attention" for own in slides]
     if ours.name in NORMALIZED:
         complete_router(keys, config, file)
     if ours.keys.items() >= GRANITE_KEYS.items():

@@ -27,6 +27,11 @@ ARCHITECTURES = {
     "olmo2": MODEL_ARCH.OLMO2,
     "gemma2": MODEL_ARCH.GEMMA2,
     "gemma3_text": MODEL_ARCH.GEMMA3,
+    "seed_oss": MODEL_ARCH.SEED_OSS,
+    "glm4": MODEL_ARCH.GLM4,
+    "exaone4": MODEL_ARCH.EXAONE4,
+    "ernie4_5": MODEL_ARCH.ERNIE4_5,
+    "hunyuan_v1_dense": MODEL_ARCH.HUNYUAN_DENSE,
     "glm4_moe": MODEL_ARCH.GLM4_MOE,
     "minimax_m2": MODEL_ARCH.MINIMAXM2,
     "ernie4_5_moe": MODEL_ARCH.ERNIE4_5_MOE,
@@ -50,6 +55,9 @@ OWN: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     | {"norm_topk_prob": True, "decoder_sparse_step": 1},
     "phi3": {"sliding_window": 20},
+    "glm4": {"head_dim": 32, "partial_rotary_factor": 0.5},
+    "exaone4": {"sliding_window": 20, "layer_types": ["full_attention", "sliding_attention"]},
+    "hunyuan_v1_dense": {"head_dim": 32},
     "granite": {"attention_multiplier": 0.22, "embedding_multiplier": 12.0, "residual_multiplier": 0.3}
     | {"logits_scaling": 8.0},
     "gemma2": {"tie_word_embeddings": True, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 20}
@@ -157,7 +165,11 @@ def _metadata(config: Any) -> dict[str, Any]:
         values["expert_feed_forward_length"] = config.moe_intermediate_size
     if config.model_type == "gemma2":
         values |= {name: getattr(config, name) for name in ("attn_logit_softcapping", "final_logit_softcapping")}
-    if config.model_type in ("phi3", "gemma2", "gemma3_text"):
+    if config.model_type == "glm4":
+        values["rope.dimension_count"] = int(head_dim * config.rope_parameters["partial_rotary_factor"])
+    if config.model_type == "exaone4":
+        values["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
+    if config.model_type in ("phi3", "gemma2", "gemma3_text", "exaone4"):
         values["attention.sliding_window"] = config.sliding_window or 0
     if config.model_type == "granite":
         values |= {"attention.scale": config.attention_multiplier, "embedding_scale": config.embedding_multiplier}

@@ -62,7 +62,9 @@ def test_kv_on_disk_is_that_of_one_version(tmp_path: Path, monkeypatch: pytest.M
     cached = []
     for version in ("5.24.0", "5.24.0", "5.99.0"):
         monkeypatch.setattr("transformers.__version__", version)
-        with LLM(str(tmp_path), device="cpu", kv_disk_path=str(tmp_path / "kv"), use_tqdm=False) as llm:
+        with LLM(
+            str(tmp_path), device="cpu", kv_disk_path=str(tmp_path / "kv"), use_tqdm=False, model_impl="transformers"
+        ) as llm:
             (result,) = llm.generate([list(range(1, 50))], SamplingParams(max_tokens=1), use_tqdm=False)
         cached.append(result.num_cached_tokens)
     assert cached[0] == cached[2] == 0 < cached[1]
