@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from nanoengine.errors import UnsupportedModel, shown
-from nanoengine.models.config_fields import MAX_POSITIONS, ConfigFields
+from nanoengine.models.config_fields import MAX_POSITIONS, ConfigFields, names_of
 from nanoengine.models.families import (
     gemma,
     gpt_oss,
@@ -103,7 +103,7 @@ def read_model_config(
     fields.expect("is_causal", True)
     # Where a family does not read windows, they are of no effect; and how files hold weights is not what the model is.
     fields.ignore("sliding_window", "max_window_layers", QUANTIZATION, "compression_config")
-    fields.refuse_others()
+    fields.refuse_others(names_of("model", fields.get("model_type")))
     return config
 
 

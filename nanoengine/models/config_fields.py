@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import json
+import logging
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from nanoengine.core.options import MAX_INT32
 from nanoengine.errors import UnsupportedModel, shown
+
+logger = logging.getLogger("nanoengine")
+
+NAMES_FILE = Path(__file__).parent / "field_names.json"
+"""Names of fields that others read: transformers' classes of the families here, quantizers, peft, llama.cpp."""
+
+NAMED_IN_THE_LOG = 5
 
 WITHOUT_EFFECT = re.compile(
     r"_(name_or_path|commit_hash|class_name|diffusers_version|from_auto|.*implementation.*)|architectures|model_type|.*_token_id|"
@@ -125,11 +136,43 @@ class ConfigFields:
         if value is not None and value not in supported:
             raise UnsupportedModel(f"{key} is {shown(value)}: only {' or '.join(map(repr, supported))} is supported")
 
-    def refuse_others(self) -> None:
-        """Refuse what nobody read, unless it changes nothing, or says that something is off."""
-        for key, value in self.table.items():
-            if key not in self._read and not WITHOUT_EFFECT.fullmatch(key) and value not in OFF:
+    def refuse_others(self, known: Collection[str] | None = None) -> None:
+        """Refuse what nobody read, unless it changes nothing, or says that something is off.
+
+        Args:
+            known: fields that others read. What is not among them is a line in the log. None: all are refused.
+        """
+        others = {key: value for key, value in self.table.items() if key not in self._read and value not in OFF}
+        unread = {key: value for key, value in others.items() if not WITHOUT_EFFECT.fullmatch(key)}
+        for key, value in unread.items():
+            if known is None or key in known:
                 raise UnsupportedModel(
                     f"{shown(key)} is {shown(value)} in {self.where}: this field is not known, and might change what the model "
                     "computes; take it out if it does not"
                 )
+        log_unknown(unread, self.where)
+
+
+@functools.cache
+def _tables() -> dict[str, dict[str, list[str]]]:
+    return json.loads(NAMES_FILE.read_text())
+
+
+def names_of(kind: str, model_type: object = "") -> frozenset[str]:
+    """Names that others read in a table of a kind: "model" (of a type, or of any that is here), "quantization", "adapter", "gguf"."""
+    tables = _tables()[kind]
+    own = model_type.removesuffix("_text") if isinstance(model_type, str) else None
+    return frozenset(name for key in (("", own) if own in tables else tables) for name in tables[key])
+
+
+@functools.lru_cache(maxsize=64)
+def _log(where: str, message: str) -> None:
+    logger.warning("%s has %s: nothing is known to read them, and they are left out", where, message)
+
+
+def log_unknown(fields: Mapping[str, Any], where: str) -> None:
+    """A line in the log, once, with the first of the fields that nobody is known to read."""
+    first = [f"{shown(key)} ({shown(value)})" for key, value in fields.items()][:NAMED_IN_THE_LOG]
+    if first:
+        others = len(fields) - len(first)
+        _log(where, ", ".join(first) + (f" and {others} more" if others else ""))

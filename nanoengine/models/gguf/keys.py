@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from nanoengine.errors import UnsupportedModel, shown
+from nanoengine.models.config_fields import log_unknown, names_of
 from nanoengine.models.gguf.file import GGUFFile
 
 REALS = (
@@ -109,13 +110,19 @@ class Keys:
         return UnsupportedModel(f"{self._path} has {self._prefix}{key} {shown(value)}; supported is {supported}")
 
     def check_rest(self) -> None:
-        """UnsupportedModel if a key was not read that could change what the model computes."""
+        """UnsupportedModel if a key was not read that could change what the model computes. What llama.cpp does not know either
+        is a line in the log.
+        """
+        unknown = {}
         for key in sorted(self._unread - NOT_OF_THE_MODEL):
             value = self._metadata[self._prefix + key]
-            if key not in WITHOUT_EFFECT:
+            if key not in WITHOUT_EFFECT and key not in names_of("gguf"):
+                unknown[self._prefix + key] = value
+            elif key not in WITHOUT_EFFECT:
                 raise UnsupportedModel(f"{self._path} has {self._prefix}{key} {shown(value)}, which is not supported")
-            if isinstance(value, np.ndarray | list) or value not in WITHOUT_EFFECT[key]:
+            elif isinstance(value, np.ndarray | list) or value not in WITHOUT_EFFECT[key]:
                 raise self.unsupported(key, value, " or ".join(map(str, WITHOUT_EFFECT[key])))
+        log_unknown(unknown, str(self._path))
 
     def _read(self, key: str, default: Any) -> Any:
         self._unread.discard(key)
