@@ -80,10 +80,10 @@ def read_model_config(
     spelled = (spellings.get(name.replace("_", "").lower()) for name in full)
     architecture = next(filter(None, spelled), None)
     if architecture is None:
-        what = "none of them is supported" if names else "it must be a list of names"
-        raise UnsupportedArchitecture(
-            f"architectures is {shown(stated)}: {what}; supported are {', '.join(sorted(known))}"
-        )
+        are_names = stated is None or (bool(names) and len(full) == len(names))
+        what = "none of them is supported" if are_names else "it must be a list of names"
+        kind = UnsupportedArchitecture if are_names else UnsupportedModel
+        raise kind(f"architectures is {shown(stated)}: {what}; supported are {', '.join(sorted(known))}")
     fields = ConfigFields(text_table(table) if rope_scaling is None else rescaled(text_table(table), rope_scaling))
     lengths = [fields.integer(key) for key in LENGTHS if fields.get(key) is not None]
     fields.default("max_position_embeddings", min(lengths, default=None))

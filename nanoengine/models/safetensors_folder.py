@@ -96,19 +96,27 @@ class SafetensorsFolder:
 
     @contextmanager
     def reader(self) -> Iterator[Callable[[TensorHeader], Tensor]]:
-        """Reads any tensor by what `headers` said of it, mapped from its file, which is opened when the first of it is wanted."""
+        """Reads any tensor by what `headers` said of it, mapped from its file, which is opened when the first of it is wanted.
+
+        The memory of a tensor is given back when the next is read, and of all in the end: more may be looked at together.
+        """
         with ExitStack() as stack:
             files: dict[str, tuple[Any, dict[str, str]]] = {}
+            given: list[Tensor] = []
 
             def read(header: TensorHeader) -> Tensor:
                 if header.file not in files:
                     opened = stack.enter_context(_open(self.folder / header.file))
                     files[header.file] = opened, self._names(opened)
+                if given:
+                    release_mapped(given[-1])
                 file, names = files[header.file]
-                tensor: Tensor = file.get_tensor(names[header.name])
-                return tensor
+                given.append(file.get_tensor(names[header.name]))
+                return given[-1]
 
             yield read
+            for tensor in given:
+                release_mapped(tensor)
 
     def fingerprint(self) -> str:
         digest = xxhash.xxh3_128()

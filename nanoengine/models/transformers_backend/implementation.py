@@ -68,10 +68,11 @@ class TransformersModel(Implementation):
         transformers, auto = self.transformers, self.transformers.models.auto
         model_type, stated = table.get("model_type"), table.get("architectures")
         name = next((each for each in stated if isinstance(each, str)), "") if isinstance(stated, list) else ""
-        if not isinstance(model_type, str) or model_type not in auto.configuration_auto.CONFIG_MAPPING:
+        is_known = isinstance(model_type, str) and model_type in auto.configuration_auto.CONFIG_MAPPING
+        if not is_known or (stated is not None and name not in dir(transformers)):
             raise UnsupportedModel(
-                f"model_type is {shown(model_type)}: transformers {transformers.__version__} has no such model, and code in its "
-                "folder is never run"
+                f"transformers {transformers.__version__} has no {shown(name)} of model_type {shown(model_type)}, and code in a "
+                "model's folder is never run"
             )
         kind = getattr(transformers, name, None) if name.endswith("ForCausalLM") else None
         self._refuse_states(kind)
@@ -79,14 +80,14 @@ class TransformersModel(Implementation):
         text = config.get_text_config(decoder=True)
         if kind is None or not isinstance(text, kind.config_class):
             kind = auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None)
-            if text is config and name in dir(transformers) and name != getattr(kind, "__name__", None):
+            if text is config and name not in ("", getattr(kind, "__name__", None)):
                 kind = None  # it is for something else
         if text is not config:
             text.tie_word_embeddings = getattr(config, "tie_word_embeddings", text.tie_word_embeddings)
         if kind is None:
             raise UnsupportedModel(f"{shown(name)} of model_type {model_type} is no decoder of text in transformers")
         if getattr(text, "is_encoder_decoder", False) and "ForCausalLM" not in name:
-            raise UnsupportedModel(f"{name} is an encoder with a decoder: decoders alone are computed")
+            raise UnsupportedModel(f"{shown(name)} is an encoder with a decoder: decoders alone are computed")
         self._refuse_states(kind)
         if hasattr(text, "is_decoder"):
             text.is_decoder = True

@@ -82,7 +82,7 @@ def load(
         if isinstance(tensor, Shell):
             tensor.device = factory.device
         else:
-            tensor.data = tensor.data.to(factory.device)
+            tensor.data = tensor.data.to(factory.device, copy=True)  # it may be mapped from a file
     return model, groups
 
 

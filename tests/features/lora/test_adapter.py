@@ -61,7 +61,6 @@ CHANGED: dict[str, Any] = {
     "bias": "all",
     "lora_bias": True,
     "init_lora_weights": "pissa_niter_4",
-    "fan_in_fan_out": True,
     "layer_replication": [[0, 4], [2, 5]],
     "something_new": 0.5,
     "peft_type": "IA3",
