@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib.metadata
 import inspect
 import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import gguf
 import peft
@@ -45,8 +47,8 @@ BESIDE = (
 """What compressed-tensors, AutoAWQ, GPTQModel and AutoRound read of a quantization_config, beside transformers."""
 
 
-def names_read() -> dict[str, dict[str, list[str]]]:
-    """Kind of table -> whose it is -> the names that are read there: fields of a class, attributes of what is called a config."""
+def names_read() -> dict[str, Any]:
+    """Versions, and of each kind of table -> whose it is -> the names that are read there: a class's fields, a config's attributes."""
     kinds = [getattr(transformers, name) for name in ARCHITECTURES if hasattr(transformers, name)]
     folders = {Path(inspect.getfile(kind)).parent for kind in kinds}
     shared = set(_names(path for pattern in SHARED for path in ROOT.glob(f"{pattern}.py")))
@@ -67,7 +69,10 @@ def names_read() -> dict[str, dict[str, list[str]]]:
         "adapter": {"": set(lora)},
         "gguf": {"": {name.removeprefix("{arch}.") for name in keys if name.startswith(("{arch}.", "tokenizer."))}},
     }
-    return {kind: {name: sorted(names) for name, names in sorted(of.items())} for kind, of in tables.items()}
+    versions = {package: importlib.metadata.version(package) for package in ("transformers", "peft", "gguf")}
+    return {"versions": versions} | {
+        kind: {name: sorted(names) for name, names in sorted(of.items())} for kind, of in tables.items()
+    }
 
 
 def _texts(table: type) -> Iterator[str]:

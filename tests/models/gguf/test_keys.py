@@ -49,13 +49,16 @@ def test_a_missing_key_is_its_default_or_an_error() -> None:
         keys().number("block_count")
 
 
-def test_a_key_that_nobody_read_is_refused_by_name() -> None:
-    found = keys(block_count=2, new_thing=1)
+def test_a_key_that_llama_cpp_knows_is_read_or_refused_and_any_other_is_a_line_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    found = keys(block_count=2, swin_norm=True, new_thing=1)
     found.number("block_count")
-    with pytest.raises(UnsupportedModel, match=r"llama\.new_thing 1, which is not supported"):
+    with pytest.raises(UnsupportedModel, match=r"llama\.swin_norm True, which is not supported"):
         found.check_rest()
-    found.number("new_thing")
+    found.ignore("swin_norm")
     found.check_rest()
+    assert "m.gguf has 'llama.new_thing' (1), which nobody is known to read" in caplog.text
 
 
 @pytest.mark.parametrize("key", WITHOUT_EFFECT)

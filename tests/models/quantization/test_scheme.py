@@ -131,7 +131,6 @@ TWO["config_groups"]["group_1"] = compressed("pack-quantized", strategy="channel
         (A_TENSOR | {"config_groups": {}}, r"config_groups is \{\}"),
         (A_TENSOR | {"config_groups": {"group_0": ["Linear"]}}, r"'group_0' of config_groups is \['Linear'\]"),
         (A_TENSOR | {"config_groups": {"group_0": {"weights": 4}}}, "weights is 4.*must be a table"),
-        (A_TENSOR | {"more": 1}, "'more' is 1.*not known"),
         (group_of(output_activations={"num_bits": 8}), "output_activations is .*not rounded"),
         (group_of(format="dense"), "format is 'dense'"),
         (TWO, "config_groups is .*one thing of the weights of all"),
