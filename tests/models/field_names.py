@@ -48,7 +48,7 @@ BESIDE = (
 
 
 def names_read() -> dict[str, Any]:
-    """Versions, and of each kind of table -> whose it is -> the names that are read there: a class's fields, a config's attributes."""
+    """Versions; and by kind of table and whose it is, the names read there: fields of its class, attributes of a config."""
     kinds = [getattr(transformers, name) for name in ARCHITECTURES if hasattr(transformers, name)]
     folders = {Path(inspect.getfile(kind)).parent for kind in kinds}
     shared = set(_names(path for pattern in SHARED for path in ROOT.glob(f"{pattern}.py")))
