@@ -95,6 +95,9 @@ def read_model_config(
     config = replace(config, max_position_embeddings=min(longest, MAX_POSITIONS))
     if config.states is None and not config.has_chunks:
         layer_types_of(fields)
+    fields.refuse(
+        "quantization", "MLX's packing is not read; give a folder in bfloat16, float16 or float32, or a GGUF file"
+    )
     scheme = read_scheme(table)
     if scheme is not None and (scheme.layout == "mxfp4") is not (known[architecture] is gpt_oss):
         raise fields.wrong(

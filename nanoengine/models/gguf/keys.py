@@ -39,6 +39,9 @@ NOT_OF_THE_MODEL = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"
 the last of what is made of the states.
 """
 
+TEMPLATES = "tokenizer.chat_template."
+"""Before the names of chat templates beside the first."""
+
 
 class Keys:
     """The keys of a file's architecture, without its name before them. Every one must be read, or be without effect.
@@ -111,12 +114,14 @@ class Keys:
 
     def check_rest(self) -> None:
         """UnsupportedModel if a key was not read that could change what the model computes. What llama.cpp does not know either
-        is a line in the log.
+        is a line in the log, of the tokenizer's keys too.
         """
-        unknown = {}
+        known = names_of("gguf")
+        of_text = (key for key in self._metadata if key.startswith("tokenizer.") and not key.startswith(TEMPLATES))
+        unknown = {key: self._metadata[key] for key in of_text if key not in known}
         for key in sorted(self._unread - NOT_OF_THE_MODEL):
             value = self._metadata[self._prefix + key]
-            if key not in WITHOUT_EFFECT and key not in names_of("gguf"):
+            if key not in WITHOUT_EFFECT and key not in known:
                 unknown[self._prefix + key] = value
             elif key not in WITHOUT_EFFECT:
                 raise UnsupportedModel(f"{self._path} has {self._prefix}{key} {shown(value)}, which is not supported")

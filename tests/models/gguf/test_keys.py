@@ -70,7 +70,10 @@ def test_a_key_is_refused_only_with_a_value_that_has_an_effect(key: str) -> None
             keys(**{key: value}).check_rest()
 
 
-def test_keys_of_others_and_of_the_making_of_a_model_have_any_value() -> None:
+def test_keys_of_others_and_of_the_making_of_a_model_have_any_value(caplog: pytest.LogCaptureFixture) -> None:
     keys(**dict.fromkeys(NOT_OF_THE_MODEL, "anything")).check_rest()
     file = GGUFFile(Path("m.gguf"), {"general.architecture": "llama", "qwen2.x": 1, "general.name": "x"}, {}, [])
+    assert not caplog.text
+    file.metadata["tokenizer.ggml.tone"] = 1
     Keys(file, ["llama"]).check_rest()
+    assert "'tokenizer.ggml.tone' (1)" in caplog.text
