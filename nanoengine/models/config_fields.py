@@ -24,7 +24,10 @@ NAMED_IN_THE_LOG = 5
 WITHOUT_EFFECT = re.compile(
     r"_(name_or_path|commit_hash|from_auto)|architectures|model_type|.*_token_id|.*(dropout|_pdrop|jitter_noise)|initializer_range|"
     r".*_implementation.*|.*loss_coef|output_(attentions|hidden_states|router_logits)|return_dict|use_cache|auto_map|pretraining_tp|"
-    r"(transformers|unsloth|mlx).*|is_(encoder_decoder|llama_config)|chunk_size_feed_forward|id2label|label2id|problem_type"
+    r"(transformers|unsloth|mlx).*|is_(encoder_decoder|llama_config)|chunk_size_feed_forward|id2label|label2id|problem_type|"
+    # of pictures and sounds
+    r"(vision|audio)_config|(boi|eoi|image|video|audio)_token_index|mm_tokens_per_image|spatial_merge_size|vision_feature_.*|"
+    r"multimodal_projector_bias|projector_hidden_act"
 )
 """Fields that are read or widespread, and change nothing about what a model computes when it is used."""
 
@@ -53,6 +56,9 @@ class ConfigFields:
 
     def __contains__(self, key: str) -> bool:
         return key in self.table
+
+    def has_read(self, key: str) -> bool:
+        return key in self._read
 
     def default(self, key: str, value: Any) -> None:
         """What holds if the file does not say it."""

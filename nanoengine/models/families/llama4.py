@@ -21,7 +21,7 @@ NAMES = TensorNames(
 
 
 def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
-    fields.ignore("boi_token_index", "eoi_token_index", "image_token_index", "for_llm_compressor")
+    fields.ignore("for_llm_compressor")
     count = fields.integer("num_hidden_layers", most=MAX_LAYERS)
     rotates, experts = which_rotate(fields, count), _experts(fields)
     size = None if _is_null(fields, "attention_chunk_size") else fields.integer("attention_chunk_size", 8192)

@@ -21,8 +21,8 @@ _SIGNS = r" ?[^\s\p{L}\p{N}]+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 
 
-def _words(digits: str, *, contraction: str = _CONTRACTION + "|") -> str:
-    return rf"{contraction}[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}|{_SIGNS}[\r\n]*|{_LINES_AND_SPACES}"
+def _words(digits: str, *, contraction: str = _CONTRACTION + "|", signs: str = _SIGNS + r"[\r\n]*") -> str:
+    return rf"{contraction}[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}|{signs}|{_LINES_AND_SPACES}"
 
 
 def _cased_words(digits: str, contraction: str) -> str:
@@ -81,6 +81,7 @@ _KINDS = {
     "glm4 glm5": PreTokenizer((_words(r"\p{N}{1,3}"),), ignore_merges=True),
     "minicpm5": PreTokenizer((r"\p{N}{1,3}", _words(r"\p{N}+")), ignore_merges=True),
     "qwen2 deepseek-r1-qwen stablelm2 hunyuan solar-open megrez kormo grok-2": PreTokenizer((_words(r"\p{N}"),)),
+    "seed-coder": PreTokenizer((_words(r"\p{N}", signs=r" ?[^\s\p{L}\p{N}\r\n]+"),)),
     "qwen35": PreTokenizer(
         (
             rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}|"

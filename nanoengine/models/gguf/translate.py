@@ -23,7 +23,16 @@ from nanoengine.models.gguf.hybrids import (
     complete_hybrid,
 )
 from nanoengine.models.gguf.keys import Keys
-from nanoengine.models.gguf.tensor_names import EMBEDDING, HEAD, MIXERS, ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
+from nanoengine.models.gguf.routers import (
+    DEEPSEEK_KEYS,
+    ERNIE_KEYS,
+    LFM2_MOE_KEYS,
+    MINIMAX_KEYS,
+    NORMALIZED,
+    complete_router,
+    num_experts,
+)
+from nanoengine.models.gguf.tensor_names import EMBEDDING, HEAD, HYBRIDS, ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
 
 
 class Architecture(NamedTuple):
@@ -88,8 +97,22 @@ ARCHITECTURES = {
         activation=GEMMA_ACTIVATION,
         fits_float16=False,
     ),
+    "seed_oss": Architecture("SeedOssForCausalLM", "seed_oss"),
+    "glm4": Architecture("Glm4ForCausalLM", "glm4", fixed={"partial_rotary_factor": 1.0}),
+    "exaone4": Architecture(
+        "Exaone4ForCausalLM", "exaone4", {"attention.sliding_window": "sliding_window"}, {"sliding_window": None}
+    ),
+    "ernie4_5": Architecture("Ernie4_5ForCausalLM", "ernie4_5"),
+    "hunyuan-dense": Architecture("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense"),
     # Kernels of layers with states know no float16.
     "lfm2": Architecture("Lfm2ForCausalLM", "lfm2", LFM2_KEYS, {"block_auto_adjust_ff_dim": False}, {}, False),
+    "lfm2moe": Architecture(
+        *("Lfm2MoeForCausalLM", "lfm2_moe", LFM2_KEYS | LFM2_MOE_KEYS), activation={}, fits_float16=False
+    ),
+    "glm4moe": Architecture("Glm4MoeForCausalLM", "glm4_moe", DEEPSEEK_KEYS),
+    "minimax-m2": Architecture("MiniMaxM2ForCausalLM", "minimax_m2", MINIMAX_KEYS),
+    "ernie4_5-moe": Architecture("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", ERNIE_KEYS),
+    "dots1": Architecture("Dots1ForCausalLM", "dots1", DEEPSEEK_KEYS, {"sliding_window": None}),
     "qwen3next": Architecture(
         "Qwen3NextForCausalLM", "qwen3_next", DELTA_KEYS | DELTA_EXPERT_KEYS, MIXED, fits_float16=False
     ),
@@ -114,6 +137,8 @@ GEMMA_27B_LAYERS = {"Gemma2ForCausalLM": 46, "Gemma3ForCausalLM": 62}
 
 BIASES = {
     "attention_bias": (".attn_q.bias", ".attn_k.bias", ".attn_v.bias", ".attn_output.bias"),
+    "attention_out_bias": (".attn_output.bias",),
+    "use_bias": (".attn_output.bias",),
     "mlp_bias": (".ffn_gate.bias", ".ffn_up.bias", ".ffn_down.bias"),
 }
 """Switches of a config -> the tensors that say that they are on."""
@@ -124,6 +149,10 @@ SWITCHES = {
     "Qwen3ForCausalLM": ("attention_bias",),
     "Qwen3MoeForCausalLM": ("attention_bias",),
     "Olmo2ForCausalLM": ("attention_bias",),
+    "SeedOssForCausalLM": ("attention_bias", "attention_out_bias", "mlp_bias"),
+    "Glm4ForCausalLM": ("attention_bias",),
+    "Ernie4_5ForCausalLM": ("use_bias",),
+    "HunYuanDenseV1ForCausalLM": ("attention_bias",),
 }
 """Which of them a config has; of other architectures it is fixed."""
 
@@ -154,9 +183,14 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     stated = (key for key in ours.keys if key in keys or key.startswith(OF_STATES))
     config |= {ours.keys[key]: keys.number(key) for key in stated}
     config |= _heads(keys, config, ours)
-    if ours.name in MIXERS:
+    if ours.name in HYBRIDS:
         complete_hybrid(keys, config, file.tensors)
     config |= {name: config[name] or None for name in ZERO_IS_NONE if name in config}
+    if ours.name == "Exaone4ForCausalLM" and "attention.sliding_window_pattern" in keys:
+        slides = keys.each("attention.sliding_window_pattern", config["num_hidden_layers"])
+        config["layer_types"] = ["sliding_attention" if own else "full_attention" for own in slides]
+    if ours.name in NORMALIZED:
+        complete_router(keys, config, file)
     if ours.keys.items() >= GRANITE_KEYS.items():
         _complete_granite(file, config)
     if (layers_of_27b := GEMMA_27B_LAYERS.get(ours.name)) is not None:
@@ -172,7 +206,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     if ours.name == "Phi3ForCausalLM":  # which reads it there alone
         config["original_max_position_embeddings"] = rope.get("original_max_position_embeddings", 4096)
     keys.check_rest()
-    _check_experts(file, config.get("num_local_experts", config.get("num_experts", 0)))
+    _check_experts(file, num_experts(config))
     return config | _special_tokens(file) | _from_tensors(file, ours.name)
 
 
@@ -193,7 +227,7 @@ def _heads(keys: Keys, config: Mapping[str, Any], ours: Architecture) -> dict[st
         raise keys.unsupported("attention.head_count", heads, "1 to embedding_length")
     if (other := keys.number("attention.value_length", default=size)) != size:
         raise keys.unsupported("attention.value_length", other, f"the key_length, {size}")
-    is_hybrid = ours.name in MIXERS
+    is_hybrid = ours.name in HYBRIDS
     shared = keys.number("attention.head_count_kv", default=heads, some_have_none=is_hybrid)
     return {"num_key_value_heads": shared, "head_dim": size}
 
