@@ -37,6 +37,7 @@ MAMBA_KEYS = {
     "expert_shared_feed_forward_length": "shared_intermediate_size",
 }
 LFM2_KEYS = {"shortconv.l_cache": "conv_L_cache"}
+KV_HEADS = "attention.head_count_kv"
 OF_STATES = ("ssm.", "shortconv.")
 """How keys begin that a file of these architectures must have."""
 
@@ -52,14 +53,15 @@ def complete_hybrid(keys: Keys, config: dict[str, Any], tensors: Collection[str]
     if name in DELTA_NETS:
         if "attention.recurrent_layers" in keys:
             have_states = keys.each("attention.recurrent_layers", layers)
+        elif keys.is_list(KV_HEADS) and 0 in (counts := keys.each(KV_HEADS, layers)):
+            have_states = [count == 0 for count in counts]
         config["num_hidden_layers"] = layers - keys.number("nextn_predict_layers", default=0)
         config["linear_value_head_dim"] = _share(keys, "ssm.inner_size", config["linear_num_value_heads"])
         for field, tensor in (("qkvz_is_packed", PACKED_QKVZ), ("ba_is_packed", PACKED_BA)):
             config[field] = any(own.endswith(f".{tensor}") for own in tensors)
-        config["value_heads_are_tiled"] = name != "Qwen3NextForCausalLM"
-        keys.ignore("rope.dimension_sections")  # of pictures: the positions of a text's token are equal in all of them
+        config["value_heads_are_tiled"] = keys.flag("ssm.v_head_reordered", default=name != "Qwen3NextForCausalLM")
     else:
-        have_states = [count == 0 for count in keys.each("attention.head_count_kv", layers)]
+        have_states = [count == 0 for count in keys.each(KV_HEADS, layers)]
     if name == "GraniteMoeHybridForCausalLM":
         config["mamba_expand"] = _share(keys, "ssm.inner_size", config["hidden_size"])
         config["mamba_conv_bias"] = any(own.endswith(".ssm_conv1d.bias") for own in tensors)

@@ -19,6 +19,9 @@ ROPE_FACTORS, ROPE_LONG, ROPE_SHORT = "rope_freqs.weight", "rope_factors_long.we
 OF_CONFIG = (ROPE_FACTORS, ROPE_LONG, ROPE_SHORT)
 """Tensors that belong to the config."""
 
+NOT_OF_TEXT = ("v.", "mm.", "a.", "mtp.", "cls.")
+"""How tensors begin that see, hear, guess ahead, or judge."""
+
 PACKED_QKVZ, PACKED_BA = "ssm_in.weight", "ssm_ba.weight"
 """Of Qwen3-Next: the first was written before the end of 2025."""
 
@@ -58,7 +61,7 @@ SHIFTED = GEMMA | DELTA_NETS
 
 NORMS_OF_LFM2 = {"attn_norm": "operator_norm", "ffn_norm": "ffn_norm"}
 NORMS: dict[str, dict[str, str]] = {
-    **dict.fromkeys(("Olmo2ForCausalLM", "Exaone4ForCausalLM"), NORMS_AFTER),
+    **dict.fromkeys(("Olmo2ForCausalLM", "Olmo3ForCausalLM", "Exaone4ForCausalLM"), NORMS_AFTER),
     "SeedOssForCausalLM": NORMS_OF_DELTA_NETS,
     "Glm4ForCausalLM": {
         "attn_norm": "input_layernorm",
@@ -68,6 +71,7 @@ NORMS: dict[str, dict[str, str]] = {
     },
     **dict.fromkeys(LFM2, NORMS_OF_LFM2),
     "Glm4MoeForCausalLM": NORMS_OF_DELTA_NETS,
+    "GptOssForCausalLM": NORMS_BEFORE | NORMS_OF_DELTA_NETS,
     **dict.fromkeys(GEMMA, NORMS_AROUND),
     **dict.fromkeys(DELTA_NETS, NORMS_OF_DELTA_NETS),
 }
@@ -103,8 +107,11 @@ OF_LFM2 = {
 OWN: dict[str, dict[str, str]] = {
     **dict.fromkeys(("MixtralForCausalLM", "MiniMaxM2ForCausalLM"), _numbered("block_sparse_moe")),
     **dict.fromkeys(("Glm4MoeForCausalLM", "Dots1ForCausalLM", "Ernie4_5_MoeForCausalLM"), EXPERTS | SEVERAL_SHARED),
-    "Qwen3MoeForCausalLM": EXPERTS,
-    **dict.fromkeys(("Qwen3NextForCausalLM", "Qwen3_5MoeForCausalLM", "GraniteMoeHybridForCausalLM"), EXPERTS | SHARED),
+    **dict.fromkeys(("Qwen3MoeForCausalLM", "GraniteMoeForCausalLM"), EXPERTS),
+    "GptOssForCausalLM": EXPERTS | {"attn_out": "self_attn.o_proj"},
+    **dict.fromkeys(("Qwen2MoeForCausalLM", "Qwen3NextForCausalLM", "Qwen3_5MoeForCausalLM"), EXPERTS | SHARED),
+    **dict.fromkeys(("GraniteMoeHybridForCausalLM", "GraniteMoeSharedForCausalLM"), EXPERTS | SHARED),
+    "Llama4ForCausalLM": EXPERTS | SHARED,
     "Lfm2ForCausalLM": OF_LFM2,
     "Lfm2MoeForCausalLM": OF_LFM2 | _numbered("feed_forward"),
     "Phi3ForCausalLM": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
@@ -116,7 +123,10 @@ OWN: dict[str, dict[str, str]] = {
 }
 """Architecture -> what its layers have of their own, or otherwise; {} is the number of an expert."""
 
-PAIRED = {"LlamaForCausalLM", "MixtralForCausalLM", "GraniteForCausalLM", "GraniteMoeHybridForCausalLM"}
+PAIRED = {
+    *("LlamaForCausalLM", "MixtralForCausalLM", "SmolLM3ForCausalLM", "GraniteForCausalLM"),
+    *("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM", "GraniteMoeHybridForCausalLM"),
+}
 """Architectures whose files have the rows of q and k in the order in which llama.cpp rotates them: a row beside the one that it
 turns with, where Hugging Face has it half a head away."""
 
@@ -162,22 +172,26 @@ def _row(numbers: Tensor) -> Tensor:
 def _of_state(prefix: str) -> dict[str, HFTensor]:
     return {
         "ssm_a": HFTensor(f"{prefix}.A_log", change=_log_rate),
-        "ssm_dt.bias": HFTensor(f"{prefix}.dt_bias"),
+        **dict.fromkeys(("ssm_dt.bias", "ssm_dt"), HFTensor(f"{prefix}.dt_bias")),
         "ssm_conv1d.weight": HFTensor(f"{prefix}.conv1d.weight", change=_filters),
         "ssm_out.weight": HFTensor(f"{prefix}.out_proj.weight"),
     }
 
 
-DELTA_NET = _of_state("linear_attn") | {
-    "ssm_norm.weight": HFTensor("linear_attn.norm.weight"),
-    "attn_qkv.weight": HFTensor("linear_attn.in_proj_qkv.weight"),
-    "attn_gate.weight": HFTensor("linear_attn.in_proj_z.weight"),
-    "ssm_beta.weight": HFTensor("linear_attn.in_proj_b.weight"),
-    "ssm_alpha.weight": HFTensor("linear_attn.in_proj_a.weight"),
-    PACKED_QKVZ: HFTensor("linear_attn.in_proj_qkvz.weight"),
-    PACKED_BA: HFTensor("linear_attn.in_proj_ba.weight"),
-    "ffn_gate_inp_shexp.weight": HFTensor("mlp.shared_expert_gate.weight", change=_row),
-}
+SHARED_GATE = {"ffn_gate_inp_shexp.weight": HFTensor("mlp.shared_expert_gate.weight", change=_row)}
+DELTA_NET = (
+    _of_state("linear_attn")
+    | {
+        "ssm_norm.weight": HFTensor("linear_attn.norm.weight"),
+        "attn_qkv.weight": HFTensor("linear_attn.in_proj_qkv.weight"),
+        "attn_gate.weight": HFTensor("linear_attn.in_proj_z.weight"),
+        "ssm_beta.weight": HFTensor("linear_attn.in_proj_b.weight"),
+        "ssm_alpha.weight": HFTensor("linear_attn.in_proj_a.weight"),
+        PACKED_QKVZ: HFTensor("linear_attn.in_proj_qkvz.weight"),
+        PACKED_BA: HFTensor("linear_attn.in_proj_ba.weight"),
+    }
+    | SHARED_GATE
+)
 SHORT_CONV = {
     "shortconv.conv.weight": HFTensor("conv.conv.weight", change=_filters),
     "shortconv.in_proj.weight": HFTensor("conv.in_proj.weight"),
@@ -188,6 +202,8 @@ CHOICE_OF_GATE = {CHOICE: HFTensor("mlp.gate.e_score_correction_bias")}
 HYBRIDS = DELTA_NETS | {"GraniteMoeHybridForCausalLM", *LFM2}
 MIXERS: dict[str, dict[str, HFTensor]] = {
     **dict.fromkeys(DELTA_NETS, DELTA_NET),
+    "Qwen2MoeForCausalLM": SHARED_GATE,
+    "GptOssForCausalLM": dict.fromkeys(("attn_sinks.weight", "attn_sinks"), HFTensor("self_attn.sinks")),
     "GraniteMoeHybridForCausalLM": _of_state("mamba")
     | {
         "ssm_d": HFTensor("mamba.D", change=_flat),
@@ -205,8 +221,8 @@ MIXERS: dict[str, dict[str, HFTensor]] = {
 
 
 def hf_tensor(name: str, config: Mapping[str, Any]) -> list[HFTensor]:
-    """What comes out of the tensor `name` of a file: many of experts, none of what belongs to the config, or to layers behind the
-    last, which guess several tokens ahead; else one.
+    """What comes out of the tensor `name` of a file: many of experts, none of what belongs to the config, is not of text, or
+    belongs to layers behind the last, which guess several tokens ahead; else one.
 
     A name that is not known stays as it is, so that whoever compares names calls it unexpected.
 
@@ -215,7 +231,7 @@ def hf_tensor(name: str, config: Mapping[str, Any]) -> list[HFTensor]:
         config: as `translate.hf_config` gives it.
     """
     architecture = config["architectures"][0]
-    if name in OF_CONFIG:
+    if name in OF_CONFIG or name.startswith(NOT_OF_TEXT):
         return []
     layer, _, own = name.removeprefix("blk.").partition(".")
     if name.startswith("blk.") and layer.isdecimal():
@@ -231,6 +247,8 @@ def hf_tensor(name: str, config: Mapping[str, Any]) -> list[HFTensor]:
         return [HFTensor(name)]
     what, kind = match["what"], match["kind"]
     found = f"{known[what]}.{kind}" if known is outer else f"model.layers.{match['layer']}.{known[what]}.{kind}"
+    if "{}" in found and kind == "bias":  # one tensor has those of all experts
+        return [HFTensor(found.replace(".{}.", ".").replace(".bias", "_bias"))]
     if "{}" in found:
         return [HFTensor(found.format(number), expert=number) for number in range(num_experts(config))]
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}

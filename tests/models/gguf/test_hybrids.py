@@ -54,6 +54,14 @@ def what_comes(path: Path, **options: Any) -> tuple[torch.Tensor, list[int]]:
         return forced_logits(llm, TOKENS, 60, 40), list(output.outputs[0].token_ids)
 
 
+def numbers_of(file: Path, path: Path) -> Path:
+    """A file of the numbers that the blocks of another stand for."""
+    reader, opened = GGUFReader(file), GGUFFile.open(file)
+    numbers = {own.name: dequantize(own.data, own.tensor_type) for own in reader.tensors}
+    keys = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in opened.metadata.items()}
+    return write_file(path, keys.pop("general.architecture"), keys, numbers, F32)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_file_computes_what_its_folder_does(shape: str, tmp_path: Path) -> None:
     folder = family_checkpoint(tmp_path / "folder", shape, **SHAPES[shape])
@@ -68,11 +76,7 @@ def test_blocks_stay_blocks_and_are_right(shape: str, tmp_path: Path) -> None:
     """Beside a file of the numbers that the blocks stand for: to the bit, if activations are not rounded."""
     folder = family_checkpoint(tmp_path / "folder", shape, **WIDE_OF[shape])
     file = write_hybrid(folder, tmp_path / "blocks.gguf", GGMLQuantizationType.Q8_0)
-    reader, opened = GGUFReader(file), GGUFFile.open(file)
-    numbers = {own.name: dequantize(own.data, own.tensor_type) for own in reader.tensors}
-    keys = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in opened.metadata.items()}
-    architecture = keys.pop("general.architecture")
-    plain = write_file(tmp_path / "numbers.gguf", architecture, keys, numbers, F32)
+    plain = numbers_of(file, tmp_path / "numbers.gguf")
     options = {"tokenizer": str(folder), "activation_dtype": "float32"}
     found, right = what_comes(file, **options), what_comes(plain, **options)
     assert torch.equal(found[0], right[0])
