@@ -79,7 +79,13 @@ MIXED = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []
 IS_SPLIT = {"linears_are_split": True}
 """Not Hugging Face's: matrices that its files have in one tensor are tensors for each, under the usual names."""
 
-VARIANTS = {"llama": "expert_count", "olmo2": WINDOW, "granitemoe": "expert_shared_feed_forward_length"}
+GROWTH = "attention.temperature_scale"
+VARIANTS = {
+    "llama": "expert_count",
+    "mistral3": GROWTH,
+    "olmo2": WINDOW,
+    "granitemoe": "expert_shared_feed_forward_length",
+}
 """Architectures that are two of Hugging Face's, and the key that the second has."""
 
 LLAMA = Architecture("LlamaForCausalLM", "llama")
@@ -104,6 +110,7 @@ ARCHITECTURES = {
         IS_SPLIT | {"attention_chunk_size": 8192},
     ),
     "mistral3": LLAMA,
+    f"mistral3 with {GROWTH}": Architecture("Ministral3ForCausalLM", "ministral3"),
     "smollm3": Architecture("SmolLM3ForCausalLM", "smollm3"),
     "qwen2": QWEN2,
     "qwen2moe": Architecture(
@@ -144,9 +151,7 @@ ARCHITECTURES = {
     ),
     "seed_oss": Architecture("SeedOssForCausalLM", "seed_oss"),
     "glm4": Architecture("Glm4ForCausalLM", "glm4", fixed={"partial_rotary_factor": 1.0}),
-    "exaone4": Architecture(
-        "Exaone4ForCausalLM", "exaone4", {"attention.sliding_window": "sliding_window"}, {"sliding_window": None}
-    ),
+    "exaone4": Architecture("Exaone4ForCausalLM", "exaone4", WINDOW_KEYS, {"sliding_window": None}),
     "ernie4_5": Architecture("Ernie4_5ForCausalLM", "ernie4_5"),
     "hunyuan-dense": Architecture("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense"),
     # Kernels of layers with states know no float16.
@@ -183,8 +188,8 @@ ARCHITECTURES = {
 
 ZERO_IS_NONE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
 
-PATTERNED = ("Gemma3ForCausalLM", "Olmo3ForCausalLM", "GptOssForCausalLM")
-"""Architectures whose layers have windows by a pattern; it has a default."""
+PATTERNED = ("Gemma3ForCausalLM", "Olmo3ForCausalLM", "GptOssForCausalLM", "Exaone4ForCausalLM")
+"""Architectures whose layers have windows by a pattern; it has a default. The last may have none."""
 
 GEMMA_27B_LAYERS = {"Gemma2ForCausalLM": 46, "Gemma3ForCausalLM": 62}
 """How llama.cpp knows those whose scores are scaled by hidden_size / heads, and not by the size of a head."""
@@ -244,9 +249,6 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     if ours.name in HYBRIDS:
         complete_hybrid(keys, config, file.tensors)
     config |= {name: config[name] or None for name in ZERO_IS_NONE if name in config}
-    if ours.name == "Exaone4ForCausalLM" and "attention.sliding_window_pattern" in keys:
-        slides = keys.each("attention.sliding_window_pattern", config["num_hidden_layers"])
-        config["layer_types"] = ["sliding_attention" if own else "full_attention" for own in slides]
     if ours.name in NORMALIZED:
         complete_router(keys, config, file)
     if ours.keys.items() >= GRANITE_KEYS.items():
@@ -256,12 +258,17 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         shared = config["hidden_size"] // max(1, config["num_attention_heads"])  # none are refused with all other sizes
         config["query_pre_attn_scalar"] = shared if is_27b else config["head_dim"]
     if ours.name in PATTERNED:
-        if not keys.number(WINDOW):
+        if ours.name != "Exaone4ForCausalLM" and not keys.number(WINDOW):
             raise keys.unsupported(WINDOW, 0, "a number of tokens")
         config |= _layer_types(keys, config["num_hidden_layers"])
     if ours.name == "Llama4ForCausalLM":  # as llama.cpp knows Maverick from Scout; Ollama says it
         config["use_qk_norm"] = keys.flag("use_qk_norm", default=config.get("num_local_experts") != 128)
     config["rope_parameters"] = rope = rope_parameters(file, keys, config)
+    if ours.name == "Ministral3ForCausalLM":
+        period = keys.number("rope.scaling.original_context_length", default=config["max_position_embeddings"])
+        if (other := keys.number("attention.temperature_length", default=period)) != period:
+            raise keys.unsupported("attention.temperature_length", other, f"the original_context_length, {period}")
+        rope |= {"llama_4_scaling_beta": keys.number(GROWTH), "original_max_position_embeddings": period}
     if ours.name == "Phi3ForCausalLM":  # which reads it there alone
         config["original_max_position_embeddings"] = rope.get("original_max_position_embeddings", 4096)
     keys.check_rest()

@@ -9,7 +9,6 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 
-from nanoengine.errors import UnsupportedModel
 from tests.models.families import engine
 from tests.models.gguf.test_hybrids import numbers_of, what_comes
 from tests.models.gguf.written import SPLIT, tiny_model, write_gguf
@@ -65,10 +64,3 @@ def test_experts_of_gpt_oss_stay_blocks(tmp_path: Path) -> None:
     with engine(file, tokenizer=str(tmp_path)) as llm:
         for layer in model_runner(llm).model.layers:
             assert all("MXFP4" in weights.formats() for weights in layer.mlp.experts.mixture.weights)
-
-
-def test_queries_that_grow_are_refused_by_name(tmp_path: Path) -> None:
-    model, tensors = tiny_model("llama", tmp_path)
-    file = write_gguf(model, tensors, tmp_path / "m.gguf", architecture="mistral3", attention__temperature_scale=0.1)
-    with pytest.raises(UnsupportedModel, match=r"mistral3\.attention\.temperature_scale 0\.1"):
-        engine(file)
