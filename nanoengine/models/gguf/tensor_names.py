@@ -119,6 +119,13 @@ OWN: dict[str, dict[str, str]] = {
     "Llama4ForCausalLM": EXPERTS | SHARED,
     "Lfm2ForCausalLM": OF_LFM2,
     "Lfm2MoeForCausalLM": OF_LFM2 | _numbered("feed_forward"),
+    "NemotronHForCausalLM": {
+        "ffn_gate_inp": "mixer.gate",
+        "ffn_latent_down": "mixer.fc1_latent_proj",
+        "ffn_latent_up": "mixer.fc2_latent_proj",
+        **{f"ffn_{part}_exps": f"mixer.experts.{{}}.{part}_proj" for part in ("up", "down")},
+        **{f"ffn_{part}_shexp": f"mixer.shared_experts.{part}_proj" for part in ("up", "down")},
+    },
     "FalconH1ForCausalLM": {f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
     "Phi3ForCausalLM": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
     "Glm4ForCausalLM": {"ffn_up": "mlp.gate_up_proj"},
@@ -228,7 +235,7 @@ MIXERS: dict[str, dict[str, HFTensor]] = {
     FALCON_H1: _mamba("mamba") | {"ffn_norm": HFTensor("pre_ff_layernorm.weight")},
     NEMOTRON_H: _mamba("mixer")
     | {f"{own}.{kind}": HFTensor(f"mixer.{name}.{kind}") for own, name in PARTS.items() for kind in ("weight", "bias")}
-    | {"attn_norm.weight": HFTensor("norm.weight")},
+    | {"attn_norm.weight": HFTensor("norm.weight"), CHOICE: HFTensor("mixer.gate.e_score_correction_bias")},
     "Lfm2ForCausalLM": SHORT_CONV,
     "Lfm2MoeForCausalLM": SHORT_CONV | {CHOICE: HFTensor("feed_forward.expert_bias")},
     "MiniMaxM2ForCausalLM": {CHOICE: HFTensor("block_sparse_moe.e_score_correction_bias")},

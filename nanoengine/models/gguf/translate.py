@@ -19,6 +19,7 @@ from nanoengine.models.gguf.hybrids import (
     LFM2_KEYS,
     MAMBA_KEYS,
     NEMOTRON_KEYS,
+    NEMOTRON_MOE_KEYS,
     OF_STATES,
     complete_hybrid,
 )
@@ -74,6 +75,7 @@ GRANITE_KEYS = {
     "logit_scale": "logits_scaling",
 }
 GEMMA_KEYS = WINDOW_KEYS | {"final_logit_softcapping": "final_logit_softcapping"}
+SQUARED_RELU = {"mlp_hidden_act": "relu2"}
 GEMMA_ACTIVATION = {"hidden_activation": "gelu_pytorch_tanh"}
 MIXED = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
 IS_SPLIT = {"linears_are_split": True}
@@ -172,9 +174,10 @@ ARCHITECTURES = {
     ),
     "falcon-h1": Architecture("FalconH1ForCausalLM", "falcon_h1", FALCON_KEYS, fits_float16=False),
     "nemotron_h": Architecture(
-        *("NemotronHForCausalLM", "nemotron_h", NEMOTRON_KEYS),
-        activation={"mlp_hidden_act": "relu2"},
-        fits_float16=False,
+        *("NemotronHForCausalLM", "nemotron_h", NEMOTRON_KEYS), activation=SQUARED_RELU, fits_float16=False
+    ),
+    "nemotron_h_moe": Architecture(
+        *("NemotronHForCausalLM", "nemotron_h", NEMOTRON_MOE_KEYS), activation=SQUARED_RELU, fits_float16=False
     ),
     "granitehybrid": Architecture(
         "GraniteMoeHybridForCausalLM",
