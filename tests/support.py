@@ -103,6 +103,9 @@ def save_random(model: Any, folder: Path, max_shard_size: str = "5GB") -> Path:
                 parameter.normal_(0, 0.5)
             else:
                 parameter.normal_(0, parameter.shape[-1] ** -0.5 * 1.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("_bias"):  # of a router
+                buffer.normal_(0, 0.2)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     byte_tokenizer().save_pretrained(folder)
     return folder
@@ -175,18 +178,24 @@ def reference_choices(model: Any, prompt: Sequence[int], continuation: Sequence[
     All places are computed at once, where `reference_greedy` takes a step for each.
     """
     ids = torch.tensor([[*prompt, *continuation[:-1]]])
-    return model(ids, logits_to_keep=len(continuation)).logits[0].argmax(-1).tolist()
+    return model(ids, logits_to_keep=len(continuation), use_cache=False).logits[0].argmax(-1).tolist()
 
 
 @torch.inference_mode()
 def reference_logits(model: Any, token_ids: Sequence[int]) -> torch.Tensor:
     """[num_tokens, vocab_size]: what transformers predicts after each token."""
-    return model(torch.tensor([list(token_ids)])).logits[0]
+    return model(torch.tensor([list(token_ids)]), use_cache=False).logits[0]
 
 
 def num_weights(model: Any) -> int:
     """Numbers in all tensors that a model takes from a checkpoint."""
     return sum(place.shape.numel() for place in model.checkpoint_tensors().values())
+
+
+def num_weights_of_transformers(model: Any) -> int:
+    """The same of a model of transformers: biases that routers choose by are buffers there."""
+    stored = model.state_dict()
+    return model.num_parameters() + sum(own.numel() for name, own in model.named_buffers() if name in stored)
 
 
 def model_runner(llm: LLM) -> ModelRunner:

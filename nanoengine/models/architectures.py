@@ -10,18 +10,28 @@ from typing import Any
 from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.models.config_fields import MAX_POSITIONS, ConfigFields
 from nanoengine.models.families import (
+    dots1,
+    ernie,
+    ernie4_5_moe,
+    exaone4,
     gemma,
+    glm,
+    glm4_moe,
     gpt_oss,
     granite,
     granite_hybrid,
+    hunyuan,
     lfm2,
     llama,
     llama4,
+    minimax_m2,
     mistral,
     olmo,
     phi3,
     qwen,
     qwen3_next,
+    qwen_vl,
+    seed_oss,
     smollm3,
 )
 from nanoengine.models.families.windows import layer_types_of
@@ -41,14 +51,27 @@ FAMILIES = (
     gpt_oss,
     lfm2,
     qwen3_next,
+    qwen_vl,
     granite_hybrid,
     llama4,
+    seed_oss,
+    glm,
+    exaone4,
+    ernie,
+    hunyuan,
+    glm4_moe,
+    minimax_m2,
+    ernie4_5_moe,
+    dots1,
 )
 LENGTHS = (
     *("n_positions", "n_ctx", "seq_length", "seq_len", "model_max_length"),
     *("max_seq_len", "max_seq_length", "max_sequence_length", "max_target_positions"),
 )
 """Other names of max_position_embeddings, such as the first files of LLaMA have. The smallest counts, as vLLM has it."""
+
+OTHER_TENSORS = ("sarvam_moe",)
+"""Model types whose tensors have other names than those of the architecture."""
 
 MAX_WEIGHTS = 2**44
 """Of one matrix: beyond it the sizes of tensors in bytes come near to what 64 bits can say."""
@@ -79,7 +102,7 @@ def read_model_config(
     spellings = {name.replace("_", "").lower(): name for name in known}
     spelled = (spellings.get(name.replace("_", "").lower()) for name in full)
     architecture = next(filter(None, spelled), None)
-    if architecture is None:
+    if architecture is None or text_table(table).get("model_type") in OTHER_TENSORS:
         are_names = stated is None or (bool(names) and len(full) == len(names))
         what = "none of them is supported" if are_names else "it must be a list of names"
         kind = UnsupportedArchitecture if are_names else UnsupportedModel
@@ -93,7 +116,7 @@ def read_model_config(
     if not architecture.startswith("Gemma3"):  # whose length is that of the stretched positions
         longest = reach(longest, [layer.rope for layer in config.layers if layer.rope is not None])
     config = replace(config, max_position_embeddings=min(longest, MAX_POSITIONS))
-    if config.states is None and not config.has_chunks:
+    if not fields.has_read("layer_types"):
         layer_types_of(fields)
     scheme = read_scheme(table)
     if scheme is not None and (scheme.layout == "mxfp4") is not (known[architecture] is gpt_oss):
@@ -123,5 +146,5 @@ def text_table(table: Mapping[str, Any]) -> Mapping[str, Any]:
     text = table.get("text_config")
     if not isinstance(text, Mapping) or not text:
         return table
-    others = {key: value for key, value in table.items() if key not in ("text_config", "vision_config")}
-    return {**others, **text, "architectures": table.get("architectures")}
+    outer = {key: table[key] for key in ("architectures", "tie_word_embeddings") if table.get(key) is not None}
+    return {**{key: value for key, value in table.items() if key != "text_config"}, **text, **outer}

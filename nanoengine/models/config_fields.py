@@ -17,6 +17,9 @@ WITHOUT_EFFECT = re.compile(
     r"llama_config)|cross_attention_hidden_size|add_cross_attention|tie_encoder_decoder|chunk_size_feed_forward|pruned_heads|"
     r"id2label|label2id|problem_type|task_specific_params|tokenizer_class|prefix|finetuning_task|tf_legacy_loss|use_bfloat16|"
     r"attn_implementation|base_model_.*|name_or_path|"
+    # of pictures and sounds
+    r"(vision|audio)_config|(boi|eoi|image|video|audio)_token_index|mm_tokens_per_image|spatial_merge_size|vision_feature_.*|"
+    r"multimodal_projector_bias|projector_hidden_act|"
     # what generation did of old, and sampling parameters say here
     r"max_length|min_length|do_sample|early_stopping|num_beams|num_beam_groups|diversity_penalty|temperature|top_[kp]|typical_p|"
     r"repetition_penalty|length_penalty|(encoder_)?no_repeat_ngram_size|bad_words_ids|num_return_sequences|begin_suppress_tokens|"
@@ -49,6 +52,9 @@ class ConfigFields:
 
     def __contains__(self, key: str) -> bool:
         return key in self.table
+
+    def has_read(self, key: str) -> bool:
+        return key in self._read
 
     def default(self, key: str, value: Any) -> None:
         """What holds if the file does not say it."""

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from nanoengine.core.attention import AttentionMetadata, AttentionSpec
 from nanoengine.core.kernels import WeightSlot
-from nanoengine.core.layers import Angles, Linear, RMSNorm
+from nanoengine.core.layers import Angles, Linear, RMSNorm, RotaryTable
 from nanoengine.core.qwen3 import DenseAttention, DenseDecoder, DenseLayer, DenseMLP
 from nanoengine.kernels.attention import AttentionBackend
 from nanoengine.kernels.operations import Kernels
-from nanoengine.models.layers.attention import Attention, ScaledAttention, WideNormAttention
+from nanoengine.models.layers.attention import Attention, LateNormAttention, ScaledAttention, WideNormAttention
 from nanoengine.models.layers.delta_net import DeltaNet
 from nanoengine.models.layers.experts import Experts, ExpertsAndShared
 from nanoengine.models.layers.factory import Factory
@@ -61,14 +61,14 @@ class SelfAttention(DenseAttention):
         sizes: dict[str | None, tuple[int, ...]] = {
             None: (),
             "plain": (config.head_dim, config.head_dim) if rope is not None else (),
-            "head": (config.head_dim, config.head_dim),
+            **dict.fromkeys(("head", "late"), (config.head_dim, config.head_dim)),
             "full": (config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim),
         }
         norms = tuple(
             OffsetNorm(factory, size, config.rms_norm_eps, config.norm_offset) for size in sizes[config.qk_norm]
         )
-        kind = WideNormAttention if config.qk_norm == "full" else Attention
-        if rope is None and config.query_growth:
+        kind = {"full": WideNormAttention, "late": LateNormAttention}.get(config.qk_norm or "", Attention)
+        if config.query_growth if rope is None else rope.query_growth:
             kind = ScaledAttention
         self.config, self.rope, self.qkv_names, self.norms = config, rope, config.names.qkv, norms
         if config.qk_norm == "plain":
@@ -178,7 +178,7 @@ class DecoderLayer(DenseLayer):
         spec: AttentionSpec,
         factory: Factory,
         backend: AttentionBackend,
-        rotary: RotaryEmbedding | None,
+        rotary: RotaryTable | None,
     ):
         self.names, self.residual_scale = config.names, config.residual_scale
 
@@ -231,7 +231,7 @@ class Decoder(DenseDecoder):
 
     def __init__(self, config: ModelConfig, factory: Factory, backend: AttentionBackend):
         ropes = [config.layer(number).rope for number in range(config.num_layers)]
-        rotaries: dict[RopeConfig | None, RotaryEmbedding | None] = {
+        rotaries: dict[RopeConfig | None, RotaryTable | None] = {
             rope: None if rope is None else RotaryEmbedding(config.head_dim, rope, factory.device)
             for rope in dict.fromkeys(ropes)
         }

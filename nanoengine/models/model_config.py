@@ -25,6 +25,7 @@ class RopeConfig:
     truncate: bool = True
     long_factors: tuple[float, ...] = ()  # longrope: divisors of each frequency, beyond what was trained and within it
     short_factors: tuple[float, ...] = ()
+    query_growth: float = 0.0  # a query is multiplied by 1 + growth * log(1 + position // trained_positions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +69,14 @@ class ExpertsConfig:
     num_chosen: int  # for each token
     intermediate_size: int  # of each expert
     normalize: bool  # whether the factors of the chosen ones add up to 1
+    scores: str = "softmax"  # of the router's logits; or "sigmoid", of each by itself
+    # In a checkpoint, of a bias that is added to the scores where experts are chosen, and to no factor; (): there is none.
+    bias_shape: tuple[int, ...] = ()
+    num_groups: int = 1  # of neighbours; those of the best few may be chosen, by the sum of the two best of each
+    groups_chosen: int = 1
+    added_to_sum: float = 0.0  # by which factors are divided, and the least that it may be
+    least_sum: float = 0.0
+    scale: float = 1.0  # of the factors
     has_biases: bool = False  # of the router and of each expert's products
     are_stacked: bool = False  # in a checkpoint, one tensor has all of them, gates before ups
     are_transposed: bool = False  # and inputs before outputs
@@ -106,7 +115,8 @@ class ModelConfig(DenseConfig):
     activation: str = "silu"  # of MLPs and experts: one of `kernels/reference/gates.py`
     norm_offset: float = 0.0  # added to every norm weight when it is loaded (Gemma stores w - 1)
     has_sinks: bool = False  # one more score for each head, which no token has
-    # "head": over each head of q and k; "full": over all of them together; "plain": over each that is rotated, without weights
+    # "head": over each head of q and k; "late": the same, behind the rotation; "full": over all of them together; "plain": over
+    # each that is rotated, without weights
     qk_norm: str | None = None
     has_chunks: bool = False  # windows stand still: they begin at multiples of their size
     attention_scale: float | None = None  # None: 1 / sqrt(head_dim)

@@ -20,7 +20,7 @@ NEEDED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
 NEEDED += ("max_position_embeddings",)
 SIZES = (*NEEDED, "num_key_value_heads", "head_dim")
 UNKNOWN = ("attn_logit_softcapping", "embedding_multiplier", "mlp_bias", "some_feature")
-ARCHITECTURES: list[Any] = [["GPT2LMHeadModel"], ["Gemma3ForConditionalGeneration", 7], [], {}, "Qwen3ForCausalLM"]
+ARCHITECTURES: list[Any] = [["GPT2LMHeadModel"], ["PaliGemmaForConditionalGeneration", 7], [], {}, "Qwen3ForCausalLM"]
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     *(({key: value}, key) for key in SIZES for value in (0, -1, 1.5, "8", True, [8])),
@@ -35,10 +35,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         for key in UNKNOWN
         for value in (True, 30.0, "yes", [1], {"a": 1})
     ),
-    *(
-        ({"architectures": value}, "supported are Gemma2ForCausalLM, Gemma3ForCausalLM, GptOss")
-        for value in ARCHITECTURES
-    ),
+    *(({"architectures": value}, "supported are .*GptOss") for value in ARCHITECTURES),
     # Of another family: read by nobody, it would be ignored.
     ({"architectures": ["LlamaForCausalLM"], "residual_multiplier": 0.22}, "residual_multiplier"),
     ({"hidden_size": 2**30, "intermediate_size": 2**30}, r"make a matrix of \d+ weights: at most \d+ can be"),

@@ -41,7 +41,7 @@ WITHOUT_EFFECT = frozenset(
         "base_model_name_or_path",
         "ensure_weight_tying",
         "exclude_modules",
-        "fan_in_fan_out",
+        "fan_in_fan_out",  # of Conv1D alone: PEFT sets it where it saves
         "inference_mode",
         "layers_pattern",
         "layers_to_transform",

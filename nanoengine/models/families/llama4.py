@@ -21,7 +21,7 @@ NAMES = TensorNames(
 
 
 def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
-    fields.ignore("boi_token_index", "eoi_token_index", "image_token_index", "for_llm_compressor")
+    fields.ignore("for_llm_compressor")
     count = fields.integer("num_hidden_layers", most=MAX_LAYERS)
     is_split = fields.flag("linears_are_split")  # as in GGUF files
     rotates, experts = which_rotate(fields, count), _experts(fields, is_split)

@@ -22,15 +22,12 @@ def hybrid_layers(
         types: if the file says nothing.
 
     Raises:
-        UnsupportedModel: other types, or no layer with attention, or none with states.
+        UnsupportedModel: other types, or none.
     """
     found = layer_types_of(fields, names) or types
     if found is None:
         raise UnsupportedModel(f"layer_types is missing in {fields.where}: it must name the layers with attention")
-    layers = [LayerConfig(rope=None, mixer=mixer) if _has_state(kind) else LayerConfig(rope=rope) for kind in found]
-    if len({layer.mixer for layer in layers}) < 2:
-        raise fields.wrong("layer_types", list(found), "there must be layers with attention, and others with states")
-    return layers
+    return [LayerConfig(rope=None, mixer=mixer) if _has_state(kind) else LayerConfig(rope=rope) for kind in found]
 
 
 def _has_state(kind: str) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from typing import Any
 
 from nanoengine.models.gguf.keys import Keys
-from nanoengine.models.gguf.tensor_names import DELTA_NETS, PACKED_BA, PACKED_QKVZ
+from nanoengine.models.gguf.tensor_names import DELTA_NETS, LFM2, PACKED_BA, PACKED_QKVZ
 
 DELTA_KEYS = {
     "ssm.conv_kernel": "linear_conv_kernel_dim",
@@ -69,7 +69,7 @@ def complete_hybrid(keys: Keys, config: dict[str, Any], tensors: Collection[str]
         config.setdefault("num_local_experts", 0)
         config.setdefault("shared_intermediate_size", config["intermediate_size"])
     if have_states is not None:
-        kinds = "full_attention", "conv" if name == "Lfm2ForCausalLM" else "linear_attention"
+        kinds = "full_attention", "conv" if name in LFM2 else "linear_attention"
         config["layer_types"] = [kinds[bool(is_so)] for is_so in have_states[: config["num_hidden_layers"]]]
 
 

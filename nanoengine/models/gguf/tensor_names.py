@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from nanoengine.models.gguf.routers import num_experts
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -46,17 +48,30 @@ NORMS_AROUND = {
 }
 NORMS_OF_DELTA_NETS = {"attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
 """Norms before attention and MLP, of OLMo 2 after them, or of Gemma both: the middle one has one name at Hugging Face's.
-That before the MLPs of Qwen3-Next and Qwen3.5 has the name of one behind attention."""
+That before the MLPs of Qwen3-Next, Qwen3.5 and Seed-OSS has the name of one behind attention."""
 
+LFM2 = ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM")
 GEMMA = {"Gemma2ForCausalLM", "Gemma3ForCausalLM"}
 DELTA_NETS = {"Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"}
+GUESSING = DELTA_NETS | {"Glm4MoeForCausalLM"}
+"""Architectures whose files may have layers behind the last, which guess ahead."""
+
 SHIFTED = GEMMA | DELTA_NETS
 """Architectures whose norms are 1 + w at Hugging Face's, and w in these files; but for those of `MIXERS`."""
 
+NORMS_OF_LFM2 = {"attn_norm": "operator_norm", "ffn_norm": "ffn_norm"}
 NORMS: dict[str, dict[str, str]] = {
     "GptOssForCausalLM": NORMS_BEFORE | NORMS_OF_DELTA_NETS,
-    **dict.fromkeys(("Olmo2ForCausalLM", "Olmo3ForCausalLM"), NORMS_AFTER),
-    "Lfm2ForCausalLM": {"attn_norm": "operator_norm", "ffn_norm": "ffn_norm"},
+    **dict.fromkeys(("Olmo2ForCausalLM", "Olmo3ForCausalLM", "Exaone4ForCausalLM"), NORMS_AFTER),
+    "SeedOssForCausalLM": NORMS_OF_DELTA_NETS,
+    "Glm4ForCausalLM": {
+        "attn_norm": "input_layernorm",
+        "post_attention_norm": "post_self_attn_layernorm",
+        "ffn_norm": "post_attention_layernorm",
+        "post_ffw_norm": "post_mlp_layernorm",
+    },
+    **dict.fromkeys(LFM2, NORMS_OF_LFM2),
+    "Glm4MoeForCausalLM": NORMS_OF_DELTA_NETS,
     **dict.fromkeys(GEMMA, NORMS_AROUND),
     **dict.fromkeys(DELTA_NETS, NORMS_OF_DELTA_NETS),
 }
@@ -70,27 +85,41 @@ EXPERTS = {
 }
 SHARED = {f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")}
 
+SEVERAL_SHARED = {name: found.replace("expert", "experts") for name, found in SHARED.items()}
+
+
+def _numbered(prefix: str) -> dict[str, str]:
+    """Experts whose matrices have numbers."""
+    parts = {"gate": "w1", "down": "w2", "up": "w3"}
+    return {"ffn_gate_inp": f"{prefix}.gate"} | {
+        f"ffn_{part}_exps": f"{prefix}.experts.{{}}.{name}" for part, name in parts.items()
+    }
+
+
+OF_LFM2 = {
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+}
 OWN: dict[str, dict[str, str]] = {
-    "MixtralForCausalLM": {
-        "ffn_gate_inp": "block_sparse_moe.gate",
-        "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
-        "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
-        "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
-    },
+    **dict.fromkeys(("MixtralForCausalLM", "MiniMaxM2ForCausalLM"), _numbered("block_sparse_moe")),
+    **dict.fromkeys(("Glm4MoeForCausalLM", "Dots1ForCausalLM", "Ernie4_5_MoeForCausalLM"), EXPERTS | SEVERAL_SHARED),
     **dict.fromkeys(("Qwen3MoeForCausalLM", "GraniteMoeForCausalLM"), EXPERTS),
     "GptOssForCausalLM": EXPERTS | {"attn_out": "self_attn.o_proj"},
     **dict.fromkeys(("Qwen2MoeForCausalLM", "Qwen3NextForCausalLM", "Qwen3_5MoeForCausalLM"), EXPERTS | SHARED),
     **dict.fromkeys(("GraniteMoeHybridForCausalLM", "GraniteMoeSharedForCausalLM"), EXPERTS | SHARED),
     "Llama4ForCausalLM": EXPERTS | SHARED,
-    "Lfm2ForCausalLM": {
-        "attn_output": "self_attn.out_proj",
-        "attn_q_norm": "self_attn.q_layernorm",
-        "attn_k_norm": "self_attn.k_layernorm",
-        "ffn_gate": "feed_forward.w1",
-        "ffn_up": "feed_forward.w3",
-        "ffn_down": "feed_forward.w2",
-    },
+    "Lfm2ForCausalLM": OF_LFM2,
+    "Lfm2MoeForCausalLM": OF_LFM2 | _numbered("feed_forward"),
     "Phi3ForCausalLM": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+    "Glm4ForCausalLM": {"ffn_up": "mlp.gate_up_proj"},
+    "HunYuanDenseV1ForCausalLM": {
+        "attn_q_norm": "self_attn.query_layernorm",
+        "attn_k_norm": "self_attn.key_layernorm",
+    },
 }
 """Architecture -> what its layers have of their own, or otherwise; {} is the number of an expert."""
 
@@ -163,7 +192,14 @@ DELTA_NET = (
     }
     | SHARED_GATE
 )
-HYBRIDS = DELTA_NETS | {"GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM"}
+SHORT_CONV = {
+    "shortconv.conv.weight": HFTensor("conv.conv.weight", change=_filters),
+    "shortconv.in_proj.weight": HFTensor("conv.in_proj.weight"),
+    "shortconv.out_proj.weight": HFTensor("conv.out_proj.weight"),
+}
+CHOICE = "exp_probs_b.bias"
+CHOICE_OF_GATE = {CHOICE: HFTensor("mlp.gate.e_score_correction_bias")}
+HYBRIDS = DELTA_NETS | {"GraniteMoeHybridForCausalLM", *LFM2}
 MIXERS: dict[str, dict[str, HFTensor]] = {
     **dict.fromkeys(DELTA_NETS, DELTA_NET),
     "Qwen2MoeForCausalLM": SHARED_GATE,
@@ -175,13 +211,13 @@ MIXERS: dict[str, dict[str, HFTensor]] = {
         "ssm_conv1d.bias": HFTensor("mamba.conv1d.bias"),
         "ssm_in.weight": HFTensor("mamba.in_proj.weight"),
     },
-    "Lfm2ForCausalLM": {
-        "shortconv.conv.weight": HFTensor("conv.conv.weight", change=_filters),
-        "shortconv.in_proj.weight": HFTensor("conv.in_proj.weight"),
-        "shortconv.out_proj.weight": HFTensor("conv.out_proj.weight"),
-    },
+    "Lfm2ForCausalLM": SHORT_CONV,
+    "Lfm2MoeForCausalLM": SHORT_CONV | {CHOICE: HFTensor("feed_forward.expert_bias")},
+    "MiniMaxM2ForCausalLM": {CHOICE: HFTensor("block_sparse_moe.e_score_correction_bias")},
+    "Ernie4_5_MoeForCausalLM": {CHOICE: HFTensor("mlp.moe_statics.e_score_correction_bias", change=_row)},
+    **dict.fromkeys(("Glm4MoeForCausalLM", "Dots1ForCausalLM"), CHOICE_OF_GATE),
 }
-"""Architecture -> what is in layers with states, or changed otherwise than by name."""
+"""Architecture -> what is in layers with states, or changed otherwise than by name; biases that experts are chosen by, too."""
 
 
 def hf_tensor(name: str, config: Mapping[str, Any]) -> list[HFTensor]:
@@ -199,13 +235,13 @@ def hf_tensor(name: str, config: Mapping[str, Any]) -> list[HFTensor]:
         return []
     layer, _, own = name.removeprefix("blk.").partition(".")
     if name.startswith("blk.") and layer.isdecimal():
-        if architecture in DELTA_NETS and int(layer) >= config["num_hidden_layers"]:
+        if architecture in GUESSING and int(layer) >= config["num_hidden_layers"]:
             return []
         if (whole := MIXERS.get(architecture, {}).get(own)) is not None:
             return [whole._replace(name=f"model.layers.{layer}.{whole.name}")]
     match = NAME.fullmatch(name)
     norms = NORMS.get(architecture, NORMS_BEFORE)
-    outer = LFM2_OUTER if architecture == "Lfm2ForCausalLM" else OUTER
+    outer = LFM2_OUTER if architecture in LFM2 else OUTER
     known = outer if match is None or match["layer"] is None else LAYER | norms | OWN.get(architecture, {})
     if match is None or match["what"] not in known:
         return [HFTensor(name)]
@@ -214,8 +250,7 @@ def hf_tensor(name: str, config: Mapping[str, Any]) -> list[HFTensor]:
     if "{}" in found and kind == "bias":  # one tensor has those of all experts
         return [HFTensor(found.replace(".{}.", ".").replace(".bias", "_bias"))]
     if "{}" in found:
-        experts = config.get("num_experts", config.get("num_local_experts", 0))
-        return [HFTensor(found.format(number), expert=number) for number in range(experts)]
+        return [HFTensor(found.format(number), expert=number) for number in range(num_experts(config))]
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     change = _one_less if architecture in SHIFTED and found.endswith("norm.weight") else None
     return [HFTensor(found, heads.get(what, 0) if architecture in PAIRED else 0, change=change)]

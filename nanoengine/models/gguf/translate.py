@@ -8,158 +8,38 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from nanoengine.errors import InvalidWeights, UnsupportedModel, shown
-from nanoengine.models.gguf.file import GGUFFile
-from nanoengine.models.gguf.hybrids import (
-    DELTA_EXPERT_KEYS,
-    DELTA_KEYS,
-    LFM2_KEYS,
-    MAMBA_KEYS,
-    OF_STATES,
-    complete_hybrid,
+from nanoengine.models.gguf.architectures import (
+    ARCHITECTURES,
+    COMMON_KEYS,
+    GRANITE_KEYS,
+    MIXED,
+    VARIANTS,
+    WINDOW,
+    Architecture,
 )
+from nanoengine.models.gguf.file import GGUFFile
+from nanoengine.models.gguf.hybrids import OF_STATES, complete_hybrid
 from nanoengine.models.gguf.keys import Keys
 from nanoengine.models.gguf.rope import EPSILON, rope_parameters
+from nanoengine.models.gguf.routers import NORMALIZED, complete_router, num_experts
 from nanoengine.models.gguf.tensor_names import EMBEDDING, HEAD, HYBRIDS
-
-
-class Architecture(NamedTuple):
-    """What tells an architecture from the others."""
-
-    name: str  # Hugging Face's
-    model_type: str
-    keys: Mapping[str, str] = {}  # its own, and what Hugging Face calls them
-    fixed: Mapping[str, Any] = {}  # what its files do not say, because it is always so
-    activation: Mapping[str, str] = {
-        "hidden_act": "silu"
-    }  # the field that names it at Hugging Face's, and its value there
-    fits_float16: bool = True  # whether what it adds up over its layers stays below 65,504, where float16 ends
-
-
-COMMON_KEYS = {
-    "block_count": "num_hidden_layers",
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    EPSILON: "rms_norm_eps",
-}
-"""What every file must say."""
-
-MIXTURE_KEYS = {"expert_used_count": "num_experts_per_tok", "expert_count": "num_local_experts"}
-QWEN_MOE_KEYS = {
-    "expert_used_count": "num_experts_per_tok",
-    "expert_count": "num_experts",
-    "expert_feed_forward_length": "moe_intermediate_size",
-}
-WINDOW, WINDOWS = "attention.sliding_window", "attention.sliding_window_pattern"
-WINDOW_KEYS = {WINDOW: "sliding_window"}
-GRANITE_KEYS = {
-    "attention.scale": "attention_multiplier",
-    "embedding_scale": "embedding_multiplier",
-    "residual_scale": "residual_multiplier",
-    "logit_scale": "logits_scaling",
-}
-GEMMA_KEYS = WINDOW_KEYS | {"final_logit_softcapping": "final_logit_softcapping"}
-GEMMA_ACTIVATION = {"hidden_activation": "gelu_pytorch_tanh"}
-MIXED = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
-IS_SPLIT = {"linears_are_split": True}
-"""Not Hugging Face's: matrices that its files have in one tensor are tensors for each, under the usual names."""
-
-VARIANTS = {"llama": "expert_count", "olmo2": WINDOW, "granitemoe": "expert_shared_feed_forward_length"}
-"""Architectures that are two of Hugging Face's, and the key that the second has."""
-
-LLAMA = Architecture("LlamaForCausalLM", "llama")
-QWEN2, QWEN3 = Architecture("Qwen2ForCausalLM", "qwen2"), Architecture("Qwen3ForCausalLM", "qwen3")
-QWEN3_MOE = Architecture("Qwen3MoeForCausalLM", "qwen3_moe", QWEN_MOE_KEYS, MIXED)
-OLMO3 = Architecture("Olmo3ForCausalLM", "olmo3", WINDOW_KEYS)
-GPT_OSS = Architecture(
-    *("GptOssForCausalLM", "gpt_oss", WINDOW_KEYS | MIXTURE_KEYS | {"expert_feed_forward_length": "intermediate_size"}),
-    fixed=IS_SPLIT,
-    fits_float16=False,
-)
-ARCHITECTURES = {
-    "llama": LLAMA,
-    "llama with expert_count": Architecture("MixtralForCausalLM", "mixtral", MIXTURE_KEYS),
-    "llama4": Architecture(
-        "Llama4ForCausalLM",
-        "llama4_text",
-        MIXTURE_KEYS
-        | {"feed_forward_length": "intermediate_size_mlp", "expert_feed_forward_length": "intermediate_size"}
-        | {"interleave_moe_layer_step": "interleave_moe_layer_step", WINDOW: "attention_chunk_size"}
-        | {"attention.chunk_size": "attention_chunk_size"},  # Ollama's
-        IS_SPLIT | {"attention_chunk_size": 8192},
-    ),
-    "mistral3": LLAMA,
-    "smollm3": Architecture("SmolLM3ForCausalLM", "smollm3"),
-    "qwen2": QWEN2,
-    "qwen2moe": Architecture(
-        "Qwen2MoeForCausalLM",
-        "qwen2_moe",
-        QWEN_MOE_KEYS | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
-        MIXED | {"norm_topk_prob": False},
-    ),
-    "qwen2vl": QWEN2,
-    "qwen25vl": QWEN2,  # Ollama's name
-    "qwen3": QWEN3,
-    "qwen3moe": QWEN3_MOE,
-    "qwen3vl": QWEN3,
-    "qwen3vlmoe": QWEN3_MOE,
-    "phi3": Architecture("Phi3ForCausalLM", "phi3", WINDOW_KEYS),
-    "granite": Architecture("GraniteForCausalLM", "granite", GRANITE_KEYS),
-    "granitemoe": Architecture("GraniteMoeForCausalLM", "granitemoe", GRANITE_KEYS | MIXTURE_KEYS, IS_SPLIT),
-    "granitemoe with expert_shared_feed_forward_length": Architecture(
-        "GraniteMoeSharedForCausalLM",
-        "granitemoeshared",
-        GRANITE_KEYS | MIXTURE_KEYS | {"expert_shared_feed_forward_length": "shared_intermediate_size"},
-        IS_SPLIT,
-    ),
-    "olmo2": Architecture("Olmo2ForCausalLM", "olmo2"),
-    "olmo2 with attention.sliding_window": OLMO3,
-    "olmo3": OLMO3,  # Ollama's name
-    "gpt-oss": GPT_OSS,
-    "gptoss": GPT_OSS,  # Ollama's name
-    "gemma2": Architecture(
-        *("Gemma2ForCausalLM", "gemma2", GEMMA_KEYS | {"attn_logit_softcapping": "attn_logit_softcapping"}),
-        activation=GEMMA_ACTIVATION,
-        fits_float16=False,
-    ),
-    "gemma3": Architecture(
-        *("Gemma3ForCausalLM", "gemma3_text", GEMMA_KEYS),
-        activation=GEMMA_ACTIVATION,
-        fits_float16=False,
-    ),
-    # Kernels of layers with states know no float16.
-    "lfm2": Architecture("Lfm2ForCausalLM", "lfm2", LFM2_KEYS, {"block_auto_adjust_ff_dim": False}, {}, False),
-    "qwen3next": Architecture(
-        "Qwen3NextForCausalLM", "qwen3_next", DELTA_KEYS | DELTA_EXPERT_KEYS, MIXED, fits_float16=False
-    ),
-    "qwen35": Architecture("Qwen3_5ForCausalLM", "qwen3_5_text", DELTA_KEYS, fits_float16=False),
-    "qwen35moe": Architecture(
-        "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", DELTA_KEYS | DELTA_EXPERT_KEYS, MIXED, fits_float16=False
-    ),
-    "granitehybrid": Architecture(
-        "GraniteMoeHybridForCausalLM",
-        "granitemoehybrid",
-        GRANITE_KEYS | MAMBA_KEYS,
-        IS_SPLIT,
-        fits_float16=False,
-    ),
-}
-"""Architectures by llama.cpp's names."""
 
 ZERO_IS_NONE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
 
 PATTERNED = ("Gemma3ForCausalLM", "Olmo3ForCausalLM", "GptOssForCausalLM")
 """Architectures whose layers have windows by a pattern; it has a default."""
 
+WINDOWS = "attention.sliding_window_pattern"
 GEMMA_27B_LAYERS = {"Gemma2ForCausalLM": 46, "Gemma3ForCausalLM": 62}
 """How llama.cpp knows those whose scores are scaled by hidden_size / heads, and not by the size of a head."""
 
 BIASES = {
     "attention_bias": (".attn_q.bias", ".attn_k.bias", ".attn_v.bias", ".attn_output.bias"),
+    "attention_out_bias": (".attn_output.bias",),
+    "use_bias": (".attn_output.bias",),
     "mlp_bias": (".ffn_gate.bias", ".ffn_up.bias", ".ffn_down.bias"),
 }
 """Switches of a config -> the tensors that say that they are on."""
@@ -168,6 +48,10 @@ SWITCHES = {
     **dict.fromkeys(("LlamaForCausalLM", "GraniteForCausalLM", "SmolLM3ForCausalLM"), ("attention_bias", "mlp_bias")),
     **dict.fromkeys(("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"), ("attention_bias",)),
     **dict.fromkeys(("Olmo2ForCausalLM", "Olmo3ForCausalLM"), ("attention_bias",)),
+    "SeedOssForCausalLM": ("attention_bias", "attention_out_bias", "mlp_bias"),
+    "Glm4ForCausalLM": ("attention_bias",),
+    "Ernie4_5ForCausalLM": ("use_bias",),
+    "HunYuanDenseV1ForCausalLM": ("attention_bias",),
 }
 """Which of them a config has; of other architectures it is fixed."""
 
@@ -204,6 +88,10 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     if ours.name in HYBRIDS:
         complete_hybrid(keys, config, file.tensors)
     config |= {name: config[name] or None for name in ZERO_IS_NONE if name in config}
+    if ours.name == "Exaone4ForCausalLM":
+        config |= _layer_types(keys, config["num_hidden_layers"])
+    if ours.name in NORMALIZED:
+        complete_router(keys, config, file)
     if ours.keys.items() >= GRANITE_KEYS.items():
         _complete_granite(keys, config)
     if (layers_of_27b := GEMMA_27B_LAYERS.get(ours.name)) is not None:
@@ -220,7 +108,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     if ours.name == "Phi3ForCausalLM":  # which reads it there alone
         config["original_max_position_embeddings"] = rope.get("original_max_position_embeddings", 4096)
     keys.check_rest()
-    _check_experts(file, config.get("num_local_experts", config.get("num_experts", 0)))
+    _check_experts(file, num_experts(config))
     return config | _special_tokens(file) | _from_tensors(file, ours.name)
 
 

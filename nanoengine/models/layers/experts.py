@@ -1,7 +1,7 @@
 """A sparse MLP: a router chooses experts for every token, and their outputs are added up by how likely it thinks them.
 
-Mixtral (Jiang et al., 2024), Qwen3-MoE (Qwen3 technical report, 2025) and gpt-oss (OpenAI, 2025), in the numerics and tensor
-names of transformers.
+Mixtral (Jiang et al., 2024), Qwen3-MoE (Qwen3 technical report, 2025), gpt-oss (OpenAI, 2025), and the router of DeepSeek-V3
+(2024), in the numerics and tensor names of transformers.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Experts:
         self.kernels, self.facts = factory.kernels, facts
         count, width = facts.num_experts, facts.intermediate_size
         self.router = Linear(factory, hidden_size, count, bias=facts.has_biases)
+        self.choice_bias = factory.floats(*facts.bias_shape) if facts.bias_shape else None
         gate, up = factory.experts(count, width, hidden_size), factory.experts(count, width, hidden_size)
         down, biases = factory.experts(count, hidden_size, width), None
         if facts.has_biases:
@@ -65,11 +66,34 @@ class Experts:
         if self.facts.weighs_inputs:
             highest, chosen = logits.topk(self.facts.num_chosen)
             return chosen, highest
-        probabilities = logits.softmax(-1, dtype=torch.float32)
-        factors, chosen = probabilities.topk(self.facts.num_chosen)
-        if self.facts.normalize:
-            factors = factors / factors.sum(-1, keepdim=True)
-        return chosen, factors
+        facts = self.facts
+        if facts.scores == "sigmoid":  # by the kernel: in a vector of torch's, one may depend on its place
+            logits = logits.float()
+            scores = self.kernels.sigmoid_gate(torch.ones_like(logits), logits)
+        else:
+            scores = logits.softmax(-1, dtype=torch.float32)
+        if self.choice_bias is None and facts.num_groups == 1:
+            factors, chosen = scores.topk(facts.num_chosen)
+        else:
+            chosen = self._best_groups(scores if self.choice_bias is None else scores + self.choice_bias)
+            chosen = chosen.topk(facts.num_chosen)[1]
+            factors = scores.gather(-1, chosen)
+        if facts.normalize:
+            total = factors.sum(-1, keepdim=True)
+            if facts.added_to_sum:
+                total = total + facts.added_to_sum
+            factors = factors / (total.clamp(min=facts.least_sum) if facts.least_sum else total)
+        return chosen, factors if facts.scale == 1.0 else factors * facts.scale
+
+    def _best_groups(self, scores: Tensor) -> Tensor:
+        """The scores of the groups that may be chosen from, and -inf for all others."""
+        facts = self.facts
+        if facts.groups_chosen == facts.num_groups:
+            return scores
+        groups = scores.unflatten(-1, (facts.num_groups, -1))
+        best = groups.topk(2)[0].sum(-1).topk(facts.groups_chosen)[1]
+        others = torch.ones(groups.shape[:2], dtype=torch.bool, device=scores.device).scatter_(1, best, False)
+        return groups.masked_fill(others[..., None], -torch.inf).flatten(-2)
 
     def slots(
         self, prefix: str, router: str, names: Sequence[str], gate_up: Sequence[str] = ("gate_proj", "up_proj")
@@ -81,6 +105,8 @@ class Experts:
         """
         # A choice between experts is not worth the bytes of so small a matrix: it is never quantized.
         slots: dict[str, WeightSlot] = {name: dense(slot) for name, slot in self.router.slots(prefix, router).items()}
+        if self.choice_bias is not None:
+            slots[f"{prefix}.{router}.e_score_correction_bias"] = self.choice_bias
         gate, up, down_weights = self.mixture.weights
         if self.facts.are_stacked:
             both, down = (f"{prefix}.experts.{name}" for name in names)

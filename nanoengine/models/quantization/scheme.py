@@ -174,7 +174,7 @@ def _weights(weights: ConfigFields, form: object) -> Scheme:
 def _fp8(fields: ConfigFields) -> Scheme:
     """vLLM's and AutoFP8's (https://github.com/neuralmagic/AutoFP8), and with blocks DeepSeek-V3's."""
     fields.expect("activation_scheme", "dynamic", "static")
-    fields.expect("fmt", "e4m3")
+    fields.expect("fmt", "e4m3", "float8_e4m3fn")
     fields.refuse("kv_cache_scheme", "K/V is kept in the dtype of the model; take it out to compute without it")
     fields.ignore("ignored_layers", "ignore_patterns", "modules_to_not_convert", "modules_to_convert", "scale_fmt")
     fields.expect("dequantize", False)

@@ -26,6 +26,7 @@ SIX_HEADS = {"linear_num_value_heads": 6}
 WIDE = {"hidden_size": 64, "intermediate_size": 96}
 WIDE_OF = {
     "LFM2": WIDE,
+    "LFM2-MoE": WIDE | {"moe_intermediate_size": 32},
     "Qwen3.5": WIDE | SIX_HEADS,
     "Qwen3-Next": WIDE | {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
     "Granite 4": WIDE | {"shared_intermediate_size": 96},
@@ -34,6 +35,7 @@ WIDE_OF = {
 
 SHAPES: dict[str, dict[str, Any]] = {
     "LFM2": {},
+    "LFM2-MoE": {},
     "Qwen3.5": SIX_HEADS,
     "Qwen3.5, odd sizes": {},
     "Qwen3-Next": {},
@@ -112,7 +114,7 @@ def test_layers_that_guess_ahead_are_left_out_and_named(tmp_path: Path, caplog: 
     [
         ("LFM2", {"attention__head_count_kv": [0, 2]}, r"head_count_kv .*a count of each of 4 layers"),
         ("LFM2", {"attention__head_count_kv": [0, 2, 1, 0]}, r"head_count_kv .*equal in all layers"),
-        ("LFM2", {"attention__head_count_kv": [0, 0, 0, 0]}, r"layers with attention"),
+        ("LFM2", {"attention__head_count_kv": [0, 0, 0, 0]}, r"num_key_value_heads is 0"),
         ("LFM2", {"shortconv__l_cache": None}, r"no lfm2\.shortconv\.l_cache"),
         ("Qwen3.5", {"ssm__inner_size": 63}, r"ssm\.inner_size 63; supported is a multiple of 4"),
         ("Qwen3.5", {"ssm__time_step_rank": 0}, r"ssm\.inner_size 64; supported is a multiple of 0"),

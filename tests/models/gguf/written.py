@@ -34,6 +34,15 @@ ARCHITECTURES = {
     "olmo2": MODEL_ARCH.OLMO2,
     "gemma2": MODEL_ARCH.GEMMA2,
     "gemma3_text": MODEL_ARCH.GEMMA3,
+    "seed_oss": MODEL_ARCH.SEED_OSS,
+    "glm4": MODEL_ARCH.GLM4,
+    "exaone4": MODEL_ARCH.EXAONE4,
+    "ernie4_5": MODEL_ARCH.ERNIE4_5,
+    "hunyuan_v1_dense": MODEL_ARCH.HUNYUAN_DENSE,
+    "glm4_moe": MODEL_ARCH.GLM4_MOE,
+    "minimax_m2": MODEL_ARCH.MINIMAXM2,
+    "ernie4_5_moe": MODEL_ARCH.ERNIE4_5_MOE,
+    "dots1": MODEL_ARCH.DOTS1,
 }
 """Hugging Face's model types, and llama.cpp's architecture of each."""
 
@@ -55,7 +64,13 @@ BY_TYPE = {
     "full_attention": YARN | {"attention_factor": 1.2},
     "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
 }
+ROUTED = {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "routed_scaling_factor": 2.5, "norm_topk_prob": True}
+ROUTED |= {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "n_shared_experts": 2}
 OWN: dict[str, dict[str, Any]] = {
+    "glm4_moe": ROUTED | {"attention_bias": True, "use_qk_norm": True, "partial_rotary_factor": 0.5},
+    "minimax_m2": {"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "rotary_dim": 16},
+    "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32},
+    "dots1": ROUTED | {"sliding_window": None},
     "llama": {"attention_bias": True, "mlp_bias": True},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3": {"head_dim": 32},
@@ -70,6 +85,9 @@ OWN: dict[str, dict[str, Any]] = {
     | {"rope_parameters": YARN | {"truncate": False}},
     "llama4_text": {"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size_mlp": 64}
     | {"interleave_moe_layer_step": 2, "num_hidden_layers": 4},
+    "glm4": {"head_dim": 32, "partial_rotary_factor": 0.5},
+    "exaone4": {"sliding_window": 20, "layer_types": ["full_attention", "sliding_attention"]},
+    "hunyuan_v1_dense": {"head_dim": 32},
     "granite": GRANITE,
     "granitemoe": GRANITE | {"num_local_experts": 4},
     "granitemoeshared": GRANITE | {"num_local_experts": 4, "shared_intermediate_size": 32},
@@ -94,6 +112,9 @@ def tiny_model(model_type: str, folder: Path, **options: Any) -> tuple[Any, dict
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0, 0.3)
+        for name, buffer in model.named_buffers():
+            if name.endswith("_bias"):  # of a router
+                buffer.normal_(0, 0.3)
     model.save_pretrained(folder)
     return model, load_file(folder / "model.safetensors")
 
@@ -125,6 +146,8 @@ def write_gguf(
     names = get_tensor_name_map(arch, config.num_hidden_layers)
     stored: dict[str, Tensor] = {}
     for name, tensor in _paired(_stacked(_split(tensors, config.model_type)), config).items():
+        name = name.replace("_correction_bias", "_correction.bias")
+        tensor = tensor.flatten() if name.endswith("_correction.bias") else tensor
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, name
         stored[rename(found)] = (
@@ -179,6 +202,8 @@ def _metadata(config: Any) -> dict[str, Any]:
         values |= {"vocab_size": config.vocab_size, "rope.dimension_count": size}
     if experts := getattr(config, "num_experts", getattr(config, "num_local_experts", None)):
         values |= {"expert_count": experts, "expert_used_count": config.num_experts_per_tok}
+    if config.model_type in ("glm4_moe", "minimax_m2", "ernie4_5_moe", "dots1"):
+        values |= _routed(config, config.rope_parameters.get("partial_rotary_factor", 1.0))
     if config.model_type in ("qwen2_moe", "qwen3_moe"):
         values["expert_feed_forward_length"] = config.moe_intermediate_size
     if config.model_type == "qwen2_moe":
@@ -195,7 +220,11 @@ def _metadata(config: Any) -> dict[str, Any]:
         values["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
     if config.model_type == "gemma2":
         values |= {name: getattr(config, name) for name in ("attn_logit_softcapping", "final_logit_softcapping")}
-    if config.model_type in ("phi3", "gemma2", "gemma3_text", "gpt_oss", "olmo3"):
+    if config.model_type == "glm4":
+        values["rope.dimension_count"] = int(head_dim * config.rope_parameters["partial_rotary_factor"])
+    if config.model_type == "exaone4":
+        values["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
+    if config.model_type in ("phi3", "gemma2", "gemma3_text", "gpt_oss", "olmo3", "exaone4"):
         values["attention.sliding_window"] = config.sliding_window or 0
     if config.model_type.startswith("granite"):
         values |= {"attention.scale": config.attention_multiplier, "embedding_scale": config.embedding_multiplier}
@@ -226,6 +255,28 @@ def _split(tensors: Mapping[str, Tensor], model_type: str) -> dict[str, Tensor]:
         else:
             result[f"{name}.weight" if name.endswith("sinks") else name] = tensor
     return result
+
+
+def _routed(config: Any, rotated: float) -> dict[str, Any]:
+    """What the converter says of a router and its experts."""
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    values = {"rope.dimension_count": int(size * rotated), "expert_gating_func": 2}
+    values["expert_feed_forward_length"] = getattr(config, "moe_intermediate_size", config.intermediate_size)
+    if config.model_type == "ernie4_5_moe":
+        more = {"expert_shared_count": config.moe_num_shared_experts, "expert_gating_func": 1}
+        more |= {"leading_dense_block_count": config.moe_layer_start_index}
+        more["interleave_moe_layer_step"] = config.moe_layer_interval
+        return values | more | {"expert_shared_feed_forward_length": 7}  # no width of any tensor
+    if config.model_type == "minimax_m2":
+        return values
+    return values | {
+        "expert_shared_count": config.n_shared_experts,
+        "leading_dense_block_count": config.first_k_dense_replace,
+        "expert_weights_scale": config.routed_scaling_factor,
+        "expert_weights_norm": config.norm_topk_prob,
+        "expert_group_count": config.n_group,
+        "expert_group_used_count": config.topk_group,
+    }
 
 
 def _stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

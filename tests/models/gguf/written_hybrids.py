@@ -18,6 +18,7 @@ from tests.models.gguf.written import write_file
 Tensors = dict[str, Tensor]
 ARCHITECTURES = {
     "lfm2": MODEL_ARCH.LFM2,
+    "lfm2_moe": MODEL_ARCH.LFM2MOE,
     "qwen3_next": MODEL_ARCH.QWEN3NEXT,
     "qwen3_5_text": MODEL_ARCH.QWEN35,
     "qwen3_5_moe_text": MODEL_ARCH.QWEN35MOE,
@@ -102,7 +103,10 @@ def _metadata(config: Mapping[str, Any]) -> dict[str, Any]:
         return values
     attends = [kind in ("full_attention", "attention") for kind in kinds]
     values["attention.head_count_kv"] = [config["num_key_value_heads"] * own for own in attends]
-    if model_type == "lfm2":
+    if model_type == "lfm2_moe":
+        values |= {"expert_count": config["num_experts"], "leading_dense_block_count": config["num_dense_layers"]}
+        values |= {"expert_feed_forward_length": config["moe_intermediate_size"], "expert_gating_func": 2}
+    if model_type.startswith("lfm2"):
         return values | {"shortconv.l_cache": config["conv_L_cache"]}
     values["ssm.inner_size"] = config["mamba_expand"] * config["hidden_size"]
     if not config["num_local_experts"]:
@@ -119,7 +123,7 @@ def _converted(tensors: Mapping[str, Tensor], config: Mapping[str, Any], legacy:
     for name, tensor in tensors.items():
         for found, changed in _split(name, tensor, config, legacy).items():
             done[found] = _changed(found, changed, config)
-    if model_type in ("qwen3_next", "qwen3_5_moe_text"):
+    if model_type in ("lfm2_moe", "qwen3_next", "qwen3_5_moe_text"):
         return _stacked(done)
     return done
 
@@ -148,6 +152,10 @@ def _changed(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Tensor:
 def _split(name: str, tensor: Tensor, config: Mapping[str, Any], legacy: bool) -> Tensors:
     """Matrices that Hugging Face has in one tensor, and names that the table has otherwise."""
     before = name.rpartition(".linear_attn.")[0] or name.rpartition(".mamba.")[0]
+    if ".feed_forward.experts." in name:
+        return {name.removeprefix("model."): tensor}
+    if name.endswith(".expert_bias"):
+        return {f"{name}.bias": tensor}
     if name.endswith(".dt_bias"):
         return {f"{name.removesuffix('.dt_bias')}.dt_proj.bias": tensor}
     if name.endswith(".in_proj_qkvz.weight") and not legacy:

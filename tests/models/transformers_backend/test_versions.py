@@ -23,7 +23,7 @@ PACKAGES = f"transformers=={VERSION}.0 huggingface_hub==1.5.0 tokenizers==0.22.0
 OUT_OF_REACH = "No matching distribution found", "Max retries exceeded", "No module named pip"
 """What pip says where it is not there or finds no index."""
 
-NAMES = [f"{kind}ForCausalLM" for kind in ("SeedOss", "Qwen2Moe", "Cohere2", "DeepseekV3", "Bart")]
+NAMES = [f"{kind}ForCausalLM" for kind in ("SeedOss", "Olmoe", "Cohere2", "DeepseekV3", "Bart")]
 """Dense, of experts, of windows, of MLA, and one that counts its positions itself. GPT-2 has Conv1D."""
 
 JUDGE = """
@@ -62,7 +62,9 @@ def test_kv_on_disk_is_that_of_one_version(tmp_path: Path, monkeypatch: pytest.M
     cached = []
     for version in ("5.24.0", "5.24.0", "5.99.0"):
         monkeypatch.setattr("transformers.__version__", version)
-        with LLM(str(tmp_path), device="cpu", kv_disk_path=str(tmp_path / "kv"), use_tqdm=False) as llm:
+        with LLM(
+            str(tmp_path), device="cpu", kv_disk_path=str(tmp_path / "kv"), use_tqdm=False, model_impl="transformers"
+        ) as llm:
             (result,) = llm.generate([list(range(1, 50))], SamplingParams(max_tokens=1), use_tqdm=False)
         cached.append(result.num_cached_tokens)
     assert cached[0] == cached[2] == 0 < cached[1]

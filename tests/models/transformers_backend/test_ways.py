@@ -131,4 +131,4 @@ def test_the_start_up_line_says_who_computes(caplog: pytest.LogCaptureFixture) -
     with LLM("demo", **PLAIN) as llm:
         assert llm.built.models.model_config.dtype == "bfloat16"  # that of the files, whatever computes
     assert "layers by transformers " in caplog.messages[0]
-    assert "(attention, 36 products, 21 norms and 0 mixtures of experts by nanoengine)" in caplog.messages[0]
+    assert "(attention, 36 products, 21 norms by nanoengine)" in caplog.messages[0]

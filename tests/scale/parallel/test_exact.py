@@ -53,6 +53,7 @@ STATES: list[tuple[str, int, str, dict[str, Any]]] = [
     ("LFM2", 2, "bfloat16", {}),
     ("LFM2", 4, "Q4_K", {}),
     ("LFM2, biases, four taps, adjusted", 3, "int8", {}),
+    ("LFM2-MoE", 2, "bfloat16", {}),
     ("Qwen3.5", 2, "float32", {}),
     ("Qwen3.5", 3, "Q4_K", {}),  # two key heads: some ranks have the same one
     ("Qwen3.5", 4, "int8", {}),
