@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from nanoengine.models.gguf.hybrids import DELTA_EXPERT_KEYS, DELTA_KEYS, LFM2_KEYS, MAMBA_KEYS
-from nanoengine.models.gguf.rope import EPSILON
+from nanoengine.models.gguf.rope import EPSILON, GROWTH
 from nanoengine.models.gguf.routers import DEEPSEEK_KEYS, ERNIE_KEYS, LFM2_MOE_KEYS, MINIMAX_KEYS
 
 
@@ -56,7 +56,12 @@ MIXED = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []
 IS_SPLIT = {"linears_are_split": True}
 """Not Hugging Face's: matrices that its files have in one tensor are tensors for each, under the usual names."""
 
-VARIANTS = {"llama": "expert_count", "olmo2": WINDOW, "granitemoe": "expert_shared_feed_forward_length"}
+VARIANTS = {
+    "llama": "expert_count",
+    "mistral3": GROWTH,
+    "olmo2": WINDOW,
+    "granitemoe": "expert_shared_feed_forward_length",
+}
 """Architectures that are two of Hugging Face's, and the key that the second has."""
 
 LLAMA = Architecture("LlamaForCausalLM", "llama")
@@ -81,6 +86,7 @@ ARCHITECTURES = {
         IS_SPLIT | {"attention_chunk_size": 8192},
     ),
     "mistral3": LLAMA,
+    "mistral3 with attention.temperature_scale": Architecture("Ministral3ForCausalLM", "ministral3"),
     "smollm3": Architecture("SmolLM3ForCausalLM", "smollm3"),
     "qwen2": QWEN2,
     "qwen2moe": Architecture(

@@ -21,6 +21,17 @@ REALS = (
 )
 """How the keys end whose values need not be whole."""
 
+OF_OLLAMA = {
+    "attention.head_dim": "attention.key_length",
+    "rope.global.freq_base": "rope.freq_base",
+    "rope.local.freq_base": "rope.freq_base_swa",
+    "rope.scaling.beta_fast": "rope.scaling.yarn_beta_fast",
+    "rope.scaling.beta_slow": "rope.scaling.yarn_beta_slow",
+    "rope.scaling.mscale_all_dim": "rope.scaling.yarn_log_multiplier",
+    "rope.scaling_beta": "attention.temperature_scale",
+}
+"""Names of keys in files of Ollama -> llama.cpp's."""
+
 WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("attention.causal", "expert_weights_norm", "norm_top_k_prob"), (True,)),
     **dict.fromkeys(
@@ -29,6 +40,7 @@ WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), (0.0,)),
     **dict.fromkeys(("attention.sliding_window", "expert_count", "expert_used_count", "expert_shared_count"), (0,)),
     "expert_shared_feed_forward_length": (0,),
+    "rope.scaling.mscale": (1.0,),
     "expert_gating_func": (1,),
     "expert_weights_scale": (0.0, 1.0),
     "nextn_predict_layers": (0,),
@@ -54,7 +66,7 @@ class Keys:
     """
 
     def __init__(self, file: GGUFFile, known: Collection[str]):
-        self._path, self._metadata = file.path, file.metadata
+        self._path = file.path
         architecture = file.metadata.get("general.architecture")
         if not isinstance(architecture, str) or architecture not in known:
             raise UnsupportedModel(
@@ -62,10 +74,14 @@ class Keys:
             )
         self.architecture = architecture
         self._prefix = f"{self.architecture}."
-        self._unread = {key.removeprefix(self._prefix) for key in file.metadata if key.startswith(self._prefix)}
+        start = len(self._prefix)
+        own = {key[start:]: value for key, value in file.metadata.items() if key.startswith(self._prefix)}
+        renamed = {OF_OLLAMA[key]: value for key, value in own.items() if key in OF_OLLAMA}
+        self._values = renamed | {key: value for key, value in own.items() if key not in OF_OLLAMA}
+        self._unread = set(self._values)
 
     def __contains__(self, key: str) -> bool:
-        return self._prefix + key in self._metadata
+        return key in self._values
 
     def number(self, key: str, default: float | None = None, *, some_have_none: bool = False) -> Any:
         """A count, or a number where the key is of REALS; that of all layers if they have one each, or of those that have not 0.
@@ -103,7 +119,7 @@ class Keys:
         return value
 
     def is_list(self, key: str) -> bool:
-        return isinstance(self._metadata.get(self._prefix + key), np.ndarray | list)
+        return isinstance(self._values.get(key), np.ndarray | list)
 
     def text(self, key: str, default: str) -> str:
         value = self._read(key, default)
@@ -117,7 +133,7 @@ class Keys:
     def check_rest(self) -> None:
         """UnsupportedModel if a key was not read that could change what the model computes."""
         for key in sorted(key for key in self._unread if not NOT_OF_THE_MODEL.fullmatch(key)):
-            value = self._metadata[self._prefix + key]
+            value = self._values[key]
             if key not in WITHOUT_EFFECT:
                 raise UnsupportedModel(f"{self._path} has {self._prefix}{key} {shown(value)}, which is not supported")
             if isinstance(value, np.ndarray | list) or value not in WITHOUT_EFFECT[key]:
@@ -125,7 +141,7 @@ class Keys:
 
     def _read(self, key: str, default: Any) -> Any:
         self._unread.discard(key)
-        value = self._metadata.get(self._prefix + key, default)
+        value = self._values.get(key, default)
         if value is None:
             raise UnsupportedModel(f"{self._path} has no {self._prefix}{key}: convert the model anew")
         return value

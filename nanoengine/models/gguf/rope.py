@@ -13,6 +13,7 @@ from nanoengine.models.gguf.file import GGUFFile
 from nanoengine.models.gguf.keys import Keys
 from nanoengine.models.gguf.tensor_names import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
 
+GROWTH = "attention.temperature_scale"
 EPSILON = "attention.layer_norm_rms_epsilon"
 
 
@@ -25,8 +26,8 @@ def rope_parameters(file: GGUFFile, keys: Keys, config: Mapping[str, Any]) -> di
     """
     name = config["architectures"][0]
     if name == "Gemma3ForCausalLM":
-        theta = keys.number("rope.freq_base_swa", default=keys.number("rope.local.freq_base", default=10_000.0))
-        full = _of_all(file, keys, config, keys.number("rope.global.freq_base", default=1e6))
+        theta = keys.number("rope.freq_base_swa", default=10_000.0)
+        full = _of_all(file, keys, config, 1e6)
     elif name == "Olmo3ForCausalLM":
         full = _of_all(file, keys, config)
         theta = keys.number("rope.freq_base_swa", default=full["rope_theta"])
@@ -75,6 +76,8 @@ def _of_all(file: GGUFFile, keys: Keys, config: Mapping[str, Any], theta: float 
         own |= {"mscale": 1.0, "mscale_all_dim": mscale}
     if is_gpt_oss:
         own["truncate"] = False
+    if name == "Ministral3ForCausalLM":
+        own["llama_4_scaling_beta"] = keys.number(GROWTH)
     if is_olmo3 and "rope.scaling.attn_factor" in keys:
         own["attention_factor"] = attention
     if kind not in ("none", "linear", "yarn"):

@@ -124,7 +124,7 @@ OWN: dict[str, dict[str, str]] = {
 """Architecture -> what its layers have of their own, or otherwise; {} is the number of an expert."""
 
 PAIRED = {
-    *("LlamaForCausalLM", "MixtralForCausalLM", "SmolLM3ForCausalLM", "GraniteForCausalLM"),
+    *("LlamaForCausalLM", "MixtralForCausalLM", "Ministral3ForCausalLM", "SmolLM3ForCausalLM", "GraniteForCausalLM"),
     *("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM", "GraniteMoeHybridForCausalLM"),
 }
 """Architectures whose files have the rows of q and k in the order in which llama.cpp rotates them: a row beside the one that it

@@ -136,8 +136,7 @@ def _dtype(file: GGUFFile, architecture: Architecture) -> str:
 
 def _heads(keys: Keys, config: Mapping[str, Any], ours: Architecture) -> dict[str, int]:
     heads = config["num_attention_heads"]
-    share = config["hidden_size"] // max(heads, 1)
-    size = keys.number("attention.key_length", default=keys.number("attention.head_dim", default=share))
+    size = keys.number("attention.key_length", default=config["hidden_size"] // max(heads, 1))
     if size < 1:
         raise keys.unsupported("attention.head_count", heads, "1 to embedding_length")
     if (other := keys.number("attention.value_length", default=size)) != size:

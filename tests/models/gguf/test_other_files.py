@@ -9,7 +9,6 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 
-from nanoengine.errors import UnsupportedModel
 from tests.models.families import engine
 from tests.models.gguf.test_hybrids import numbers_of, what_comes
 from tests.models.gguf.written import SPLIT, tiny_model, write_gguf
@@ -34,6 +33,13 @@ FILES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3-VL": ("qwen3", {"architecture": "qwen3vl", "n_deepstack_layers": 1} | OF_PICTURES),
     "Qwen3-VL-MoE": ("qwen3_moe", {"architecture": "qwen3vlmoe"} | OF_PICTURES),
     "Mistral 3": ("llama", {"architecture": "mistral3", "attention__temperature_scale": 0.0} | OF_PICTURES),
+    "Ministral 3": ("ministral3", {}),
+    "Ministral 3 of Ollama": (
+        "ministral3",
+        {"attention__temperature_scale": None, "rope__scaling_beta": 0.2, "rope__scaling__mscale": 1.0}
+        | {"rope__scaling__yarn_log_multiplier": None, "rope__scaling__mscale_all_dim": 0.5}
+        | OF_PICTURES,
+    ),
     "Gemma 3 of Ollama": (
         "gemma3_text",
         {"rope__freq_base": None, "rope__global__freq_base": 5000.0, "rope__local__freq_base": 10000.0}
@@ -65,10 +71,3 @@ def test_experts_of_gpt_oss_stay_blocks(tmp_path: Path) -> None:
     with engine(file, tokenizer=str(tmp_path)) as llm:
         for layer in model_runner(llm).model.layers:
             assert all("MXFP4" in weights.formats() for weights in layer.mlp.experts.mixture.weights)
-
-
-def test_queries_that_grow_are_refused_by_name(tmp_path: Path) -> None:
-    model, tensors = tiny_model("llama", tmp_path)
-    file = write_gguf(model, tensors, tmp_path / "m.gguf", architecture="mistral3", attention__temperature_scale=0.1)
-    with pytest.raises(UnsupportedModel, match=r"mistral3\.attention\.temperature_scale 0\.1"):
-        engine(file)

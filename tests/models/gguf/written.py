@@ -24,6 +24,7 @@ ARCHITECTURES = {
     "qwen2_moe": MODEL_ARCH.QWEN2MOE,
     "qwen3_moe": MODEL_ARCH.QWEN3MOE,
     "smollm3": MODEL_ARCH.SMOLLM3,
+    "ministral3": MODEL_ARCH.MISTRAL3,
     "gpt_oss": MODEL_ARCH.GPT_OSS,
     "llama4_text": MODEL_ARCH.LLAMA4,
     "granitemoe": MODEL_ARCH.GRANITE_MOE,
@@ -46,7 +47,7 @@ ARCHITECTURES = {
 }
 """Hugging Face's model types, and llama.cpp's architecture of each."""
 
-PAIRED = ("llama", "mixtral", "smollm3", "granite", "granitemoe", "granitemoeshared")
+PAIRED = ("llama", "mixtral", "ministral3", "smollm3", "granite", "granitemoe", "granitemoeshared")
 SPLIT = ("gpt_oss", "llama4_text", "granitemoe", "granitemoeshared")
 """Types whose rows of q and k llama.cpp has in another order, and those whose experts Hugging Face has in one tensor."""
 
@@ -80,6 +81,8 @@ OWN: dict[str, dict[str, Any]] = {
     | {"shared_expert_intermediate_size": 64},
     "phi3": {"sliding_window": 20},
     "smollm3": {"num_hidden_layers": 4},
+    "ministral3": {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.5, "llama_4_scaling_beta": 0.2}}
+    | {"head_dim": 16},
     "gpt_oss": {"head_dim": 32, "sliding_window": 20, "num_local_experts": 4, "num_experts_per_tok": 2}
     | {"intermediate_size": 64}
     | {"rope_parameters": YARN | {"truncate": False}},
@@ -215,6 +218,9 @@ def _metadata(config: Any) -> dict[str, Any]:
     if config.model_type == "llama4_text":
         values["feed_forward_length"] = config.intermediate_size_mlp
         values["interleave_moe_layer_step"] = config.interleave_moe_layer_step
+    if config.model_type == "ministral3":
+        values["attention.temperature_scale"] = rope["llama_4_scaling_beta"]
+        values["rope.scaling.yarn_log_multiplier"] = rope["mscale_all_dim"]
     if config.model_type == "olmo3":
         values["rope.scaling.attn_factor"] = rope["attention_factor"]
         values["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
