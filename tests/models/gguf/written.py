@@ -222,7 +222,7 @@ def _metadata(config: Any) -> dict[str, Any]:
         values["attention.temperature_scale"] = rope["llama_4_scaling_beta"]
         values["rope.scaling.yarn_log_multiplier"] = rope["mscale_all_dim"]
     if config.model_type == "olmo3":
-        values["rope.scaling.attn_factor"] = rope["attention_factor"]
+        values["rope.scaling.attn_factor"] = rope.get("attention_factor")
         values["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
     if config.model_type == "gemma2":
         values |= {name: getattr(config, name) for name in ("attn_logit_softcapping", "final_logit_softcapping")}
