@@ -233,7 +233,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         first_k_dense_replace=1,
         sliding_window=9,
     ),
-    "Qwen2-MoE": of("Qwen2Moe", EXPERTS, UNTIED, shared_expert_intermediate_size=40, norm_topk_prob=False),
+    "Qwen2-MoE, untied": of("Qwen2Moe", EXPERTS, UNTIED, shared_expert_intermediate_size=40, norm_topk_prob=False),
     "Qwen2-MoE, windows, some layers dense": of(
         *("Qwen2Moe", EXPERTS, WINDOWED, {"num_hidden_layers": 4, "max_window_layers": 3, "sliding_window": 11}),
         mlp_only_layers=[1],

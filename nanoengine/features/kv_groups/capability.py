@@ -40,7 +40,8 @@ class KVGroups(Capability):
         if startup.state_shapes is not None:
             self._check_states(startup)
         if windows is None or not any(windows):
-            return None if windows is None else [list(range(len(windows)))]
+            # Where no layer attends, one that nobody uses: a block has some bytes everywhere.
+            return None if windows is None else [list(range(len(windows) or 1))]
         config = startup.config
         most_new = min(
             config.long_prefill_token_threshold or config.max_num_batched_tokens, config.max_num_batched_tokens

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from nanoengine.errors import UnsupportedModel, shown
+from nanoengine.models.config_fields import log_unknown, names_of
 from nanoengine.models.gguf.file import GGUFFile
 
 REALS = (
@@ -57,6 +58,9 @@ NOT_OF_THE_MODEL = re.compile(
 making, and three of what is made of the states. Then come those of pictures; in a text, all positions of a token are equal.
 """
 
+TEMPLATES = "tokenizer.chat_template."
+"""Before the names of chat templates beside the first."""
+
 
 class Keys:
     """The keys of a file's architecture, without its name before them. Every one must be read, or be without effect.
@@ -66,7 +70,7 @@ class Keys:
     """
 
     def __init__(self, file: GGUFFile, known: Collection[str]):
-        self._path = file.path
+        self._path, self._metadata = file.path, file.metadata
         architecture = file.metadata.get("general.architecture")
         if not isinstance(architecture, str) or architecture not in known:
             raise UnsupportedModel(
@@ -131,13 +135,21 @@ class Keys:
         return UnsupportedModel(f"{self._path} has {self._prefix}{key} {shown(value)}; supported is {supported}")
 
     def check_rest(self) -> None:
-        """UnsupportedModel if a key was not read that could change what the model computes."""
+        """UnsupportedModel if a key was not read that could change what the model computes. What llama.cpp does not know either
+        is a line in the log, of the tokenizer's keys too.
+        """
+        known = names_of("gguf")
+        of_text = (key for key in self._metadata if key.startswith("tokenizer.") and not key.startswith(TEMPLATES))
+        unknown = {key: self._metadata[key] for key in of_text if key not in known}
         for key in sorted(key for key in self._unread if not NOT_OF_THE_MODEL.fullmatch(key)):
             value = self._values[key]
-            if key not in WITHOUT_EFFECT:
+            if key not in WITHOUT_EFFECT and key not in known:
+                unknown[self._prefix + key] = value
+            elif key not in WITHOUT_EFFECT:
                 raise UnsupportedModel(f"{self._path} has {self._prefix}{key} {shown(value)}, which is not supported")
-            if isinstance(value, np.ndarray | list) or value not in WITHOUT_EFFECT[key]:
+            elif isinstance(value, np.ndarray | list) or value not in WITHOUT_EFFECT[key]:
                 raise self.unsupported(key, value, " or ".join(map(str, WITHOUT_EFFECT[key])))
+        log_unknown(unknown, str(self._path))
 
     def _read(self, key: str, default: Any) -> Any:
         self._unread.discard(key)

@@ -22,7 +22,7 @@ from nanoengine.models.model_config import ExpertsConfig
 class Experts:
     """Stands where an MLP would, behind the same norm.
 
-    The router's logits have the dtype of the model, its probabilities and factors are float32.
+    The router's scores and factors are float32; its logits have the dtype of the model, if probabilities alone choose.
 
     Args:
         factory: makes the weights.
@@ -62,16 +62,11 @@ class Experts:
         """[num_tokens, hidden_size] -> [num_tokens, num_chosen] experts, the likeliest first, and as many factors, or the logits
         of those that weigh inputs.
         """
-        logits = self.router(x)
-        if self.facts.weighs_inputs:
-            highest, chosen = logits.topk(self.facts.num_chosen)
-            return chosen, highest
         facts = self.facts
-        if facts.scores == "sigmoid":  # by the kernel: in a vector of torch's, one may depend on its place
-            logits = logits.float()
-            scores = self.kernels.sigmoid_gate(torch.ones_like(logits), logits)
-        else:
-            scores = logits.softmax(-1, dtype=torch.float32)
+        if facts.weighs_inputs:
+            highest, chosen = self.router(x).topk(facts.num_chosen)
+            return chosen, highest
+        scores = self._scores(x)
         if self.choice_bias is None and facts.num_groups == 1:
             factors, chosen = scores.topk(facts.num_chosen)
         else:
@@ -84,6 +79,16 @@ class Experts:
                 total = total + facts.added_to_sum
             factors = factors / (total.clamp(min=facts.least_sum) if facts.least_sum else total)
         return chosen, factors if facts.scale == 1.0 else factors * facts.scale
+
+    def _scores(self, x: Tensor) -> Tensor:
+        """[num_tokens, num_experts]. Logits that a bias is added to, or that have no sum, are not rounded down."""
+        if self.facts.scores == "softmax" and self.choice_bias is None:
+            return self.router(x).softmax(-1, dtype=torch.float32)
+        logits = self.kernels.logits(x, self.router.weight)
+        if self.facts.scores == "softmax":
+            return logits.softmax(-1)
+        # By the kernel: in a vector of torch's, a sigmoid may depend on its place.
+        return self.kernels.sigmoid_gate(torch.ones_like(logits), logits)
 
     def _best_groups(self, scores: Tensor) -> Tensor:
         """The scores of the groups that may be chosen from, and -inf for all others."""

@@ -54,6 +54,8 @@ SPLIT = ("gpt_oss", "llama4_text", "granitemoe", "granitemoeshared")
 SHAPE = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
 SHAPE |= {"num_key_value_heads": 2, "max_position_embeddings": 128}
 SHAPE |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+ROUTED = {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "routed_scaling_factor": 2.5, "norm_topk_prob": True}
+ROUTED |= {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "n_shared_experts": 2}
 GRANITE = {
     "attention_multiplier": 0.22,
     "embedding_multiplier": 12.0,
@@ -65,8 +67,6 @@ BY_TYPE = {
     "full_attention": YARN | {"attention_factor": 1.2},
     "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
 }
-ROUTED = {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "routed_scaling_factor": 2.5, "norm_topk_prob": True}
-ROUTED |= {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "n_shared_experts": 2}
 OWN: dict[str, dict[str, Any]] = {
     "glm4_moe": ROUTED | {"attention_bias": True, "use_qk_norm": True, "partial_rotary_factor": 0.5},
     "minimax_m2": {"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "rotary_dim": 16},
@@ -80,6 +80,9 @@ OWN: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": False}
     | {"shared_expert_intermediate_size": 64},
     "phi3": {"sliding_window": 20},
+    "glm4": {"head_dim": 32, "partial_rotary_factor": 0.5},
+    "exaone4": {"sliding_window": 20, "layer_types": ["full_attention", "sliding_attention"]},
+    "hunyuan_v1_dense": {"head_dim": 32},
     "smollm3": {"num_hidden_layers": 4},
     "ministral3": {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.5, "llama_4_scaling_beta": 0.2}}
     | {"head_dim": 16},
@@ -88,9 +91,6 @@ OWN: dict[str, dict[str, Any]] = {
     | {"rope_parameters": YARN | {"truncate": False}},
     "llama4_text": {"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size_mlp": 64}
     | {"interleave_moe_layer_step": 2, "num_hidden_layers": 4},
-    "glm4": {"head_dim": 32, "partial_rotary_factor": 0.5},
-    "exaone4": {"sliding_window": 20, "layer_types": ["full_attention", "sliding_attention"]},
-    "hunyuan_v1_dense": {"head_dim": 32},
     "granite": GRANITE,
     "granitemoe": GRANITE | {"num_local_experts": 4},
     "granitemoeshared": GRANITE | {"num_local_experts": 4, "shared_intermediate_size": 32},
@@ -230,12 +230,34 @@ def _metadata(config: Any) -> dict[str, Any]:
         values["rope.dimension_count"] = int(head_dim * config.rope_parameters["partial_rotary_factor"])
     if config.model_type == "exaone4":
         values["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
-    if config.model_type in ("phi3", "gemma2", "gemma3_text", "gpt_oss", "olmo3", "exaone4"):
+    if config.model_type in ("phi3", "gemma2", "gemma3_text", "exaone4", "gpt_oss", "olmo3"):
         values["attention.sliding_window"] = config.sliding_window or 0
     if config.model_type.startswith("granite"):
         values |= {"attention.scale": config.attention_multiplier, "embedding_scale": config.embedding_multiplier}
         values |= {"residual_scale": config.residual_multiplier, "logit_scale": config.logits_scaling}
     return values
+
+
+def _routed(config: Any, rotated: float) -> dict[str, Any]:
+    """What the converter says of a router and its experts."""
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    values = {"rope.dimension_count": int(size * rotated), "expert_gating_func": 2}
+    values["expert_feed_forward_length"] = getattr(config, "moe_intermediate_size", config.intermediate_size)
+    if config.model_type == "ernie4_5_moe":
+        more = {"expert_shared_count": config.moe_num_shared_experts, "expert_gating_func": 1}
+        more |= {"leading_dense_block_count": config.moe_layer_start_index}
+        more["interleave_moe_layer_step"] = config.moe_layer_interval
+        return values | more | {"expert_shared_feed_forward_length": 7}  # no width of any tensor
+    if config.model_type == "minimax_m2":
+        return values
+    return values | {
+        "expert_shared_count": config.n_shared_experts,
+        "leading_dense_block_count": config.first_k_dense_replace,
+        "expert_weights_scale": config.routed_scaling_factor,
+        "expert_weights_norm": config.norm_topk_prob,
+        "expert_group_count": config.n_group,
+        "expert_group_used_count": config.topk_group,
+    }
 
 
 def _split(tensors: Mapping[str, Tensor], model_type: str) -> dict[str, Tensor]:
@@ -261,28 +283,6 @@ def _split(tensors: Mapping[str, Tensor], model_type: str) -> dict[str, Tensor]:
         else:
             result[f"{name}.weight" if name.endswith("sinks") else name] = tensor
     return result
-
-
-def _routed(config: Any, rotated: float) -> dict[str, Any]:
-    """What the converter says of a router and its experts."""
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    values = {"rope.dimension_count": int(size * rotated), "expert_gating_func": 2}
-    values["expert_feed_forward_length"] = getattr(config, "moe_intermediate_size", config.intermediate_size)
-    if config.model_type == "ernie4_5_moe":
-        more = {"expert_shared_count": config.moe_num_shared_experts, "expert_gating_func": 1}
-        more |= {"leading_dense_block_count": config.moe_layer_start_index}
-        more["interleave_moe_layer_step"] = config.moe_layer_interval
-        return values | more | {"expert_shared_feed_forward_length": 7}  # no width of any tensor
-    if config.model_type == "minimax_m2":
-        return values
-    return values | {
-        "expert_shared_count": config.n_shared_experts,
-        "leading_dense_block_count": config.first_k_dense_replace,
-        "expert_weights_scale": config.routed_scaling_factor,
-        "expert_weights_norm": config.norm_topk_prob,
-        "expert_group_count": config.n_group,
-        "expert_group_used_count": config.topk_group,
-    }
 
 
 def _stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
