@@ -8,8 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from nanoengine.models.gguf.hybrids import DELTA_EXPERT_KEYS, DELTA_KEYS, LFM2_KEYS, MAMBA_KEYS
-from nanoengine.models.gguf.rope import EPSILON, GROWTH
+from nanoengine.models.gguf.hybrids import (
+    DELTA_EXPERT_KEYS,
+    DELTA_KEYS,
+    FALCON_KEYS,
+    LFM2_KEYS,
+    MAMBA_KEYS,
+    NEMOTRON_KEYS,
+)
+from nanoengine.models.gguf.rope import EPSILON
 from nanoengine.models.gguf.routers import DEEPSEEK_KEYS, ERNIE_KEYS, LFM2_MOE_KEYS, MINIMAX_KEYS
 
 
@@ -56,6 +63,7 @@ MIXED = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []
 IS_SPLIT = {"linears_are_split": True}
 """Not Hugging Face's: matrices that its files have in one tensor are tensors for each, under the usual names."""
 
+GROWTH = "attention.temperature_scale"
 VARIANTS = {
     "llama": "expert_count",
     "mistral3": GROWTH,
@@ -86,7 +94,7 @@ ARCHITECTURES = {
         IS_SPLIT | {"attention_chunk_size": 8192},
     ),
     "mistral3": LLAMA,
-    "mistral3 with attention.temperature_scale": Architecture("Ministral3ForCausalLM", "ministral3"),
+    f"mistral3 with {GROWTH}": Architecture("Ministral3ForCausalLM", "ministral3"),
     "smollm3": Architecture("SmolLM3ForCausalLM", "smollm3"),
     "qwen2": QWEN2,
     "qwen2moe": Architecture(
@@ -127,9 +135,7 @@ ARCHITECTURES = {
     ),
     "seed_oss": Architecture("SeedOssForCausalLM", "seed_oss"),
     "glm4": Architecture("Glm4ForCausalLM", "glm4", fixed={"partial_rotary_factor": 1.0}),
-    "exaone4": Architecture(
-        "Exaone4ForCausalLM", "exaone4", {"attention.sliding_window": "sliding_window"}, {"sliding_window": None}
-    ),
+    "exaone4": Architecture("Exaone4ForCausalLM", "exaone4", WINDOW_KEYS, {"sliding_window": None}),
     "ernie4_5": Architecture("Ernie4_5ForCausalLM", "ernie4_5"),
     "hunyuan-dense": Architecture("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense"),
     # Kernels of layers with states know no float16.
@@ -147,6 +153,12 @@ ARCHITECTURES = {
     "qwen35": Architecture("Qwen3_5ForCausalLM", "qwen3_5_text", DELTA_KEYS, fits_float16=False),
     "qwen35moe": Architecture(
         "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", DELTA_KEYS | DELTA_EXPERT_KEYS, MIXED, fits_float16=False
+    ),
+    "falcon-h1": Architecture("FalconH1ForCausalLM", "falcon_h1", FALCON_KEYS, fits_float16=False),
+    "nemotron_h": Architecture(
+        *("NemotronHForCausalLM", "nemotron_h", NEMOTRON_KEYS),
+        activation={"mlp_hidden_act": "relu2"},
+        fits_float16=False,
     ),
     "granitehybrid": Architecture(
         "GraniteMoeHybridForCausalLM",

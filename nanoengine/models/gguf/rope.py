@@ -13,7 +13,6 @@ from nanoengine.models.gguf.file import GGUFFile
 from nanoengine.models.gguf.keys import Keys
 from nanoengine.models.gguf.tensor_names import ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
 
-GROWTH = "attention.temperature_scale"
 EPSILON = "attention.layer_norm_rms_epsilon"
 
 
@@ -76,8 +75,6 @@ def _of_all(file: GGUFFile, keys: Keys, config: Mapping[str, Any], theta: float 
         own |= {"mscale": 1.0, "mscale_all_dim": mscale}
     if is_gpt_oss:
         own["truncate"] = False
-    if name == "Ministral3ForCausalLM":
-        own["llama_4_scaling_beta"] = keys.number(GROWTH)
     if is_olmo3 and "rope.scaling.attn_factor" in keys:
         own["attention_factor"] = attention
     if kind not in ("none", "linear", "yarn"):

@@ -15,6 +15,7 @@ from nanoengine.models.gguf.architectures import (
     ARCHITECTURES,
     COMMON_KEYS,
     GRANITE_KEYS,
+    GROWTH,
     MIXED,
     VARIANTS,
     WINDOW,
@@ -25,12 +26,12 @@ from nanoengine.models.gguf.hybrids import OF_STATES, complete_hybrid
 from nanoengine.models.gguf.keys import Keys
 from nanoengine.models.gguf.rope import EPSILON, rope_parameters
 from nanoengine.models.gguf.routers import NORMALIZED, complete_router, num_experts
-from nanoengine.models.gguf.tensor_names import EMBEDDING, HEAD, HYBRIDS
+from nanoengine.models.gguf.tensor_names import EMBEDDING, HEAD, HYBRIDS, NEMOTRON_H
 
 ZERO_IS_NONE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
 
-PATTERNED = ("Gemma3ForCausalLM", "Olmo3ForCausalLM", "GptOssForCausalLM")
-"""Architectures whose layers have windows by a pattern; it has a default."""
+PATTERNED = ("Gemma3ForCausalLM", "Olmo3ForCausalLM", "GptOssForCausalLM", "Exaone4ForCausalLM")
+"""Architectures whose layers have windows by a pattern; it has a default. The last may have none."""
 
 WINDOWS = "attention.sliding_window_pattern"
 GEMMA_27B_LAYERS = {"Gemma2ForCausalLM": 46, "Gemma3ForCausalLM": 62}
@@ -81,15 +82,16 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     unsaid: dict[str, float] = {"feed_forward_length": 1} if ours.fixed is MIXED else {}  # no layer is without experts
     if ours.name == "Gemma3ForCausalLM":  # Ollama's files of those that see pictures
         unsaid = {EPSILON: 1e-6}
-    config |= {**ours.fixed} | {name: keys.number(key, unsaid.get(key)) for key, name in COMMON_KEYS.items()}
+    has_gaps = {"some_have_none": ours.name == NEMOTRON_H}
+    config |= {**ours.fixed} | {
+        name: keys.number(key, unsaid.get(key), **has_gaps) for key, name in COMMON_KEYS.items()
+    }
     stated = (key for key in ours.keys if key in keys or key.startswith(OF_STATES))
     config |= {ours.keys[key]: keys.number(key) for key in stated}
     config |= _heads(keys, config, ours)
     if ours.name in HYBRIDS:
         complete_hybrid(keys, config, file.tensors)
     config |= {name: config[name] or None for name in ZERO_IS_NONE if name in config}
-    if ours.name == "Exaone4ForCausalLM":
-        config |= _layer_types(keys, config["num_hidden_layers"])
     if ours.name in NORMALIZED:
         complete_router(keys, config, file)
     if ours.keys.items() >= GRANITE_KEYS.items():
@@ -99,12 +101,17 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         shared = config["hidden_size"] // max(1, config["num_attention_heads"])  # none are refused with all other sizes
         config["query_pre_attn_scalar"] = shared if is_27b else config["head_dim"]
     if ours.name in PATTERNED:
-        if not keys.number(WINDOW):
+        if ours.name != "Exaone4ForCausalLM" and not keys.number(WINDOW):
             raise keys.unsupported(WINDOW, 0, "a number of tokens")
         config |= _layer_types(keys, config["num_hidden_layers"])
     if ours.name == "Llama4ForCausalLM":  # as llama.cpp knows Maverick from Scout; Ollama says it
         config["use_qk_norm"] = keys.flag("use_qk_norm", default=config.get("num_local_experts") != 128)
     config["rope_parameters"] = rope = rope_parameters(file, keys, config)
+    if ours.name == "Ministral3ForCausalLM":
+        period = keys.number("rope.scaling.original_context_length", default=config["max_position_embeddings"])
+        if (other := keys.number("attention.temperature_length", default=period)) != period:
+            raise keys.unsupported("attention.temperature_length", other, f"the original_context_length, {period}")
+        rope |= {"llama_4_scaling_beta": keys.number(GROWTH), "original_max_position_embeddings": period}
     if ours.name == "Phi3ForCausalLM":  # which reads it there alone
         config["original_max_position_embeddings"] = rope.get("original_max_position_embeddings", 4096)
     keys.check_rest()

@@ -36,8 +36,8 @@ FILES: dict[str, tuple[str, dict[str, Any]]] = {
     "Ministral 3": ("ministral3", {}),
     "Ministral 3 of Ollama": (
         "ministral3",
-        {"attention__temperature_scale": None, "rope__scaling_beta": 0.2, "rope__scaling__mscale": 1.0}
-        | {"rope__scaling__yarn_log_multiplier": None, "rope__scaling__mscale_all_dim": 0.5}
+        {"attention__temperature_scale": None, "rope__scaling_beta": 0.25, "rope__scaling__mscale": 1.0}
+        | {"rope__scaling__yarn_log_multiplier": None, "rope__scaling__mscale_all_dim": 1.0}
         | OF_PICTURES,
     ),
     "Gemma 3 of Ollama": (

@@ -23,8 +23,8 @@ ARCHITECTURES = {
     "qwen3": MODEL_ARCH.QWEN3,
     "qwen2_moe": MODEL_ARCH.QWEN2MOE,
     "qwen3_moe": MODEL_ARCH.QWEN3MOE,
-    "smollm3": MODEL_ARCH.SMOLLM3,
     "ministral3": MODEL_ARCH.MISTRAL3,
+    "smollm3": MODEL_ARCH.SMOLLM3,
     "gpt_oss": MODEL_ARCH.GPT_OSS,
     "llama4_text": MODEL_ARCH.LLAMA4,
     "granitemoe": MODEL_ARCH.GRANITE_MOE,
@@ -67,6 +67,8 @@ BY_TYPE = {
     "full_attention": YARN | {"attention_factor": 1.2},
     "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
 }
+GROWING: dict[str, Any] = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 16.0, "llama_4_scaling_beta": 0.25}
+GROWING |= {"original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 1.0}
 OWN: dict[str, dict[str, Any]] = {
     "glm4_moe": ROUTED | {"attention_bias": True, "use_qk_norm": True, "partial_rotary_factor": 0.5},
     "minimax_m2": {"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "rotary_dim": 16},
@@ -81,11 +83,10 @@ OWN: dict[str, dict[str, Any]] = {
     | {"shared_expert_intermediate_size": 64},
     "phi3": {"sliding_window": 20},
     "glm4": {"head_dim": 32, "partial_rotary_factor": 0.5},
+    "ministral3": {"head_dim": 32, "rope_parameters": GROWING},
     "exaone4": {"sliding_window": 20, "layer_types": ["full_attention", "sliding_attention"]},
     "hunyuan_v1_dense": {"head_dim": 32},
     "smollm3": {"num_hidden_layers": 4},
-    "ministral3": {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.5, "llama_4_scaling_beta": 0.2}}
-    | {"head_dim": 16},
     "gpt_oss": {"head_dim": 32, "sliding_window": 20, "num_local_experts": 4, "num_experts_per_tok": 2}
     | {"intermediate_size": 64}
     | {"rope_parameters": YARN | {"truncate": False}},
@@ -198,6 +199,9 @@ def _metadata(config: Any) -> dict[str, Any]:
     if rope["rope_type"] == "yarn":
         values |= {"rope.scaling.type": "yarn", "rope.scaling.factor": rope["factor"]}
         values["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
+    if config.model_type == "ministral3":
+        values["rope.scaling.yarn_log_multiplier"] = rope["mscale_all_dim"]
+        values["attention.temperature_scale"] = rope["llama_4_scaling_beta"]
     if head_dim := getattr(config, "head_dim", None):
         values |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
     if config.model_type in PAIRED:
@@ -218,9 +222,6 @@ def _metadata(config: Any) -> dict[str, Any]:
     if config.model_type == "llama4_text":
         values["feed_forward_length"] = config.intermediate_size_mlp
         values["interleave_moe_layer_step"] = config.interleave_moe_layer_step
-    if config.model_type == "ministral3":
-        values["attention.temperature_scale"] = rope["llama_4_scaling_beta"]
-        values["rope.scaling.yarn_log_multiplier"] = rope["mscale_all_dim"]
     if config.model_type == "olmo3":
         values["rope.scaling.attn_factor"] = rope.get("attention_factor")
         values["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
