@@ -88,6 +88,7 @@ EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 
 ROUTED: dict[str, Any] = {"moe_intermediate_size": 24, "num_experts_per_tok": 3, "num_hidden_layers": 3}
 GROUPED = ROUTED | {"n_routed_experts": 12, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
 UNTIED = {"tie_word_embeddings": False}
+UNEQUAL = {"norm_topk_prob": False, "shared_expert_intermediate_size": 40}
 WINDOWED = {"use_sliding_window": True}
 CHUNKS = {"intermediate_size_mlp": 44, "floor_scale": 7, "attn_scale": 0.3}
 BY_TYPE = {"full_attention": YARN, "sliding_attention": {"rope_type": "default"}}
@@ -132,6 +133,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         head_dim=16,
     ),
     "Granite, biases": of("Granite", BIASES, attention_multiplier=0.3),
+    "Granite-MoE, shared": of("GraniteMoeShared", experts(5, 2), shared_intermediate_size=32, attention_multiplier=0.3),
     "OLMo2": of("Olmo2", UNTIED),
     "OLMo2, biases, no groups": of("Olmo2", heads(3, 3), attention_bias=True),
     "Mixtral": of("Mixtral", experts(5, 2), sliding_window=None),
@@ -140,6 +142,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         *("Qwen3Moe", EXPERTS, {"num_hidden_layers": 5, "decoder_sparse_step": 2, "mlp_only_layers": [3]}),
         {"head_dim": 16, "norm_topk_prob": False, "num_experts_per_tok": 1},
     ),
+    "Qwen2-MoE": of("Qwen2Moe", EXPERTS, WINDOWED, types("sliding", "full"), UNEQUAL, sliding_window=16),
     # Windows below, at and beyond a block of 16, prompts of 40 and 57, and all of 75 tokens; full layers first, last, none.
     "Mistral, a window": of("Mistral", sliding_window=13, head_dim=16),
     "Mistral, a window of the token alone": of("Mistral", sliding_window=1, head_dim=16),

@@ -79,7 +79,8 @@ def windows_of_transformers(config: Any) -> list[int | None]:
         types = ["sliding_attention"] * config.num_hidden_layers
     elif config.model_type in WINDOW_BY_TYPE:
         types = config.layer_types
-    return [config.sliding_window if kind == "sliding_attention" else None for kind in types]
+    window = config.sliding_window or None if "sliding_attention" in types else None
+    return [window if kind == "sliding_attention" else None for kind in types]
 
 
 @pytest.mark.parametrize("architecture", ALONE)
