@@ -302,8 +302,12 @@ def _heads(keys: Keys, config: Mapping[str, Any], ours: Architecture) -> dict[st
 
 def _complete_granite(keys: Keys, config: dict[str, Any]) -> None:
     """What llama.cpp and Hugging Face differ about, if it is left out."""
-    if config["architectures"][0] not in HYBRIDS and not keys.flag("rope.scaling.finetuned", default=True):
-        raise keys.unsupported("rope.scaling.finetuned", False, "true: heads that are rotated")
+    if (name := config["architectures"][0]) not in HYBRIDS:
+        if not keys.flag("rope.scaling.finetuned", default=True):
+            raise keys.unsupported("rope.scaling.finetuned", False, "true: heads that are rotated")
+        keys.ignore("ssm.")  # files of Granite 4 with attention alone say what the others' states are
+    if name == "GraniteForCausalLM":
+        keys.ignore("expert_shared_feed_forward_length")  # and the width of the MLP twice
     if not config.get("attention_multiplier"):
         config["attention_multiplier"] = config["head_dim"] ** -0.5
 
