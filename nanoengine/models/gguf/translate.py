@@ -181,7 +181,10 @@ ARCHITECTURES = {
 ZERO_IS_NONE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
 
 PATTERNED = ("Gemma3ForCausalLM", "Olmo3ForCausalLM", "GptOssForCausalLM", "Exaone4ForCausalLM")
-"""Architectures whose layers have windows by a pattern; it has a default. The last may have none."""
+"""Architectures whose layers have windows by a pattern; it has a default."""
+
+EXAONE_32B_LAYERS = 64
+"""How llama.cpp knows the one of the last that has windows."""
 
 GEMMA_27B_LAYERS = {"Gemma2ForCausalLM": 46, "Gemma3ForCausalLM": 62}
 """How llama.cpp knows those whose scores are scaled by hidden_size / heads, and not by the size of a head."""
@@ -247,7 +250,8 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         shared = config["hidden_size"] // max(1, config["num_attention_heads"])  # none are refused with all other sizes
         config["query_pre_attn_scalar"] = shared if is_27b else config["head_dim"]
     if ours.name in PATTERNED:
-        if ours.name != "Exaone4ForCausalLM" and not keys.number(WINDOW):
+        has_none = ours.name == "Exaone4ForCausalLM" and config["num_hidden_layers"] != EXAONE_32B_LAYERS
+        if not has_none and not keys.number(WINDOW):
             raise keys.unsupported(WINDOW, 0, "a number of tokens")
         config |= _layer_types(keys, config["num_hidden_layers"])
     if ours.name == "Llama4ForCausalLM":  # as llama.cpp knows Maverick from Scout; Ollama says it
