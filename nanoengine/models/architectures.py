@@ -10,10 +10,12 @@ from typing import Any
 from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.models.config_fields import MAX_POSITIONS, ConfigFields, names_of
 from nanoengine.models.families import (
+    bamba,
     dots1,
     ernie,
     ernie4_5_moe,
     exaone4,
+    falcon_h1,
     gemma,
     glm,
     glm4_moe,
@@ -26,6 +28,7 @@ from nanoengine.models.families import (
     llama4,
     minimax_m2,
     mistral,
+    nemotron_h,
     olmo,
     phi3,
     qwen,
@@ -53,6 +56,9 @@ FAMILIES = (
     qwen3_next,
     qwen_vl,
     granite_hybrid,
+    bamba,
+    falcon_h1,
+    nemotron_h,
     llama4,
     seed_oss,
     glm,

@@ -68,9 +68,21 @@ DELTA |= {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
 }
-MAMBA: dict[str, Any] = types_of(HYBRID, "linear_attention", "full_attention", "linear_attention")
-MAMBA |= {"mamba_n_heads": 2, "mamba_d_state": 16, "mamba_chunk_size": 16}
+STATES = HYBRID | {"mamba_n_heads": 2, "mamba_d_state": 16, "mamba_chunk_size": 16}
+MAMBA: dict[str, Any] = types_of(STATES, "linear_attention", "full_attention", "linear_attention")
 MAMBA |= {"attention_multiplier": 0.2, "embedding_multiplier": 2.0, "residual_multiplier": 0.5, "logits_scaling": 2.0}
+FACTORS: dict[str, Any] = {f"{own}_multiplier": 0.5 for own in ("attention_in", "attention_out", "ssm_out", "lm_head")}
+FACTORS |= {"embedding_multiplier": 3.0, "ssm_in_multiplier": 1.2, "mlp_multipliers": [0.9, 0.6]}
+FACTORS |= {"ssm_multipliers": [1.1, 0.8, 0.7, 0.6, 0.5], "mamba_norm_before_gate": False}
+# No step of time is below the shortest, which transformers takes for some prompts, and for no token behind them.
+NEMOTRON: dict[str, Any] = {"num_hidden_layers": None, "time_step_min": 1e-6, "head_dim": 16, "chunk_size": 16}
+NEMOTRON |= {
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "rescale_prenorm_residual": False,
+}
 BIASES = {"attention_bias": True, "mlp_bias": True}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": True}
 ROUTED: dict[str, Any] = {"moe_intermediate_size": 24, "num_experts_per_tok": 3, "num_hidden_layers": 3}
@@ -196,6 +208,17 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_local_experts": 0, "mamba_n_groups": 2, "mamba_proj_bias": True},
         position_embedding_type="rope",
     ),
+    "Bamba": of("Bamba", UNTIED, STATES, num_hidden_layers=3, attn_layer_indices=[1], head_dim=16, mlp_bias=True),
+    "Falcon H1": of(
+        *("FalconH1", STATES, FACTORS, {"head_dim": 16, "mamba_n_groups": 2, "mamba_n_heads": 4, "mamba_d_ssm": 64}),
+        mamba_rms_norm=True,
+    ),
+    "Falcon H1, without norms, untied": of("FalconH1", UNTIED, STATES, FACTORS, mamba_d_ssm=40, key_multiplier=0.7),
+    "Nemotron-H": of(
+        *("NemotronH", UNTIED, NEMOTRON, {"layers_block_type": ["mlp", "mamba", "attention", "mamba", "mlp"]}),
+        mlp_bias=True,
+        use_bias=True,
+    ),
     "Llama 4": of("Llama4", experts(5, 1), CHUNKS, UNTIED, num_hidden_layers=5, head_dim=16, attention_chunk_size=13),
     "Llama 4, dense between, biases, llama3": of(
         *("Llama4", experts(3, 1), CHUNKS, rope("llama3"), heads(3, 1), {"num_hidden_layers": 4, "head_dim": 32}),
@@ -292,7 +315,8 @@ SEEING: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 WITH_STATES = [
     shape
     for shape, (family, _) in SHAPES.items()
-    if family in ("Lfm2", "Lfm2Moe", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "GraniteMoeHybrid")
+    if family
+    in ("Lfm2", "Lfm2Moe", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "GraniteMoeHybrid", "Bamba", "NemotronH", "FalconH1")
     and "attention alone" not in shape
 ]
 """Shapes with layers that have states in place of attention."""

@@ -26,7 +26,12 @@ PACKED_QKVZ, PACKED_BA = "ssm_in.weight", "ssm_ba.weight"
 """Of Qwen3-Next: the first was written before the end of 2025."""
 
 OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+LFM2 = ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM")
 LFM2_OUTER = OUTER | dict.fromkeys(("token_embd_norm", "output_norm"), "model.embedding_norm")
+OUTERS = {
+    **dict.fromkeys(LFM2, LFM2_OUTER),
+    "FalconH1ForCausalLM": OUTER | {"output_norm": "model.final_layernorm"},
+}
 LAYER = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -50,7 +55,6 @@ NORMS_OF_DELTA_NETS = {"attn_norm": "input_layernorm", "post_attention_norm": "p
 """Norms before attention and MLP, of OLMo 2 after them, or of Gemma both: the middle one has one name at Hugging Face's.
 That before the MLPs of Qwen3-Next, Qwen3.5 and Seed-OSS has the name of one behind attention."""
 
-LFM2 = ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM")
 GEMMA = {"Gemma2ForCausalLM", "Gemma3ForCausalLM"}
 DELTA_NETS = {"Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"}
 GUESSING = DELTA_NETS | {"Glm4MoeForCausalLM"}
@@ -72,6 +76,7 @@ NORMS: dict[str, dict[str, str]] = {
     **dict.fromkeys(LFM2, NORMS_OF_LFM2),
     "Glm4MoeForCausalLM": NORMS_OF_DELTA_NETS,
     "GptOssForCausalLM": NORMS_BEFORE | NORMS_OF_DELTA_NETS,
+    "FalconH1ForCausalLM": {"attn_norm": "input_layernorm", "ffn_norm": "pre_ff_layernorm"},
     **dict.fromkeys(GEMMA, NORMS_AROUND),
     **dict.fromkeys(DELTA_NETS, NORMS_OF_DELTA_NETS),
 }
@@ -114,6 +119,7 @@ OWN: dict[str, dict[str, str]] = {
     "Llama4ForCausalLM": EXPERTS | SHARED,
     "Lfm2ForCausalLM": OF_LFM2,
     "Lfm2MoeForCausalLM": OF_LFM2 | _numbered("feed_forward"),
+    "FalconH1ForCausalLM": {f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
     "Phi3ForCausalLM": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
     "Glm4ForCausalLM": {"ffn_up": "mlp.gate_up_proj"},
     "HunYuanDenseV1ForCausalLM": {
@@ -199,18 +205,30 @@ SHORT_CONV = {
 }
 CHOICE = "exp_probs_b.bias"
 CHOICE_OF_GATE = {CHOICE: HFTensor("mlp.gate.e_score_correction_bias")}
-HYBRIDS = DELTA_NETS | {"GraniteMoeHybridForCausalLM", *LFM2}
+NEMOTRON_H, FALCON_H1 = "NemotronHForCausalLM", "FalconH1ForCausalLM"
+HYBRIDS = DELTA_NETS | {"GraniteMoeHybridForCausalLM", *LFM2, NEMOTRON_H, FALCON_H1}
+
+
+def _mamba(prefix: str) -> dict[str, HFTensor]:
+    return _of_state(prefix) | {
+        "ssm_d": HFTensor(f"{prefix}.D", change=_flat),
+        "ssm_norm.weight": HFTensor(f"{prefix}.norm.weight", change=_flat),
+        "ssm_conv1d.bias": HFTensor(f"{prefix}.conv1d.bias"),
+        "ssm_in.weight": HFTensor(f"{prefix}.in_proj.weight"),
+    }
+
+
+PARTS = {"attn_q": "q_proj", "attn_k": "k_proj", "attn_v": "v_proj", "attn_output": "o_proj"}
+PARTS |= {"ffn_up": "up_proj", "ffn_down": "down_proj"}
 MIXERS: dict[str, dict[str, HFTensor]] = {
     **dict.fromkeys(DELTA_NETS, DELTA_NET),
     "Qwen2MoeForCausalLM": SHARED_GATE,
     "GptOssForCausalLM": dict.fromkeys(("attn_sinks.weight", "attn_sinks"), HFTensor("self_attn.sinks")),
-    "GraniteMoeHybridForCausalLM": _of_state("mamba")
-    | {
-        "ssm_d": HFTensor("mamba.D", change=_flat),
-        "ssm_norm.weight": HFTensor("mamba.norm.weight", change=_flat),
-        "ssm_conv1d.bias": HFTensor("mamba.conv1d.bias"),
-        "ssm_in.weight": HFTensor("mamba.in_proj.weight"),
-    },
+    "GraniteMoeHybridForCausalLM": _mamba("mamba"),
+    FALCON_H1: _mamba("mamba") | {"ffn_norm": HFTensor("pre_ff_layernorm.weight")},
+    NEMOTRON_H: _mamba("mixer")
+    | {f"{own}.{kind}": HFTensor(f"mixer.{name}.{kind}") for own, name in PARTS.items() for kind in ("weight", "bias")}
+    | {"attn_norm.weight": HFTensor("norm.weight")},
     "Lfm2ForCausalLM": SHORT_CONV,
     "Lfm2MoeForCausalLM": SHORT_CONV | {CHOICE: HFTensor("feed_forward.expert_bias")},
     "MiniMaxM2ForCausalLM": {CHOICE: HFTensor("block_sparse_moe.e_score_correction_bias")},
@@ -241,7 +259,7 @@ def hf_tensor(name: str, config: Mapping[str, Any]) -> list[HFTensor]:
             return [whole._replace(name=f"model.layers.{layer}.{whole.name}")]
     match = NAME.fullmatch(name)
     norms = NORMS.get(architecture, NORMS_BEFORE)
-    outer = LFM2_OUTER if architecture in LFM2 else OUTER
+    outer = OUTERS.get(architecture, OUTER)
     known = outer if match is None or match["layer"] is None else LAYER | norms | OWN.get(architecture, {})
     if match is None or match["what"] not in known:
         return [HFTensor(name)]

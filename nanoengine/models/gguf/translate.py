@@ -15,8 +15,10 @@ from nanoengine.models.gguf.file import GGUFFile
 from nanoengine.models.gguf.hybrids import (
     DELTA_EXPERT_KEYS,
     DELTA_KEYS,
+    FALCON_KEYS,
     LFM2_KEYS,
     MAMBA_KEYS,
+    NEMOTRON_KEYS,
     OF_STATES,
     complete_hybrid,
 )
@@ -31,7 +33,7 @@ from nanoengine.models.gguf.routers import (
     complete_router,
     num_experts,
 )
-from nanoengine.models.gguf.tensor_names import EMBEDDING, HEAD, HYBRIDS
+from nanoengine.models.gguf.tensor_names import EMBEDDING, HEAD, HYBRIDS, NEMOTRON_H
 
 
 class Architecture(NamedTuple):
@@ -168,6 +170,12 @@ ARCHITECTURES = {
     "qwen35moe": Architecture(
         "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", DELTA_KEYS | DELTA_EXPERT_KEYS, MIXED, fits_float16=False
     ),
+    "falcon-h1": Architecture("FalconH1ForCausalLM", "falcon_h1", FALCON_KEYS, fits_float16=False),
+    "nemotron_h": Architecture(
+        *("NemotronHForCausalLM", "nemotron_h", NEMOTRON_KEYS),
+        activation={"mlp_hidden_act": "relu2"},
+        fits_float16=False,
+    ),
     "granitehybrid": Architecture(
         "GraniteMoeHybridForCausalLM",
         "granitemoehybrid",
@@ -234,7 +242,10 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     unsaid: dict[str, float] = {"feed_forward_length": 1} if ours.fixed is MIXED else {}  # no layer is without experts
     if ours.name == "Gemma3ForCausalLM":  # Ollama's files of those that see pictures
         unsaid = {EPSILON: 1e-6}
-    config |= {**ours.fixed} | {name: keys.number(key, unsaid.get(key)) for key, name in COMMON_KEYS.items()}
+    has_gaps = {"some_have_none": ours.name == NEMOTRON_H}
+    config |= {**ours.fixed} | {
+        name: keys.number(key, unsaid.get(key), **has_gaps) for key, name in COMMON_KEYS.items()
+    }
     stated = (key for key in ours.keys if key in keys or key.startswith(OF_STATES))
     config |= {ours.keys[key]: keys.number(key) for key in stated}
     config |= _heads(keys, config, ours)
