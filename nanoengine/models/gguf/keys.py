@@ -122,6 +122,10 @@ class Keys:
             raise self.unsupported(key, value, "true or false")
         return value
 
+    def ignore(self, start: str) -> None:
+        """Keys that begin so change nothing here, whatever they say."""
+        self._unread = {key for key in self._unread if not key.startswith(start)}
+
     def is_list(self, key: str) -> bool:
         return isinstance(self._values.get(key), np.ndarray | list)
 

@@ -31,7 +31,10 @@ from nanoengine.models.gguf.tensor_names import EMBEDDING, HEAD, HYBRIDS, NEMOTR
 ZERO_IS_NONE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
 
 PATTERNED = ("Gemma3ForCausalLM", "Olmo3ForCausalLM", "GptOssForCausalLM", "Exaone4ForCausalLM")
-"""Architectures whose layers have windows by a pattern; it has a default. The last may have none."""
+"""Architectures whose layers have windows by a pattern; it has a default."""
+
+EXAONE_32B_LAYERS = 64
+"""How llama.cpp knows the one of the last that has windows."""
 
 WINDOWS = "attention.sliding_window_pattern"
 GEMMA_27B_LAYERS = {"Gemma2ForCausalLM": 46, "Gemma3ForCausalLM": 62}
@@ -101,7 +104,8 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         shared = config["hidden_size"] // max(1, config["num_attention_heads"])  # none are refused with all other sizes
         config["query_pre_attn_scalar"] = shared if is_27b else config["head_dim"]
     if ours.name in PATTERNED:
-        if ours.name != "Exaone4ForCausalLM" and not keys.number(WINDOW):
+        has_none = ours.name == "Exaone4ForCausalLM" and config["num_hidden_layers"] != EXAONE_32B_LAYERS
+        if not has_none and not keys.number(WINDOW):
             raise keys.unsupported(WINDOW, 0, "a number of tokens")
         config |= _layer_types(keys, config["num_hidden_layers"])
     if ours.name == "Llama4ForCausalLM":  # as llama.cpp knows Maverick from Scout; Ollama says it
@@ -155,8 +159,12 @@ def _heads(keys: Keys, config: Mapping[str, Any], ours: Architecture) -> dict[st
 
 def _complete_granite(keys: Keys, config: dict[str, Any]) -> None:
     """What llama.cpp and Hugging Face differ about, if it is left out."""
-    if config["architectures"][0] not in HYBRIDS and not keys.flag("rope.scaling.finetuned", default=True):
-        raise keys.unsupported("rope.scaling.finetuned", False, "true: heads that are rotated")
+    if (name := config["architectures"][0]) not in HYBRIDS:
+        if not keys.flag("rope.scaling.finetuned", default=True):
+            raise keys.unsupported("rope.scaling.finetuned", False, "true: heads that are rotated")
+        keys.ignore("ssm.")  # files of Granite 4 with attention alone say what the others' states are
+    if name == "GraniteForCausalLM":
+        keys.ignore("expert_shared_feed_forward_length")  # and the width of the MLP twice
     if not config.get("attention_multiplier"):
         config["attention_multiplier"] = config["head_dim"] ** -0.5
 
