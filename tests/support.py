@@ -207,7 +207,8 @@ def model_runner(llm: LLM) -> ModelRunner:
 
 
 def backend_of(llm: LLM) -> AttentionBackend:
-    parts = (layer.self_attn for layer in model_runner(llm).model.layers)
+    layers: Any = model_runner(llm).model.layers
+    parts = (part for layer in layers for part in getattr(layer.self_attn, "parts", (layer.self_attn,)))
     backend = next(part for part in parts if hasattr(part, "attention")).attention.backend
     assert isinstance(backend, AttentionBackend)
     return backend

@@ -8,12 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from nanoengine.errors import UnsupportedModel, shown
-from nanoengine.models.config_fields import MAX_POSITIONS, ConfigFields
+from nanoengine.models.config_fields import MAX_POSITIONS, ConfigFields, names_of
 from nanoengine.models.families import (
+    bamba,
     dots1,
     ernie,
     ernie4_5_moe,
     exaone4,
+    falcon_h1,
     gemma,
     glm,
     glm4_moe,
@@ -26,6 +28,7 @@ from nanoengine.models.families import (
     llama4,
     minimax_m2,
     mistral,
+    nemotron_h,
     olmo,
     phi3,
     qwen,
@@ -53,6 +56,9 @@ FAMILIES = (
     qwen3_next,
     qwen_vl,
     granite_hybrid,
+    bamba,
+    falcon_h1,
+    nemotron_h,
     llama4,
     seed_oss,
     glm,
@@ -103,7 +109,7 @@ def read_model_config(
     spelled = (spellings.get(name.replace("_", "").lower()) for name in full)
     architecture = next(filter(None, spelled), None)
     if architecture is None or text_table(table).get("model_type") in OTHER_TENSORS:
-        are_names = stated is None or (bool(names) and len(full) == len(names))
+        are_names = bool(full) and (stated is None or len(full) == len(names))
         what = "none of them is supported" if are_names else "it must be a list of names"
         kind = UnsupportedArchitecture if are_names else UnsupportedModel
         raise kind(f"architectures is {shown(stated)}: {what}; supported are {', '.join(sorted(known))}")
@@ -118,6 +124,9 @@ def read_model_config(
     config = replace(config, max_position_embeddings=min(longest, MAX_POSITIONS))
     if not fields.has_read("layer_types"):
         layer_types_of(fields)
+    fields.refuse(
+        "quantization", "MLX's packing is not read; give a folder in bfloat16, float16 or float32, or a GGUF file"
+    )
     scheme = read_scheme(table)
     if scheme is not None and (scheme.layout == "mxfp4") is not (known[architecture] is gpt_oss):
         raise fields.wrong(
@@ -126,7 +135,7 @@ def read_model_config(
     fields.expect("is_causal", True)
     # Where a family does not read windows, they are of no effect; and how files hold weights is not what the model is.
     fields.ignore("sliding_window", "max_window_layers", QUANTIZATION, "compression_config")
-    fields.refuse_others()
+    fields.refuse_others(names_of("model", fields.get("model_type")))
     return config
 
 

@@ -36,6 +36,14 @@ BASE = "model."
 TEXT, WHOLE = "model.language_model.", "language_model."
 """What they begin with where a model sees pictures, too; the second before all names, the head's among them (Llama 4)."""
 
+RENAMED = {
+    "backbone.embeddings.": "model.embed_tokens.",
+    "backbone.norm_f.": "model.norm.",
+    "backbone.": BASE,
+    TEXT: BASE,
+}
+"""What names may begin with in place of ours, the first that fits (Nemotron-H)."""
+
 DROPPED = re.compile(r"(model\.)?(visual|vision_tower|vision_model|multi_modal_projector)\.|mtp\.")
 """Beginnings of tensors that are not computed: what sees pictures, and what guesses several tokens ahead (Qwen3.5)."""
 
@@ -85,7 +93,8 @@ class SafetensorsFolder:
 
     def _named(self, name: str) -> str:
         name = BASE + name if self.is_headless else name.removeprefix(WHOLE)
-        return BASE + name.removeprefix(TEXT) if name.startswith(TEXT) else name
+        theirs = next(filter(name.startswith, RENAMED), "")
+        return RENAMED.get(theirs, "") + name.removeprefix(theirs)
 
     def _names(self, file: Any) -> dict[str, str]:
         """Our name of each tensor of a file that is computed with -> its name there."""

@@ -92,7 +92,7 @@ def test_chunks_that_are_over_give_their_blocks_back(tmp_path: Path, caplog: pyt
 def test_long_prompts_are_those_of_transformers(tmp_path: Path) -> None:
     """In chunks that nothing divides, to 4,096 tokens."""
     tokens = torch.randint(0, 250, (4096,), generator=torch.Generator().manual_seed(0)).tolist()
-    for shape in ("LFM2", "Qwen3.5", "Granite 4"):
+    for shape in ("LFM2", "Qwen3.5", "Granite 4", "Falcon H1", "Nemotron-H"):
         folder = family_checkpoint(tmp_path / shape, shape, max_position_embeddings=4200)
         right = reference_logits(reference_model(folder), tokens)[-64:]
         with engine(folder, num_kv_blocks=300, max_num_batched_tokens=4096) as llm:

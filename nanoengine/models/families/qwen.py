@@ -8,14 +8,7 @@ from typing import Any
 
 from nanoengine.models.config_fields import MAX_LAYERS, ConfigFields
 from nanoengine.models.families.common import biases_of, head_dim_of, read_decoder
-from nanoengine.models.families.windows import (
-    FULL,
-    SLIDING,
-    layer_types_of,
-    window_of,
-    windows_by_types,
-    windows_of_qwen,
-)
+from nanoengine.models.families.windows import window_of, windows_of_qwen
 from nanoengine.models.model_config import ExpertsConfig, LayerConfig, ModelConfig
 from nanoengine.models.rope_config import read_rope
 
@@ -37,24 +30,17 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
 
 
 def _read_qwen2_moe(fields: ConfigFields, architecture: str) -> ModelConfig:
-    rope, sparse = read_rope(fields, head_dim_of(fields)), sparse_layers(fields)
-    is_used, first = fields.flag("use_sliding_window"), fields.integer("max_window_layers", 28)
-    every_other = [SLIDING if is_used and i % 2 == 0 and i < first else FULL for i in range(len(sparse))]
-    types = layer_types_of(fields) or every_other
-    if SLIDING in types and not is_used:
-        raise fields.wrong("layer_types", types, "use_sliding_window is not true, so no layer can have a window")
-    windows = windows_by_types(types, window_of(fields, 4096) if is_used else None)  # the file says 0 if not
-    shared = fields.integer("shared_expert_intermediate_size", 5632)
-    return read_decoder(
-        fields,
-        architecture,
-        layers=tuple(
-            LayerConfig(rope=rope, window=window, has_experts=has_experts)
-            for window, has_experts in zip(windows, sparse, strict=True)
-        ),
-        experts=read_experts(fields, shared_size=shared, shared_is_gated=True),
-        qkv_bias=fields.flag("qkv_bias", True),
+    """With an MLP beside the experts, whose output a gate weighs."""
+    for key, value in (("num_experts", 60), ("num_experts_per_tok", 4), ("moe_intermediate_size", 1408)):
+        fields.default(key, value)
+    width = fields.integer("shared_expert_intermediate_size", 5632)
+    experts = read_experts(fields, shared_size=width, shared_is_gated=True)
+    rope, bias = read_rope(fields, head_dim_of(fields)), fields.flag("qkv_bias", True)
+    layers = tuple(
+        LayerConfig(rope=rope, window=window, has_experts=has_experts)
+        for window, has_experts in zip(windows_of_qwen(fields, alternate=True), sparse_layers(fields), strict=True)
     )
+    return read_decoder(fields, architecture, layers=layers, experts=experts, qkv_bias=bias)
 
 
 def read_experts(fields: ConfigFields, **facts: Any) -> ExpertsConfig:

@@ -19,11 +19,19 @@ ROPE_FACTORS, ROPE_LONG, ROPE_SHORT = "rope_freqs.weight", "rope_factors_long.we
 OF_CONFIG = (ROPE_FACTORS, ROPE_LONG, ROPE_SHORT)
 """Tensors that belong to the config."""
 
+NOT_OF_TEXT = ("v.", "mm.", "a.", "mtp.", "cls.")
+"""How tensors begin that see, hear, guess ahead, or judge."""
+
 PACKED_QKVZ, PACKED_BA = "ssm_in.weight", "ssm_ba.weight"
 """Of Qwen3-Next: the first was written before the end of 2025."""
 
 OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+LFM2 = ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM")
 LFM2_OUTER = OUTER | dict.fromkeys(("token_embd_norm", "output_norm"), "model.embedding_norm")
+OUTERS = {
+    **dict.fromkeys(LFM2, LFM2_OUTER),
+    "FalconH1ForCausalLM": OUTER | {"output_norm": "model.final_layernorm"},
+}
 LAYER = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -47,7 +55,6 @@ NORMS_OF_DELTA_NETS = {"attn_norm": "input_layernorm", "post_attention_norm": "p
 """Norms before attention and MLP, of OLMo 2 after them, or of Gemma both: the middle one has one name at Hugging Face's.
 That before the MLPs of Qwen3-Next, Qwen3.5 and Seed-OSS has the name of one behind attention."""
 
-LFM2 = ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM")
 GEMMA = {"Gemma2ForCausalLM", "Gemma3ForCausalLM"}
 DELTA_NETS = {"Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"}
 GUESSING = DELTA_NETS | {"Glm4MoeForCausalLM"}
@@ -58,7 +65,7 @@ SHIFTED = GEMMA | DELTA_NETS
 
 NORMS_OF_LFM2 = {"attn_norm": "operator_norm", "ffn_norm": "ffn_norm"}
 NORMS: dict[str, dict[str, str]] = {
-    **dict.fromkeys(("Olmo2ForCausalLM", "Exaone4ForCausalLM"), NORMS_AFTER),
+    **dict.fromkeys(("Olmo2ForCausalLM", "Olmo3ForCausalLM", "Exaone4ForCausalLM"), NORMS_AFTER),
     "SeedOssForCausalLM": NORMS_OF_DELTA_NETS,
     "Glm4ForCausalLM": {
         "attn_norm": "input_layernorm",
@@ -68,6 +75,8 @@ NORMS: dict[str, dict[str, str]] = {
     },
     **dict.fromkeys(LFM2, NORMS_OF_LFM2),
     "Glm4MoeForCausalLM": NORMS_OF_DELTA_NETS,
+    "GptOssForCausalLM": NORMS_BEFORE | NORMS_OF_DELTA_NETS,
+    "FalconH1ForCausalLM": {"attn_norm": "input_layernorm", "ffn_norm": "pre_ff_layernorm"},
     **dict.fromkeys(GEMMA, NORMS_AROUND),
     **dict.fromkeys(DELTA_NETS, NORMS_OF_DELTA_NETS),
 }
@@ -103,10 +112,14 @@ OF_LFM2 = {
 OWN: dict[str, dict[str, str]] = {
     **dict.fromkeys(("MixtralForCausalLM", "MiniMaxM2ForCausalLM"), _numbered("block_sparse_moe")),
     **dict.fromkeys(("Glm4MoeForCausalLM", "Dots1ForCausalLM", "Ernie4_5_MoeForCausalLM"), EXPERTS | SEVERAL_SHARED),
-    "Qwen3MoeForCausalLM": EXPERTS,
-    **dict.fromkeys(("Qwen3NextForCausalLM", "Qwen3_5MoeForCausalLM", "GraniteMoeHybridForCausalLM"), EXPERTS | SHARED),
+    **dict.fromkeys(("Qwen3MoeForCausalLM", "GraniteMoeForCausalLM"), EXPERTS),
+    "GptOssForCausalLM": EXPERTS | {"attn_out": "self_attn.o_proj"},
+    **dict.fromkeys(("Qwen2MoeForCausalLM", "Qwen3NextForCausalLM", "Qwen3_5MoeForCausalLM"), EXPERTS | SHARED),
+    **dict.fromkeys(("GraniteMoeHybridForCausalLM", "GraniteMoeSharedForCausalLM"), EXPERTS | SHARED),
+    "Llama4ForCausalLM": EXPERTS | SHARED,
     "Lfm2ForCausalLM": OF_LFM2,
     "Lfm2MoeForCausalLM": OF_LFM2 | _numbered("feed_forward"),
+    "FalconH1ForCausalLM": {f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
     "Phi3ForCausalLM": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
     "Glm4ForCausalLM": {"ffn_up": "mlp.gate_up_proj"},
     "HunYuanDenseV1ForCausalLM": {
@@ -116,7 +129,10 @@ OWN: dict[str, dict[str, str]] = {
 }
 """Architecture -> what its layers have of their own, or otherwise; {} is the number of an expert."""
 
-PAIRED = {"LlamaForCausalLM", "MixtralForCausalLM", "GraniteForCausalLM", "GraniteMoeHybridForCausalLM"}
+PAIRED = {
+    *("LlamaForCausalLM", "MixtralForCausalLM", "Ministral3ForCausalLM", "SmolLM3ForCausalLM", "GraniteForCausalLM"),
+    *("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM", "GraniteMoeHybridForCausalLM"),
+}
 """Architectures whose files have the rows of q and k in the order in which llama.cpp rotates them: a row beside the one that it
 turns with, where Hugging Face has it half a head away."""
 
@@ -162,22 +178,26 @@ def _row(numbers: Tensor) -> Tensor:
 def _of_state(prefix: str) -> dict[str, HFTensor]:
     return {
         "ssm_a": HFTensor(f"{prefix}.A_log", change=_log_rate),
-        "ssm_dt.bias": HFTensor(f"{prefix}.dt_bias"),
+        **dict.fromkeys(("ssm_dt.bias", "ssm_dt"), HFTensor(f"{prefix}.dt_bias")),
         "ssm_conv1d.weight": HFTensor(f"{prefix}.conv1d.weight", change=_filters),
         "ssm_out.weight": HFTensor(f"{prefix}.out_proj.weight"),
     }
 
 
-DELTA_NET = _of_state("linear_attn") | {
-    "ssm_norm.weight": HFTensor("linear_attn.norm.weight"),
-    "attn_qkv.weight": HFTensor("linear_attn.in_proj_qkv.weight"),
-    "attn_gate.weight": HFTensor("linear_attn.in_proj_z.weight"),
-    "ssm_beta.weight": HFTensor("linear_attn.in_proj_b.weight"),
-    "ssm_alpha.weight": HFTensor("linear_attn.in_proj_a.weight"),
-    PACKED_QKVZ: HFTensor("linear_attn.in_proj_qkvz.weight"),
-    PACKED_BA: HFTensor("linear_attn.in_proj_ba.weight"),
-    "ffn_gate_inp_shexp.weight": HFTensor("mlp.shared_expert_gate.weight", change=_row),
-}
+SHARED_GATE = {"ffn_gate_inp_shexp.weight": HFTensor("mlp.shared_expert_gate.weight", change=_row)}
+DELTA_NET = (
+    _of_state("linear_attn")
+    | {
+        "ssm_norm.weight": HFTensor("linear_attn.norm.weight"),
+        "attn_qkv.weight": HFTensor("linear_attn.in_proj_qkv.weight"),
+        "attn_gate.weight": HFTensor("linear_attn.in_proj_z.weight"),
+        "ssm_beta.weight": HFTensor("linear_attn.in_proj_b.weight"),
+        "ssm_alpha.weight": HFTensor("linear_attn.in_proj_a.weight"),
+        PACKED_QKVZ: HFTensor("linear_attn.in_proj_qkvz.weight"),
+        PACKED_BA: HFTensor("linear_attn.in_proj_ba.weight"),
+    }
+    | SHARED_GATE
+)
 SHORT_CONV = {
     "shortconv.conv.weight": HFTensor("conv.conv.weight", change=_filters),
     "shortconv.in_proj.weight": HFTensor("conv.in_proj.weight"),
@@ -185,16 +205,30 @@ SHORT_CONV = {
 }
 CHOICE = "exp_probs_b.bias"
 CHOICE_OF_GATE = {CHOICE: HFTensor("mlp.gate.e_score_correction_bias")}
-HYBRIDS = DELTA_NETS | {"GraniteMoeHybridForCausalLM", *LFM2}
+NEMOTRON_H, FALCON_H1 = "NemotronHForCausalLM", "FalconH1ForCausalLM"
+HYBRIDS = DELTA_NETS | {"GraniteMoeHybridForCausalLM", *LFM2, NEMOTRON_H, FALCON_H1}
+
+
+def _mamba(prefix: str) -> dict[str, HFTensor]:
+    return _of_state(prefix) | {
+        "ssm_d": HFTensor(f"{prefix}.D", change=_flat),
+        "ssm_norm.weight": HFTensor(f"{prefix}.norm.weight", change=_flat),
+        "ssm_conv1d.bias": HFTensor(f"{prefix}.conv1d.bias"),
+        "ssm_in.weight": HFTensor(f"{prefix}.in_proj.weight"),
+    }
+
+
+PARTS = {"attn_q": "q_proj", "attn_k": "k_proj", "attn_v": "v_proj", "attn_output": "o_proj"}
+PARTS |= {"ffn_up": "up_proj", "ffn_down": "down_proj"}
 MIXERS: dict[str, dict[str, HFTensor]] = {
     **dict.fromkeys(DELTA_NETS, DELTA_NET),
-    "GraniteMoeHybridForCausalLM": _of_state("mamba")
-    | {
-        "ssm_d": HFTensor("mamba.D", change=_flat),
-        "ssm_norm.weight": HFTensor("mamba.norm.weight", change=_flat),
-        "ssm_conv1d.bias": HFTensor("mamba.conv1d.bias"),
-        "ssm_in.weight": HFTensor("mamba.in_proj.weight"),
-    },
+    "Qwen2MoeForCausalLM": SHARED_GATE,
+    "GptOssForCausalLM": dict.fromkeys(("attn_sinks.weight", "attn_sinks"), HFTensor("self_attn.sinks")),
+    "GraniteMoeHybridForCausalLM": _mamba("mamba"),
+    FALCON_H1: _mamba("mamba") | {"ffn_norm": HFTensor("pre_ff_layernorm.weight")},
+    NEMOTRON_H: _mamba("mixer")
+    | {f"{own}.{kind}": HFTensor(f"mixer.{name}.{kind}") for own, name in PARTS.items() for kind in ("weight", "bias")}
+    | {"attn_norm.weight": HFTensor("norm.weight")},
     "Lfm2ForCausalLM": SHORT_CONV,
     "Lfm2MoeForCausalLM": SHORT_CONV | {CHOICE: HFTensor("feed_forward.expert_bias")},
     "MiniMaxM2ForCausalLM": {CHOICE: HFTensor("block_sparse_moe.e_score_correction_bias")},
@@ -205,8 +239,8 @@ MIXERS: dict[str, dict[str, HFTensor]] = {
 
 
 def hf_tensor(name: str, config: Mapping[str, Any]) -> list[HFTensor]:
-    """What comes out of the tensor `name` of a file: many of experts, none of what belongs to the config, or to layers behind the
-    last, which guess several tokens ahead; else one.
+    """What comes out of the tensor `name` of a file: many of experts, none of what belongs to the config, is not of text, or
+    belongs to layers behind the last, which guess several tokens ahead; else one.
 
     A name that is not known stays as it is, so that whoever compares names calls it unexpected.
 
@@ -215,7 +249,7 @@ def hf_tensor(name: str, config: Mapping[str, Any]) -> list[HFTensor]:
         config: as `translate.hf_config` gives it.
     """
     architecture = config["architectures"][0]
-    if name in OF_CONFIG:
+    if name in OF_CONFIG or name.startswith(NOT_OF_TEXT):
         return []
     layer, _, own = name.removeprefix("blk.").partition(".")
     if name.startswith("blk.") and layer.isdecimal():
@@ -225,12 +259,14 @@ def hf_tensor(name: str, config: Mapping[str, Any]) -> list[HFTensor]:
             return [whole._replace(name=f"model.layers.{layer}.{whole.name}")]
     match = NAME.fullmatch(name)
     norms = NORMS.get(architecture, NORMS_BEFORE)
-    outer = LFM2_OUTER if architecture in LFM2 else OUTER
+    outer = OUTERS.get(architecture, OUTER)
     known = outer if match is None or match["layer"] is None else LAYER | norms | OWN.get(architecture, {})
     if match is None or match["what"] not in known:
         return [HFTensor(name)]
     what, kind = match["what"], match["kind"]
     found = f"{known[what]}.{kind}" if known is outer else f"model.layers.{match['layer']}.{known[what]}.{kind}"
+    if "{}" in found and kind == "bias":  # one tensor has those of all experts
+        return [HFTensor(found.replace(".{}.", ".").replace(".bias", "_bias"))]
     if "{}" in found:
         return [HFTensor(found.format(number), expert=number) for number in range(num_experts(config))]
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}

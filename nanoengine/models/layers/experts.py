@@ -128,6 +128,8 @@ class Experts:
             if (biases := self.mixture.biases) is not None:
                 slots |= {f"{both}_bias": InterleavedColumns(biases[:2]), f"{down}_bias": biases.down}
             return slots
+        if (biases := self.mixture.biases) is not None:
+            slots |= {f"{prefix}.experts.{name}_bias": bias for name, bias in zip(names, biases, strict=True)}
         for name, weights in zip(names, self.mixture.weights, strict=True):
             for i in range(self.facts.num_experts):
                 slots[f"{prefix}.experts.{i}.{name}.weight"] = weights.expert(i)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanoengine.errors import UnsupportedModel, shown
-from nanoengine.models.config_fields import ConfigFields
+from nanoengine.models.config_fields import ConfigFields, names_of
 
 QUANTIZATION = "quantization_config"
 WHERE = f"the {QUANTIZATION} of the model's config.json"
@@ -51,7 +51,7 @@ def read_scheme(table: Mapping[str, Any]) -> Scheme | None:
         others = "a checkpoint in bfloat16, float16 or float32, or a GGUF file"
         raise fields.wrong("quant_method", method, f"supported are {', '.join(METHODS)}; give one of those, {others}")
     scheme = METHODS[method](fields)
-    fields.refuse_others()
+    fields.refuse_others(names_of("quantization"))
     return scheme
 
 
@@ -130,7 +130,7 @@ def _group_of_modules(name: str, content: object, form: object) -> Scheme:
     group.refuse("output_activations", "outputs are not rounded")
     form = group.get("format", form)
     weights = ConfigFields(group.table_of("weights"), f"the weights of {group.where}")
-    group.refuse_others()
+    group.refuse_others(names_of("quantization"))
     scheme = _weights(weights, form)
     weights.refuse_others()
     return scheme
