@@ -172,7 +172,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("Olmo3", {"rope_theta": 1e4}, "rope_theta is 10000.0"),
     ("Olmo3", {"rope_parameters": {"rope_theta": 1e4}}, "rope_parameters is"),
     ("Llama", {"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false'.*true or false"),
-    ("Llama", {"output_multiplier_scale": 0.3}, "output_multiplier_scale"),
     ("Llama", {"layer_types": ["linear_attention"] * 4}, "layer_types is"),
     ("Llama", {"head_dim": 2**20}, "head_dim is 1048576.*at most"),
     ("Llama", {"rope_theta": 1e308}, "rope_theta is 1e.308.*from 1.001 to"),
