@@ -204,7 +204,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("GraniteMoeHybrid", {"position_embedding_type": "learned"}, "position_embedding_type is 'learned'"),
     ("GraniteMoeHybrid", {"mamba_n_groups": 3}, "mamba_n_heads is 4.*multiple of 3"),
     ("Bamba", {"partial_rotary_factor": 1.0}, "partial_rotary_factor is 1.0: only 0.5"),
-    ("NemotronH", {"layers_block_type": ["mamba", "attention", "moe", "mlp"]}, "layers_block_type is .*not supported"),
+    ("NemotronH", {"hybrid_override_pattern": "M*-E", "mlp_bias": True}, "mlp_bias is True"),
     ("NemotronH", {"hybrid_override_pattern": "M*-|"}, "hybrid_override_pattern is"),
     ("FalconH1", {"attention_bias": True}, "attention_bias is True"),
     ("FalconH1", {"mamba_d_ssm": 40}, "mamba_n_heads is 3.*must make 40, mamba_d_ssm"),
