@@ -210,6 +210,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("FalconH1", {"mamba_d_ssm": 40}, "mamba_n_heads is 3.*must make 40, mamba_d_ssm"),
     ("FalconH1", {"ssm_multipliers": [1.0]}, "ssm_multipliers is .*a list of 5"),
     ("NemotronH", {"num_hidden_layers": 5}, "num_hidden_layers is 5: only 4"),
+    ("Glm4Moe", {"n_group": 3}, "n_group is 3.*4 experts must make as many groups"),
+    ("Glm4Moe", {"n_group": 2, "num_experts_per_tok": 3}, "num_experts_per_tok is 3.*at most 2"),
+    ("Dots1", {"scoring_func": "softmax"}, "scoring_func is 'softmax'"),
+    ("Dots1", {"first_k_dense_replace": -1}, "first_k_dense_replace is -1"),
+    ("MiniMaxM2", {"attn_type_list": [1, 0, 1, 1]}, "attn_type_list is"),
+    ("Ernie4_5_Moe", {"use_bias": True}, "use_bias is True"),
+    ("Ernie4_5_Moe", {"moe_layer_end_index": -2}, "moe_layer_end_index is -2"),
     ("Llama4", {"num_experts_per_tok": 2}, "num_experts_per_tok is 2: only 1"),
     ("Llama4", {"layer_types": ["sliding_attention"] * 8}, "layer_types is"),
     (

@@ -101,7 +101,7 @@ class KVGroups(Capability):
             pool = StatePool(rows, snapshots, startup.num_state_layers, shapes, *where)
         except (RuntimeError, OSError) as error:  # torch's allocator raises a subclass of the first, mmap the second
             raise self._no_room(startup, snapshots) from error
-        attending = cast(ModelConfig, startup.model_config).attention_layers
+        attending = cast(ModelConfig, startup.model_config).attention_layers or [0]  # see `groups`
         keeper = StateKeeper(startup.runner, pool, mixers, attending)
         startup.state_keeper = keeper
         startup.runner.parts.append(keeper)

@@ -97,8 +97,8 @@ class StateKeeper(RunnerPart):
         self._drafted: dict[int, Drafted] = {}
         self._inside: dict[int, list[Snapshot]] = {}  # of each row, what is taken in this step
         cache, count = runner.kv_cache, len(runner.model.layers)
-        groups, nothing = dict(zip(attending, cache.groups, strict=True)), pool.layers[0]
-        of_layers = dict(zip(attending, cache.layers, strict=True)), dict(zip(mixers, pool.layers, strict=True))
+        groups, nothing = dict(zip(attending, cache.groups, strict=False)), pool.layers[0]
+        of_layers = dict(zip(attending, cache.layers, strict=False)), dict(zip(mixers, pool.layers, strict=True))
         cache.groups = [groups.get(layer, 0) for layer in range(count)]
         cache.layers = [own.get(layer, nothing) for own in of_layers for layer in range(count)]
 

@@ -26,6 +26,14 @@ E2M1_CODEBOOK = torch.tensor(
 )
 """What numbers of 4 bits stand for: in the IQ4 formats, and as floats of 2 bits of exponent and 1 of mantissa, twice as large."""
 
+E4M3 = torch.cat(
+    (
+        torch.arange(127, dtype=torch.uint8, device="cpu").view(torch.float8_e4m3fn).float(),
+        torch.tensor([480.0], dtype=torch.float32, device="cpu"),
+    )
+)
+"""Floats of 4 bits of exponent and 3 of mantissa, without a sign and without NaN."""
+
 PIECE = 1 << 15
 """Numbers that torch makes at a time: what is in between stays in the second-level cache. From the next number on torch would
 share out every one of the small operations among its threads, which then wait for each other more than they work."""
@@ -131,6 +139,17 @@ def _mxfp4(blocks: Tensor) -> Tensor:
     return scale * E2M1_CODEBOOK[_nibbles(blocks[:, 1:], 16).int()]
 
 
+def nvfp4_parts(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Of four runs of 16 numbers, places in the codebook [n, 64] and in `E4M3` [n, 4]; signs of scales count for nothing."""
+    scales = blocks[:, :4]
+    return _nibbles(blocks[:, 4:], 8), torch.where(scales == 0x7F, 0, scales & 0x7F)
+
+
+def _nvfp4(blocks: Tensor) -> Tensor:
+    numbers, scales = nvfp4_parts(blocks)
+    return (0.5 * E4M3[scales.int()][:, :, None] * E2M1_CODEBOOK[numbers.int()].view(-1, 4, 16)).flatten(1)
+
+
 def _by_package(kind: str) -> Callable[[Tensor], Tensor]:
     """What the package of llama.cpp's authors makes of them: these need large tables.
 
@@ -150,7 +169,7 @@ def _by_package(kind: str) -> Callable[[Tensor], Tensor]:
     return function
 
 
-BY_PACKAGE = ("IQ1_M", "IQ1_S", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ3_S", "IQ3_XXS", "NVFP4", "TQ1_0", "TQ2_0")
+BY_PACKAGE = ("IQ1_M", "IQ1_S", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ3_S", "IQ3_XXS", "TQ1_0", "TQ2_0")
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q4_0": _q4_0,
@@ -166,6 +185,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,
+    "NVFP4": _nvfp4,
 } | {kind: _by_package(kind) for kind in BY_PACKAGE}
 """Name of a format -> blocks [n, bytes] uint8 to their values [n, values] float32."""
 

@@ -18,6 +18,9 @@ NAMES = TensorNames(
     replaced=((".mlp.", ".feed_forward."), ("model.norm.", "model.final_layernorm.")),
 )
 
+FACTORS = 1e-6, 1e6
+"""Bounds of every factor, so that products of them are numbers."""
+
 
 def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     for key in ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"):
@@ -25,7 +28,7 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     fields.ignore("num_logits_to_keep", "mlp_expansion_factor", "mamba_use_mlp")
     fields.expect("mamba_use_mlp", True)
     size, states = head_dim_of(fields), _states(fields)
-    inward, keys = (fields.number(f"{own}_multiplier", 1.0) for own in ("attention_in", "key"))
+    inward, keys = (fields.number(f"{own}_multiplier", 1.0, *FACTORS) for own in ("attention_in", "key"))
     return read_decoder(
         fields,
         architecture,
@@ -33,8 +36,8 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
         layers=(LayerConfig(rope=read_rope(fields, size), mixer="mamba2"),),
         states=states,
         attention_scale=size**-0.5 * inward**2 * keys,
-        embedding_scale=fields.number("embedding_multiplier", 1.0),
-        logits_divisor=1 / fields.number("lm_head_multiplier", 1.0),
+        embedding_scale=fields.number("embedding_multiplier", 1.0, *FACTORS),
+        logits_divisor=1 / fields.number("lm_head_multiplier", 1.0, *FACTORS),
         factors=_factors(fields, states, inward),
         names=NAMES,
     )
@@ -52,14 +55,16 @@ def _factors(fields: ConfigFields, states: StateConfig, inward: float) -> tuple[
     """`inward`: of what goes into attention. In scores it is a part of their scale, in values it is here."""
     for key, count in (("mlp_multipliers", 2), ("ssm_multipliers", 5)):
         fields.default(key, [1.0] * count)
-    gate, down = fields.numbers("mlp_multipliers", 2, 1e-6, 1e6)
-    outward, into, out = (fields.number(f"{own}_multiplier", 1.0) for own in ("attention_out", "ssm_in", "ssm_out"))
+    gate, down = fields.numbers("mlp_multipliers", 2, *FACTORS)
+    outward, into, out = (
+        fields.number(f"{own}_multiplier", 1.0, *FACTORS) for own in ("attention_out", "ssm_in", "ssm_out")
+    )
     inner, shared = states.num_heads * states.width, states.num_groups * states.depth
     found = (
         WeightFactor(".self_attn.o_proj.weight", (inward * outward,)),
         WeightFactor(
             ".mamba.in_proj.weight",
-            tuple(into * own for own in fields.numbers("ssm_multipliers", 5, 1e-6, 1e6)),
+            tuple(into * own for own in fields.numbers("ssm_multipliers", 5, *FACTORS)),
             (inner, inner, shared, shared, states.num_heads),
         ),
         WeightFactor(".mamba.out_proj.weight", (out,)),

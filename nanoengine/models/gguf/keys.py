@@ -22,6 +22,17 @@ REALS = (
 )
 """How the keys end whose values need not be whole."""
 
+OF_OLLAMA = {
+    "attention.head_dim": "attention.key_length",
+    "rope.global.freq_base": "rope.freq_base",
+    "rope.local.freq_base": "rope.freq_base_swa",
+    "rope.scaling.beta_fast": "rope.scaling.yarn_beta_fast",
+    "rope.scaling.beta_slow": "rope.scaling.yarn_beta_slow",
+    "rope.scaling.mscale_all_dim": "rope.scaling.yarn_log_multiplier",
+    "rope.scaling_beta": "attention.temperature_scale",
+}
+"""Names of keys in files of Ollama -> llama.cpp's."""
+
 WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("attention.causal", "expert_weights_norm", "norm_top_k_prob"), (True,)),
     **dict.fromkeys(
@@ -30,6 +41,7 @@ WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), (0.0,)),
     **dict.fromkeys(("attention.sliding_window", "expert_count", "expert_used_count", "expert_shared_count"), (0,)),
     "expert_shared_feed_forward_length": (0,),
+    "rope.scaling.mscale": (1.0,),
     "expert_gating_func": (1,),
     "expert_weights_scale": (0.0, 1.0),
     "nextn_predict_layers": (0,),
@@ -66,10 +78,14 @@ class Keys:
             )
         self.architecture = architecture
         self._prefix = f"{self.architecture}."
-        self._unread = {key.removeprefix(self._prefix) for key in file.metadata if key.startswith(self._prefix)}
+        start = len(self._prefix)
+        own = {key[start:]: value for key, value in file.metadata.items() if key.startswith(self._prefix)}
+        renamed = {OF_OLLAMA[key]: value for key, value in own.items() if key in OF_OLLAMA}
+        self._values = renamed | {key: value for key, value in own.items() if key not in OF_OLLAMA}
+        self._unread = set(self._values)
 
     def __contains__(self, key: str) -> bool:
-        return self._prefix + key in self._metadata
+        return key in self._values
 
     def number(self, key: str, default: float | None = None, *, some_have_none: bool = False) -> Any:
         """A count, or a number where the key is of REALS; that of all layers if they have one each, or of those that have not 0.
@@ -106,8 +122,12 @@ class Keys:
             raise self.unsupported(key, value, "true or false")
         return value
 
+    def ignore(self, start: str) -> None:
+        """Keys that begin so change nothing here, whatever they say."""
+        self._unread = {key for key in self._unread if not key.startswith(start)}
+
     def is_list(self, key: str) -> bool:
-        return isinstance(self._metadata.get(self._prefix + key), np.ndarray | list)
+        return isinstance(self._values.get(key), np.ndarray | list)
 
     def text(self, key: str, default: str) -> str:
         value = self._read(key, default)
@@ -126,7 +146,7 @@ class Keys:
         of_text = (key for key in self._metadata if key.startswith("tokenizer.") and not key.startswith(TEMPLATES))
         unknown = {key: self._metadata[key] for key in of_text if key not in known}
         for key in sorted(key for key in self._unread if not NOT_OF_THE_MODEL.fullmatch(key)):
-            value = self._metadata[self._prefix + key]
+            value = self._values[key]
             if key not in WITHOUT_EFFECT and key not in known:
                 unknown[self._prefix + key] = value
             elif key not in WITHOUT_EFFECT:
@@ -137,7 +157,7 @@ class Keys:
 
     def _read(self, key: str, default: Any) -> Any:
         self._unread.discard(key)
-        value = self._metadata.get(self._prefix + key, default)
+        value = self._values.get(key, default)
         if value is None:
             raise UnsupportedModel(f"{self._path} has no {self._prefix}{key}: convert the model anew")
         return value

@@ -25,8 +25,8 @@ def rope_parameters(file: GGUFFile, keys: Keys, config: Mapping[str, Any]) -> di
     """
     name = config["architectures"][0]
     if name == "Gemma3ForCausalLM":
-        theta = keys.number("rope.freq_base_swa", default=keys.number("rope.local.freq_base", default=10_000.0))
-        full = _of_all(file, keys, config, keys.number("rope.global.freq_base", default=1e6))
+        theta = keys.number("rope.freq_base_swa", default=10_000.0)
+        full = _of_all(file, keys, config, 1e6)
     elif name == "Olmo3ForCausalLM":
         full = _of_all(file, keys, config)
         theta = keys.number("rope.freq_base_swa", default=full["rope_theta"])

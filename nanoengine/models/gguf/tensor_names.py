@@ -65,6 +65,7 @@ SHIFTED = GEMMA | DELTA_NETS
 
 NORMS_OF_LFM2 = {"attn_norm": "operator_norm", "ffn_norm": "ffn_norm"}
 NORMS: dict[str, dict[str, str]] = {
+    "GptOssForCausalLM": NORMS_BEFORE | NORMS_OF_DELTA_NETS,
     **dict.fromkeys(("Olmo2ForCausalLM", "Olmo3ForCausalLM", "Exaone4ForCausalLM"), NORMS_AFTER),
     "SeedOssForCausalLM": NORMS_OF_DELTA_NETS,
     "Glm4ForCausalLM": {
@@ -75,7 +76,6 @@ NORMS: dict[str, dict[str, str]] = {
     },
     **dict.fromkeys(LFM2, NORMS_OF_LFM2),
     "Glm4MoeForCausalLM": NORMS_OF_DELTA_NETS,
-    "GptOssForCausalLM": NORMS_BEFORE | NORMS_OF_DELTA_NETS,
     "FalconH1ForCausalLM": {"attn_norm": "input_layernorm", "ffn_norm": "pre_ff_layernorm"},
     **dict.fromkeys(GEMMA, NORMS_AROUND),
     **dict.fromkeys(DELTA_NETS, NORMS_OF_DELTA_NETS),

@@ -8,192 +8,35 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from nanoengine.errors import InvalidWeights, UnsupportedModel, shown
-from nanoengine.models.gguf.file import GGUFFile
-from nanoengine.models.gguf.hybrids import (
-    DELTA_EXPERT_KEYS,
-    DELTA_KEYS,
-    FALCON_KEYS,
-    LFM2_KEYS,
-    MAMBA_KEYS,
-    NEMOTRON_KEYS,
-    NEMOTRON_MOE_KEYS,
-    OF_STATES,
-    complete_hybrid,
+from nanoengine.models.gguf.architectures import (
+    ARCHITECTURES,
+    COMMON_KEYS,
+    GRANITE_KEYS,
+    GROWTH,
+    MIXED,
+    VARIANTS,
+    WINDOW,
+    Architecture,
 )
+from nanoengine.models.gguf.file import GGUFFile
+from nanoengine.models.gguf.hybrids import OF_STATES, complete_hybrid
 from nanoengine.models.gguf.keys import Keys
 from nanoengine.models.gguf.rope import EPSILON, rope_parameters
-from nanoengine.models.gguf.routers import (
-    DEEPSEEK_KEYS,
-    ERNIE_KEYS,
-    LFM2_MOE_KEYS,
-    MINIMAX_KEYS,
-    NORMALIZED,
-    complete_router,
-    num_experts,
-)
+from nanoengine.models.gguf.routers import NORMALIZED, complete_router, num_experts
 from nanoengine.models.gguf.tensor_names import EMBEDDING, HEAD, HYBRIDS, NEMOTRON_H
-
-
-class Architecture(NamedTuple):
-    """What tells an architecture from the others."""
-
-    name: str  # Hugging Face's
-    model_type: str
-    keys: Mapping[str, str] = {}  # its own, and what Hugging Face calls them
-    fixed: Mapping[str, Any] = {}  # what its files do not say, because it is always so
-    activation: Mapping[str, str] = {
-        "hidden_act": "silu"
-    }  # the field that names it at Hugging Face's, and its value there
-    fits_float16: bool = True  # whether what it adds up over its layers stays below 65,504, where float16 ends
-
-
-COMMON_KEYS = {
-    "block_count": "num_hidden_layers",
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    EPSILON: "rms_norm_eps",
-}
-"""What every file must say."""
-
-MIXTURE_KEYS = {"expert_used_count": "num_experts_per_tok", "expert_count": "num_local_experts"}
-QWEN_MOE_KEYS = {
-    "expert_used_count": "num_experts_per_tok",
-    "expert_count": "num_experts",
-    "expert_feed_forward_length": "moe_intermediate_size",
-}
-WINDOW, WINDOWS = "attention.sliding_window", "attention.sliding_window_pattern"
-WINDOW_KEYS = {WINDOW: "sliding_window"}
-GRANITE_KEYS = {
-    "attention.scale": "attention_multiplier",
-    "embedding_scale": "embedding_multiplier",
-    "residual_scale": "residual_multiplier",
-    "logit_scale": "logits_scaling",
-}
-GEMMA_KEYS = WINDOW_KEYS | {"final_logit_softcapping": "final_logit_softcapping"}
-SQUARED_RELU = {"mlp_hidden_act": "relu2"}
-GEMMA_ACTIVATION = {"hidden_activation": "gelu_pytorch_tanh"}
-MIXED = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
-IS_SPLIT = {"linears_are_split": True}
-"""Not Hugging Face's: matrices that its files have in one tensor are tensors for each, under the usual names."""
-
-GROWTH = "attention.temperature_scale"
-VARIANTS = {
-    "llama": "expert_count",
-    "mistral3": GROWTH,
-    "olmo2": WINDOW,
-    "granitemoe": "expert_shared_feed_forward_length",
-}
-"""Architectures that are two of Hugging Face's, and the key that the second has."""
-
-LLAMA = Architecture("LlamaForCausalLM", "llama")
-QWEN2, QWEN3 = Architecture("Qwen2ForCausalLM", "qwen2"), Architecture("Qwen3ForCausalLM", "qwen3")
-QWEN3_MOE = Architecture("Qwen3MoeForCausalLM", "qwen3_moe", QWEN_MOE_KEYS, MIXED)
-OLMO3 = Architecture("Olmo3ForCausalLM", "olmo3", WINDOW_KEYS)
-GPT_OSS = Architecture(
-    *("GptOssForCausalLM", "gpt_oss", WINDOW_KEYS | MIXTURE_KEYS | {"expert_feed_forward_length": "intermediate_size"}),
-    fixed=IS_SPLIT,
-    fits_float16=False,
-)
-ARCHITECTURES = {
-    "llama": LLAMA,
-    "llama with expert_count": Architecture("MixtralForCausalLM", "mixtral", MIXTURE_KEYS),
-    "llama4": Architecture(
-        "Llama4ForCausalLM",
-        "llama4_text",
-        MIXTURE_KEYS
-        | {"feed_forward_length": "intermediate_size_mlp", "expert_feed_forward_length": "intermediate_size"}
-        | {"interleave_moe_layer_step": "interleave_moe_layer_step", WINDOW: "attention_chunk_size"}
-        | {"attention.chunk_size": "attention_chunk_size"},  # Ollama's
-        IS_SPLIT | {"attention_chunk_size": 8192},
-    ),
-    "mistral3": LLAMA,
-    f"mistral3 with {GROWTH}": Architecture("Ministral3ForCausalLM", "ministral3"),
-    "smollm3": Architecture("SmolLM3ForCausalLM", "smollm3"),
-    "qwen2": QWEN2,
-    "qwen2moe": Architecture(
-        "Qwen2MoeForCausalLM",
-        "qwen2_moe",
-        QWEN_MOE_KEYS | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
-        MIXED | {"norm_topk_prob": False},
-    ),
-    "qwen2vl": QWEN2,
-    "qwen25vl": QWEN2,  # Ollama's name
-    "qwen3": QWEN3,
-    "qwen3moe": QWEN3_MOE,
-    "qwen3vl": QWEN3,
-    "qwen3vlmoe": QWEN3_MOE,
-    "phi3": Architecture("Phi3ForCausalLM", "phi3", WINDOW_KEYS),
-    "granite": Architecture("GraniteForCausalLM", "granite", GRANITE_KEYS),
-    "granitemoe": Architecture("GraniteMoeForCausalLM", "granitemoe", GRANITE_KEYS | MIXTURE_KEYS, IS_SPLIT),
-    "granitemoe with expert_shared_feed_forward_length": Architecture(
-        "GraniteMoeSharedForCausalLM",
-        "granitemoeshared",
-        GRANITE_KEYS | MIXTURE_KEYS | {"expert_shared_feed_forward_length": "shared_intermediate_size"},
-        IS_SPLIT,
-    ),
-    "olmo2": Architecture("Olmo2ForCausalLM", "olmo2"),
-    "olmo2 with attention.sliding_window": OLMO3,
-    "olmo3": OLMO3,  # Ollama's name
-    "gpt-oss": GPT_OSS,
-    "gptoss": GPT_OSS,  # Ollama's name
-    "gemma2": Architecture(
-        *("Gemma2ForCausalLM", "gemma2", GEMMA_KEYS | {"attn_logit_softcapping": "attn_logit_softcapping"}),
-        activation=GEMMA_ACTIVATION,
-        fits_float16=False,
-    ),
-    "gemma3": Architecture(
-        *("Gemma3ForCausalLM", "gemma3_text", GEMMA_KEYS),
-        activation=GEMMA_ACTIVATION,
-        fits_float16=False,
-    ),
-    "seed_oss": Architecture("SeedOssForCausalLM", "seed_oss"),
-    "glm4": Architecture("Glm4ForCausalLM", "glm4", fixed={"partial_rotary_factor": 1.0}),
-    "exaone4": Architecture("Exaone4ForCausalLM", "exaone4", WINDOW_KEYS, {"sliding_window": None}),
-    "ernie4_5": Architecture("Ernie4_5ForCausalLM", "ernie4_5"),
-    "hunyuan-dense": Architecture("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense"),
-    # Kernels of layers with states know no float16.
-    "lfm2": Architecture("Lfm2ForCausalLM", "lfm2", LFM2_KEYS, {"block_auto_adjust_ff_dim": False}, {}, False),
-    "lfm2moe": Architecture(
-        *("Lfm2MoeForCausalLM", "lfm2_moe", LFM2_KEYS | LFM2_MOE_KEYS), activation={}, fits_float16=False
-    ),
-    "glm4moe": Architecture("Glm4MoeForCausalLM", "glm4_moe", DEEPSEEK_KEYS),
-    "minimax-m2": Architecture("MiniMaxM2ForCausalLM", "minimax_m2", MINIMAX_KEYS),
-    "ernie4_5-moe": Architecture("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", ERNIE_KEYS),
-    "dots1": Architecture("Dots1ForCausalLM", "dots1", DEEPSEEK_KEYS, {"sliding_window": None}),
-    "qwen3next": Architecture(
-        "Qwen3NextForCausalLM", "qwen3_next", DELTA_KEYS | DELTA_EXPERT_KEYS, MIXED, fits_float16=False
-    ),
-    "qwen35": Architecture("Qwen3_5ForCausalLM", "qwen3_5_text", DELTA_KEYS, fits_float16=False),
-    "qwen35moe": Architecture(
-        "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", DELTA_KEYS | DELTA_EXPERT_KEYS, MIXED, fits_float16=False
-    ),
-    "falcon-h1": Architecture("FalconH1ForCausalLM", "falcon_h1", FALCON_KEYS, fits_float16=False),
-    "nemotron_h": Architecture(
-        *("NemotronHForCausalLM", "nemotron_h", NEMOTRON_KEYS), activation=SQUARED_RELU, fits_float16=False
-    ),
-    "nemotron_h_moe": Architecture(
-        *("NemotronHForCausalLM", "nemotron_h", NEMOTRON_MOE_KEYS), activation=SQUARED_RELU, fits_float16=False
-    ),
-    "granitehybrid": Architecture(
-        "GraniteMoeHybridForCausalLM",
-        "granitemoehybrid",
-        GRANITE_KEYS | MAMBA_KEYS,
-        IS_SPLIT,
-        fits_float16=False,
-    ),
-}
-"""Architectures by llama.cpp's names."""
 
 ZERO_IS_NONE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
 
 PATTERNED = ("Gemma3ForCausalLM", "Olmo3ForCausalLM", "GptOssForCausalLM", "Exaone4ForCausalLM")
-"""Architectures whose layers have windows by a pattern; it has a default. The last may have none."""
+"""Architectures whose layers have windows by a pattern; it has a default."""
 
+EXAONE_32B_LAYERS = 64
+"""How llama.cpp knows the one of the last that has windows."""
+
+WINDOWS = "attention.sliding_window_pattern"
 GEMMA_27B_LAYERS = {"Gemma2ForCausalLM": 46, "Gemma3ForCausalLM": 62}
 """How llama.cpp knows those whose scores are scaled by hidden_size / heads, and not by the size of a head."""
 
@@ -261,7 +104,8 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         shared = config["hidden_size"] // max(1, config["num_attention_heads"])  # none are refused with all other sizes
         config["query_pre_attn_scalar"] = shared if is_27b else config["head_dim"]
     if ours.name in PATTERNED:
-        if ours.name != "Exaone4ForCausalLM" and not keys.number(WINDOW):
+        has_none = ours.name == "Exaone4ForCausalLM" and config["num_hidden_layers"] != EXAONE_32B_LAYERS
+        if not has_none and not keys.number(WINDOW):
             raise keys.unsupported(WINDOW, 0, "a number of tokens")
         config |= _layer_types(keys, config["num_hidden_layers"])
     if ours.name == "Llama4ForCausalLM":  # as llama.cpp knows Maverick from Scout; Ollama says it
@@ -303,8 +147,7 @@ def _dtype(file: GGUFFile, architecture: Architecture) -> str:
 
 def _heads(keys: Keys, config: Mapping[str, Any], ours: Architecture) -> dict[str, int]:
     heads = config["num_attention_heads"]
-    share = config["hidden_size"] // max(heads, 1)
-    size = keys.number("attention.key_length", default=keys.number("attention.head_dim", default=share))
+    size = keys.number("attention.key_length", default=config["hidden_size"] // max(heads, 1))
     if size < 1:
         raise keys.unsupported("attention.head_count", heads, "1 to embedding_length")
     if (other := keys.number("attention.value_length", default=size)) != size:
@@ -316,8 +159,12 @@ def _heads(keys: Keys, config: Mapping[str, Any], ours: Architecture) -> dict[st
 
 def _complete_granite(keys: Keys, config: dict[str, Any]) -> None:
     """What llama.cpp and Hugging Face differ about, if it is left out."""
-    if config["architectures"][0] not in HYBRIDS and not keys.flag("rope.scaling.finetuned", default=True):
-        raise keys.unsupported("rope.scaling.finetuned", False, "true: heads that are rotated")
+    if (name := config["architectures"][0]) not in HYBRIDS:
+        if not keys.flag("rope.scaling.finetuned", default=True):
+            raise keys.unsupported("rope.scaling.finetuned", False, "true: heads that are rotated")
+        keys.ignore("ssm.")  # files of Granite 4 with attention alone say what the others' states are
+    if name == "GraniteForCausalLM":
+        keys.ignore("expert_shared_feed_forward_length")  # and the width of the MLP twice
     if not config.get("attention_multiplier"):
         config["attention_multiplier"] = config["head_dim"] ** -0.5
 

@@ -7,6 +7,7 @@ Mixtral (Jiang et al., 2024), Qwen3-MoE (Qwen3 technical report, 2025), gpt-oss 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -38,7 +39,10 @@ class Experts:
     def __init__(self, factory: Factory, hidden_size: int, facts: ExpertsConfig, activation: str = "silu"):
         self.kernels, self.facts = factory.kernels, facts
         count, width = facts.num_experts, facts.intermediate_size
-        self.router = Linear(factory, hidden_size, count, bias=facts.has_biases)
+        self.is_exact = facts.scores != "softmax" or bool(facts.bias_shape)  # whether logits are not rounded down
+        # Adapters round what they change, so there are none for those: they do not know of the matrix.
+        of_router = replace(factory, matrices=[]) if self.is_exact else factory
+        self.router = Linear(of_router, hidden_size, count, bias=facts.has_biases)
         self.choice_bias = factory.floats(*facts.bias_shape) if facts.bias_shape else None
         size = facts.latent_size or hidden_size
         sizes = ((hidden_size, size), (size, hidden_size)) if facts.latent_size else ()
@@ -91,8 +95,8 @@ class Experts:
         return chosen, factors if facts.scale == 1.0 else factors * facts.scale
 
     def _scores(self, x: Tensor) -> Tensor:
-        """[num_tokens, num_experts]. Logits that a bias is added to, or that have no sum, are not rounded down."""
-        if self.facts.scores == "softmax" and self.choice_bias is None:
+        """[num_tokens, num_experts], float32."""
+        if not self.is_exact:
             return self.router(x).softmax(-1, dtype=torch.float32)
         logits = self.kernels.logits(x, self.router.weight)
         if self.facts.scores == "softmax":

@@ -33,6 +33,19 @@ FILES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3-VL": ("qwen3", {"architecture": "qwen3vl", "n_deepstack_layers": 1} | OF_PICTURES),
     "Qwen3-VL-MoE": ("qwen3_moe", {"architecture": "qwen3vlmoe"} | OF_PICTURES),
     "Mistral 3": ("llama", {"architecture": "mistral3", "attention__temperature_scale": 0.0} | OF_PICTURES),
+    "Ministral 3": ("ministral3", {}),
+    "Ministral 3 of Ollama": (
+        "ministral3",
+        {"attention__temperature_scale": None, "rope__scaling_beta": 0.25, "rope__scaling__mscale": 1.0}
+        | {"rope__scaling__yarn_log_multiplier": None, "rope__scaling__mscale_all_dim": 1.0}
+        | OF_PICTURES,
+    ),
+    "Granite 4, attention alone": (
+        "granite",
+        {"ssm__conv_kernel": 4, "ssm__state_size": 128, "ssm__group_count": 1, "ssm__time_step_rank": 48}
+        | {"attention__head_count_kv": [2, 2], "rope__scaling__finetuned": True, "expert_used_count": 0}
+        | {"expert_count": 0, "expert_shared_feed_forward_length": 96, "ssm__inner_size": 128},
+    ),
     "Gemma 3 of Ollama": (
         "gemma3_text",
         {"rope__freq_base": None, "rope__global__freq_base": 5000.0, "rope__local__freq_base": 10000.0}

@@ -223,7 +223,7 @@ def _metadata(config: Any) -> dict[str, Any]:
         values["feed_forward_length"] = config.intermediate_size_mlp
         values["interleave_moe_layer_step"] = config.interleave_moe_layer_step
     if config.model_type == "olmo3":
-        values["rope.scaling.attn_factor"] = rope["attention_factor"]
+        values["rope.scaling.attn_factor"] = rope.get("attention_factor")
         values["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
     if config.model_type == "gemma2":
         values |= {name: getattr(config, name) for name in ("attn_logit_softcapping", "final_logit_softcapping")}
