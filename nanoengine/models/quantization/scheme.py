@@ -93,7 +93,14 @@ OF_GPTQ = (
     *("module_name_preceding_first_block", "modules_in_block_to_quantize", "use_cuda_fp16", "use_exllama"),
     *("disable_exllama", "exllama_config", "iters", "autoround_version", "low_gpu_mem_usage"),
     *("low_cpu_mem_usage", "nsamples", "seqlen", "provider", "lr", "minmax_lr", "gradient_accumulate_steps", "amp"),
-    *("enable_quanted_input", "enable_minmax_tuning", "scale_dtype", "quant_block_list", "to_quant_block_names"),
+    *(
+        "enable_quanted_input",
+        "enable_minmax_tuning",
+        "scale_dtype",
+        "quant_block_list",
+        "to_quant_block_names",
+        "model_free",
+    ),
 )
 """How GPTQ found its numbers, and what others compute with them; in which order inputs are grouped, g_idx says."""
 

@@ -32,7 +32,7 @@ OF_MIXED = (
     Scheme(layout="packed", bits=4, group=16),
 )
 AUTO_ROUND = {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4, "group_size": 128}
-AUTO_ROUND |= {"sym": True, "data_type": "int", "autoround_version": "0.9.0", "iters": 200, "seqlen": 2048}
+AUTO_ROUND |= {"sym": True, "data_type": "int", "autoround_version": "0.9.0", "iters": 200, "model_free": True}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
 
 
