@@ -68,9 +68,7 @@ class FourBitFloats(Layout):
     def read(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> NVFP4:
         scales = tensors["weight_scale"].view(torch.uint8)
         if bool((scales >= 0x7F).any()):
-            raise InvalidWeights(
-                "weight_scale has numbers that are below zero or none: of NVFP4, scales are from 0 to 448"
-            )
+            raise InvalidWeights("weight_scale has numbers below zero or NaN: of NVFP4, it must be from 0 to 448")
         numbers = unpack(tensors[self.body], 4)
         return NVFP4(numbers, scales, a_row_each(self.multiplied(tensors[self.factor]), len(numbers)))
 

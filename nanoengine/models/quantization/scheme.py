@@ -192,10 +192,11 @@ def _weights(weights: ConfigFields, form: object) -> Scheme:
     weights.expect("type", expected)
     weights.expect("num_bits", *bits)
     weights.expect("dynamic", False)
-    strategies = ("tensor", "channel", "block" if layout == "float8" else "group")
     if layout == "nvfp4":
         weights.expect("group_size", 16)
-    weights.expect("strategy", *(("tensor_group",) if layout == "nvfp4" else strategies))
+        weights.expect("strategy", "tensor_group")
+    else:
+        weights.expect("strategy", "tensor", "channel", "block" if layout == "float8" else "group")
     # How the numbers were found; in which order inputs are grouped, weight_g_idx says.
     weights.ignore("actorder", "observer", "observer_kwargs", "scale_dtype", "zp_dtype")
     group = _group(weights, "group_size", 16 if layout == "nvfp4" else -1)
@@ -235,10 +236,10 @@ def _modelopt(fields: ConfigFields) -> Scheme:
     floats8, floats4 = Scheme(layout="float8", bits=8), Scheme(layout="nvfp4-modelopt", bits=4, group=16)
     known = {"FP8": floats8, "NVFP4": floats4, "MIXED_PRECISION": replace(floats4, others=(floats8,))}
     algorithm = fields.get("quant_algo")
-    if algorithm not in known:
+    if not isinstance(algorithm, str) or algorithm not in known:
         raise fields.wrong("quant_algo", algorithm, f"supported are {', '.join(known)}; {INSTEAD}")
     fields.expect("group_size", 16)
-    return known[str(algorithm)]
+    return known[algorithm]
 
 
 def _mxfp4(fields: ConfigFields) -> Scheme:
