@@ -103,6 +103,9 @@ def save_random(model: Any, folder: Path, max_shard_size: str = "5GB") -> Path:
                 parameter.normal_(0, 0.5)
             else:
                 parameter.normal_(0, parameter.shape[-1] ** -0.5 * 1.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("_bias"):  # of a router
+                buffer.normal_(0, 0.2)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     byte_tokenizer().save_pretrained(folder)
     return folder
@@ -189,6 +192,12 @@ def num_weights(model: Any) -> int:
     return sum(place.shape.numel() for place in model.checkpoint_tensors().values())
 
 
+def num_weights_of_transformers(model: Any) -> int:
+    """The same of a model of transformers: biases that routers choose by are buffers there."""
+    stored = model.state_dict()
+    return model.num_parameters() + sum(own.numel() for name, own in model.named_buffers() if name in stored)
+
+
 def model_runner(llm: LLM) -> ModelRunner:
     """What computes the steps, below what holds Ctrl-C back."""
     runner: Any = llm.engine.executor
@@ -198,7 +207,8 @@ def model_runner(llm: LLM) -> ModelRunner:
 
 
 def backend_of(llm: LLM) -> AttentionBackend:
-    parts = (layer.self_attn for layer in model_runner(llm).model.layers)
+    layers: Any = model_runner(llm).model.layers
+    parts = (part for layer in layers for part in getattr(layer.self_attn, "parts", (layer.self_attn,)))
     backend = next(part for part in parts if hasattr(part, "attention")).attention.backend
     assert isinstance(backend, AttentionBackend)
     return backend

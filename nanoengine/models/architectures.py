@@ -8,12 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 from nanoengine.errors import UnsupportedModel, shown
-from nanoengine.models.config_fields import MAX_POSITIONS, ConfigFields
+from nanoengine.models.config_fields import MAX_POSITIONS, ConfigFields, names_of
 from nanoengine.models.families import (
+    bamba,
+    dots1,
     ernie,
+    ernie4_5_moe,
     exaone4,
+    falcon_h1,
     gemma,
     glm,
+    glm4_moe,
     gpt_oss,
     granite,
     granite_hybrid,
@@ -21,7 +26,9 @@ from nanoengine.models.families import (
     lfm2,
     llama,
     llama4,
+    minimax_m2,
     mistral,
+    nemotron_h,
     olmo,
     phi3,
     qwen,
@@ -49,18 +56,28 @@ FAMILIES = (
     qwen3_next,
     qwen_vl,
     granite_hybrid,
+    bamba,
+    falcon_h1,
+    nemotron_h,
     llama4,
     seed_oss,
     glm,
     exaone4,
     ernie,
     hunyuan,
+    glm4_moe,
+    minimax_m2,
+    ernie4_5_moe,
+    dots1,
 )
 LENGTHS = (
     *("n_positions", "n_ctx", "seq_length", "seq_len", "model_max_length"),
     *("max_seq_len", "max_seq_length", "max_sequence_length", "max_target_positions"),
 )
 """Other names of max_position_embeddings, such as the first files of LLaMA have. The smallest counts, as vLLM has it."""
+
+OTHER_TENSORS = ("sarvam_moe",)
+"""Model types whose tensors have other names than those of the architecture."""
 
 MAX_WEIGHTS = 2**44
 """Of one matrix: beyond it the sizes of tensors in bytes come near to what 64 bits can say."""
@@ -91,8 +108,8 @@ def read_model_config(
     spellings = {name.replace("_", "").lower(): name for name in known}
     spelled = (spellings.get(name.replace("_", "").lower()) for name in full)
     architecture = next(filter(None, spelled), None)
-    if architecture is None:
-        are_names = stated is None or (bool(names) and len(full) == len(names))
+    if architecture is None or text_table(table).get("model_type") in OTHER_TENSORS:
+        are_names = bool(full) and (stated is None or len(full) == len(names))
         what = "none of them is supported" if are_names else "it must be a list of names"
         kind = UnsupportedArchitecture if are_names else UnsupportedModel
         raise kind(f"architectures is {shown(stated)}: {what}; supported are {', '.join(sorted(known))}")
@@ -107,6 +124,9 @@ def read_model_config(
     config = replace(config, max_position_embeddings=min(longest, MAX_POSITIONS))
     if not fields.has_read("layer_types"):
         layer_types_of(fields)
+    fields.refuse(
+        "quantization", "MLX's packing is not read; give a folder in bfloat16, float16 or float32, or a GGUF file"
+    )
     scheme = read_scheme(table)
     if scheme is not None and (scheme.layout == "mxfp4") is not (known[architecture] is gpt_oss):
         raise fields.wrong(
@@ -115,7 +135,7 @@ def read_model_config(
     fields.expect("is_causal", True)
     # Where a family does not read windows, they are of no effect; and how files hold weights is not what the model is.
     fields.ignore("sliding_window", "max_window_layers", QUANTIZATION, "compression_config")
-    fields.refuse_others()
+    fields.refuse_others(names_of("model", fields.get("model_type")))
     return config
 
 

@@ -7,6 +7,7 @@ both.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,9 +26,10 @@ from nanoengine.models.layers.factory import Factory
 from nanoengine.models.layers.mamba2 import Mamba2
 from nanoengine.models.layers.mixer import Mixer
 from nanoengine.models.layers.norm import NoNorm, OffsetNorm
+from nanoengine.models.layers.parts import NoPart, SideBySide, SquaredMLP
 from nanoengine.models.layers.rotary import QueryScale, RotaryEmbedding, rotary_order
 from nanoengine.models.layers.short_conv import ShortConv
-from nanoengine.models.layers.slots import Reordered
+from nanoengine.models.layers.slots import Reordered, Scaled
 from nanoengine.models.model_config import ModelConfig, RopeConfig
 
 NAMES_OF_Q_AND_K = re.compile(r"\.(q_proj|k_proj|qkv_proj|q_norm|k_norm)\.")
@@ -53,6 +55,8 @@ class SelfAttention(DenseAttention):
     """With sinks, norms over all heads together or without weights, fused tensors, heads that rotate in part or in other pairs,
     and gates of what it says.
     """
+
+    prefix = "self_attn"
 
     def __init__(
         self, config: ModelConfig, layer: int, spec: AttentionSpec, factory: Factory, backend: AttentionBackend
@@ -124,12 +128,12 @@ class SelfAttention(DenseAttention):
 
 
 def new_mixer(kind: str, config: ModelConfig, layer: int, factory: Factory) -> Mixer:
-    """The part of a layer with states that replaces attention."""
-    facts = config.states
+    """The part of a layer that has states; they stand behind K and V of all layers."""
+    facts, place = config.states, config.num_layers + layer
     assert facts is not None
     if kind == "short_conv":
-        return ShortConv(layer, config.hidden_size, facts, factory)
-    return (DeltaNet if kind == "delta_net" else Mamba2)(layer, config.hidden_size, facts, factory, config.rms_norm_eps)
+        return ShortConv(place, config.hidden_size, facts, factory)
+    return (DeltaNet if kind == "delta_net" else Mamba2)(place, config.hidden_size, facts, factory, config.rms_norm_eps)
 
 
 class MLP(DenseMLP):
@@ -187,14 +191,20 @@ class DecoderLayer(DenseLayer):
                 return NoNorm(factory)
             return OffsetNorm(factory, config.hidden_size, config.rms_norm_eps, config.norm_offset)
 
-        mlp = (SparseMLP if config.layer(layer).has_experts else MLP)(config, factory)
-        kind = config.layer(layer).mixer
-        self_attn: Any = (  # a mixer has the calls of attention, and other weights
-            new_mixer(kind, config, layer, factory) if kind else SelfAttention(config, layer, spec, factory, backend)
+        own, names = config.layer(layer), config.names
+        # Parts have the calls of attention or of an MLP, and other weights.
+        self_attn: Any = SelfAttention(config, layer, spec, factory, backend) if own.attends else NoPart()
+        if own.mixer is not None:
+            mixer = new_mixer(own.mixer, config, layer, factory)
+            self_attn = SideBySide(self_attn, mixer) if own.attends else mixer
+        dense = SquaredMLP if config.activation == "relu2" else MLP
+        mlp: Any = (SparseMLP if own.has_experts else dense)(config, factory) if own.has_mlp else NoPart()
+        mixes = own.attends or own.mixer is not None
+        norms = (
+            norm(names.norm_before_attention if mixes else None),
+            norm(names.norm_before_mlp if own.has_mlp else None),
         )
-        super().__init__(
-            norm(self.names.norm_before_attention), self_attn, norm(self.names.norm_before_mlp), mlp, rotary
-        )
+        super().__init__(norms[0], self_attn, norms[1], mlp, rotary)
         self.after_attention, self.after_mlp = norm(self.names.norm_after_attention), norm(self.names.norm_after_mlp)
 
     def __call__(
@@ -207,27 +217,33 @@ class DecoderLayer(DenseLayer):
     def _scaled(self, hidden: Tensor) -> Tensor:
         return hidden if self.residual_scale == 1.0 else hidden * self.residual_scale
 
+    @property
+    def mixing(self) -> tuple[Any, ...]:
+        """What stands before the MLP: one part, or two side by side."""
+        return self.self_attn.parts if isinstance(self.self_attn, SideBySide) else (self.self_attn,)
+
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
-        if not isinstance(self.self_attn, Mixer):
-            return super().slots(prefix)
-        norms = {f"{prefix}.{name}.weight": norm.slot() for name, norm in self.norms().items()}
-        return norms | self.self_attn.slots(f"{prefix}.{self.self_attn.prefix}") | self.mlp.slots(prefix)
+        slots = {f"{prefix}.{name}.weight": norm.slot() for name, norm in self.norms().items()} | self.mlp.slots(prefix)
+        for part in self.mixing:
+            slots |= part.slots(f"{prefix}.{part.prefix}")
+        return slots
 
     def norms(self) -> dict[str, RMSNorm]:
         names = self.names
-        norms = {
-            names.norm_before_attention: self.attn_norm,
-            names.norm_after_attention: self.after_attention,
-            names.norm_before_mlp: self.mlp_norm,
-            names.norm_after_mlp: self.after_mlp,
-        }
-        return {name: norm for name, norm in norms.items() if name is not None}
+        norms = (
+            (names.norm_before_attention, self.attn_norm),
+            (names.norm_after_attention, self.after_attention),
+            (names.norm_before_mlp, self.mlp_norm),
+            (names.norm_after_mlp, self.after_mlp),
+        )
+        return {name: norm for name, norm in norms if name is not None and not isinstance(norm, NoNorm)}
 
 
 class Decoder(DenseDecoder):
     """With several kinds of rotation, and factors and caps of embeddings and logits."""
 
     config: ModelConfig
+    layers: Sequence[DecoderLayer]
 
     def __init__(self, config: ModelConfig, factory: Factory, backend: AttentionBackend):
         ropes = [config.layer(number).rope for number in range(config.num_layers)]
@@ -251,11 +267,16 @@ class Decoder(DenseDecoder):
     @property
     def mixers(self) -> dict[int, Mixer]:
         """Layers with states, by their numbers."""
-        parts = (layer.self_attn for layer in self.layers)
-        return {number: part for number, part in enumerate(parts) if isinstance(part, Mixer)}
+        layers = enumerate(self.layers)
+        return {number: part for number, layer in layers for part in layer.mixing if isinstance(part, Mixer)}
 
     def checkpoint_tensors(self) -> dict[str, WeightSlot]:
         slots = super().checkpoint_tensors()
+        for ending, factors, rows in self.config.factors:
+            each = torch.tensor(factors, dtype=torch.float32, device="cpu")[:, None]
+            if rows:
+                each = each.repeat_interleave(torch.tensor(rows, dtype=torch.int64, device="cpu"), dim=0)
+            slots |= {name: Scaled(slot, each) for name, slot in slots.items() if name.endswith(ending)}
         for ours, theirs in self.config.names.replaced:
             slots = {name.replace(ours, theirs): slot for name, slot in slots.items()}
         return slots

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from nanoengine.core.model_config import DenseConfig
 
@@ -35,7 +36,11 @@ class LayerConfig:
     rope: RopeConfig | None  # None: no rotation
     window: int | None = None  # tokens that a query sees, its own included; None: all
     has_experts: bool = False
-    mixer: str | None = None  # what is there in place of attention: "short_conv", "delta_net" or "mamba2"
+    attends: bool = True
+    mixer: str | None = (
+        None  # what has states, in place of attention or beside it: "short_conv", "delta_net" or "mamba2"
+    )
+    has_mlp: bool = True  # or experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +58,8 @@ class StateConfig:
     conv_bias: bool = False
     proj_bias: bool = False
     packed: tuple[str, ...] = ()  # projections that are one tensor in a checkpoint, as in Qwen3-Next: "qkvz", "ba"
+    has_norm: bool = True  # Mamba 2: before its gate, or behind it
+    gate_first: bool = True
     is_tiled: bool = False  # head i belongs to group i % num_groups (GGUF), and not to i // heads_per_group
 
     @property
@@ -69,6 +76,14 @@ class ExpertsConfig:
     num_chosen: int  # for each token
     intermediate_size: int  # of each expert
     normalize: bool  # whether the factors of the chosen ones add up to 1
+    scores: str = "softmax"  # of the router's logits; or "sigmoid", of each by itself
+    # In a checkpoint, of a bias that is added to the scores where experts are chosen, and to no factor; (): there is none.
+    bias_shape: tuple[int, ...] = ()
+    num_groups: int = 1  # of neighbours; those of the best few may be chosen, by the sum of the two best of each
+    groups_chosen: int = 1
+    added_to_sum: float = 0.0  # by which factors are divided, and the least that it may be
+    least_sum: float = 0.0
+    scale: float = 1.0  # of the factors
     has_biases: bool = False  # of the router and of each expert's products
     are_stacked: bool = False  # in a checkpoint, one tensor has all of them, gates before ups
     are_transposed: bool = False  # and inputs before outputs
@@ -93,6 +108,14 @@ class TensorNames:
     expert_gate_up_down: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
     # Of all names: what stands for what. The others are as in Llama, Qwen3 and Qwen2-MoE.
     replaced: tuple[tuple[str, str], ...] = ()
+
+
+class WeightFactor(NamedTuple):
+    """What multiplies a weight of each layer when it is loaded."""
+
+    name: str  # how its names in a checkpoint end
+    factors: tuple[float, ...]
+    rows: tuple[int, ...] = ()  # how many rows each factor multiplies; empty: the one factor multiplies all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +145,7 @@ class ModelConfig(DenseConfig):
     attention_soft_cap: float | None = None  # scores, and logits, are bent to stay below: cap * tanh(x / cap)
     logits_soft_cap: float | None = None
     names: TensorNames = TensorNames()
+    factors: tuple[WeightFactor, ...] = ()
     linears: tuple[
         tuple[str, int, int], ...
     ] = ()  # of a model without a family: name, outputs and inputs, for adapters
@@ -149,8 +173,11 @@ class ModelConfig(DenseConfig):
 
     @property
     def attention_layers(self) -> list[int]:
-        """The others have states."""
-        return [number for number in range(self.num_layers) if self.layer(number).mixer is None]
+        return [number for number in range(self.num_layers) if self.layer(number).attends]
+
+    @property
+    def num_state_layers(self) -> int:
+        return sum(self.layer(number).mixer is not None for number in range(self.num_layers))
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         """K and V of one token in all layers."""

@@ -87,8 +87,7 @@ def draw_snapshots(rng: random.Random, case: Case) -> dict[str, Any]:
         return {}
     config = models.describe(case.folder, None).config
     assert config.states is not None
-    num_layers = config.num_layers - len(config.attention_layers)
-    size = 4 * num_layers * sum(map(math.prod, config.states.shapes))
+    size = 4 * config.num_state_layers * sum(map(math.prod, config.states.shapes))
     return {"snapshot_memory": rng.choice([1, 3, 1000]) * size}
 
 

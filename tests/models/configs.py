@@ -27,12 +27,22 @@ SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embe
 LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 GROWING = {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 2048}
+ROUTED = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
 SIZES_OF: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("Mixtral", "GptOss"), LOCAL_EXPERTS),
+    **dict.fromkeys(("Mixtral", "GptOss", "GraniteMoe", "MiniMaxM2"), LOCAL_EXPERTS),
     "Qwen3Moe": EXPERTS,
     **{family: EXPERTS | {"shared_expert_intermediate_size": 16} for family in ("Qwen3Next", "Qwen3_5Moe")},
+    "GraniteMoeShared": LOCAL_EXPERTS | {"shared_intermediate_size": 16},
+    "Qwen2Moe": EXPERTS | {"shared_expert_intermediate_size": 16},
+    "Glm4Moe": ROUTED | {"n_routed_experts": 4},
+    "Dots1": ROUTED | {"n_routed_experts": 4, "n_shared_experts": 1},
+    "Ernie4_5_Moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16},
+    "Lfm2Moe": EXPERTS | {"layer_types": ["conv", "full_attention"] * 2},
     "Lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "GraniteMoeHybrid": {"layer_types": ["mamba", "attention"] * 2, "mamba_n_heads": 4},
+    "Bamba": {"attn_layer_indices": [1], "mamba_n_heads": 4},
+    "FalconH1": {"mamba_d_ssm": 24, "mamba_n_heads": 3},
+    "NemotronH": {"hybrid_override_pattern": "M*-M", "head_dim": 8},
     "Llama4": {"num_hidden_layers": 8},
     "HunYuanDenseV1": {"head_dim": 8},
     "Ministral3": {"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0} | GROWING},

@@ -24,6 +24,7 @@ from tests.support import (
     forced_logits,
     model_runner,
     num_weights,
+    num_weights_of_transformers,
     reference_choices,
     reference_logits,
     reference_model,
@@ -44,7 +45,8 @@ def test_logits_at_every_position_are_those_of_transformers(tmp_path: Path, shap
     with engine(folder, kernels="torch", max_model_len=max_len) as llm:
         found = [forced_logits(llm, TOKENS, num_prompt_tokens=60, chunk=17)]
     with engine(folder, max_model_len=max_len) as llm:
-        assert num_weights(model_runner(llm).model) == llm.built.models.num_parameters == model.num_parameters()
+        count = num_weights(model_runner(llm).model)
+        assert count == llm.built.models.num_parameters == num_weights_of_transformers(model)
         found += [forced_logits(llm, TOKENS, num_prompt_tokens=60, chunk=chunk) for chunk in (40, 7)]
         params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
         for prompt in (TOKENS[:40], TOKENS[:57]):  # the second finds the first in the cache
@@ -90,7 +92,7 @@ def test_chunks_that_are_over_give_their_blocks_back(tmp_path: Path, caplog: pyt
 def test_long_prompts_are_those_of_transformers(tmp_path: Path) -> None:
     """In chunks that nothing divides, to 4,096 tokens."""
     tokens = torch.randint(0, 250, (4096,), generator=torch.Generator().manual_seed(0)).tolist()
-    for shape in ("LFM2", "Qwen3.5", "Granite 4"):
+    for shape in ("LFM2", "Qwen3.5", "Granite 4", "Falcon H1", "Nemotron-H"):
         folder = family_checkpoint(tmp_path / shape, shape, max_position_embeddings=4200)
         right = reference_logits(reference_model(folder), tokens)[-64:]
         with engine(folder, num_kv_blocks=300, max_num_batched_tokens=4096) as llm:

@@ -35,21 +35,24 @@ CHUNKS: list[dict[str, Any]] = [
     {"attn_temperature_tuning": False},
     {"floor_scale": 100, "attn_scale": 0.5},
 ]
-HYBRIDS = ("Lfm2", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "GraniteMoeHybrid")
+HYBRIDS = (
+    "Lfm2",
+    "Lfm2Moe",
+    "Qwen3Next",
+    "Qwen3_5",
+    "Qwen3_5Moe",
+    "GraniteMoeHybrid",
+    "Bamba",
+    "NemotronH",
+    "FalconH1",
+)
 ALONE = [name for name in ARCHITECTURES if name.endswith("ForCausalLM")]
 """Those with ForConditionalGeneration see pictures, too: tests/models/test_architectures.py runs their part for text."""
 
 WINDOW_IN_ALL_LAYERS = ("mistral", "mixtral", "phi3", "qwen3_moe", "ministral3")
 WINDOW_BY_TYPE = (
-    "qwen2",
-    "qwen2_5_vl_text",
-    "qwen3",
-    "smollm3",
-    "olmo3",
-    "gemma2",
-    "gemma3_text",
-    "gpt_oss",
-    "exaone4",
+    *("dots1", "qwen2", "qwen2_moe", "qwen2_5_vl_text", "qwen3", "smollm3"),
+    *("olmo3", "gemma2", "gemma3_text", "gpt_oss", "exaone4"),
 )
 
 
@@ -76,7 +79,8 @@ def windows_of_transformers(config: Any) -> list[int | None]:
         types = ["sliding_attention"] * config.num_hidden_layers
     elif config.model_type in WINDOW_BY_TYPE:
         types = config.layer_types
-    return [config.sliding_window if kind == "sliding_attention" else None for kind in types]
+    window = config.sliding_window or None if "sliding_attention" in types else None
+    return [window if kind == "sliding_attention" else None for kind in types]
 
 
 @pytest.mark.parametrize("architecture", ALONE)
@@ -94,7 +98,7 @@ def test_what_a_file_says_and_leaves_out_means_what_it_means_to_transformers(arc
         compare(ours, theirs)
         if changes in ({}, *CHUNKS):
             with torch.device("meta"):
-                assert num_parameters(ours) == model(theirs).num_parameters()
+                assert num_parameters(ours) == support.num_weights_of_transformers(model(theirs))
 
 
 def test_files_of_well_known_repositories_mean_what_they_mean_to_transformers() -> None:
@@ -111,12 +115,13 @@ def test_files_of_well_known_repositories_mean_what_they_mean_to_transformers() 
 def compare(ours: Any, theirs: Any) -> None:
     layers = [ours.layer(i) for i in range(ours.num_layers)]
     assert [layer.window for layer in layers] == windows_of_transformers(theirs)
-    assert ours.rms_norm_eps == (getattr(theirs, "norm_eps", None) or theirs.rms_norm_eps)
+    names = ("norm_eps", "layer_norm_epsilon", "rms_norm_eps")
+    assert ours.rms_norm_eps == next(eps for name in names if (eps := getattr(theirs, name, None)) is not None)
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads)
     if ours.states is not None:
-        attends = [kind in ("full_attention", "attention") for kind in theirs.layer_types]
-        assert [layer.mixer is None for layer in layers] == attends
+        attends = [kind in ("full_attention", "attention", "hybrid") for kind in theirs.layer_types]
+        assert [layer.attends for layer in layers] == attends
         return
     ropes = theirs.rope_parameters
     thetas = [ropes] if "rope_theta" in ropes else [ropes[kind] for kind in theirs.layer_types]
@@ -167,7 +172,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("Olmo3", {"rope_theta": 1e4}, "rope_theta is 10000.0"),
     ("Olmo3", {"rope_parameters": {"rope_theta": 1e4}}, "rope_parameters is"),
     ("Llama", {"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false'.*true or false"),
-    ("Llama", {"output_multiplier_scale": 0.3}, "output_multiplier_scale"),
     ("Llama", {"layer_types": ["linear_attention"] * 4}, "layer_types is"),
     ("Llama", {"head_dim": 2**20}, "head_dim is 1048576.*at most"),
     ("Llama", {"rope_theta": 1e308}, "rope_theta is 1e.308.*from 1.001 to"),
@@ -199,6 +203,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("GraniteMoeHybrid", {"mamba_d_head": 10}, "mamba_n_heads is 4.*must make 64"),
     ("GraniteMoeHybrid", {"position_embedding_type": "learned"}, "position_embedding_type is 'learned'"),
     ("GraniteMoeHybrid", {"mamba_n_groups": 3}, "mamba_n_heads is 4.*multiple of 3"),
+    ("Bamba", {"partial_rotary_factor": 1.0}, "partial_rotary_factor is 1.0: only 0.5"),
+    ("NemotronH", {"layers_block_type": ["mamba", "attention", "moe", "mlp"]}, "layers_block_type is .*not supported"),
+    ("NemotronH", {"hybrid_override_pattern": "M*-|"}, "hybrid_override_pattern is"),
+    ("FalconH1", {"attention_bias": True}, "attention_bias is True"),
+    ("FalconH1", {"mamba_d_ssm": 40}, "mamba_n_heads is 3.*must make 40, mamba_d_ssm"),
+    ("FalconH1", {"ssm_multipliers": [1.0]}, "ssm_multipliers is .*a list of 5"),
+    ("NemotronH", {"num_hidden_layers": 5}, "num_hidden_layers is 5: only 4"),
     ("Llama4", {"num_experts_per_tok": 2}, "num_experts_per_tok is 2: only 1"),
     ("Llama4", {"layer_types": ["sliding_attention"] * 8}, "layer_types is"),
     (

@@ -38,6 +38,9 @@ PIECE = 1 << 15
 """Numbers that torch makes at a time: what is in between stays in the second-level cache. From the next number on torch would
 share out every one of the small operations among its threads, which then wait for each other more than they work."""
 
+PIECE_OF_PACKAGE = 1 << 17
+"""The same where the package `gguf` makes them, in one thread, and a call costs more."""
+
 
 def dequantize(data: Tensor, type: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
     """The numbers of a tensor.
@@ -58,7 +61,8 @@ def dequantize(data: Tensor, type: str, shape: Sequence[int], dtype: torch.dtype
     values, nbytes = SIZES[type]
     blocks = data.view(-1, nbytes)
     out = torch.empty(math.prod(shape) // values, values, dtype=dtype or torch.float32, device="cpu")
-    for part, result in zip(blocks.split(PIECE // values), out.split(PIECE // values), strict=True):
+    count = (PIECE_OF_PACKAGE if type in BY_PACKAGE else PIECE) // values
+    for part, result in zip(blocks.split(count), out.split(count), strict=True):
         result.copy_(FUNCTIONS[type](part))
     return out.view(*shape)
 
@@ -159,7 +163,8 @@ def _by_package(kind: str) -> Callable[[Tensor], Tensor]:
             from gguf.quants import dequantize
         except ImportError as error:
             raise UnsupportedModel(f"weights of type {kind} are read by the package gguf: pip install gguf") from error
-        return torch.from_numpy(dequantize(blocks.numpy(), GGMLQuantizationType[kind]))
+        row = blocks.numpy().reshape(1, -1)  # the package loops over every 16 rows
+        return torch.from_numpy(dequantize(row, GGMLQuantizationType[kind])).view(len(blocks), -1)
 
     return function
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nanoengine.errors import UnsupportedModel, shown
-from nanoengine.models.config_fields import ConfigFields
+from nanoengine.models.config_fields import ConfigFields, names_of
 
 QUANTIZATION = "quantization_config"
 WHERE = f"the {QUANTIZATION} of the model's config.json"
@@ -53,7 +53,7 @@ def read_scheme(table: Mapping[str, Any]) -> Scheme | None:
         what = "this is a folder of MLX, which is not read; " if method is None and "bits" in fields else ""
         raise fields.wrong("quant_method", method, f"{what}supported are {', '.join(METHODS)}; {INSTEAD}")
     scheme = METHODS[method](fields)
-    fields.refuse_others()
+    fields.refuse_others(names_of("quantization"))
     return scheme
 
 
@@ -167,7 +167,7 @@ def _group_of_modules(name: str, content: object, form: object) -> Scheme:
     group.refuse("output_activations", "outputs are not rounded")
     form = group.get("format", form)
     weights = ConfigFields(group.table_of("weights"), f"the weights of {group.where}")
-    group.refuse_others()
+    group.refuse_others(names_of("quantization"))
     scheme = _weights(weights, form)
     weights.refuse_others()
     return scheme
@@ -215,7 +215,7 @@ def _weights(weights: ConfigFields, form: object) -> Scheme:
 def _fp8(fields: ConfigFields) -> Scheme:
     """vLLM's and AutoFP8's (https://github.com/neuralmagic/AutoFP8), and with blocks DeepSeek-V3's."""
     fields.expect("activation_scheme", "dynamic", "static")
-    fields.expect("fmt", "e4m3")
+    fields.expect("fmt", "e4m3", "float8_e4m3fn")
     fields.ignore(
         "kv_cache_scheme",
         "ignored_layers",

@@ -79,7 +79,9 @@ def load(
         group.finish()
     model.eval().requires_grad_(False)
     for module in model.modules():
-        if hasattr(module, "_apply_gate"):  # experts that stay transformers': "batched_mm" copies weights for every token
+        if hasattr(
+            module, "_apply_gate"
+        ):  # experts that stay transformers': "batched_mm" copies weights for every token
             module.config._experts_implementation = "grouped_mm"
     for tensor in (*model.parameters(), *model.buffers()):
         if isinstance(tensor, Shell):

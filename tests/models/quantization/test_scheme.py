@@ -96,6 +96,9 @@ def test_what_quantizers_write_beside_it_is_no_matter() -> None:
     by_optimum |= {"dataset": None, "exllama_config": {"version": 1}, "max_input_length": None, "model_seqlen": None}
     by_optimum |= {"pad_token_id": None, "tokenizer": None, "true_sequential": True, "use_exllama": True}
     by_gptqmodel = {"lm_head": False, "meta": {"quantizer": ["gptqmodel:7.7.0"]}, "pack_dtype": "int32", "dynamic": {}}
+    by_autoround = {"provider": "auto-round", "nsamples": 128, "seqlen": 2048}
+    assert read(GPTQ | by_autoround) == read(GPTQ)
+    assert read(group_of(scheme_name="W4A16")) == read(group_of())
     assert read(GPTQ | by_optimum) == read(GPTQ | by_gptqmodel | {"method": "gptq", "format": "gptq"}) == read(GPTQ)
     by_autoawq = {"modules_to_not_convert": ["visual"], "do_fuse": False, "fuse_max_seq_len": None}
     assert read(AWQ | by_autoawq) == read(AWQ | by_gptqmodel | {"method": "awq", "format": "gemm"}) == read(AWQ)
@@ -168,7 +171,6 @@ OTHERS = ("bitsandbytes", "aqlm", "torchao", "quark", "hqq", "exl3", "fbgemm_fp8
         (A_TENSOR | {"config_groups": {}}, r"config_groups is \{\}"),
         (A_TENSOR | {"config_groups": {"group_0": ["Linear"]}}, r"'group_0' of config_groups is \['Linear'\]"),
         (A_TENSOR | {"config_groups": {"group_0": {"weights": 4}}}, "weights is 4.*must be a table"),
-        (A_TENSOR | {"more": 1}, "'more' is 1.*not known"),
         (group_of(output_activations={"num_bits": 8}), "output_activations is .*not rounded"),
         (group_of(format="dense"), "format is 'dense'"),
         (FP8 | {"activation_scheme": "block"}, "activation_scheme is 'block'"),

@@ -23,7 +23,7 @@ PACKAGES = f"transformers=={VERSION}.0 huggingface_hub==1.5.0 tokenizers==0.22.0
 OUT_OF_REACH = "No matching distribution found", "Max retries exceeded", "No module named pip"
 """What pip says where it is not there or finds no index."""
 
-NAMES = [f"{kind}ForCausalLM" for kind in ("SeedOss", "Qwen2Moe", "Cohere2", "DeepseekV3", "Bart")]
+NAMES = [f"{kind}ForCausalLM" for kind in ("SeedOss", "Olmoe", "Cohere2", "DeepseekV3", "Bart")]
 """Dense, of experts, of windows, of MLA, and one that counts its positions itself. GPT-2 has Conv1D."""
 
 JUDGE = """
