@@ -21,7 +21,7 @@ from nanoengine.kernels.attention import AttentionBackend
 from nanoengine.kernels.operations import Kernels
 from nanoengine.models.layers.attention import Attention, LateNormAttention, ScaledAttention, WideNormAttention
 from nanoengine.models.layers.delta_net import DeltaNet
-from nanoengine.models.layers.experts import Experts, ExpertsAndShared
+from nanoengine.models.layers.experts import SQUARED, Experts, ExpertsAndShared
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.layers.mamba2 import Mamba2
 from nanoengine.models.layers.mixer import Mixer
@@ -164,7 +164,6 @@ class SparseMLP(DenseMLP):
         self.experts = kind(factory, config.hidden_size, config.experts, config.activation)
 
     def __call__(self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        assert residual is not None
         return self.experts(norm, hidden, residual)
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
@@ -197,7 +196,7 @@ class DecoderLayer(DenseLayer):
         if own.mixer is not None:
             mixer = new_mixer(own.mixer, config, layer, factory)
             self_attn = SideBySide(self_attn, mixer) if own.attends else mixer
-        dense = SquaredMLP if config.activation == "relu2" else MLP
+        dense = SquaredMLP if config.activation == SQUARED else MLP
         mlp: Any = (SparseMLP if own.has_experts else dense)(config, factory) if own.has_mlp else NoPart()
         mixes = own.attends or own.mixer is not None
         norms = (
