@@ -131,7 +131,7 @@ OTHERS = ("bitsandbytes", "aqlm", "torchao", "quark", "hqq", "exl3", "fbgemm_fp8
             ({"quant_method": name}, f"quant_method is '{name}'.*take a variant of the model as a GGUF file")
             for name in OTHERS
         ),
-        ({"group_size": 64, "bits": 4}, "quant_method is None.*a folder of MLX"),
+        ({"group_size": 64, "bits": 4}, "quant_method is None.*MLX's packing is not read"),
         ({"quant_method": ["awq"]}, r"quant_method is \['awq'\]"),
         ("awq", "quantization_config is 'awq'.*must be a table"),
         (AWQ | {"version": "gemv"}, "version is 'gemv'.*only 'gemm'"),
