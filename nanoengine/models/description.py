@@ -22,7 +22,7 @@ SAMPLING = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "r
 SAMPLING |= {"max_tokens": "max_new_tokens"}
 """Fields of `SamplingParams`, and what generation_config.json calls them."""
 
-QUANTIZATIONS = (QUANTIZATION, "compression_config", "quantization")
+QUANTIZATIONS = (QUANTIZATION, "compression_config")
 METHODS_BY_FILE = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 """Where AutoGPTQ and AutoAWQ of old and ModelOpt tell of quantization; the last in a table `quantization` there."""
 

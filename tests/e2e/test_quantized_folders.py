@@ -66,14 +66,25 @@ def test_every_format(qwen3: Path, tmp_path: Path, form: Form) -> None:
     assert_tokens_are_those_of_transformers(pack_folder(qwen3, tmp_path / "packed", form, files=3))
 
 
-@pytest.mark.parametrize("where", ["quantize_config.json", "quant_config.json", "compression_config", "text_config"])
+OTHER_PLACES = (
+    "quantize_config.json",
+    "quant_config.json",
+    "hf_quant_config.json",
+    "compression_config",
+    "text_config",
+)
+
+
+@pytest.mark.parametrize("where", OTHER_PLACES)
 def test_older_folders_tell_of_quantization_in_other_places(qwen3: Path, tmp_path: Path, where: str) -> None:
-    form = awq_form() if where == "quant_config.json" else gptq_form()
+    forms = {"quant_config.json": awq_form(), "hf_quant_config.json": FORMS["NVFP4 of ModelOpt"]}
+    form = forms.get(where, gptq_form())
     folder = pack_folder(qwen3, tmp_path / "packed", form)
     table = json.loads((folder / "config.json").read_text())
     told = table.pop("quantization_config")
     if where.endswith(".json"):
         del told["quant_method"]
+        told = {"quantization": told} if where == "hf_quant_config.json" else told
         (folder / where).write_text(json.dumps(told))
     elif where == "text_config":
         table = {"architectures": table.pop("architectures"), where: table | {"quantization_config": told}}

@@ -1,102 +1,29 @@
-"""How one quantized layer lies in the tensors of a checkpoint: which there are, what shape they have, what they stand for."""
+"""How layers of whole numbers lie in the tensors of a checkpoint, and the layout of each scheme."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence, Set
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from nanoengine.errors import InvalidWeights
-from nanoengine.kernels.quantized.nvfp4 import NVFP4
-from nanoengine.kernels.quantized.tensor import Float8, Grouped, QuantizedTensor
+from nanoengine.kernels.quantized.tensor import Grouped
+from nanoengine.models.quantization.float_layouts import EightBitFloats, FourBitFloats, FourBitFloatsOfModelOpt
+from nanoengine.models.quantization.layout import (
+    INDICES,
+    SCALES,
+    Layout,
+    Part,
+    a_row_each,
+    from_zero,
+    scale_shapes,
+    unpack,
+)
 from nanoengine.models.quantization.scheme import Scheme
-
-CELL = 32
-"""Kernels for CPUs keep whole numbers whose scales are those of a multiple of so many inputs; all others become numbers."""
-
-SCALES = ("F16", "BF16", "F32")
-INDICES = ("I32", "I64")
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight neighbours lies in each 4 bits of a word, the lowest first (AutoAWQ, awq/utils/packing_utils.py)."""
-
-Shape = tuple[int, ...]
-
-
-class Part(NamedTuple):
-    """What the header of a tensor must say."""
-
-    allowed: dict[str, tuple[Shape, ...]]
-    """Each dtype that it may have, and shapes that go with it."""
-
-    needed: bool = True
-
-
-class Layout(ABC):
-    """Of a layer `prefix`, the tensors `prefix.suffix`; those that `parts` does not name change nothing here.
-
-    Most are whole numbers, with scales for groups of inputs.
-    """
-
-    body: str
-    """Suffix of the tensor with the numbers. A layer that has this tensor is quantized, unless it is a plain float weight."""
-
-    suffixes: tuple[str, ...]
-    """Of all the others."""
-
-    early: Set[str] = frozenset(("g_idx", "weight_g_idx", "weight_shape"))
-    """Suffixes of small tensors, to be looked at before anything is loaded."""
-
-    def __init__(self, scheme: Scheme):
-        self.scheme, self.per_word = scheme, 32 // scheme.bits
-        self.stays_packed = (scheme.group or CELL) % CELL == 0
-        """Whether kernels for CPUs keep what is read as it is."""
-
-    def check(self, name: str, shape: tuple[int, int], early: Mapping[str, Tensor]) -> None:
-        """Look at those of them that there are.
-
-        Raises:
-            InvalidWeights: they say what is not computed, or contradict the config; the message names one.
-        """
-        group = self.scheme.group or shape[1]
-        for suffix, tensor in early.items():
-            own = torch.arange(shape[1], dtype=torch.int64, device="cpu") // group
-            if suffix.endswith("g_idx") and not torch.equal(tensor.long(), own):
-                raise InvalidWeights(
-                    f"{suffix} of {name} groups inputs in an order of its own (desc_act true, or actorder 'group'): only {group} "
-                    "neighbours in each are computed; take a checkpoint that was quantized without"
-                )
-            if suffix == "weight_shape" and tensor.tolist() != list(shape):
-                raise InvalidWeights(
-                    f"{suffix} of {name} is {tensor.tolist()}, but its words hold {list(shape)} numbers"
-                )
-
-    def shape(self, body: Sequence[int]) -> tuple[int, int]:
-        """Outputs and inputs of the layer whose body has this shape of two dimensions."""
-        return body[0], body[1]
-
-    @abstractmethod
-    def parts(self, outputs: int, inputs: int) -> dict[str, Part]:
-        """What the headers of its tensors must say, by suffix, the body among them."""
-
-    @abstractmethod
-    def read(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor | Tensor:
-        """The layer's matrix, of tensors that are as `parts` says; numbers, where no quantized tensor could hold them."""
-
-    def groups(self, inputs: int) -> int:
-        return 1 if self.scheme.group is None else -(-inputs // self.scheme.group)
-
-    def words(self, count: int) -> int:
-        return -(-count // self.per_word)
-
-    def grouped(self, numbers: Tensor, scales: Tensor, zeros: Tensor | None) -> Grouped:
-        bits = self.scheme.bits
-        if zeros is not None:
-            zeros = None if bool((zeros == 1 << bits - 1).all()) else zeros.contiguous()
-        return Grouped(numbers, scales.contiguous(), zeros, bits)
 
 
 class AWQ(Layout):
@@ -216,82 +143,6 @@ class Bytes(Layout):
         return self.grouped(numbers, a_row_each(tensors["weight_scale"], len(numbers)), zeros)
 
 
-class EightBitFloats(Layout):
-    """Floats of 8 bits with a scale for a tensor, for each output, or for each block; of the last, numbers are computed at once,
-    since kernels have scales of outputs only.
-    """
-
-    body = "weight"
-    suffixes = ("weight_scale", "weight_scale_inv", "weight_zero_point", "input_scale")
-
-    def __init__(self, scheme: Scheme):
-        super().__init__(scheme)
-        self.block, self.stays_packed = scheme.block, False
-        self.scales = "weight_scale" if scheme.block is None else scheme.block_scales
-
-    def parts(self, outputs: int, inputs: int) -> dict[str, Part]:
-        shapes = scale_shapes(outputs, 1)
-        if self.block is not None:
-            shapes = ((-(-outputs // self.block[0]), -(-inputs // self.block[1])),)
-        return {"weight": Part({"F8_E4M3": ((outputs, inputs),)}), self.scales: Part(dict.fromkeys(SCALES, shapes))}
-
-    def read(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Float8 | Tensor:
-        numbers, scales = tensors["weight"], tensors[self.scales].float()
-        if self.block is None:
-            return Float8(numbers, a_row_each(scales, len(numbers)))
-        rows, columns = self.block
-        whole = scales.repeat_interleave(rows, 0)[: numbers.shape[0]]
-        return (numbers.float() * whole.repeat_interleave(columns, 1)[:, : numbers.shape[1]]).to(dtype)
-
-
-class FourBitFloats(Layout):
-    """NVFP4 of compressed-tensors (compressed_tensors/compressors/nvfp4): two floats in a byte, the first in its lower half, and
-    a float32 that scales are divided by.
-    """
-
-    body = "weight_packed"
-    suffixes: tuple[str, ...] = ("weight_scale", "weight_global_scale", "input_global_scale")
-    factor = "weight_global_scale"
-
-    def __init__(self, scheme: Scheme):
-        super().__init__(scheme)
-        self.stays_packed = True
-
-    def shape(self, body: Sequence[int]) -> tuple[int, int]:
-        return body[0], body[1] * 2
-
-    def parts(self, outputs: int, inputs: int) -> dict[str, Part]:
-        return {
-            self.body: Part({"U8": ((outputs, inputs // 2),)}),
-            "weight_scale": Part({"F8_E4M3": ((outputs, self.groups(inputs)),)}),
-            self.factor: Part({"F32": ((), (1,))}),
-        }
-
-    def read(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> NVFP4:
-        scales = tensors["weight_scale"].view(torch.uint8)
-        if bool((scales >= 0x7F).any()):
-            raise InvalidWeights(
-                "weight_scale has numbers that are below zero or none: of NVFP4, scales are from 0 to 448"
-            )
-        numbers = unpack(tensors[self.body], 4)
-        return NVFP4(numbers, scales, a_row_each(self.multiplied(tensors[self.factor]), len(numbers)))
-
-    def multiplied(self, factor: Tensor) -> Tensor:
-        """What scales are multiplied by."""
-        return 1 / factor
-
-
-class FourBitFloatsOfModelOpt(FourBitFloats):
-    """NVFP4 of ModelOpt (modelopt/torch/export), with a float32 that scales are multiplied by."""
-
-    body = "weight"
-    suffixes = ("weight_scale", "weight_scale_2", "input_scale")
-    factor = "weight_scale_2"
-
-    def multiplied(self, factor: Tensor) -> Tensor:
-        return factor
-
-
 LAYOUTS: dict[str, type[Layout]] = {
     "awq": AWQ,
     "gptq": GPTQ,
@@ -305,34 +156,6 @@ LAYOUTS: dict[str, type[Layout]] = {
 
 def layout_of(scheme: Scheme) -> Layout:
     return LAYOUTS[scheme.layout](scheme)
-
-
-def scale_shapes(outputs: int, groups: int) -> tuple[Shape, ...]:
-    """Of what there is for each output and group, for each output, or once."""
-    return ((outputs, groups), (outputs,), (1,), ()) if groups == 1 else ((outputs, groups),)
-
-
-def a_row_each(values: Tensor, outputs: int) -> Tensor:
-    """What has one of `scale_shapes`, with a row for each output."""
-    if values.dim() < 2:
-        values = values.reshape(-1, 1)
-    return values.expand(outputs, -1).contiguous()
-
-
-def from_zero(numbers: Tensor, bits: int) -> Tensor:
-    """Signed numbers, shifted to begin at 0: as many bits, unsigned."""
-    return numbers.view(torch.uint8) + (1 << bits - 1)
-
-
-def unpack(words: Tensor, bits: int) -> Tensor:
-    """[rows, n] int32 -> [rows, n * 32 / bits] uint8, the first number in the lowest bits; the host is little-endian."""
-    octets = words.contiguous().view(torch.uint8)
-    if bits == 8:
-        return octets
-    pairs = octets.to(torch.int16)
-    pairs |= pairs << 4
-    pairs &= 0x0F0F
-    return pairs.view(torch.uint8)
 
 
 def unpack_awq(words: Tensor) -> Tensor:

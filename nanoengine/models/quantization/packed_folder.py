@@ -16,7 +16,8 @@ from torch import Tensor
 from nanoengine.errors import InvalidWeights
 from nanoengine.kernels.quantized.tensor import QuantizedTensor
 from nanoengine.models.checkpoint import FLOATS, TensorHeader
-from nanoengine.models.quantization.layouts import Layout, layout_of
+from nanoengine.models.quantization.layout import Layout
+from nanoengine.models.quantization.layouts import layout_of
 from nanoengine.models.quantization.scheme import Scheme
 from nanoengine.models.safetensors_folder import SafetensorsFolder, release_mapped
 

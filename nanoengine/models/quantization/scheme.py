@@ -48,9 +48,11 @@ def read_scheme(table: Mapping[str, Any]) -> Scheme | None:
     if table.get(QUANTIZATION) is None:
         return None
     fields = ConfigFields(ConfigFields(table).table_of(QUANTIZATION), WHERE)
+    if "quant_algo" in fields:  # which ModelOpt of old says alone
+        fields.default("quant_method", "modelopt")
     method = fields.get("quant_method")
     if not isinstance(method, str) or method not in METHODS:
-        what = "this is a folder of MLX, which is not read; " if method is None and "bits" in fields else ""
+        what = "MLX's packing is not read; " if method is None and "bits" in fields else ""
         raise fields.wrong("quant_method", method, f"{what}supported are {', '.join(METHODS)}; {INSTEAD}")
     scheme = METHODS[method](fields)
     fields.refuse_others(names_of("quantization"))
@@ -92,8 +94,6 @@ OF_GPTQ = (
     ),
     *("module_name_preceding_first_block", "modules_in_block_to_quantize", "use_cuda_fp16", "use_exllama"),
     *("disable_exllama", "exllama_config", "iters", "autoround_version", "low_gpu_mem_usage"),
-    *("low_cpu_mem_usage", "nsamples", "seqlen", "provider", "lr", "minmax_lr", "gradient_accumulate_steps", "amp"),
-    *("enable_quanted_input", "enable_minmax_tuning", "scale_dtype", "quant_block_list", "to_quant_block_names"),
 )
 """How GPTQ found its numbers, and what others compute with them; in which order inputs are grouped, g_idx says."""
 
@@ -126,7 +126,7 @@ def _auto_round(fields: ConfigFields) -> Scheme:
     if any(not isinstance(rule, Mapping) or rule.get("bits", 0) != 16 for rule in rules.values()):
         raise fields.wrong("extra_config", rules, "of rules for single modules, only 16 bits are read: not quantized")
     fields.expect("act_bits", 16, 32)
-    fields.ignore("act_group_size", "act_sym", "act_dynamic", "act_data_type", "train_bs")
+    fields.ignore("act_group_size", "act_sym", "act_dynamic", "act_data_type")
     if packing == "auto_round:auto_gptq":
         return _gptq(fields)
     fields.expect("data_type", "int")
@@ -156,7 +156,7 @@ def _group_of_modules(name: str, content: object, form: object) -> Scheme:
         raise UnsupportedModel(f"{shown(name)} of config_groups is {shown(content)} in {WHERE}: it must be a table")
     group = ConfigFields(content, f"{shown(name)} of the config_groups in {WHERE}")
     # Activations are what the kernels make of them. Static scales of inputs, too, would only make them coarser.
-    group.ignore("targets", "input_activations", "scheme_name")
+    group.ignore("targets", "input_activations")
     group.refuse("output_activations", "outputs are not rounded")
     form = group.get("format", form)
     weights = ConfigFields(group.table_of("weights"), f"the weights of {group.where}")
@@ -185,10 +185,11 @@ def _weights(weights: ConfigFields, form: object) -> Scheme:
     weights.expect("type", expected)
     weights.expect("num_bits", *bits)
     weights.expect("dynamic", False)
-    strategies = ("tensor", "channel", "block" if layout == "float8" else "group")
     if layout == "nvfp4":
         weights.expect("group_size", 16)
-    weights.expect("strategy", *(("tensor_group",) if layout == "nvfp4" else strategies))
+        weights.expect("strategy", "tensor_group")
+    else:
+        weights.expect("strategy", "tensor", "channel", "block" if layout == "float8" else "group")
     # How the numbers were found; in which order inputs are grouped, weight_g_idx says.
     weights.ignore("actorder", "observer", "observer_kwargs", "scale_dtype", "zp_dtype")
     group = _group(weights, "group_size", 16 if layout == "nvfp4" else -1)
@@ -223,15 +224,15 @@ def _fp8(fields: ConfigFields) -> Scheme:
 
 def _modelopt(fields: ConfigFields) -> Scheme:
     """NVIDIA's ModelOpt (https://github.com/NVIDIA/Model-Optimizer, modelopt/torch/export)."""
-    fields.ignore("producer", "config_groups", "ignore", "exclude_modules", "quantized_layers", "quant_method")
+    fields.ignore("producer", "config_groups", "ignore", "exclude_modules", "quantized_layers")
     fields.ignore("kv_cache_scheme", "kv_cache_quant_algo")
     floats8, floats4 = Scheme(layout="float8", bits=8), Scheme(layout="nvfp4-modelopt", bits=4, group=16)
     known = {"FP8": floats8, "NVFP4": floats4, "MIXED_PRECISION": replace(floats4, others=(floats8,))}
     algorithm = fields.get("quant_algo")
-    if algorithm not in known:
+    if not isinstance(algorithm, str) or algorithm not in known:
         raise fields.wrong("quant_algo", algorithm, f"supported are {', '.join(known)}; {INSTEAD}")
     fields.expect("group_size", 16)
-    return known[str(algorithm)]
+    return known[algorithm]
 
 
 def _mxfp4(fields: ConfigFields) -> Scheme:

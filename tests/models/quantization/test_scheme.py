@@ -32,7 +32,7 @@ OF_MIXED = (
     Scheme(layout="packed", bits=4, group=16),
 )
 AUTO_ROUND = {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4, "group_size": 128}
-AUTO_ROUND |= {"sym": True, "data_type": "int", "autoround_version": "0.9.0", "iters": 200, "seqlen": 2048}
+AUTO_ROUND |= {"sym": True, "data_type": "int", "autoround_version": "0.9.0", "iters": 200, "model_free": True}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
 
 
@@ -131,7 +131,7 @@ OTHERS = ("bitsandbytes", "aqlm", "torchao", "quark", "hqq", "exl3", "fbgemm_fp8
             ({"quant_method": name}, f"quant_method is '{name}'.*take a variant of the model as a GGUF file")
             for name in OTHERS
         ),
-        ({"group_size": 64, "bits": 4}, "quant_method is None.*a folder of MLX"),
+        ({"group_size": 64, "bits": 4}, "quant_method is None.*MLX's packing is not read"),
         ({"quant_method": ["awq"]}, r"quant_method is \['awq'\]"),
         ("awq", "quantization_config is 'awq'.*must be a table"),
         (AWQ | {"version": "gemv"}, "version is 'gemv'.*only 'gemm'"),
