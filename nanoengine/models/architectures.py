@@ -11,6 +11,7 @@ from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.models.config_fields import MAX_POSITIONS, ConfigFields
 from nanoengine.models.families import (
     gemma,
+    gemma4,
     gpt_oss,
     granite,
     granite_hybrid,
@@ -38,6 +39,7 @@ FAMILIES = (
     granite,
     olmo,
     gemma,
+    gemma4,
     gpt_oss,
     lfm2,
     qwen3_next,

@@ -7,6 +7,8 @@ both.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,10 +23,13 @@ from nanoengine.kernels.operations import Kernels
 from nanoengine.models.layers.attention import Attention, ScaledAttention, WideNormAttention
 from nanoengine.models.layers.delta_net import DeltaNet
 from nanoengine.models.layers.experts import Experts, ExpertsAndShared
+from nanoengine.models.layers.experts_beside import ExpertsBesideMLP
 from nanoengine.models.layers.factory import Factory
+from nanoengine.models.layers.layer_attention import LayerAttention
 from nanoengine.models.layers.mamba2 import Mamba2
 from nanoengine.models.layers.mixer import Mixer
 from nanoengine.models.layers.norm import NoNorm, OffsetNorm
+from nanoengine.models.layers.per_layer import LayerEnd, PerLayerInputs
 from nanoengine.models.layers.rotary import QueryScale, RotaryEmbedding, rotary_order
 from nanoengine.models.layers.short_conv import ShortConv
 from nanoengine.models.layers.slots import Reordered
@@ -168,6 +173,16 @@ class SparseMLP(DenseMLP):
         return self.experts.slots(f"{prefix}.{names.experts}", names.router, names.expert_gate_up_down, names.gate_up)
 
 
+def new_mlp(config: ModelConfig, layer: int, factory: Factory) -> Any:
+    """What is behind attention in a layer."""
+    facts = config.layer(layer)
+    is_beside = config.experts is not None and config.experts.beside_mlp
+    if facts.has_experts and not is_beside:
+        return SparseMLP(config, factory)
+    mlp = MLP(replace(config, intermediate_size=facts.intermediate_size or config.intermediate_size), factory)
+    return ExpertsBesideMLP(config, mlp, factory) if is_beside else mlp
+
+
 class DecoderLayer(DenseLayer):
     """With norms before each part, behind it, or both, and a factor of what a part adds to the residual."""
 
@@ -187,15 +202,17 @@ class DecoderLayer(DenseLayer):
                 return NoNorm(factory)
             return OffsetNorm(factory, config.hidden_size, config.rms_norm_eps, config.norm_offset)
 
-        mlp = (SparseMLP if config.layer(layer).has_experts else MLP)(config, factory)
-        kind = config.layer(layer).mixer
-        self_attn: Any = (  # a mixer has the calls of attention, and other weights
-            new_mixer(kind, config, layer, factory) if kind else SelfAttention(config, layer, spec, factory, backend)
-        )
+        self_attn: Any  # a mixer has the calls of attention, and other weights
+        if (kind := config.layer(layer).mixer) is not None:
+            self_attn = new_mixer(kind, config, layer, factory)
+        else:
+            self_attn = (LayerAttention if config.has_v_norm else SelfAttention)(config, layer, spec, factory, backend)
         super().__init__(
-            norm(self.names.norm_before_attention), self_attn, norm(self.names.norm_before_mlp), mlp, rotary
+            *(norm(self.names.norm_before_attention), self_attn, norm(self.names.norm_before_mlp)),
+            *(new_mlp(config, layer, factory), rotary),
         )
         self.after_attention, self.after_mlp = norm(self.names.norm_after_attention), norm(self.names.norm_after_mlp)
+        self.end = LayerEnd(config, factory) if config.has_layer_scale else None
 
     def __call__(
         self, hidden: Tensor, residual: Tensor | None, angles: Angles | None, metadata: AttentionMetadata
@@ -209,7 +226,7 @@ class DecoderLayer(DenseLayer):
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         if not isinstance(self.self_attn, Mixer):
-            return super().slots(prefix)
+            return super().slots(prefix) | ({} if self.end is None else self.end.slots(prefix))
         norms = {f"{prefix}.{name}.weight": norm.slot() for name, norm in self.norms().items()}
         return norms | self.self_attn.slots(f"{prefix}.{self.self_attn.prefix}") | self.mlp.slots(prefix)
 
@@ -230,10 +247,11 @@ class Decoder(DenseDecoder):
     config: ModelConfig
 
     def __init__(self, config: ModelConfig, factory: Factory, backend: AttentionBackend):
-        ropes = [config.layer(number).rope for number in range(config.num_layers)]
+        facts = [config.layer(number) for number in range(config.num_layers)]
+        ropes, sizes = [own.rope for own in facts], [own.head_dim or config.head_dim for own in facts]
         rotaries: dict[RopeConfig | None, RotaryEmbedding | None] = {
-            rope: None if rope is None else RotaryEmbedding(config.head_dim, rope, factory.device)
-            for rope in dict.fromkeys(ropes)
+            rope: None if rope is None else RotaryEmbedding(size, rope, factory.device)
+            for rope, size in dict(zip(ropes, sizes, strict=True)).items()
         }
         if config.query_growth:
             rotaries[None] = QueryScale(config.query_growth, config.query_period, factory.device)
@@ -243,6 +261,8 @@ class Decoder(DenseDecoder):
         ]
         norm = OffsetNorm(factory, config.hidden_size, config.rms_norm_eps, config.norm_offset)
         super().__init__(config, factory, layers, norm)
+        self.per_layer = PerLayerInputs(config, factory) if config.per_layer_size else None
+        self.kv_layers = [number if own.kv_layer is None else own.kv_layer for number, own in enumerate(facts)]
         self.matrices = factory.matrices
         self.embedding_scale = config.embedding_scale
         if config.embedding_scale_is_rounded:
@@ -255,7 +275,7 @@ class Decoder(DenseDecoder):
         return {number: part for number, part in enumerate(parts) if isinstance(part, Mixer)}
 
     def checkpoint_tensors(self) -> dict[str, WeightSlot]:
-        slots = super().checkpoint_tensors()
+        slots = super().checkpoint_tensors() | ({} if self.per_layer is None else self.per_layer.slots())
         for ours, theirs in self.config.names.replaced:
             slots = {name.replace(ours, theirs): slot for name, slot in slots.items()}
         return slots
@@ -263,6 +283,21 @@ class Decoder(DenseDecoder):
     def embed(self, input_ids: Tensor) -> Tensor:
         hidden = super().embed(input_ids)
         return hidden if self.embedding_scale == 1.0 else hidden * self.embedding_scale
+
+    def forward(self, input_ids: Tensor, positions: Tensor, metadata: Sequence[AttentionMetadata]) -> Tensor:
+        if not self.config.has_layer_scale:
+            return super().forward(input_ids, positions, metadata)
+        hidden, residual = self.embed(input_ids), None
+        per_layer = None if self.per_layer is None else self.per_layer(input_ids, hidden)
+        angles = {rotary: rotary(positions) for rotary in self.rotaries}
+        for number, layer in enumerate(self.layers):
+            assert isinstance(layer, DecoderLayer)
+            assert layer.end is not None
+            seen, rotary = metadata[self.kv_layers[number]], layer.rotary
+            hidden, residual = layer(hidden, residual, None if rotary is None else angles[rotary], seen)
+            hidden, residual = layer.end(hidden, residual, None if per_layer is None else per_layer[:, number])
+        assert residual is not None
+        return self.norm.add_and_norm(hidden, residual)[0]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         logits, cap = super().compute_logits(hidden), self.config.logits_soft_cap

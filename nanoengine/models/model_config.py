@@ -13,6 +13,7 @@ class RopeConfig:
 
     theta: float
     rotary_dim: int  # leading dimensions of a head that are rotated; the others stay as they are
+    num_pairs: int | None = None  # of these, pairs with an angle; None: all. The others are neighbours of frequency 0
     interleaved: bool = False  # the partner of dimension 2i is 2i + 1, and not i + rotary_dim / 2
     kind: str = "default"
     factor: float = 1.0  # how much longer than trained the positions reach
@@ -35,6 +36,11 @@ class LayerConfig:
     window: int | None = None  # tokens that a query sees, its own included; None: all
     has_experts: bool = False
     mixer: str | None = None  # what is there in place of attention: "short_conv", "delta_net" or "mamba2"
+    head_dim: int | None = None  # None, here and below: that of the model
+    num_kv_heads: int | None = None
+    intermediate_size: int | None = None
+    v_is_k: bool = False  # V is what k_proj makes, before its norm and rotation
+    kv_layer: int | None = None  # a layer before it, whose K and V it reads; None: it has K and V
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +80,7 @@ class ExpertsConfig:
     weighs_inputs: bool = False  # the sigmoid of a logit multiplies what goes into its expert, not what comes out
     shared_size: int = 0  # of an MLP that every token goes through beside them
     shared_is_gated: bool = False  # by a number between 0 and 1
+    beside_mlp: bool = False  # the layer has an MLP, too, and each of the two its norms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +115,9 @@ class ModelConfig(DenseConfig):
     has_sinks: bool = False  # one more score for each head, which no token has
     # "head": over each head of q and k; "full": over all of them together; "plain": over each that is rotated, without weights
     qk_norm: str | None = None
+    has_v_norm: bool = False  # over each head of V, without weights
+    has_layer_scale: bool = False  # a number multiplies what leaves a layer
+    per_layer_size: int = 0  # of a further embedding of each token for each layer; 0: there is none
     has_chunks: bool = False  # windows stand still: they begin at multiples of their size
     attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
     # Where nothing is rotated, a query is multiplied by 1 + growth * log(1 + (position + 1) // period).
@@ -147,9 +157,15 @@ class ModelConfig(DenseConfig):
 
     @property
     def attention_layers(self) -> list[int]:
-        """The others have states."""
-        return [number for number in range(self.num_layers) if self.layer(number).mixer is None]
+        """Those with K and V in the cache: others have states, or read those of a layer before."""
+        layers = map(self.layer, range(self.num_layers))
+        return [i for i, layer in enumerate(layers) if layer.mixer is None and layer.kv_layer is None]
+
+    @property
+    def head_dims(self) -> list[int]:
+        """Of all layers, each once."""
+        return sorted({layer.head_dim or self.head_dim for layer in self.layers})
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        """K and V of one token in all layers."""
+        """K and V of one token in all layers, each of them as large as the largest."""
         return len(self.attention_layers) * 2 * self.num_kv_heads * self.head_dim * dtype_bytes

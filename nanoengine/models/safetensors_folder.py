@@ -34,8 +34,11 @@ BASE = "model."
 TEXT, WHOLE = "model.language_model.", "language_model."
 """What they begin with where a model sees pictures, too; the second before all names, the head's among them (Llama 4)."""
 
-DROPPED = re.compile(r"(model\.)?visual\.|mtp\.|vision_model\.|multi_modal_projector\.")
-"""Beginnings of tensors that are not computed: what sees pictures, and what guesses several tokens ahead (Qwen3.5)."""
+DROPPED = re.compile(
+    r"(model\.)?(visual|vision_tower|vision_embedder|embed_vision|audio_tower|embed_audio)\.|"
+    r"mtp\.|vision_model\.|multi_modal_projector\."
+)
+"""Beginnings of tensors that are not computed: what sees and hears, and what guesses several tokens ahead (Qwen3.5)."""
 
 COMPUTED_HERE = re.compile(r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)")
 """Tables of the rotation: old versions of transformers saved them (Llama 2, TinyLlama), and no version reads them."""
