@@ -21,6 +21,7 @@ ROPES = {
     SLIDING: {"rope_type": "default", "rope_theta": 1e4},
     FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
 }
+STACKED = "gate_up_proj", "down_proj"
 OF_LAYERS = {"num_key_value_heads": "num_global_key_value_heads", "head_dim": "global_head_dim"}
 """What per_layer_config says of layers that see all tokens, and what it was before."""
 
@@ -31,15 +32,16 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     fields.ignore("audio_config", "eoa_token_index", "vision_soft_tokens_per_image", "expert_intermediate_size")
     types = [*types_by_pattern(fields, PERIOD)[:-1], FULL]
     k_is_v = fields.flag("attention_k_eq_v")
-    _read_layers(fields, types)
+    is_stated = _read_layers(fields, types)
     kv_heads = fields.integer("num_key_value_heads", 4)
     sizes = {SLIDING: head_dim_of(fields, HEAD_DIM), FULL: fields.integer("global_head_dim", FULL_HEAD_DIM, MAX_HEAD_DIM)}
     of_full = fields.integer("num_global_key_value_heads", kv_heads)
-    counts = {SLIDING: kv_heads, FULL: of_full if k_is_v else kv_heads}
+    counts = {SLIDING: kv_heads, FULL: of_full if k_is_v or is_stated else kv_heads}
     fields.default("rope_parameters", ROPES)
     ropes = read_ropes(fields, sizes[SLIDING], 1e6, local_theta=1e4, full_head_dim=sizes[FULL])
     window = window_of(fields, 1024 if architecture in UNIFIED else 512)
-    experts = _read_experts(fields) if fields.flag("enable_moe_block") else {}
+    are_split = fields.flag("experts_are_split")  # of a GGUF file
+    experts = _read_experts(fields, are_split) if fields.flag("enable_moe_block") else {}
     first_shared = len(types) - (fields.integer("num_kv_shared_layers") if fields.get("num_kv_shared_layers") else 0)
     is_wide, width = fields.flag("use_double_wide_mlp"), fields.integer("intermediate_size")
 
@@ -74,7 +76,7 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
         attention_scale=1.0,
         embedding_scale=fields.integer("hidden_size") ** 0.5,
         embedding_scale_is_rounded=True,
-        names=replace(NAMES, router="router.proj", expert_gate_up_down=("gate_up_proj", "down_proj")),
+        names=replace(NAMES, router="router.proj", **({} if are_split else {"expert_gate_up_down": STACKED})),
         logits_soft_cap=soft_cap_of(fields, "final_logit_softcapping", None),
         **experts,
     )
@@ -85,11 +87,11 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     return replace(config, head_dim=sizes[largest], num_kv_heads=counts[largest])
 
 
-def _read_layers(fields: ConfigFields, types: list[str]) -> None:
-    """Take what newer files say of each layer that sees all tokens for what older ones say of all of them."""
+def _read_layers(fields: ConfigFields, types: list[str]) -> bool:
+    """Take what newer files say of each layer that sees all tokens for what older ones say of all of them; whether there is any."""
     table = fields.table_of("per_layer_config")
     if not table:
-        return
+        return False
     one = next(iter(table.values()))
     full = {str(number) for number, kind in enumerate(types) if kind == FULL}
     if set(table) != full or any(own != one for own in table.values()) or not set(one) <= set(OF_LAYERS):
@@ -97,6 +99,7 @@ def _read_layers(fields: ConfigFields, types: list[str]) -> None:
         raise fields.wrong("per_layer_config", dict(table), why)
     for name, value in one.items():
         fields.default(OF_LAYERS[name], value)
+    return True
 
 
 def _read_per_layer_size(fields: ConfigFields, architecture: str) -> int:
@@ -109,13 +112,13 @@ def _read_per_layer_size(fields: ConfigFields, architecture: str) -> int:
     return fields.integer("hidden_size_per_layer_input", 256)
 
 
-def _read_experts(fields: ConfigFields) -> dict[str, Any]:
+def _read_experts(fields: ConfigFields, are_split: bool) -> dict[str, Any]:
     experts = ExpertsConfig(
         num_experts=fields.integer("num_experts"),
         num_chosen=fields.integer("top_k_experts"),
         intermediate_size=fields.integer("moe_intermediate_size"),
         normalize=True,
-        are_stacked=True,
+        are_stacked=not are_split,
         beside_mlp=True,
     )
     return {"experts": experts}

@@ -89,6 +89,11 @@ class Keys:
             raise self.unsupported(key, value, f"a count of each of {layers} layers")
         return counts
 
+    def each_or_all(self, key: str, layers: int) -> list[int]:
+        """A count of each layer; the file may have one for all."""
+        value = self._metadata.get(self._prefix + key)
+        return self.each(key, layers) if isinstance(value, np.ndarray | list) else [self.number(key)] * layers
+
     def flag(self, key: str, default: bool) -> bool:
         value = self._read(key, default)
         if not isinstance(value, bool):

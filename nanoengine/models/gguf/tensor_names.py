@@ -21,6 +21,11 @@ PACKED_QKVZ, PACKED_BA = "ssm_in.weight", "ssm_ba.weight"
 """Of Qwen3-Next: the first was written before the end of 2025."""
 
 OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+GEMMA4_OUTER = OUTER | {
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
+}
 LFM2_OUTER = OUTER | dict.fromkeys(("token_embd_norm", "output_norm"), "model.embedding_norm")
 LAYER = {
     "attn_q": "self_attn.q_proj",
@@ -46,6 +51,7 @@ NORMS_OF_DELTA_NETS = {"attn_norm": "input_layernorm", "post_attention_norm": "p
 That before the MLPs of Qwen3-Next and Qwen3.5 has the name of one behind attention."""
 
 GEMMA = {"Gemma2ForCausalLM", "Gemma3ForCausalLM"}
+GEMMA4 = "Gemma4ForCausalLM"
 DELTA_NETS = {"Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"}
 SHIFTED = GEMMA | DELTA_NETS
 """Architectures whose norms are 1 + w at Hugging Face's, and w in these files; but for those of `MIXERS`."""
@@ -53,7 +59,7 @@ SHIFTED = GEMMA | DELTA_NETS
 NORMS: dict[str, dict[str, str]] = {
     "Olmo2ForCausalLM": NORMS_AFTER,
     "Lfm2ForCausalLM": {"attn_norm": "operator_norm", "ffn_norm": "ffn_norm"},
-    **dict.fromkeys(GEMMA, NORMS_AROUND),
+    **dict.fromkeys((*GEMMA, GEMMA4), NORMS_AROUND),
     **dict.fromkeys(DELTA_NETS, NORMS_OF_DELTA_NETS),
 }
 """Architecture -> what its layers' norms are called, if not as in NORMS_BEFORE."""
@@ -83,9 +89,21 @@ OWN: dict[str, dict[str, str]] = {
         "ffn_up": "feed_forward.w3",
         "ffn_down": "feed_forward.w2",
     },
+    GEMMA4: {
+        "inp_gate": "per_layer_input_gate",
+        "proj": "per_layer_projection",
+        "post_norm": "post_per_layer_input_norm",
+        "post_ffw_norm_1": "post_feedforward_layernorm_1",
+        "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+        "post_ffw_norm_2": "post_feedforward_layernorm_2",
+        "ffn_gate_inp": "router.proj",
+        "ffn_gate_up_exps": "experts.{}.gate_proj+experts.{}.up_proj",
+        "ffn_down_exps": "experts.{}.down_proj",
+    },
     "Phi3ForCausalLM": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
 }
-"""Architecture -> what its layers have of their own, or otherwise; {} is the number of an expert."""
+"""Architecture -> what its layers have of their own, or otherwise; {} is the number of an expert, + stands between two that are
+one tensor, one behind the other."""
 
 PAIRED = {"LlamaForCausalLM", "MixtralForCausalLM", "GraniteForCausalLM", "GraniteMoeHybridForCausalLM"}
 """Architectures whose files have the rows of q and k in the order in which llama.cpp rotates them: a row beside the one that it
@@ -103,6 +121,9 @@ class HFTensor(NamedTuple):
 
     expert: int | None = None
     """Which one of those along the first dimension, if the file has all experts in one tensor."""
+
+    half: int | None = None
+    """Which half of its rows, if the file has two in one tensor."""
 
     change: Callable[[Tensor], Tensor] | None = None
     """Makes Hugging Face's numbers of the file's; it is called with tensors on the device "meta", too."""
@@ -149,6 +170,11 @@ DELTA_NET = _of_state("linear_attn") | {
     PACKED_BA: HFTensor("linear_attn.in_proj_ba.weight"),
     "ffn_gate_inp_shexp.weight": HFTensor("mlp.shared_expert_gate.weight", change=_row),
 }
+OF_GEMMA4 = {
+    "layer_output_scale.weight": HFTensor("layer_scalar"),
+    "ffn_gate_inp.scale": HFTensor("router.scale"),
+    "ffn_down_exps.scale": HFTensor("router.per_expert_scale"),
+}
 MIXERS: dict[str, dict[str, HFTensor]] = {
     **dict.fromkeys(DELTA_NETS, DELTA_NET),
     "GraniteMoeHybridForCausalLM": _of_state("mamba")
@@ -184,11 +210,12 @@ def hf_tensor(name: str, config: Mapping[str, Any]) -> list[HFTensor]:
     if name.startswith("blk.") and layer.isdecimal():
         if architecture in DELTA_NETS and int(layer) >= config["num_hidden_layers"]:
             return []
-        if (whole := MIXERS.get(architecture, {}).get(own)) is not None:
+        wholes = OF_GEMMA4 if architecture == GEMMA4 else MIXERS.get(architecture, {})
+        if (whole := wholes.get(own)) is not None:
             return [whole._replace(name=f"model.layers.{layer}.{whole.name}")]
     match = NAME.fullmatch(name)
     norms = NORMS.get(architecture, NORMS_BEFORE)
-    outer = LFM2_OUTER if architecture == "Lfm2ForCausalLM" else OUTER
+    outer = {"Lfm2ForCausalLM": LFM2_OUTER, GEMMA4: GEMMA4_OUTER}.get(architecture, OUTER)
     known = outer if match is None or match["layer"] is None else LAYER | norms | OWN.get(architecture, {})
     if match is None or match["what"] not in known:
         return [HFTensor(name)]
@@ -196,7 +223,16 @@ def hf_tensor(name: str, config: Mapping[str, Any]) -> list[HFTensor]:
     found = f"{known[what]}.{kind}" if known is outer else f"model.layers.{match['layer']}.{known[what]}.{kind}"
     if "{}" in found:
         experts = config.get("num_experts", config.get("num_local_experts", 0))
-        return [HFTensor(found.format(number), expert=number) for number in range(experts)]
+        parts = known[what].split("+")
+        return [
+            HFTensor(
+                f"model.layers.{match['layer']}.{part.format(number)}.{kind}",
+                expert=number,
+                half=half if len(parts) > 1 else None,
+            )
+            for number in range(experts)
+            for half, part in enumerate(parts)
+        ]
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     change = _one_less if architecture in SHIFTED and found.endswith("norm.weight") else None
     return [HFTensor(found, heads.get(what, 0) if architecture in PAIRED else 0, change=change)]

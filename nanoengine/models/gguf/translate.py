@@ -14,6 +14,7 @@ import numpy as np
 
 from nanoengine.errors import InvalidWeights, UnsupportedModel, shown
 from nanoengine.models.gguf.file import GGUFFile
+from nanoengine.models.gguf.gemma4 import GEMMA4_KEYS, gemma4_layers, gemma4_ropes
 from nanoengine.models.gguf.hybrids import (
     DELTA_EXPERT_KEYS,
     DELTA_KEYS,
@@ -23,7 +24,7 @@ from nanoengine.models.gguf.hybrids import (
     complete_hybrid,
 )
 from nanoengine.models.gguf.keys import Keys
-from nanoengine.models.gguf.tensor_names import EMBEDDING, HEAD, MIXERS, ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
+from nanoengine.models.gguf.tensor_names import EMBEDDING, GEMMA4, HEAD, MIXERS, ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
 
 
 class Architecture(NamedTuple):
@@ -88,6 +89,11 @@ ARCHITECTURES = {
         activation=GEMMA_ACTIVATION,
         fits_float16=False,
     ),
+    "gemma4": Architecture(
+        *("Gemma4ForCausalLM", "gemma4_text", GEMMA_KEYS | GEMMA4_KEYS),
+        activation=GEMMA_ACTIVATION,
+        fits_float16=False,
+    ),
     # Kernels of layers with states know no float16.
     "lfm2": Architecture("Lfm2ForCausalLM", "lfm2", LFM2_KEYS, {"block_auto_adjust_ff_dim": False}, {}, False),
     "qwen3next": Architecture(
@@ -149,11 +155,12 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         "dtype": _dtype(file, ours),
         **ours.activation,
     }
+    several = ("feed_forward_length",) if ours.name == GEMMA4 else ()  # of which `gemma4_layers` reads the first
     unsaid = {"feed_forward_length": 1} if ours.fixed is MIXED else {}  # no layer is without experts
-    config |= {**ours.fixed} | {name: keys.number(key, unsaid.get(key)) for key, name in COMMON_KEYS.items()}
+    config |= {**ours.fixed} | {name: keys.number(key, unsaid.get(key)) for key, name in COMMON_KEYS.items() if key not in several}
     stated = (key for key in ours.keys if key in keys or key.startswith(OF_STATES))
     config |= {ours.keys[key]: keys.number(key) for key in stated}
-    config |= _heads(keys, config, ours)
+    config |= gemma4_layers(keys, config, file.tensors) if ours.name == GEMMA4 else _heads(keys, config, ours)
     if ours.name in MIXERS:
         complete_hybrid(keys, config, file.tensors)
     config |= {name: config[name] or None for name in ZERO_IS_NONE if name in config}
@@ -163,7 +170,10 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         is_27b = config["num_hidden_layers"] == layers_of_27b
         shared = config["hidden_size"] // max(1, config["num_attention_heads"])  # none are refused with all other sizes
         config["query_pre_attn_scalar"] = shared if is_27b else config["head_dim"]
-    config["rope_parameters"] = rope = _rope_parameters(file, keys, config)
+    if ours.name == GEMMA4:
+        config["rope_parameters"] = rope = gemma4_ropes(file, keys, config)
+    else:
+        config["rope_parameters"] = rope = _rope_parameters(file, keys, config)
     if ours.name == "Gemma3ForCausalLM":  # layers with a window have a base of their own, and are not scaled
         if not keys.number("attention.sliding_window"):
             raise keys.unsupported("attention.sliding_window", 0, "a number of tokens")
