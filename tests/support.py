@@ -27,6 +27,7 @@ from nanoengine.kernels.native.support import unsupported_reason
 from nanoengine.kernels.reference.operations import DenseRows
 from nanoengine.models.decoder import Decoder
 from nanoengine.models.layers.rotary import RotaryEmbedding
+from nanoengine.models.layers.slots import Unused
 from nanoengine.models.model_config import LayerConfig, ModelConfig, RopeConfig
 
 if TYPE_CHECKING:  # children that need no reference start without it
@@ -112,6 +113,7 @@ def tensors_of(model: Decoder) -> dict[str, torch.Tensor]:
     """Where the tensors of a checkpoint go: with kernels in torch, into tensors."""
     places: dict[str, Any] = {**model.checkpoint_tensors()}
     places = {name: getattr(place, "slot", place) for name, place in places.items()}  # whatever it is wrapped in
+    places = {name: place for name, place in places.items() if not isinstance(place, Unused)}
     return {name: place.tensor if isinstance(place, DenseRows) else place for name, place in places.items()}
 
 

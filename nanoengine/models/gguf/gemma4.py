@@ -5,6 +5,7 @@ One field is not Hugging Face's: "experts_are_split" says that each expert's gat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -82,5 +83,7 @@ def gemma4_ropes(file: GGUFFile, keys: Keys, config: dict[str, Any]) -> dict[str
         expected = [1.0] * turning + [STILL] * (pairs - turning)
         if not turning or divisors.tolist() != np.array(expected, np.float32).tolist():
             raise InvalidWeights(f"{file.path} has {ROPE_FACTORS} that is not F32 [{pairs}] of 1, and then of {STILL:g}")
-        ropes[KINDS[0]] |= {"rope_type": "proportional", "partial_rotary_factor": turning / pairs}
+        ratio = turning / pairs  # rounded, so that times the pairs it may be a trifle less than before
+        ratio = ratio if int(2 * pairs * ratio // 2) == turning else math.nextafter(ratio, 1.0)
+        ropes[KINDS[0]] |= {"rope_type": "proportional", "partial_rotary_factor": ratio}
     return ropes
