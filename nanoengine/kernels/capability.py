@@ -195,7 +195,9 @@ def choose_backend(
     in_order = on_cuda if device.type == "cuda" else on_cpu
     for backend in in_order if name == "auto" else (backends[name],):
         size = block_size or backend.default_block_size
-        of_sizes = (backend.unsupported_reason(device, dtype, head_dim, size) for head_dim in head_dims or [model.head_dim])
+        of_sizes = (
+            backend.unsupported_reason(device, dtype, head_dim, size) for head_dim in head_dims or [model.head_dim]
+        )
         reason = next(filter(None, of_sizes), None) or _missing_feature(backend, specs)
         if reason is None and quantized and not backend.quantizes:
             reason = "it has no int8 cache, and kv_cache_dtype is 'int8': choose 'auto'"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,17 +16,16 @@ from torch import Tensor
 from nanoengine.core.attention import AttentionMetadata, AttentionSpec
 from nanoengine.core.kernels import WeightSlot
 from nanoengine.core.layers import Angles, Linear, RMSNorm
-from nanoengine.core.qwen3 import DenseAttention, DenseDecoder, DenseLayer, DenseMLP
+from nanoengine.core.qwen3 import DenseAttention, DenseDecoder, DenseLayer
 from nanoengine.kernels.attention import AttentionBackend
 from nanoengine.kernels.operations import Kernels
 from nanoengine.models.layers.attention import Attention, ScaledAttention, WideNormAttention
 from nanoengine.models.layers.delta_net import DeltaNet
-from nanoengine.models.layers.experts import Experts, ExpertsAndShared
-from nanoengine.models.layers.experts_beside import ExpertsBesideMLP
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.layers.layer_attention import LayerAttention
 from nanoengine.models.layers.mamba2 import Mamba2
 from nanoengine.models.layers.mixer import Mixer
+from nanoengine.models.layers.mlp import new_mlp
 from nanoengine.models.layers.norm import NoNorm, OffsetNorm
 from nanoengine.models.layers.per_layer import LayerEnd, PerLayerInputs
 from nanoengine.models.layers.rotary import QueryScale, RotaryEmbedding, rotary_order
@@ -135,52 +133,6 @@ def new_mixer(kind: str, config: ModelConfig, layer: int, factory: Factory) -> M
     if kind == "short_conv":
         return ShortConv(layer, config.hidden_size, facts, factory)
     return (DeltaNet if kind == "delta_net" else Mamba2)(layer, config.hidden_size, facts, factory, config.rms_norm_eps)
-
-
-class MLP(DenseMLP):
-    """With biases, other activations, and fused tensors."""
-
-    def __init__(self, config: ModelConfig, factory: Factory):
-        super().__init__(config, factory, bias=config.mlp_bias)
-        self.kernels, self.activation, self.gate_up_names = factory.kernels, config.activation, config.names.gate_up
-
-    def __call__(self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        linear = self.gate_up_proj
-        assert isinstance(norm, OffsetNorm)
-        if linear.bias is None:
-            gated, residual = norm.then_linear(hidden, residual, linear, self.activation)
-        else:
-            both, residual = norm.then_linear(hidden, residual, linear)
-            gated = self.kernels.gate(both, self.activation)
-        return self.down_proj(gated), residual
-
-
-class SparseMLP(DenseMLP):
-    """A mixture of experts: it has the calls of an MLP, and other weights."""
-
-    def __init__(self, config: ModelConfig, factory: Factory):
-        assert config.experts is not None
-        self.names = config.names
-        kind = ExpertsAndShared if config.experts.shared_size else Experts
-        self.experts = kind(factory, config.hidden_size, config.experts, config.activation)
-
-    def __call__(self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        assert residual is not None
-        return self.experts(norm, hidden, residual)
-
-    def slots(self, prefix: str) -> dict[str, WeightSlot]:
-        names = self.names
-        return self.experts.slots(f"{prefix}.{names.experts}", names.router, names.expert_gate_up_down, names.gate_up)
-
-
-def new_mlp(config: ModelConfig, layer: int, factory: Factory) -> Any:
-    """What is behind attention in a layer."""
-    facts = config.layer(layer)
-    is_beside = config.experts is not None and config.experts.beside_mlp
-    if facts.has_experts and not is_beside:
-        return SparseMLP(config, factory)
-    mlp = MLP(replace(config, intermediate_size=facts.intermediate_size or config.intermediate_size), factory)
-    return ExpertsBesideMLP(config, mlp, factory) if is_beside else mlp
 
 
 class DecoderLayer(DenseLayer):

@@ -1,5 +1,6 @@
-"""Gemma 4, text (Google DeepMind, 2026): Gemma 3's norms around each part, of w. Layers that see all tokens have wider heads, fewer
-of K and V, and V that is K; the last layers may read K and V of those before; embeddings for each layer; experts beside the MLP.
+"""Gemma 4, text (Google DeepMind, 2026): Gemma 3's norms around each part, of w. Layers that see all tokens have wider heads,
+fewer of K and V, and V that is K; the last layers may read K and V of those before; embeddings for each layer; experts beside the
+MLP.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ ROPES = {
     SLIDING: {"rope_type": "default", "rope_theta": 1e4},
     FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
 }
-STACKED = "gate_up_proj", "down_proj"
+STACKED, SPLIT = ("gate_up_proj", "down_proj"), NAMES.expert_gate_up_down
 OF_LAYERS = {"num_key_value_heads": "num_global_key_value_heads", "head_dim": "global_head_dim"}
 """What per_layer_config says of layers that see all tokens, and what it was before."""
 
@@ -34,7 +35,10 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     k_is_v = fields.flag("attention_k_eq_v")
     is_stated = _read_layers(fields, types)
     kv_heads = fields.integer("num_key_value_heads", 4)
-    sizes = {SLIDING: head_dim_of(fields, HEAD_DIM), FULL: fields.integer("global_head_dim", FULL_HEAD_DIM, MAX_HEAD_DIM)}
+    sizes = {
+        SLIDING: head_dim_of(fields, HEAD_DIM),
+        FULL: fields.integer("global_head_dim", FULL_HEAD_DIM, MAX_HEAD_DIM),
+    }
     of_full = fields.integer("num_global_key_value_heads", kv_heads)
     counts = {SLIDING: kv_heads, FULL: of_full if k_is_v or is_stated else kv_heads}
     fields.default("rope_parameters", ROPES)
@@ -76,19 +80,21 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
         attention_scale=1.0,
         embedding_scale=fields.integer("hidden_size") ** 0.5,
         embedding_scale_is_rounded=True,
-        names=replace(NAMES, router="router.proj", **({} if are_split else {"expert_gate_up_down": STACKED})),
+        names=replace(NAMES, router="router.proj", expert_gate_up_down=SPLIT if are_split else STACKED),
         logits_soft_cap=soft_cap_of(fields, "final_logit_softcapping", None),
         **experts,
     )
     if config.num_heads % of_full:
-        raise fields.wrong("num_global_key_value_heads", of_full, f"it must divide num_attention_heads, {config.num_heads}")
+        raise fields.wrong(
+            "num_global_key_value_heads", of_full, f"it must divide num_attention_heads, {config.num_heads}"
+        )
     # The cache has room for the layers that have most of a token; of equal ones more heads, which may have more scales.
     largest = max(types, key=lambda kind: (sizes[kind] * counts[kind], counts[kind]))
     return replace(config, head_dim=sizes[largest], num_kv_heads=counts[largest])
 
 
 def _read_layers(fields: ConfigFields, types: list[str]) -> bool:
-    """Take what newer files say of each layer that sees all tokens for what older ones say of all of them; whether there is any."""
+    """Take what newer files say of each layer that sees all tokens for what older ones say of all of them, if they do."""
     table = fields.table_of("per_layer_config")
     if not table:
         return False

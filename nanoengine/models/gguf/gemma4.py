@@ -53,7 +53,9 @@ def gemma4_layers(keys: Keys, config: Mapping[str, Any], tensors: Collection[str
     have_v = [f"blk.{i}.attn_v.weight" in tensors for i in range(max(first_shared, 0)) if not slides[i]]
     found["attention_k_eq_v"] = k_is_v = bool(have_v) and not any(have_v)
     if not k_is_v and len(set(heads)) > 1:
-        raise keys.unsupported("attention.head_count_kv", heads, "one count, unless layers without a window lack attn_v")
+        raise keys.unsupported(
+            "attention.head_count_kv", heads, "one count, unless layers without a window lack attn_v"
+        )
     widths = keys.each_or_all("feed_forward_length", count)
     found["intermediate_size"] = width = widths[0]
     found["use_double_wide_mlp"] = is_wide = widths[-1] == 2 * width
@@ -82,7 +84,9 @@ def gemma4_ropes(file: GGUFFile, keys: Keys, config: dict[str, Any]) -> dict[str
         turning = int((divisors == 1.0).sum())
         expected = [1.0] * turning + [STILL] * (pairs - turning)
         if not turning or divisors.tolist() != np.array(expected, np.float32).tolist():
-            raise InvalidWeights(f"{file.path} has {ROPE_FACTORS} that is not F32 [{pairs}] of 1, and then of {STILL:g}")
+            raise InvalidWeights(
+                f"{file.path} has {ROPE_FACTORS} that is not F32 [{pairs}] of 1, and then of {STILL:g}"
+            )
         ratio = turning / pairs  # rounded, so that times the pairs it may be a trifle less than before
         ratio = ratio if int(2 * pairs * ratio // 2) == turning else math.nextafter(ratio, 1.0)
         ropes[KINDS[0]] |= {"rope_type": "proportional", "partial_rotary_factor": ratio}

@@ -69,8 +69,8 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> GGUFVocabulary:
     """Build what `metadata`, the table of a GGUF file, describes.
 
     Raises:
-        UnsupportedModel: a kind of tokenizer other than BPE, SentencePiece's BPE and Gemma 4's, an unknown way to cut text, or values
-            that are missing, of a wrong type, or contradict one another.
+        UnsupportedModel: a kind of tokenizer other than BPE, SentencePiece's BPE and Gemma 4's, an unknown way to cut text, or
+            values that are missing, of a wrong type, or contradict one another.
     """
     model = _get(metadata, "tokenizer.ggml.model", str)
     if model not in ("gpt2", "llama", "gemma4"):

@@ -157,7 +157,9 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     }
     several = ("feed_forward_length",) if ours.name == GEMMA4 else ()  # of which `gemma4_layers` reads the first
     unsaid = {"feed_forward_length": 1} if ours.fixed is MIXED else {}  # no layer is without experts
-    config |= {**ours.fixed} | {name: keys.number(key, unsaid.get(key)) for key, name in COMMON_KEYS.items() if key not in several}
+    config |= {**ours.fixed} | {
+        name: keys.number(key, unsaid.get(key)) for key, name in COMMON_KEYS.items() if key not in several
+    }
     stated = (key for key in ours.keys if key in keys or key.startswith(OF_STATES))
     config |= {ours.keys[key]: keys.number(key) for key in stated}
     config |= gemma4_layers(keys, config, file.tensors) if ours.name == GEMMA4 else _heads(keys, config, ours)

@@ -39,7 +39,10 @@ class ExpertsBesideMLP:
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         norms = {"post_feedforward_layernorm_1": self.after_mlp}
-        norms |= {"pre_feedforward_layernorm_2": self.before_experts, "post_feedforward_layernorm_2": self.after_experts}
+        norms |= {
+            "pre_feedforward_layernorm_2": self.before_experts,
+            "post_feedforward_layernorm_2": self.after_experts,
+        }
         slots = self.mlp.slots(prefix) | {f"{prefix}.{name}.weight": norm.slot() for name, norm in norms.items()}
         slots |= self.experts.slots(prefix, self.names.router, self.names.expert_gate_up_down)
         of_router = Changed(self.before_router.weight, lambda scale: scale.float() * self.size**-0.5)

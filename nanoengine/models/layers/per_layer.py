@@ -24,7 +24,10 @@ class PerLayerInputs:
     def __init__(self, config: ModelConfig, factory: Factory):
         self.kernels, self.vocab_size, self.size = factory.kernels, config.vocab_size, config.per_layer_size
         width = config.num_layers * self.size
-        self.table, self.projection = factory.weight(width, config.vocab_size), Linear(factory, config.hidden_size, width)
+        self.table, self.projection = (
+            factory.weight(width, config.vocab_size),
+            Linear(factory, config.hidden_size, width),
+        )
         # The norm divides by what the projection would be multiplied with: only its epsilon feels that.
         self.norm = OffsetNorm(factory, self.size, config.rms_norm_eps * config.hidden_size, config.norm_offset)
 
@@ -34,7 +37,7 @@ class PerLayerInputs:
         return (self.norm(self.projection(embedded).unflatten(-1, (-1, self.size))) + rows) * math.sqrt(0.5)
 
     def slots(self) -> dict[str, WeightSlot]:
-        slots = {"model.embed_tokens_per_layer.weight": self.table.rows(0, self.vocab_size)}
+        slots: dict[str, WeightSlot] = {"model.embed_tokens_per_layer.weight": self.table.rows(0, self.vocab_size)}
         slots |= self.projection.slots("model", "per_layer_model_projection")
         return slots | {"model.per_layer_projection_norm.weight": self.norm.slot()}
 

@@ -48,12 +48,21 @@ OWN: dict[str, dict[str, Any]] = {
     "gemma3_text": {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 20},
     "gemma4_text": {"tie_word_embeddings": True, "head_dim": 32, "global_head_dim": 64, "sliding_window": 20}
     | {"num_hidden_layers": 5, "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding") * 2][:5]}
-    | {"num_global_key_value_heads": 1, "attention_k_eq_v": True, "num_kv_shared_layers": 2, "use_double_wide_mlp": True}
+    | {
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+    }
     | {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 96, "final_logit_softcapping": 30.0},
 }
 """What the types have besides."""
 
-EXPERTS_OF_GEMMA4 = {"count": "num_experts", "used_count": "top_k_experts", "feed_forward_length": "moe_intermediate_size"}
+EXPERTS_OF_GEMMA4 = {
+    "count": "num_experts",
+    "used_count": "top_k_experts",
+    "feed_forward_length": "moe_intermediate_size",
+}
 
 
 def tiny_model(model_type: str, folder: Path, **options: Any) -> tuple[Any, dict[str, Tensor]]:
@@ -182,7 +191,9 @@ def _metadata_of_gemma4(table: Mapping[str, Any]) -> dict[str, Any]:
         "attention.sliding_window": table["sliding_window"],
         "attention.sliding_window_pattern": slides,
         "embedding_length_per_layer_input": table["hidden_size_per_layer_input"],
-        "feed_forward_length": [width * (1 + (table["use_double_wide_mlp"] and i >= first)) for i in range(len(slides))],
+        "feed_forward_length": [
+            width * (1 + (table["use_double_wide_mlp"] and i >= first)) for i in range(len(slides))
+        ],
         "final_logit_softcapping": table["final_logit_softcapping"],
         "rope.freq_base_swa": table["rope_parameters"]["sliding_attention"]["rope_theta"],
     }
