@@ -89,7 +89,7 @@ def tiny_checkpoint(folder: Path, seed: int = 0, *, max_shard_size: str = "5GB",
     return save_random(Qwen3ForCausalLM(config).eval(), folder, max_shard_size)
 
 
-OFFSET_NORMS = ("Gemma", "Qwen3_5", "Qwen3Next")
+OFFSET_NORMS = ("Gemma2", "Gemma3", "Qwen3_5", "Qwen3Next")
 """Families whose norms are 1 + the weight."""
 
 
@@ -100,10 +100,15 @@ def save_random(model: Any, folder: Path, max_shard_size: str = "5GB") -> Path:
             if "norm" in name:
                 is_offset = type(model).__name__.startswith(OFFSET_NORMS) and "linear_attn" not in name
                 parameter.uniform_(0.5, 1.5).sub_(float(is_offset))
+                if type(model).__name__.startswith("Gemma4") and "q_norm" in name:
+                    parameter.mul_(0.25)  # its scores are not divided by anything
             elif "bias" in name:
                 parameter.normal_(0, 0.5)
             else:
                 parameter.normal_(0, parameter.shape[-1] ** -0.5 * 1.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):  # of Gemma 4: no parameter, and in its files
+                buffer.uniform_(0.5, 1.0)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     byte_tokenizer().save_pretrained(folder)
     return folder
@@ -188,7 +193,14 @@ def reference_logits(model: Any, token_ids: Sequence[int]) -> torch.Tensor:
 
 def num_weights(model: Any) -> int:
     """Numbers in all tensors that a model takes from a checkpoint."""
-    return sum(place.shape.numel() for place in model.checkpoint_tensors().values())
+    places = model.checkpoint_tensors().values()
+    return sum(place.shape.numel() for place in places if not isinstance(place, Unused))
+
+
+def num_weights_of(model: Any) -> int:
+    """The same of a model of transformers: its parameters, and what scales the layers of Gemma 4."""
+    scales = [buffer.numel() for name, buffer in model.named_buffers() if name.endswith("layer_scalar")]
+    return int(model.num_parameters()) + sum(scales)
 
 
 def model_runner(llm: LLM) -> ModelRunner:

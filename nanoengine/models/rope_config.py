@@ -144,7 +144,7 @@ def _proportional(fields: ConfigFields, head_dim: int, fraction: float, theta: f
     return RopeConfig(theta=theta, rotary_dim=head_dim, num_pairs=int(fraction * head_dim // 2))
 
 
-KINDS = ("default", "proportional", "linear", "dynamic", "llama3", "yarn", "longrope", "factors")
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional", "factors")
 """The last is not Hugging Face's: GGUF files name divisors of the frequencies in place of what they follow from."""
 
 

@@ -33,5 +33,7 @@ SIZES_OF: dict[str, dict[str, Any]] = {
     "Lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "GraniteMoeHybrid": {"layer_types": ["mamba", "attention"] * 2, "mamba_n_heads": 4},
     "Llama4": {"num_hidden_layers": 8},
+    "Gemma4": {"head_dim": 8, "vocab_size_per_layer_input": 50},
+    "Gemma4Unified": {"head_dim": 8, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
 }
 """Sizes of a small model, and what families have besides."""

@@ -73,6 +73,8 @@ MAMBA |= {"mamba_n_heads": 2, "mamba_d_state": 16, "mamba_chunk_size": 16}
 MAMBA |= {"attention_multiplier": 0.2, "embedding_multiplier": 2.0, "residual_multiplier": 0.5, "logits_scaling": 2.0}
 BIASES = {"attention_bias": True, "mlp_bias": True}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": True}
+GEMMA4 = {"head_dim": 32, "global_head_dim": 64, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
+GEMMA4 |= {"hidden_size_per_layer_input": 0, "sliding_window": 13}
 UNTIED = {"tie_word_embeddings": False}
 WINDOWED = {"use_sliding_window": True}
 CHUNKS = {"intermediate_size_mlp": 44, "floor_scale": 7, "attn_scale": 0.3}
@@ -151,6 +153,19 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "Gemma3, a cap, odd sizes, no full layer": of(
         "Gemma3", head_dim=10, intermediate_size=53, sliding_window=5, final_logit_softcapping=6.0
+    ),
+    "Gemma4": of("Gemma4", GEMMA4, num_hidden_layers=7, final_logit_softcapping=5.0),
+    "Gemma4, inputs of each layer, shared K and V": of(
+        *("Gemma4", GEMMA4, UNTIED, heads(4, 1), types(*["sliding", "full"] * 3)),
+        {"num_hidden_layers": 6, "num_kv_shared_layers": 3, "use_double_wide_mlp": True, "attention_k_eq_v": False},
+        {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": TINY["vocab_size"]},
+    ),
+    "Gemma4, experts": of(
+        *("Gemma4", GEMMA4, types("full", "sliding", "full"), {"num_hidden_layers": 3, "enable_moe_block": True}),
+        {"num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 24},
+    ),
+    "Gemma4, unified": of(
+        "Gemma4Unified", GEMMA4 | {"attention_k_eq_v": False}, num_hidden_layers=3, attention_bias=True
     ),
     "gpt-oss": of("GptOss", experts(5, 2), num_hidden_layers=3, head_dim=16, sliding_window=18, intermediate_size=36),
     "gpt-oss, full layers, no biases": of(

@@ -24,6 +24,7 @@ from tests.support import (
     forced_logits,
     model_runner,
     num_weights,
+    num_weights_of,
     reference_choices,
     reference_logits,
     reference_model,
@@ -44,7 +45,7 @@ def test_logits_at_every_position_are_those_of_transformers(tmp_path: Path, shap
     with engine(folder, kernels="torch", max_model_len=max_len) as llm:
         found = [forced_logits(llm, TOKENS, num_prompt_tokens=60, chunk=17)]
     with engine(folder, max_model_len=max_len) as llm:
-        assert num_weights(model_runner(llm).model) == llm.built.models.num_parameters == model.num_parameters()
+        assert num_weights(model_runner(llm).model) == llm.built.models.num_parameters == num_weights_of(model)
         found += [forced_logits(llm, TOKENS, num_prompt_tokens=60, chunk=chunk) for chunk in (40, 7)]
         params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
         for prompt in (TOKENS[:40], TOKENS[:57]):  # the second finds the first in the cache

@@ -36,7 +36,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         for value in (True, 30.0, "yes", [1], {"a": 1})
     ),
     *(
-        ({"architectures": value}, "supported are Gemma2ForCausalLM, Gemma3ForCausalLM, GptOss")
+        ({"architectures": value}, "supported are Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma4")
         for value in ARCHITECTURES
     ),
     # Of another family: read by nobody, it would be ignored.

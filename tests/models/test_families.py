@@ -39,7 +39,17 @@ ALONE = [name for name in ARCHITECTURES if name.endswith("ForCausalLM")]
 """Those with ForConditionalGeneration see pictures, too: tests/models/test_architectures.py runs their part for text."""
 
 WINDOW_IN_ALL_LAYERS = ("mistral", "mixtral", "phi3", "qwen3_moe")
-WINDOW_BY_TYPE = ("qwen2", "qwen3", "smollm3", "olmo3", "gemma2", "gemma3_text", "gpt_oss")
+WINDOW_BY_TYPE = (
+    "qwen2",
+    "qwen3",
+    "smollm3",
+    "olmo3",
+    "gemma2",
+    "gemma3_text",
+    "gemma4_text",
+    "gemma4_unified_text",
+    "gpt_oss",
+)
 
 
 def table_of(family: str) -> dict[str, Any]:
@@ -47,6 +57,12 @@ def table_of(family: str) -> dict[str, Any]:
 
 
 def changes_of(family: str) -> list[dict[str, Any]]:
+    if family.startswith("Gemma4"):  # whose last layer sees all, and whose others have a window
+        return [
+            own
+            for own in WINDOWS
+            if own.get("sliding_window", 8) is not None and own.get("layer_types") != LAYERS["both"]
+        ]
     return CHUNKS if family == "Llama4" else [] if family in HYBRIDS else WINDOWS
 
 
@@ -77,7 +93,7 @@ def test_what_a_file_says_and_leaves_out_means_what_it_means_to_transformers(arc
         compare(ours, theirs)
         if changes in ({}, *CHUNKS):
             with torch.device("meta"):
-                assert num_parameters(ours) == model(theirs).num_parameters()
+                assert num_parameters(ours) == support.num_weights_of(model(theirs))
 
 
 def compare(ours: Any, theirs: Any) -> None:
@@ -85,7 +101,10 @@ def compare(ours: Any, theirs: Any) -> None:
     assert [layer.window for layer in layers] == windows_of_transformers(theirs)
     assert ours.rms_norm_eps == (getattr(theirs, "norm_eps", None) or theirs.rms_norm_eps)
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
-    assert ours.head_dim == (getattr(theirs, "head_dim", None) or SIZES["hidden_size"] // SIZES["num_attention_heads"])
+    first = theirs.per_layer_config[0] if ours.has_v_norm else theirs  # Gemma 4's sizes differ by layer
+    assert (layers[0].head_dim or ours.head_dim) == (
+        getattr(first, "head_dim", None) or SIZES["hidden_size"] // SIZES["num_attention_heads"]
+    )
     if ours.states is not None:
         attends = [kind in ("full_attention", "attention") for kind in theirs.layer_types]
         assert [layer.mixer is None for layer in layers] == attends
@@ -154,6 +173,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("Gemma3", {"hidden_activation": "gelu"}, "hidden_activation is 'gelu': only 'gelu_pytorch_tanh'"),
     ("Gemma3", {"attn_logit_softcapping": 50.0}, "'attn_logit_softcapping' is 50.0"),
     ("Gemma3", {"rope_local_base_freq": 1e308}, "rope_local_base_freq is 1e.308"),
+    ("Gemma4", {"sliding_window": None}, "sliding_window is None"),
+    ("Gemma4", {"num_kv_shared_layers": 3}, r"num_kv_shared_layers is 3.*layer 3 \(full_attention\) must have one"),
+    ("Gemma4", {"per_layer_config": {"2": {"head_dim": 8}}}, "per_layer_config is .*for the layers 3"),
+    ("Gemma4", {"vocab_size_per_layer_input": 7}, "vocab_size_per_layer_input is 7.*it must be vocab_size, 50"),
+    ("Gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
     ("Gemma3", {"sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
     ("GptOss", {"swiglu_limit": 6.0}, "swiglu_limit is 6.0: only 7.0"),
     ("GptOss", {"quantization_config": {"quant_method": "awq", "bits": 4}}, "MXFP4 is read of gpt-oss alone"),

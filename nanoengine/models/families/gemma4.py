@@ -45,6 +45,8 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     ropes = read_ropes(fields, sizes[SLIDING], 1e6, local_theta=1e4, full_head_dim=sizes[FULL])
     window = window_of(fields, 1024 if architecture in UNIFIED else 512)
     are_split = fields.flag("experts_are_split")  # of a GGUF file
+    if window is None:
+        raise fields.wrong("sliding_window", None, "it must be a number of tokens")
     experts = _read_experts(fields, are_split) if fields.flag("enable_moe_block") else {}
     first_shared = len(types) - (fields.integer("num_kv_shared_layers") if fields.get("num_kv_shared_layers") else 0)
     is_wide, width = fields.flag("use_double_wide_mlp"), fields.integer("intermediate_size")
