@@ -5,6 +5,7 @@ MLP.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -96,17 +97,20 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
 
 
 def _read_layers(fields: ConfigFields, types: list[str]) -> bool:
-    """Take what newer files say of each layer that sees all tokens for what older ones say of all of them, if they do."""
+    """Take what newer files say of each layer that sees all tokens, where it differs from others, for what older ones say of all
+    of them; whether they do.
+    """
     table = fields.table_of("per_layer_config")
-    if not table:
+    if fields.get("per_layer_config") is None:
         return False
-    one = next(iter(table.values()))
+    one = next(iter(table.values()), {})
     full = {str(number) for number, kind in enumerate(types) if kind == FULL}
-    if set(table) != full or any(own != one for own in table.values()) or not set(one) <= set(OF_LAYERS):
+    is_known = isinstance(one, Mapping) and set(one) <= set(OF_LAYERS)
+    if table and (set(table) != full or any(own != one for own in table.values()) or not is_known):
         why = f"it must have equal tables of {' and '.join(OF_LAYERS)} for the layers {', '.join(sorted(full))}"
         raise fields.wrong("per_layer_config", dict(table), why)
-    for name, value in one.items():
-        fields.default(OF_LAYERS[name], value)
+    for name, of_full in OF_LAYERS.items():
+        fields.default(of_full, one.get(name, fields.get(name)))
     return True
 
 
