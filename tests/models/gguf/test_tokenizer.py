@@ -114,7 +114,9 @@ def test_gemma_4_merges_characters_in_lines_and_keeps_breaks_whole() -> None:
     own = sentencepiece(("\n\n", NORMAL), ("ab", NORMAL), **{"tokenizer.ggml.model": "gemma4"})
     tokenizer = read_vocabulary(own | {"tokenizer.ggml.merges": merges}).tokenizer
     assert texts_of(tokenizer, "ab ab\n\na") == ["<s>", "ab", "▁ab", "\n\n", "a"]
-    assert tokenizer.encode("ab").ids == [1, len(own["tokenizer.ggml.tokens"]) - 1], "of two tokens of one text, the later"
+    assert tokenizer.encode("ab").ids == [1, len(own["tokenizer.ggml.tokens"]) - 1], (
+        "of two tokens of one text, the later"
+    )
     assert tokenizer.decode(tokenizer.encode(" ab é\n").ids) == " ab é\n"
 
 
