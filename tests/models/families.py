@@ -154,7 +154,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "Gemma3, a cap, odd sizes, no full layer": of(
         "Gemma3", head_dim=10, intermediate_size=53, sliding_window=5, final_logit_softcapping=6.0
     ),
-    "Gemma4": of("Gemma4", GEMMA4, num_hidden_layers=7, final_logit_softcapping=5.0),
+    "Gemma4": of("Gemma4", GEMMA4, num_hidden_layers=12, final_logit_softcapping=5.0),
     "Gemma4, inputs of each layer, shared K and V": of(
         *("Gemma4", GEMMA4, UNTIED, heads(4, 1), types(*["sliding", "full"] * 3)),
         {"num_hidden_layers": 6, "num_kv_shared_layers": 3, "use_double_wide_mlp": True, "attention_k_eq_v": False},

@@ -104,10 +104,11 @@ def _read_layers(fields: ConfigFields, types: list[str]) -> bool:
     if fields.get("per_layer_config") is None:
         return False
     one = next(iter(table.values()), {})
-    full = {str(number) for number, kind in enumerate(types) if kind == FULL}
+    full = [number for number, kind in enumerate(types) if kind == FULL]
+    numbers = sorted(int(name) if name.isdecimal() else -1 for name in table)  # with leading zeros, if there are ten layers
     is_known = isinstance(one, Mapping) and set(one) <= set(OF_LAYERS)
-    if table and (set(table) != full or any(own != one for own in table.values()) or not is_known):
-        why = f"it must have equal tables of {' and '.join(OF_LAYERS)} for the layers {', '.join(sorted(full))}"
+    if table and (numbers != full or any(own != one for own in table.values()) or not is_known):
+        why = f"it must have equal tables of {' and '.join(OF_LAYERS)} for the layers {', '.join(map(str, full))}"
         raise fields.wrong("per_layer_config", dict(table), why)
     for name, of_full in OF_LAYERS.items():
         fields.default(of_full, one.get(name, fields.get(name)))
