@@ -40,6 +40,8 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
         SLIDING: head_dim_of(fields, HEAD_DIM),
         FULL: fields.integer("global_head_dim", FULL_HEAD_DIM, MAX_HEAD_DIM),
     }
+    if sizes[FULL] % 2:
+        raise fields.wrong("global_head_dim", sizes[FULL], "rotary embeddings need an even one")
     of_full = fields.integer("num_global_key_value_heads", kv_heads)
     counts = {SLIDING: kv_heads, FULL: of_full if k_is_v or is_stated else kv_heads}
     fields.default("rope_parameters", ROPES)
@@ -50,11 +52,11 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
         raise fields.wrong("sliding_window", None, "it must be a number of tokens")
     experts = _read_experts(fields, are_split) if fields.flag("enable_moe_block") else {}
     first_shared = len(types) - (fields.integer("num_kv_shared_layers") if fields.get("num_kv_shared_layers") else 0)
+    last = {kind: number for number, kind in enumerate(types[: max(first_shared, 0)])}  # of each kind
     is_wide, width = fields.flag("use_double_wide_mlp"), fields.integer("intermediate_size")
 
     def layer(number: int, kind: str) -> LayerConfig:
-        before = [i for i in range(max(first_shared, 0)) if types[i] == kind]
-        if number >= first_shared and not before:
+        if number >= first_shared and kind not in last:
             why = f"layer {number} ({kind}) must have one of its kind before the layers that share"
             raise fields.wrong("num_kv_shared_layers", len(types) - first_shared, why)
         return LayerConfig(
@@ -65,7 +67,7 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
             num_kv_heads=counts[kind],
             intermediate_size=2 * width if is_wide and number >= first_shared else width,
             v_is_k=k_is_v and kind == FULL,
-            kv_layer=before[-1] if number >= first_shared else None,
+            kv_layer=last[kind] if number >= first_shared else None,
         )
 
     config = read_decoder(
@@ -103,9 +105,11 @@ def _read_layers(fields: ConfigFields, types: list[str]) -> bool:
     table = fields.table_of("per_layer_config")
     if fields.get("per_layer_config") is None:
         return False
-    one = next(iter(table.values()), {})
+    one: Any = next(iter(table.values()), {})
     full = [number for number, kind in enumerate(types) if kind == FULL]
-    numbers = sorted(int(name) if name.isdecimal() else -1 for name in table)  # with leading zeros, if there are ten layers
+    numbers = sorted(
+        int(name) if name.isdecimal() else -1 for name in table
+    )  # with leading zeros, if there are ten layers
     is_known = isinstance(one, Mapping) and set(one) <= set(OF_LAYERS)
     if table and (numbers != full or any(own != one for own in table.values()) or not is_known):
         why = f"it must have equal tables of {' and '.join(OF_LAYERS)} for the layers {', '.join(map(str, full))}"
