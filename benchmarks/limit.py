@@ -46,20 +46,21 @@ class ModelLimit:
         model: its shapes.
         dtype_bytes: of a weight and of an element of the KV cache.
         weight_bytes: of all matrices, if they do not have that dtype.
+        num_weights: of the files; None: as many as the shapes of a family say.
     """
 
-    def __init__(self, model: ModelConfig, dtype_bytes: int, weight_bytes: int | None = None):
+    def __init__(
+        self, model: ModelConfig, dtype_bytes: int, weight_bytes: int | None = None, num_weights: int | None = None
+    ):
         from nanoengine.models.loader import num_parameters  # it brings torch, and `--cpu` must come before that
 
         head = model.vocab_size * model.hidden_size
-        all_weights = num_parameters(model)
-        num_weights = all_weights - (
-            0 if model.tie_word_embeddings else head
-        )  # of an untied embedding few rows are read
+        all_weights = num_weights or num_parameters(model)
+        read = all_weights - (0 if model.tie_word_embeddings else head)  # of an untied embedding few rows are read
         every = all_weights * dtype_bytes if weight_bytes is None else weight_bytes
-        self.weight_bytes = every * num_weights // all_weights
+        self.weight_bytes = every * read // all_weights
         self.kv_bytes = model.kv_bytes_per_token(dtype_bytes)
-        self.token_flop = 2 * (num_weights - head)
+        self.token_flop = 2 * (read - head)
         self.logits_flop = 2 * head
         self.pair_flop = 4 * model.num_layers * model.num_heads * model.head_dim
 

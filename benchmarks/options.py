@@ -58,6 +58,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--dtype", default="auto", help="float32, bfloat16, float16 or auto (default)")
     group.add_argument("--device", default="auto", help="cpu, cuda or auto (default)")
+    group.add_argument("--model-impl", default="auto", help="nanoengine, transformers or auto (default)")
     add_engine_option(group, "any field of EngineConfig")
 
 
@@ -71,7 +72,7 @@ def add_run_options(parser: argparse.ArgumentParser, *, repeat: int) -> None:
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
-    return {"dtype": args.dtype, "device": args.device, **dict(args.option)}
+    return {"dtype": args.dtype, "device": args.device, "model_impl": args.model_impl, **dict(args.option)}
 
 
 def check_range(name: str, bounds: tuple[int, int]) -> tuple[int, int]:

@@ -160,6 +160,7 @@ def opened(name: str, way: Way, window: int) -> Iterator[Opened]:
     with LLM(name, dtype=way.dtype, activation_dtype=way.activations, use_tqdm=False, **options) as llm:
         runner = runner_of(llm)
         model = model_of(runner)
+        assert isinstance(model, Decoder)  # quantized once more, and compared, are families alone
         if way.weights != STORED:
             model = _with_weights(name, way, model, runner)
             model.prepare(window)

@@ -26,11 +26,12 @@ from nanoengine.core.model_runner import ModelRunner
 from nanoengine.core.scheduler import Scheduler
 from nanoengine.interrupts import Interruptible
 from nanoengine.kernels.capability import choose_dtype
-from nanoengine.models.architectures import read_model_config
 from nanoengine.models.decoder import Decoder
 from nanoengine.models.description import config_table
 from nanoengine.models.model_config import ModelConfig
+from nanoengine.models.model_impl import choose_implementation
 from nanoengine.models.names import find_model
+from nanoengine.models.transformers_backend.decoder import TransformersDecoder
 
 
 def runner_of(llm: LLM) -> ModelRunner:
@@ -41,12 +42,12 @@ def runner_of(llm: LLM) -> ModelRunner:
     return executor.executor
 
 
-def model_of(runner: ModelRunner) -> Decoder:
-    assert isinstance(runner.model, Decoder)
+def model_of(runner: ModelRunner) -> Decoder | TransformersDecoder:
+    assert isinstance(runner.model, Decoder | TransformersDecoder)
     return runner.model
 
 
-def weight_bytes(model: Decoder) -> int:
+def weight_bytes(model: Decoder | TransformersDecoder) -> int:
     """Of all matrices, in memory."""
     return sum(sum(matrix.formats().values()) for matrix in model.matrices)
 
@@ -81,11 +82,16 @@ class Session:
 
     @cached_property
     def limit(self) -> ModelLimit:
-        return ModelLimit(self.model_config, self.dtype.itemsize, weight_bytes(model_of(self.runner)))
+        num_weights = self.llm.built.models.num_parameters
+        return ModelLimit(self.model_config, self.dtype.itemsize, weight_bytes(model_of(self.runner)), num_weights)
 
     @property
     def backend(self) -> str:
-        return model_of(self.runner).layers[0].self_attn.attention.backend.name
+        model = model_of(self.runner)
+        backend = (
+            model.backend if isinstance(model, TransformersDecoder) else model.layers[0].self_attn.attention.backend
+        )
+        return backend.name
 
     def run(
         self,
@@ -131,7 +137,8 @@ def checkpoint(args: argparse.Namespace, options: dict[str, Any], longest: int) 
     if args.random_weights:
         most = SHAPES[args.random_weights]["max_position_embeddings"]
     else:
-        most = read_model_config(config_table(find_model(model))).max_position_embeddings
+        table = config_table(find_model(model))
+        most = choose_implementation(model, args.model_impl, table, None, ()).config.max_position_embeddings
     check_lengths(longest, config.max_model_len or most, "max_model_len")
     if args.random_weights:
         options.setdefault("tokenizer", "demo")

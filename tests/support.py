@@ -109,6 +109,8 @@ def save_random(model: Any, folder: Path, max_shard_size: str = "5GB") -> Path:
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):  # of Gemma 4: no parameter, and in its files
                 buffer.uniform_(0.5, 1.0)
+            if name.endswith("_bias"):  # of a router
+                buffer.normal_(0, 0.2)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     byte_tokenizer().save_pretrained(folder)
     return folder
@@ -182,13 +184,13 @@ def reference_choices(model: Any, prompt: Sequence[int], continuation: Sequence[
     All places are computed at once, where `reference_greedy` takes a step for each.
     """
     ids = torch.tensor([[*prompt, *continuation[:-1]]])
-    return model(ids, logits_to_keep=len(continuation)).logits[0].argmax(-1).tolist()
+    return model(ids, logits_to_keep=len(continuation), use_cache=False).logits[0].argmax(-1).tolist()
 
 
 @torch.inference_mode()
 def reference_logits(model: Any, token_ids: Sequence[int]) -> torch.Tensor:
     """[num_tokens, vocab_size]: what transformers predicts after each token."""
-    return model(torch.tensor([list(token_ids)])).logits[0]
+    return model(torch.tensor([list(token_ids)]), use_cache=False).logits[0]
 
 
 def num_weights(model: Any) -> int:
@@ -197,10 +199,10 @@ def num_weights(model: Any) -> int:
     return sum(place.shape.numel() for place in places if not isinstance(place, Unused))
 
 
-def num_weights_of(model: Any) -> int:
-    """The same of a model of transformers: its parameters, and what scales the layers of Gemma 4."""
-    scales = [buffer.numel() for name, buffer in model.named_buffers() if name.endswith("layer_scalar")]
-    return int(model.num_parameters()) + sum(scales)
+def num_weights_of_transformers(model: Any) -> int:
+    """The same of a model of transformers: biases that routers choose by are buffers there."""
+    stored = model.state_dict()
+    return model.num_parameters() + sum(own.numel() for name, own in model.named_buffers() if name in stored)
 
 
 def model_runner(llm: LLM) -> ModelRunner:
@@ -212,7 +214,8 @@ def model_runner(llm: LLM) -> ModelRunner:
 
 
 def backend_of(llm: LLM) -> AttentionBackend:
-    parts = (layer.self_attn for layer in model_runner(llm).model.layers)
+    layers: Any = model_runner(llm).model.layers
+    parts = (part for layer in layers for part in getattr(layer.self_attn, "parts", (layer.self_attn,)))
     backend = next(part for part in parts if hasattr(part, "attention")).attention.backend
     assert isinstance(backend, AttentionBackend)
     return backend

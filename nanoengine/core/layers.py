@@ -11,7 +11,7 @@ from nanoengine.core.attention import AttentionMetadata, AttentionSpec, CoreAtte
 from nanoengine.core.kernels import CoreKernels, Weight, WeightSlot
 from nanoengine.core.model_config import DenseConfig
 
-Angles = tuple[Tensor, Tensor]
+Angles = tuple[Tensor, ...]
 """Cosines and sines, each [num_tokens, 1, head_dim / 2], float32."""
 
 

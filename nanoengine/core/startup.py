@@ -122,7 +122,7 @@ class Startup:
 
     def bytes_of_block(self, groups: list[list[int]]) -> int:
         """Bytes of K and V of the model in one block."""
-        return 2 * max(map(len, groups)) * math.prod(self.block_shape) * (self.kv_dtype or self.dtype).itemsize
+        return 2 * max(1, *map(len, groups)) * math.prod(self.block_shape) * (self.kv_dtype or self.dtype).itemsize
 
     @property
     def block_shape(self) -> tuple[int, ...]:

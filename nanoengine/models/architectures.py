@@ -8,21 +8,34 @@ from dataclasses import replace
 from typing import Any
 
 from nanoengine.errors import UnsupportedModel, shown
-from nanoengine.models.config_fields import MAX_POSITIONS, ConfigFields
+from nanoengine.models.config_fields import MAX_POSITIONS, ConfigFields, names_of
 from nanoengine.models.families import (
+    bamba,
+    dots1,
+    ernie,
+    ernie4_5_moe,
+    exaone4,
+    falcon_h1,
     gemma,
     gemma4,
+    glm,
+    glm4_moe,
     gpt_oss,
     granite,
     granite_hybrid,
+    hunyuan,
     lfm2,
     llama,
     llama4,
+    minimax_m2,
     mistral,
+    nemotron_h,
     olmo,
     phi3,
     qwen,
     qwen3_next,
+    qwen_vl,
+    seed_oss,
     smollm3,
 )
 from nanoengine.models.families.windows import layer_types_of
@@ -43,14 +56,30 @@ FAMILIES = (
     gpt_oss,
     lfm2,
     qwen3_next,
+    qwen_vl,
     granite_hybrid,
+    bamba,
+    falcon_h1,
+    nemotron_h,
     llama4,
+    seed_oss,
+    glm,
+    exaone4,
+    ernie,
+    hunyuan,
+    glm4_moe,
+    minimax_m2,
+    ernie4_5_moe,
+    dots1,
 )
 LENGTHS = (
     *("n_positions", "n_ctx", "seq_length", "seq_len", "model_max_length"),
     *("max_seq_len", "max_seq_length", "max_sequence_length", "max_target_positions"),
 )
 """Other names of max_position_embeddings, such as the first files of LLaMA have. The smallest counts, as vLLM has it."""
+
+OTHER_TENSORS = ("sarvam_moe",)
+"""Model types whose tensors have other names than those of the architecture."""
 
 MAX_WEIGHTS = 2**44
 """Of one matrix: beyond it the sizes of tensors in bytes come near to what 64 bits can say."""
@@ -81,11 +110,11 @@ def read_model_config(
     spellings = {name.replace("_", "").lower(): name for name in known}
     spelled = (spellings.get(name.replace("_", "").lower()) for name in full)
     architecture = next(filter(None, spelled), None)
-    if architecture is None:
-        what = "none of them is supported" if names else "it must be a list of names"
-        raise UnsupportedArchitecture(
-            f"architectures is {shown(stated)}: {what}; supported are {', '.join(sorted(known))}"
-        )
+    if architecture is None or text_table(table).get("model_type") in OTHER_TENSORS:
+        are_names = bool(full) and (stated is None or len(full) == len(names))
+        what = "none of them is supported" if are_names else "it must be a list of names"
+        kind = UnsupportedArchitecture if are_names else UnsupportedModel
+        raise kind(f"architectures is {shown(stated)}: {what}; supported are {', '.join(sorted(known))}")
     fields = ConfigFields(text_table(table) if rope_scaling is None else rescaled(text_table(table), rope_scaling))
     lengths = [fields.integer(key) for key in LENGTHS if fields.get(key) is not None]
     fields.default("max_position_embeddings", min(lengths, default=None))
@@ -95,8 +124,11 @@ def read_model_config(
     if not architecture.startswith("Gemma3"):  # whose length is that of the stretched positions
         longest = reach(longest, [layer.rope for layer in config.layers if layer.rope is not None])
     config = replace(config, max_position_embeddings=min(longest, MAX_POSITIONS))
-    if config.states is None and not config.has_chunks:
+    if not fields.has_read("layer_types"):
         layer_types_of(fields)
+    fields.refuse(
+        "quantization", "MLX's packing is not read; give a folder in bfloat16, float16 or float32, or a GGUF file"
+    )
     scheme = read_scheme(table)
     if scheme is not None and (scheme.layout == "mxfp4") is not (known[architecture] is gpt_oss):
         raise fields.wrong(
@@ -105,7 +137,7 @@ def read_model_config(
     fields.expect("is_causal", True)
     # Where a family does not read windows, they are of no effect; and how files hold weights is not what the model is.
     fields.ignore("sliding_window", "max_window_layers", QUANTIZATION, "compression_config")
-    fields.refuse_others()
+    fields.refuse_others(names_of("model", fields.get("model_type")))
     return config
 
 
@@ -127,5 +159,5 @@ def text_table(table: Mapping[str, Any]) -> Mapping[str, Any]:
     text = table.get("text_config")
     if not isinstance(text, Mapping) or not text:
         return table
-    others = {key: value for key, value in table.items() if key not in ("text_config", "vision_config")}
-    return {**others, **text, "architectures": table.get("architectures")}
+    outer = {key: table[key] for key in ("architectures", "tie_word_embeddings") if table.get(key) is not None}
+    return {**{key: value for key, value in table.items() if key != "text_config"}, **text, **outer}

@@ -16,10 +16,11 @@ from nanoengine.kernels.triton.launch import float8_unsupported_reason
 from nanoengine.models.advice import default_sampling
 from nanoengine.models.checkpoint import Checkpoint
 from nanoengine.models.description import describe
-from nanoengine.models.implementation import Implementation, Weights, choose_implementation
+from nanoengine.models.implementation import Implementation, Weights
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.loader import Quantizer, open_checkpoint, weight_bytes
 from nanoengine.models.model_config import ModelConfig
+from nanoengine.models.model_impl import choose_implementation
 from nanoengine.models.names import WEIGHT_FILES, find_model
 from nanoengine.models.options import ModelOptions
 from nanoengine.models.placement import check_room_for_weights

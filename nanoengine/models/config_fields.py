@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import functools
+import json
+import logging
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from nanoengine.core.options import MAX_INT32
 from nanoengine.errors import UnsupportedModel, shown
 
+logger = logging.getLogger("nanoengine")
+
+NAMES_FILE = Path(__file__).parent / "field_names.json"
+"""Names of fields that others read: transformers' classes of the families here, quantizers, peft, llama.cpp."""
+
+NAMED_IN_THE_LOG = 5
+
 WITHOUT_EFFECT = re.compile(
-    r"_(name_or_path|commit_hash|class_name|diffusers_version|from_auto|.*implementation.*)|architectures|model_type|.*_token_id|"
-    r".*(dropout|_pdrop|jitter_noise)|initializer_range|cache_implementation|.*loss_coef|output_(attentions|hidden_states|router_logits|scores|past)|"
-    r"return_dict.*|use_cache|auto_map|pretraining_tp|(transformers|unsloth|torchscript|mlx).*|is_(decoder|encoder_decoder|"
-    r"llama_config)|cross_attention_hidden_size|add_cross_attention|tie_encoder_decoder|chunk_size_feed_forward|pruned_heads|"
-    r"id2label|label2id|problem_type|task_specific_params|tokenizer_class|prefix|finetuning_task|tf_legacy_loss|use_bfloat16|"
-    r"attn_implementation|base_model_.*|name_or_path|"
-    # what generation did of old, and sampling parameters say here
-    r"max_length|min_length|do_sample|early_stopping|num_beams|num_beam_groups|diversity_penalty|temperature|top_[kp]|typical_p|"
-    r"repetition_penalty|length_penalty|(encoder_)?no_repeat_ngram_size|bad_words_ids|num_return_sequences|begin_suppress_tokens|"
-    r"suppress_tokens|exponential_decay_length_penalty|remove_invalid_values|forced_.*"
+    r"_(name_or_path|commit_hash|from_auto)|architectures|model_type|.*_token_id|.*(dropout|_pdrop|jitter_noise)|initializer_range|"
+    r".*_implementation.*|.*loss_coef|output_(attentions|hidden_states|router_logits)|return_dict|use_cache|auto_map|pretraining_tp|"
+    r"(transformers|unsloth|mlx).*|is_(encoder_decoder|llama_config)|chunk_size_feed_forward|id2label|label2id|problem_type|"
+    # of pictures and sounds
+    r"(vision|audio)_config|(boi|eoi|image|video|audio)_token_index|mm_tokens_per_image|spatial_merge_size|vision_feature_.*|"
+    r"multimodal_projector_bias|projector_hidden_act"
 )
-"""Fields that change nothing about what a model computes when it is used."""
+"""Fields that are read or widespread, and change nothing about what a model computes when it is used."""
 
 MAX_POSITIONS = 2**24
 """Longest sequence in tokens: tables are made for all of a sequence's blocks. What says more is broken or hostile."""
@@ -49,6 +56,9 @@ class ConfigFields:
 
     def __contains__(self, key: str) -> bool:
         return key in self.table
+
+    def has_read(self, key: str) -> bool:
+        return key in self._read
 
     def default(self, key: str, value: Any) -> None:
         """What holds if the file does not say it."""
@@ -125,11 +135,43 @@ class ConfigFields:
         if value is not None and value not in supported:
             raise UnsupportedModel(f"{key} is {shown(value)}: only {' or '.join(map(repr, supported))} is supported")
 
-    def refuse_others(self) -> None:
-        """Refuse what nobody read, unless it changes nothing, or says that something is off."""
-        for key, value in self.table.items():
-            if key not in self._read and not WITHOUT_EFFECT.fullmatch(key) and value not in OFF:
+    def refuse_others(self, known: Collection[str] | None = None) -> None:
+        """Refuse what nobody read, unless it changes nothing, or says that something is off.
+
+        Args:
+            known: fields that others read. What is not among them is a line in the log. None: all are refused.
+        """
+        others = {key: value for key, value in self.table.items() if key not in self._read and value not in OFF}
+        unread = {key: value for key, value in others.items() if not WITHOUT_EFFECT.fullmatch(key)}
+        for key, value in unread.items():
+            if known is None or key in known:
                 raise UnsupportedModel(
                     f"{shown(key)} is {shown(value)} in {self.where}: this field is not known, and might change what the model "
                     "computes; take it out if it does not"
                 )
+        log_unknown(unread, self.where)
+
+
+@functools.cache
+def _tables() -> dict[str, dict[str, list[str]]]:
+    return json.loads(NAMES_FILE.read_text())
+
+
+def names_of(kind: str, model_type: object = None) -> frozenset[str]:
+    """Names that others read: of a "model" of a type (of all, if no family here has it), "quantization", "adapter" or "gguf"."""
+    tables = _tables()[kind]
+    family = model_type.removesuffix("_text") if isinstance(model_type, str) else ""
+    return frozenset(name for key in (("", family) if family and family in tables else tables) for name in tables[key])
+
+
+def log_unknown(fields: Mapping[str, Any], where: str) -> None:
+    """A line in the log with the first of the fields that nobody is known to read."""
+    first = [f"{shown(key)} ({shown(value)})" for key, value in fields.items()][:NAMED_IN_THE_LOG]
+    if first:
+        more = f" and {len(fields) - len(first)} more" if len(fields) > len(first) else ""
+        _log_once(where, ", ".join(first) + more)
+
+
+@functools.lru_cache(maxsize=64)
+def _log_once(where: str, named: str) -> None:
+    logger.warning("%s has %s, which nobody is known to read: left out", where, named)

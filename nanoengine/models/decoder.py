@@ -15,11 +15,11 @@ from torch import Tensor
 
 from nanoengine.core.attention import AttentionMetadata, AttentionSpec
 from nanoengine.core.kernels import WeightSlot
-from nanoengine.core.layers import Angles, Linear, RMSNorm
+from nanoengine.core.layers import Angles, Linear, RMSNorm, RotaryTable
 from nanoengine.core.qwen3 import DenseAttention, DenseDecoder, DenseLayer
 from nanoengine.kernels.attention import AttentionBackend
 from nanoengine.kernels.operations import Kernels
-from nanoengine.models.layers.attention import Attention, ScaledAttention, WideNormAttention
+from nanoengine.models.layers.attention import Attention, LateNormAttention, ScaledAttention, WideNormAttention
 from nanoengine.models.layers.delta_net import DeltaNet
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.layers.layer_attention import LayerAttention
@@ -27,10 +27,11 @@ from nanoengine.models.layers.mamba2 import Mamba2
 from nanoengine.models.layers.mixer import Mixer
 from nanoengine.models.layers.mlp import new_mlp
 from nanoengine.models.layers.norm import NoNorm, OffsetNorm
+from nanoengine.models.layers.parts import NoPart, SideBySide
 from nanoengine.models.layers.per_layer import LayerEnd, PerLayerInputs
 from nanoengine.models.layers.rotary import QueryScale, RotaryEmbedding, rotary_order
 from nanoengine.models.layers.short_conv import ShortConv
-from nanoengine.models.layers.slots import Reordered
+from nanoengine.models.layers.slots import Reordered, Scaled
 from nanoengine.models.model_config import ModelConfig, RopeConfig
 
 NAMES_OF_Q_AND_K = re.compile(r"\.(q_proj|k_proj|qkv_proj|q_norm|k_norm)\.")
@@ -57,6 +58,8 @@ class SelfAttention(DenseAttention):
     and gates of what it says.
     """
 
+    prefix = "self_attn"
+
     def __init__(
         self, config: ModelConfig, layer: int, spec: AttentionSpec, factory: Factory, backend: AttentionBackend
     ):
@@ -64,14 +67,14 @@ class SelfAttention(DenseAttention):
         sizes: dict[str | None, tuple[int, ...]] = {
             None: (),
             "plain": (config.head_dim, config.head_dim) if rope is not None else (),
-            "head": (config.head_dim, config.head_dim),
+            **dict.fromkeys(("head", "late"), (config.head_dim, config.head_dim)),
             "full": (config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim),
         }
         norms = tuple(
             OffsetNorm(factory, size, config.rms_norm_eps, config.norm_offset) for size in sizes[config.qk_norm]
         )
-        kind = WideNormAttention if config.qk_norm == "full" else Attention
-        if rope is None and config.query_growth:
+        kind = {"full": WideNormAttention, "late": LateNormAttention}.get(config.qk_norm or "", Attention)
+        if config.query_growth if rope is None else rope.query_growth:
             kind = ScaledAttention
         self.config, self.rope, self.qkv_names, self.norms = config, rope, config.names.qkv, norms
         if config.qk_norm == "plain":
@@ -127,12 +130,12 @@ class SelfAttention(DenseAttention):
 
 
 def new_mixer(kind: str, config: ModelConfig, layer: int, factory: Factory) -> Mixer:
-    """The part of a layer with states that replaces attention."""
-    facts = config.states
+    """The part of a layer that has states; they stand behind K and V of all layers."""
+    facts, place = config.states, config.num_layers + layer
     assert facts is not None
     if kind == "short_conv":
-        return ShortConv(layer, config.hidden_size, facts, factory)
-    return (DeltaNet if kind == "delta_net" else Mamba2)(layer, config.hidden_size, facts, factory, config.rms_norm_eps)
+        return ShortConv(place, config.hidden_size, facts, factory)
+    return (DeltaNet if kind == "delta_net" else Mamba2)(place, config.hidden_size, facts, factory, config.rms_norm_eps)
 
 
 class DecoderLayer(DenseLayer):
@@ -145,7 +148,7 @@ class DecoderLayer(DenseLayer):
         spec: AttentionSpec,
         factory: Factory,
         backend: AttentionBackend,
-        rotary: RotaryEmbedding | None,
+        rotary: RotaryTable | None,
     ):
         self.names, self.residual_scale = config.names, config.residual_scale
 
@@ -154,15 +157,20 @@ class DecoderLayer(DenseLayer):
                 return NoNorm(factory)
             return OffsetNorm(factory, config.hidden_size, config.rms_norm_eps, config.norm_offset)
 
-        self_attn: Any  # a mixer has the calls of attention, and other weights
-        if (kind := config.layer(layer).mixer) is not None:
-            self_attn = new_mixer(kind, config, layer, factory)
-        else:
-            self_attn = (LayerAttention if config.has_v_norm else SelfAttention)(config, layer, spec, factory, backend)
-        super().__init__(
-            *(norm(self.names.norm_before_attention), self_attn, norm(self.names.norm_before_mlp)),
-            *(new_mlp(config, layer, factory), rotary),
+        own, names = config.layer(layer), config.names
+        # Parts have the calls of attention or of an MLP, and other weights.
+        attention = LayerAttention if config.has_v_norm else SelfAttention
+        self_attn: Any = attention(config, layer, spec, factory, backend) if own.attends else NoPart()
+        if own.mixer is not None:
+            mixer = new_mixer(own.mixer, config, layer, factory)
+            self_attn = SideBySide(self_attn, mixer) if own.attends else mixer
+        mlp: Any = new_mlp(config, layer, factory) if own.has_mlp else NoPart()
+        mixes = own.attends or own.mixer is not None
+        norms = (
+            norm(names.norm_before_attention if mixes else None),
+            norm(names.norm_before_mlp if own.has_mlp else None),
         )
+        super().__init__(norms[0], self_attn, norms[1], mlp, rotary)
         self.after_attention, self.after_mlp = norm(self.names.norm_after_attention), norm(self.names.norm_after_mlp)
         self.end = LayerEnd(config, factory) if config.has_layer_scale else None
 
@@ -176,32 +184,38 @@ class DecoderLayer(DenseLayer):
     def _scaled(self, hidden: Tensor) -> Tensor:
         return hidden if self.residual_scale == 1.0 else hidden * self.residual_scale
 
+    @property
+    def mixing(self) -> tuple[Any, ...]:
+        """What stands before the MLP: one part, or two side by side."""
+        return self.self_attn.parts if isinstance(self.self_attn, SideBySide) else (self.self_attn,)
+
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
-        if not isinstance(self.self_attn, Mixer):
-            return super().slots(prefix) | ({} if self.end is None else self.end.slots(prefix))
-        norms = {f"{prefix}.{name}.weight": norm.slot() for name, norm in self.norms().items()}
-        return norms | self.self_attn.slots(f"{prefix}.{self.self_attn.prefix}") | self.mlp.slots(prefix)
+        slots = {f"{prefix}.{name}.weight": norm.slot() for name, norm in self.norms().items()} | self.mlp.slots(prefix)
+        for part in self.mixing:
+            slots |= part.slots(f"{prefix}.{part.prefix}")
+        return slots if self.end is None else slots | self.end.slots(prefix)
 
     def norms(self) -> dict[str, RMSNorm]:
         names = self.names
-        norms = {
-            names.norm_before_attention: self.attn_norm,
-            names.norm_after_attention: self.after_attention,
-            names.norm_before_mlp: self.mlp_norm,
-            names.norm_after_mlp: self.after_mlp,
-        }
-        return {name: norm for name, norm in norms.items() if name is not None}
+        norms = (
+            (names.norm_before_attention, self.attn_norm),
+            (names.norm_after_attention, self.after_attention),
+            (names.norm_before_mlp, self.mlp_norm),
+            (names.norm_after_mlp, self.after_mlp),
+        )
+        return {name: norm for name, norm in norms if name is not None and not isinstance(norm, NoNorm)}
 
 
 class Decoder(DenseDecoder):
     """With several kinds of rotation, and factors and caps of embeddings and logits."""
 
     config: ModelConfig
+    layers: Sequence[DecoderLayer]
 
     def __init__(self, config: ModelConfig, factory: Factory, backend: AttentionBackend):
         facts = [config.layer(number) for number in range(config.num_layers)]
         ropes, sizes = [own.rope for own in facts], [own.head_dim or config.head_dim for own in facts]
-        rotaries: dict[RopeConfig | None, RotaryEmbedding | None] = {
+        rotaries: dict[RopeConfig | None, RotaryTable | None] = {
             rope: None if rope is None else RotaryEmbedding(size, rope, factory.device)
             for rope, size in dict(zip(ropes, sizes, strict=True)).items()
         }
@@ -223,11 +237,16 @@ class Decoder(DenseDecoder):
     @property
     def mixers(self) -> dict[int, Mixer]:
         """Layers with states, by their numbers."""
-        parts = (layer.self_attn for layer in self.layers)
-        return {number: part for number, part in enumerate(parts) if isinstance(part, Mixer)}
+        layers = enumerate(self.layers)
+        return {number: part for number, layer in layers for part in layer.mixing if isinstance(part, Mixer)}
 
     def checkpoint_tensors(self) -> dict[str, WeightSlot]:
         slots = super().checkpoint_tensors() | ({} if self.per_layer is None else self.per_layer.slots())
+        for ending, factors, rows in self.config.factors:
+            each = torch.tensor(factors, dtype=torch.float32, device="cpu")[:, None]
+            if rows:
+                each = each.repeat_interleave(torch.tensor(rows, dtype=torch.int64, device="cpu"), dim=0)
+            slots |= {name: Scaled(slot, each) for name, slot in slots.items() if name.endswith(ending)}
         for ours, theirs in self.config.names.replaced:
             slots = {name.replace(ours, theirs): slot for name, slot in slots.items()}
         return slots

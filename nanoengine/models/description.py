@@ -22,9 +22,9 @@ SAMPLING = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "r
 SAMPLING |= {"max_tokens": "max_new_tokens"}
 """Fields of `SamplingParams`, and what generation_config.json calls them."""
 
-QUANTIZATIONS = (QUANTIZATION, "compression_config")
-METHODS_BY_FILE = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
-"""Where AutoGPTQ and AutoAWQ of old tell of quantization."""
+QUANTIZATIONS = (QUANTIZATION, "compression_config", "quantization")
+METHODS_BY_FILE = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
+"""Where AutoGPTQ and AutoAWQ of old and ModelOpt tell of quantization; the last in a table `quantization` there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +85,14 @@ def config_table(path: Path) -> Mapping[str, Any]:
     table = read_json(path, "config.json")
     stated = (own.get(key) for own in (table, text_table(table)) for key in QUANTIZATIONS)
     in_files = (
-        {"quant_method": METHODS_BY_FILE[name], **read_json(path, name)}
-        for name in METHODS_BY_FILE
+        {"quant_method": method, **_stated_in(read_json(path, name))}
+        for name, method in METHODS_BY_FILE.items()
         if os.path.lexists(path / name)
     )
     table[QUANTIZATION] = next((found for found in itertools.chain(stated, in_files) if found is not None), None)
     return table
+
+
+def _stated_in(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    inner = content.get("quantization")
+    return inner if isinstance(inner, Mapping) else content

@@ -1,21 +1,17 @@
-"""Who computes a model: a family of this package, or the modules of transformers."""
+"""A model by a family of this package, from its description to the decoder: what the transformers backend does otherwise."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nanoengine.core.attention import AttentionSpec
-from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.kernels.attention import AttentionBackend
-from nanoengine.models.architectures import UnsupportedArchitecture, read_model_config
 from nanoengine.models.checkpoint import Checkpoint
 from nanoengine.models.decoder import Decoder, attention_specs
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.loader import Quantizer, as_stored, check_weights, load_weights, num_parameters
 from nanoengine.models.model_config import ModelConfig
-from nanoengine.models.names import WEIGHT_FILES, find_model
 from nanoengine.models.quantization.packed_folder import PackedFolder
 from nanoengine.models.safetensors_folder import SafetensorsFolder
 
@@ -59,32 +55,3 @@ class Implementation:
         model, (checkpoint, quantize, use_tqdm) = Decoder(config, factory, backend), weights
         load_weights(model.checkpoint_tensors(), checkpoint, factory.dtype, quantize=quantize, use_tqdm=use_tqdm)
         return model
-
-
-def choose_implementation(
-    name: str, model_impl: str, table: Mapping[str, Any], scaling: Mapping[str, Any] | None, families: Sequence[Any]
-) -> Implementation:
-    """The implementation of the model called `name`, with the content `table` of its config.json.
-
-    transformers computes only what no family here claims: a family that refuses a field has the last word.
-
-    Raises:
-        UnsupportedModel: neither computes it; the message says why.
-    """
-    refusal = "by transformers' modules: "
-    if model_impl != "transformers":
-        try:
-            return Implementation(read_model_config(table, scaling, families))
-        except UnsupportedArchitecture:
-            if model_impl == "nanoengine" or not find_model(name).is_dir():
-                raise
-            stated = shown(table.get("architectures"))
-            refusal = f"architectures is {stated}: no family here has it, and transformers' modules do not run here: "
-    from nanoengine.models.transformers_backend.implementation import TransformersModel
-
-    if scaling is not None:
-        raise UnsupportedModel(f"{refusal}rope_scaling is not taken with them: change config.json")
-    try:
-        return TransformersModel(table, SafetensorsFolder(find_model(name, WEIGHT_FILES)))
-    except UnsupportedModel as error:
-        raise UnsupportedModel(f"{refusal}{error}") from error

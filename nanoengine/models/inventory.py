@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
+from typing import Any
 
 from nanoengine.core.model_config import read_file
 from nanoengine.core.ram import available_ram
 from nanoengine.errors import ModelNotFound, NanoEngineError
+from nanoengine.models.architectures import UnsupportedArchitecture, read_model_config
 from nanoengine.models.description import config_table
 from nanoengine.models.fetch import DOWNLOADS, models_folder
-from nanoengine.models.implementation import choose_implementation
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.models.names import WEIGHT_FILES, find_model, first_parts
 
@@ -79,13 +80,22 @@ def _repositories() -> Iterator[tuple[str, str]]:
             yield f"{name}/{file.relative_to(folder).as_posix()}", str(file)
 
 
+def _config(name: str, table: Mapping[str, Any]) -> ModelConfig:
+    try:
+        return read_model_config(table)
+    except UnsupportedArchitecture:
+        from nanoengine.models.model_impl import choose_implementation  # it takes torch, which others do without
+
+        return choose_implementation(name, "auto", table, None, ()).config
+
+
 def _describe(name: str, where: str) -> Entry:
     disk_bytes, config = 0, None
     try:
         path = find_model(where)
         files = _files(path)
         disk_bytes = sum(file.stat().st_size for file in files)
-        config = choose_implementation(where, "auto", config_table(path), None, ()).config
+        config = _config(where, config_table(path))
         if path.is_dir():
             weights = [file for file in files if file.parent == path and any(map(file.match, WEIGHT_FILES))]
         else:

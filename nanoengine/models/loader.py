@@ -52,14 +52,22 @@ def open_checkpoint(path: Path, gguf: GGUFFile | None = None) -> Checkpoint:
 
 
 def as_stored(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
-    """The model with `are_stacked` set as the files have it: checkpoints of Qwen3.5 exist in both forms."""
+    """The model with `are_stacked` and `are_transposed` set as the files have it: checkpoints of transformers 4 and 5 differ, and
+    those of Qwen3.5 and Qwen3-VL exist in both forms.
+    """
     experts, names = config.experts, config.names
-    if config.states is None or experts is None or experts.are_stacked:
+    if experts is not None and experts.are_transposed:
+        rows, down = [config.hidden_size, experts.intermediate_size], f".{names.experts}.experts.{STACKED[1]}"
+        shapes = (header.shape[1:] for header in checkpoint.headers() if header.name.endswith(down))
+        is_as_published = rows[0] == rows[1] or list(next(shapes, [])) != rows
+        return replace(config, experts=replace(experts, are_transposed=is_as_published))
+    if experts is None or experts.are_stacked or len(names.expert_gate_up_down) == 2:
         return config
-    both = f".{names.experts}.experts.{STACKED[0]}"
-    if not any(header.name.endswith(both) for header in checkpoint.headers()):
+    first = next((header.name for header in checkpoint.headers() if ".experts." in header.name), "")
+    prefix, _, part = first.partition(".experts.")
+    if part not in STACKED:
         return config
-    names = replace(names, expert_gate_up_down=STACKED)
+    names = replace(names, expert_gate_up_down=STACKED, experts=prefix.rpartition(".")[2])
     return replace(config, experts=replace(experts, are_stacked=True), names=names)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from nanoengine.core.model_config import DenseConfig
 
@@ -26,6 +27,7 @@ class RopeConfig:
     truncate: bool = True
     long_factors: tuple[float, ...] = ()  # longrope: divisors of each frequency, beyond what was trained and within it
     short_factors: tuple[float, ...] = ()
+    query_growth: float = 0.0  # a query is multiplied by 1 + growth * log(1 + position // trained_positions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +37,11 @@ class LayerConfig:
     rope: RopeConfig | None  # None: no rotation
     window: int | None = None  # tokens that a query sees, its own included; None: all
     has_experts: bool = False
-    mixer: str | None = None  # what is there in place of attention: "short_conv", "delta_net" or "mamba2"
+    attends: bool = True
+    mixer: str | None = (
+        None  # what has states, in place of attention or beside it: "short_conv", "delta_net" or "mamba2"
+    )
+    has_mlp: bool = True  # or experts
     head_dim: int | None = None  # None, here and below: that of the model
     num_kv_heads: int | None = None
     intermediate_size: int | None = None
@@ -58,6 +64,8 @@ class StateConfig:
     conv_bias: bool = False
     proj_bias: bool = False
     packed: tuple[str, ...] = ()  # projections that are one tensor in a checkpoint, as in Qwen3-Next: "qkvz", "ba"
+    has_norm: bool = True  # Mamba 2: before its gate, or behind it
+    gate_first: bool = True
     is_tiled: bool = False  # head i belongs to group i % num_groups (GGUF), and not to i // heads_per_group
 
     @property
@@ -74,6 +82,14 @@ class ExpertsConfig:
     num_chosen: int  # for each token
     intermediate_size: int  # of each expert
     normalize: bool  # whether the factors of the chosen ones add up to 1
+    scores: str = "softmax"  # of the router's logits; or "sigmoid", of each by itself
+    # In a checkpoint, of a bias that is added to the scores where experts are chosen, and to no factor; (): there is none.
+    bias_shape: tuple[int, ...] = ()
+    num_groups: int = 1  # of neighbours; those of the best few may be chosen, by the sum of the two best of each
+    groups_chosen: int = 1
+    added_to_sum: float = 0.0  # by which factors are divided, and the least that it may be
+    least_sum: float = 0.0
+    scale: float = 1.0  # of the factors
     has_biases: bool = False  # of the router and of each expert's products
     are_stacked: bool = False  # in a checkpoint, one tensor has all of them, gates before ups
     are_transposed: bool = False  # and inputs before outputs
@@ -101,6 +117,14 @@ class TensorNames:
     replaced: tuple[tuple[str, str], ...] = ()
 
 
+class WeightFactor(NamedTuple):
+    """What multiplies a weight of each layer when it is loaded."""
+
+    name: str  # how its names in a checkpoint end
+    factors: tuple[float, ...]
+    rows: tuple[int, ...] = ()  # how many rows each factor multiplies; empty: the one factor multiplies all
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig(DenseConfig):
     """The shape of a decoder. What is not said is as in Llama: no biases, no norms of q and k, norms before each part."""
@@ -113,7 +137,8 @@ class ModelConfig(DenseConfig):
     activation: str = "silu"  # of MLPs and experts: one of `kernels/reference/gates.py`
     norm_offset: float = 0.0  # added to every norm weight when it is loaded (Gemma stores w - 1)
     has_sinks: bool = False  # one more score for each head, which no token has
-    # "head": over each head of q and k; "full": over all of them together; "plain": over each that is rotated, without weights
+    # "head": over each head of q and k; "late": the same, behind the rotation; "full": over all of them together; "plain": over
+    # each that is rotated, without weights
     qk_norm: str | None = None
     has_v_norm: bool = False  # over each head of V, without weights
     has_layer_scale: bool = False  # a number multiplies what leaves a layer
@@ -130,6 +155,7 @@ class ModelConfig(DenseConfig):
     attention_soft_cap: float | None = None  # scores, and logits, are bent to stay below: cap * tanh(x / cap)
     logits_soft_cap: float | None = None
     names: TensorNames = TensorNames()
+    factors: tuple[WeightFactor, ...] = ()
     linears: tuple[
         tuple[str, int, int], ...
     ] = ()  # of a model without a family: name, outputs and inputs, for adapters
@@ -157,14 +183,18 @@ class ModelConfig(DenseConfig):
 
     @property
     def attention_layers(self) -> list[int]:
-        """Those with K and V in the cache: others have states, or read those of a layer before."""
-        layers = map(self.layer, range(self.num_layers))
-        return [i for i, layer in enumerate(layers) if layer.mixer is None and layer.kv_layer is None]
+        """Those with K and V in the cache: others attend not, or to those of a layer before."""
+        layers = enumerate(map(self.layer, range(self.num_layers)))
+        return [number for number, layer in layers if layer.attends and layer.kv_layer is None]
 
     @property
     def head_dims(self) -> list[int]:
         """Of all layers, each once."""
         return sorted({layer.head_dim or self.head_dim for layer in self.layers})
+
+    @property
+    def num_state_layers(self) -> int:
+        return sum(self.layer(number).mixer is not None for number in range(self.num_layers))
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         """K and V of one token in all layers, each of them as large as the largest."""

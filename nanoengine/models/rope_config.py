@@ -26,7 +26,6 @@ def read_rope(
     theta: float = 10_000.0,
     *,
     may_be_partial: bool = False,
-    ignored: Sequence[str] = (),
 ) -> RopeConfig:
     """How all layers rotate.
 
@@ -35,7 +34,6 @@ def read_rope(
         head_dim: dimensions of a head.
         theta: base of the frequencies, if the file has none.
         may_be_partial: whether the family rotates only a part of each head where the file says so.
-        ignored: fields that say nothing of text.
 
     Raises:
         UnsupportedModel: a kind or a field of it that is not computed, or a value that cannot be.
@@ -43,7 +41,6 @@ def read_rope(
     key, table = _rope_table(fields)
     if any(isinstance(value, Mapping) for value in table.values()):
         raise UnsupportedModel(f"{key} has a table for each of {shown(list(table))}: one for all layers is supported")
-    table = {name: value for name, value in table.items() if name not in ignored}
     return _read_one(fields, key, table, head_dim, fields.number("rope_theta", theta, *THETAS), may_be_partial)
 
 
@@ -85,6 +82,23 @@ def read_ropes(
         raise fields.wrong("rope_theta", fields.get("rope_theta"), why)
     sizes = dict(zip(LAYER_TYPES, (full_head_dim or head_dim, head_dim), strict=True))
     return {name: _read_one(fields, key, nested.get(name, {}), sizes[name], thetas[name]) for name in LAYER_TYPES}
+
+
+def take_out(fields: ConfigFields, *names: str) -> None:
+    """Remove what the tables of the rotation say beside it."""
+    for key in ("rope_scaling", "rope_parameters"):
+        if table := fields.table_of(key):
+            kept = {name: value for name, value in table.items() if name not in names}
+            fields.table = {**fields.table, key: kept}
+
+
+def forget_sections(fields: ConfigFields) -> None:
+    """Remove which pairs turn by which position in a picture: those of a text's token are equal, and "mrope" is "default"."""
+    take_out(fields, "mrope_section", "mrope_interleaved")
+    for key in ("rope_scaling", "rope_parameters"):
+        if table := fields.table_of(key):
+            plain = {name: "default" for name in ("type", "rope_type") if table.get(name) == "mrope"}
+            fields.table = {**fields.table, key: {**table, **plain}}
 
 
 def reach(longest: int, ropes: Sequence[RopeConfig]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import mmap
 import os
 import re
@@ -19,6 +20,7 @@ import xxhash
 from torch import Tensor
 
 from nanoengine.core.errors import InvalidWeights
+from nanoengine.core.model_config import read_json
 from nanoengine.core.weights import open_file, weight_files
 from nanoengine.models.checkpoint import TensorHeader
 from nanoengine.sizes import told
@@ -34,11 +36,22 @@ BASE = "model."
 TEXT, WHOLE = "model.language_model.", "language_model."
 """What they begin with where a model sees pictures, too; the second before all names, the head's among them (Llama 4)."""
 
+RENAMED = {
+    "backbone.embeddings.": "model.embed_tokens.",
+    "backbone.norm_f.": "model.norm.",
+    "backbone.": BASE,
+    TEXT: BASE,
+}
+"""What names may begin with in place of ours, the first that fits (Nemotron-H)."""
+
 DROPPED = re.compile(
-    r"(model\.)?(visual|vision_tower|vision_embedder|embed_vision|audio_tower|embed_audio)\.|"
-    r"mtp\.|vision_model\.|multi_modal_projector\."
+    r"(model\.)?(visual|vision_tower|vision_model|vision_embedder|embed_vision|audio_tower|embed_audio|multi_modal_projector)\.|"
+    r"mtp\."
 )
 """Beginnings of tensors that are not computed: what sees and hears, and what guesses several tokens ahead (Qwen3.5)."""
+
+AHEAD = re.compile(r"model\.(mtp_|layers\.(\d{1,9})\.)")
+"""Beginnings of more that guesses ahead: ERNIE 4.5's, and layers behind the last (GLM-4.5)."""
 
 COMPUTED_HERE = re.compile(r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)")
 """Tables of the rotation: old versions of transformers saved them (Llama 2, TinyLlama), and no version reads them."""
@@ -68,13 +81,27 @@ class SafetensorsFolder:
                         return bool(name.startswith("layers."))
         return False
 
+    @cached_property
+    def num_layers(self) -> float:
+        """Where config.json says that there are others behind them."""
+        table = read_json(self.folder, "config.json") if (self.folder / "config.json").is_file() else {}
+        has_more = table.get("num_nextn_predict_layers") or table.get("num_mtp_layers")
+        count = table.get("num_hidden_layers")
+        return count if has_more and isinstance(count, int) else math.inf
+
+    def _is_dropped(self, name: str) -> bool:
+        if (ahead := AHEAD.match(name)) is not None:
+            return ahead[2] is None or int(ahead[2]) >= self.num_layers
+        return DROPPED.match(name) is not None
+
     def _named(self, name: str) -> str:
         name = BASE + name if self.is_headless else name.removeprefix(WHOLE)
-        return BASE + name.removeprefix(TEXT) if name.startswith(TEXT) else name
+        theirs = next(filter(name.startswith, RENAMED), "")
+        return RENAMED.get(theirs, "") + name.removeprefix(theirs)
 
     def _names(self, file: Any) -> dict[str, str]:
         """Our name of each tensor of a file that is computed with -> its name there."""
-        names = (name for name in file.keys() if not (DROPPED.match(name) or COMPUTED_HERE.fullmatch(name)))  # noqa: SIM118
+        names = (name for name in file.keys() if not (self._is_dropped(name) or COMPUTED_HERE.fullmatch(name)))  # noqa: SIM118
         return {self._named(name): name for name in names}
 
     def headers(self) -> Iterator[TensorHeader]:
@@ -89,7 +116,7 @@ class SafetensorsFolder:
         dropped: list[str] = []
         for path in weight_files(self.folder):
             with _open(path) as file:
-                dropped += filter(DROPPED.match, file.keys())
+                dropped += filter(self._is_dropped, file.keys())
                 for name, theirs in self._names(file).items():
                     tensor = file.get_tensor(theirs)
                     yield name, tensor
@@ -99,19 +126,27 @@ class SafetensorsFolder:
 
     @contextmanager
     def reader(self) -> Iterator[Callable[[TensorHeader], Tensor]]:
-        """Reads any tensor by what `headers` said of it, mapped from its file, which is opened when the first of it is wanted."""
+        """Reads any tensor by what `headers` said of it, mapped from its file, which is opened when the first of it is wanted.
+
+        The memory of a tensor is given back when the next is read, and of all in the end: more may be looked at together.
+        """
         with ExitStack() as stack:
             files: dict[str, tuple[Any, dict[str, str]]] = {}
+            given: list[Tensor] = []
 
             def read(header: TensorHeader) -> Tensor:
                 if header.file not in files:
                     opened = stack.enter_context(_open(self.folder / header.file))
                     files[header.file] = opened, self._names(opened)
+                if given:
+                    release_mapped(given[-1])
                 file, names = files[header.file]
-                tensor: Tensor = file.get_tensor(names[header.name])
-                return tensor
+                given.append(file.get_tensor(names[header.name]))
+                return given[-1]
 
             yield read
+            for tensor in given:
+                release_mapped(tensor)
 
     def fingerprint(self) -> str:
         digest = xxhash.xxh3_128()

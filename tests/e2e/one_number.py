@@ -87,15 +87,14 @@ def draw_snapshots(rng: random.Random, case: Case) -> dict[str, Any]:
         return {}
     config = models.describe(case.folder, None).config
     assert config.states is not None
-    num_layers = config.num_layers - len(config.attention_layers)
-    size = 4 * num_layers * sum(map(math.prod, config.states.shapes))
+    size = 4 * config.num_state_layers * sum(map(math.prod, config.states.shapes))
     return {"snapshot_memory": rng.choice([1, 3, 1000]) * size}
 
 
 def least_blocks(folder: Path, options: dict[str, Any]) -> int:
     """Blocks that one sequence of the greatest length needs."""
     config = models.describe(folder, None).config.within(MAX_LEN)
-    groups = group_layers([config.layer(number).window for number in config.attention_layers])
+    groups = group_layers([config.layer(number).window for number in config.attention_layers] or [None])
     most_new = min(options["long_prefill_token_threshold"] or 8192, options["max_num_batched_tokens"])
     return Need(groups, options["block_size"], most_new, 1 + options["async_scheduling"]).num_blocks(MAX_LEN)
 

@@ -20,6 +20,7 @@ BLOCK = 16
 """Activations that are rounded together."""
 
 HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q3_K": (108,), "MXFP4": ()}
+HALVES |= {"NVFP4": ()}
 """Where the float16 are in a block, if not one in its first two bytes."""
 
 ROUNDED = 4e-6
@@ -86,6 +87,8 @@ def drawn(form: Format, outputs: int, inputs: int, seed: int = 0) -> QuantizedTe
         )
     if form.name == "MXFP4":
         data[:, :, 0] = 120 + bytes_below(6, outputs, inputs // values)
+    if form.name == "NVFP4":
+        data[:, :, :4] = 24 + bytes_below(24, outputs, inputs // values, 4)
     return GGMLBlocks(data.flatten(1), form.name)
 
 
@@ -107,6 +110,8 @@ def at_its_ends(form: Format, outputs: int, inputs: int, *, high: bool) -> Quant
         data[:, :, 192:208] = 0x80  # -128
     if form.name == "MXFP4":
         data[:, :, 0] = 128
+    if form.name == "NVFP4":
+        data[:, :, :4] = 0x7E
     return GGMLBlocks(data.flatten(1), form.name)
 
 

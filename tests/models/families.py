@@ -68,18 +68,40 @@ DELTA |= {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
 }
-MAMBA: dict[str, Any] = types_of(HYBRID, "linear_attention", "full_attention", "linear_attention")
-MAMBA |= {"mamba_n_heads": 2, "mamba_d_state": 16, "mamba_chunk_size": 16}
+STATES = HYBRID | {"mamba_n_heads": 2, "mamba_d_state": 16, "mamba_chunk_size": 16}
+MAMBA: dict[str, Any] = types_of(STATES, "linear_attention", "full_attention", "linear_attention")
 MAMBA |= {"attention_multiplier": 0.2, "embedding_multiplier": 2.0, "residual_multiplier": 0.5, "logits_scaling": 2.0}
+FACTORS: dict[str, Any] = {f"{own}_multiplier": 0.5 for own in ("attention_in", "attention_out", "ssm_out", "lm_head")}
+FACTORS |= {"embedding_multiplier": 3.0, "ssm_in_multiplier": 1.2, "mlp_multipliers": [0.9, 0.6]}
+FACTORS |= {"ssm_multipliers": [1.1, 0.8, 0.7, 0.6, 0.5], "mamba_norm_before_gate": False}
+# No step of time is below the shortest, which transformers takes for some prompts, and for no token behind them.
+NEMOTRON: dict[str, Any] = {"num_hidden_layers": None, "time_step_min": 1e-6, "head_dim": 16, "chunk_size": 16}
+NEMOTRON |= {
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "rescale_prenorm_residual": False,
+}
 BIASES = {"attention_bias": True, "mlp_bias": True}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": True}
 GEMMA4 = {"head_dim": 32, "global_head_dim": 64, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
 GEMMA4 |= {"hidden_size_per_layer_input": 0, "sliding_window": 13}
+ROUTED: dict[str, Any] = {"moe_intermediate_size": 24, "num_experts_per_tok": 3, "num_hidden_layers": 3}
+GROUPED = ROUTED | {"n_routed_experts": 12, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
 UNTIED = {"tie_word_embeddings": False}
+UNEQUAL = {"norm_topk_prob": False, "shared_expert_intermediate_size": 40}
 WINDOWED = {"use_sliding_window": True}
 CHUNKS = {"intermediate_size_mlp": 44, "floor_scale": 7, "attn_scale": 0.3}
 BY_TYPE = {"full_attention": YARN, "sliding_attention": {"rope_type": "default"}}
 BY_TYPE = {kind: table | {"rope_theta": 5e5} for kind, table in BY_TYPE.items()}
+GROWING = YARN | {
+    "rope_theta": 1e4,
+    "original_max_position_embeddings": 32,
+    "factor": 16.0,
+    "llama_4_scaling_beta": 0.3,
+}
+GROWING = {"rope_parameters": GROWING}
 
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama": of("Llama", head_dim=16),
@@ -113,6 +135,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         head_dim=16,
     ),
     "Granite, biases": of("Granite", BIASES, attention_multiplier=0.3),
+    "Granite-MoE, shared": of("GraniteMoeShared", experts(5, 2), shared_intermediate_size=32, attention_multiplier=0.3),
     "OLMo2": of("Olmo2", UNTIED),
     "OLMo2, biases, no groups": of("Olmo2", heads(3, 3), attention_bias=True),
     "Mixtral": of("Mixtral", experts(5, 2), sliding_window=None),
@@ -121,6 +144,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         *("Qwen3Moe", EXPERTS, {"num_hidden_layers": 5, "decoder_sparse_step": 2, "mlp_only_layers": [3]}),
         {"head_dim": 16, "norm_topk_prob": False, "num_experts_per_tok": 1},
     ),
+    "Qwen2-MoE": of("Qwen2Moe", EXPERTS, WINDOWED, types("sliding", "full"), UNEQUAL, sliding_window=16),
     # Windows below, at and beyond a block of 16, prompts of 40 and 57, and all of 75 tokens; full layers first, last, none.
     "Mistral, a window": of("Mistral", sliding_window=13, head_dim=16),
     "Mistral, a window of the token alone": of("Mistral", sliding_window=1, head_dim=16),
@@ -199,6 +223,17 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_local_experts": 0, "mamba_n_groups": 2, "mamba_proj_bias": True},
         position_embedding_type="rope",
     ),
+    "Bamba": of("Bamba", UNTIED, STATES, num_hidden_layers=3, attn_layer_indices=[1], head_dim=16, mlp_bias=True),
+    "Falcon H1": of(
+        *("FalconH1", STATES, FACTORS, {"head_dim": 16, "mamba_n_groups": 2, "mamba_n_heads": 4, "mamba_d_ssm": 64}),
+        mamba_rms_norm=True,
+    ),
+    "Falcon H1, without norms, untied": of("FalconH1", UNTIED, STATES, FACTORS, mamba_d_ssm=40, key_multiplier=0.7),
+    "Nemotron-H": of(
+        *("NemotronH", UNTIED, NEMOTRON, {"layers_block_type": ["mlp", "mamba", "attention", "mamba", "mlp"]}),
+        mlp_bias=True,
+        use_bias=True,
+    ),
     "Llama 4": of("Llama4", experts(5, 1), CHUNKS, UNTIED, num_hidden_layers=5, head_dim=16, attention_chunk_size=13),
     "Llama 4, dense between, biases, llama3": of(
         *("Llama4", experts(3, 1), CHUNKS, rope("llama3"), heads(3, 1), {"num_hidden_layers": 4, "head_dim": 32}),
@@ -213,14 +248,91 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         head_dim=16,
         attn_temperature_tuning=False,
     ),
+    "LFM2-MoE": of("Lfm2Moe", ROUTED, types_of(HYBRID, "conv", "conv", "full_attention", "conv"), num_experts=6),
+    "LFM2-MoE, no bias, untied": of(
+        *("Lfm2Moe", UNTIED, ROUTED, types_of(HYBRID, "full_attention", "conv"), {"num_experts": 5, "conv_bias": True}),
+        num_dense_layers=0,
+        use_expert_bias=False,
+        norm_topk_prob=False,
+        routed_scaling_factor=1.5,
+    ),
+    "GLM-4.5": of("Glm4Moe", ROUTED, partial(0.5), n_routed_experts=6, head_dim=16, attention_bias=True),
+    "GLM-4.6, groups, norms": of("Glm4Moe", UNTIED, GROUPED, partial(0.25), head_dim=32, use_qk_norm=True),
+    "MiniMax-M2": of("MiniMaxM2", experts(6, 2), partial(0.5), UNTIED, head_dim=16),
+    "ERNIE 4.5": of("Ernie4_5_Moe", ROUTED, moe_num_experts=6, moe_k=3, moe_num_shared_experts=2, head_dim=16),
+    "ERNIE 4.5, some layers, none shared": of(
+        *("Ernie4_5_Moe", ROUTED, {"num_hidden_layers": 5, "moe_num_experts": 4, "moe_k": 2}),
+        moe_num_shared_experts=0,
+        moe_layer_interval=2,
+        moe_layer_end_index=2,
+    ),
+    "dots1, groups, a window": of(
+        "Dots1",
+        GROUPED,
+        types("full", "sliding", "full"),
+        n_shared_experts=2,
+        first_k_dense_replace=1,
+        sliding_window=9,
+    ),
+    "Qwen2-MoE, untied": of("Qwen2Moe", EXPERTS, UNTIED, shared_expert_intermediate_size=40, norm_topk_prob=False),
+    "Qwen2-MoE, windows, some layers dense": of(
+        *("Qwen2Moe", EXPERTS, WINDOWED, {"num_hidden_layers": 4, "max_window_layers": 3, "sliding_window": 11}),
+        mlp_only_layers=[1],
+        shared_expert_intermediate_size=24,
+    ),
+    "Granite-MoE": of(
+        *("GraniteMoe", experts(5, 2), {"attention_multiplier": 0.2, "embedding_multiplier": 2.0}),
+        residual_multiplier=0.5,
+        logits_scaling=2.0,
+    ),
+    "Granite-MoE, a shared MLP": of("GraniteMoeShared", experts(4, 2), shared_intermediate_size=24),
     "OLMo3, yarn where all is seen": of("Olmo3", num_hidden_layers=5, sliding_window=600, rope_parameters=BY_TYPE),
+    "Granite 4, attention alone": of(
+        *("GraniteMoeHybrid", MAMBA, types_of(HYBRID, "full_attention", "full_attention"), {"num_local_experts": 0}),
+        position_embedding_type="rope",
+    ),
+    "Granite 4, states alone": of(
+        "GraniteMoeHybrid", MAMBA, experts(3, 1), types_of(HYBRID, "linear_attention", "linear_attention")
+    ),
+    "Ministral 3": of("Ministral3", GROWING, heads(3, 1), head_dim=16),
+    "Seed-OSS": of("SeedOss", UNTIED, {"attention_out_bias": True, "mlp_bias": True}, head_dim=16),
+    "GLM-4, 2024": of("Glm", partial(0.75), head_dim=16),
+    "GLM-4": of("Glm4", UNTIED, heads(3, 1), head_dim=20),
+    "EXAONE 4": of("Exaone4", num_hidden_layers=5, sliding_window=11, head_dim=16),
+    "EXAONE 4, no windows": of("Exaone4", rope("llama3"), types("full", "full"), sliding_window=None, head_dim=16),
+    "Ernie 4.5": of("Ernie4_5", heads(3, 1), use_bias=True, head_dim=20),
+    "Hunyuan": of("HunYuanDenseV1", UNTIED, head_dim=16),
+    "Hunyuan, alpha": of(
+        *("HunYuanDenseV1", {"attention_bias": True, "head_dim": 32}),
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0},
+    ),
 }
+
+
+SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e5, "mrope_section": [2, 3, 1]}}
+SEEING: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "Llama4": ("Llama 4", {}, {"vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16}),
+    "Gemma3": ("Gemma3", {"mm_tokens_per_image": 4, "tie_word_embeddings": False}, {"patch_size": 14}),
+    "Mistral3": ("Mistral, a wide window", {"text_config": {"model_type": "mistral"}}, {"model_type": "pixtral"}),
+    "Mistral3, Ministral 3": (
+        "Ministral 3",
+        UNTIED | {"text_config": {"model_type": "ministral3"}},
+        {"model_type": "pixtral"},
+    ),
+    "Qwen2VL": ("Qwen2, the first full", {"text_config": SECTIONS | {"use_sliding_window": False}}, {"embed_dim": 48}),
+    "Qwen2_5_VL": ("Qwen2, the first full", {"text_config": SECTIONS}, {"out_hidden_size": 48}),
+    "Qwen3VL": ("Qwen3, yarn", {"tie_word_embeddings": True}, {"out_hidden_size": 48, "deepstack_visual_indexes": [0]}),
+    "Qwen3VLMoe": ("Qwen3-MoE", {}, {"out_hidden_size": 48, "deepstack_visual_indexes": [0]}),
+}
+"""Models that see pictures: the shape of their part for text, what stands beside it, and what their part for pictures needs."""
 
 
 WITH_STATES = [
     shape
     for shape, (family, _) in SHAPES.items()
-    if family in ("Lfm2", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "GraniteMoeHybrid")
+    if family
+    in ("Lfm2", "Lfm2Moe", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "GraniteMoeHybrid", "Bamba", "NemotronH", "FalconH1")
+    and "attention alone" not in shape
 ]
 """Shapes with layers that have states in place of attention."""
 

@@ -11,20 +11,20 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
-from transformers import Llama4Config, Llama4ForConditionalGeneration
 
 from nanoengine import LLM, SamplingParams
 from nanoengine.errors import InvalidConfig
 from nanoengine.models.architectures import ARCHITECTURES
-from tests.models.families import SHAPES, engine, family_checkpoint
+from tests.models.families import SEEING, SHAPES, engine, family_checkpoint
 from tests.models.test_families import ALONE, SCOUT_ROPE
 from tests.support import (
     TINY,
     forced_logits,
     model_runner,
     num_weights,
-    num_weights_of,
+    num_weights_of_transformers,
     reference_choices,
     reference_logits,
     reference_model,
@@ -45,7 +45,8 @@ def test_logits_at_every_position_are_those_of_transformers(tmp_path: Path, shap
     with engine(folder, kernels="torch", max_model_len=max_len) as llm:
         found = [forced_logits(llm, TOKENS, num_prompt_tokens=60, chunk=17)]
     with engine(folder, max_model_len=max_len) as llm:
-        assert num_weights(model_runner(llm).model) == llm.built.models.num_parameters == num_weights_of(model)
+        count = num_weights(model_runner(llm).model)
+        assert count == llm.built.models.num_parameters == num_weights_of_transformers(model)
         found += [forced_logits(llm, TOKENS, num_prompt_tokens=60, chunk=chunk) for chunk in (40, 7)]
         params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
         for prompt in (TOKENS[:40], TOKENS[:57]):  # the second finds the first in the cache
@@ -91,7 +92,7 @@ def test_chunks_that_are_over_give_their_blocks_back(tmp_path: Path, caplog: pyt
 def test_long_prompts_are_those_of_transformers(tmp_path: Path) -> None:
     """In chunks that nothing divides, to 4,096 tokens."""
     tokens = torch.randint(0, 250, (4096,), generator=torch.Generator().manual_seed(0)).tolist()
-    for shape in ("LFM2", "Qwen3.5", "Granite 4"):
+    for shape in ("LFM2", "Qwen3.5", "Granite 4", "Falcon H1", "Nemotron-H"):
         folder = family_checkpoint(tmp_path / shape, shape, max_position_embeddings=4200)
         right = reference_logits(reference_model(folder), tokens)[-64:]
         with engine(folder, num_kv_blocks=300, max_num_batched_tokens=4096) as llm:
@@ -159,16 +160,22 @@ def test_the_part_for_text_of_a_model_that_sees_pictures(
     assert "vision" in caplog.text
 
 
-def test_the_part_for_text_of_llama_4_that_sees_pictures(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("name", SEEING)
+def test_the_part_for_text_of_transformers_models_that_see_pictures(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     torch.manual_seed(0)
+    shape, outer, own = SEEING[name]
     ours = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-    text = SHAPES["Llama 4"][1] | {"pad_token_id": None} | {name: TINY[name] for name in ours}
-    vision = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
-    vision |= {"image_size": 28, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16}
-    config = Llama4Config(text_config=text, vision_config=vision)
-    model = Llama4ForConditionalGeneration(config).eval()
+    text = {key: TINY[key] for key in (*ours, "num_hidden_layers")} | SHAPES[shape][1] | {"pad_token_id": None}
+    text |= outer.get("text_config", {})
+    vision = {"hidden_size": 16, "num_hidden_layers": 1, "depth": 1, "num_attention_heads": 2, "num_heads": 2}
+    vision |= {"intermediate_size": 64, "image_size": 28} | own
+    made = getattr(transformers, f"{name.partition(',')[0]}ForConditionalGeneration")
+    model = made(made.config_class(**outer | {"text_config": text, "vision_config": vision})).eval()
     folder = save_random(model, tmp_path)
-    right = reference_logits(Llama4ForConditionalGeneration.from_pretrained(folder).language_model, LONG_TEXT[:75])
+    again = made.from_pretrained(folder)
+    right = reference_logits(again.language_model if name == "Llama4" else again, LONG_TEXT[:75])
     with caplog.at_level(logging.WARNING, "nanoengine"), engine(folder) as llm:
         torch.testing.assert_close(forced_logits(llm, LONG_TEXT[:75], 60, 40), right, rtol=0, atol=1e-4)
     assert "vision" in caplog.text

@@ -19,8 +19,8 @@ from tests.support import TINY
 NEEDED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 NEEDED += ("max_position_embeddings",)
 SIZES = (*NEEDED, "num_key_value_heads", "head_dim")
-UNKNOWN = ("attn_logit_softcapping", "embedding_multiplier", "mlp_bias", "some_feature")
-ARCHITECTURES: list[Any] = [["GPT2LMHeadModel"], ["Gemma3ForConditionalGeneration", 7], [], {}, "Qwen3ForCausalLM"]
+OF_OTHERS = ("attn_logit_softcapping", "embedding_multiplier", "mlp_bias")
+ARCHITECTURES: list[Any] = [["GPT2LMHeadModel"], ["PaliGemmaForConditionalGeneration", 7], [], {}, "Qwen3ForCausalLM"]
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     *(({key: value}, key) for key in SIZES for value in (0, -1, 1.5, "8", True, [8])),
@@ -30,17 +30,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         for size in (10**11, 10**100)
     ),
     *(({"rms_norm_eps": eps}, "rms_norm_eps") for eps in ("small", None, [1], 10**400)),
+    # transformers reads them of some type of model.
     *(
-        ({key: value}, f"'{key}' is .*: this field is not known.*take it out")
-        for key in UNKNOWN
+        ({"model_type": "one of a plugin", key: value}, f"'{key}' is .*: this field is not known.*take it out")
+        for key in OF_OTHERS
         for value in (True, 30.0, "yes", [1], {"a": 1})
     ),
-    *(
-        ({"architectures": value}, "supported are Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma4")
-        for value in ARCHITECTURES
+    *(({"architectures": value}, "supported are .*GptOss") for value in ARCHITECTURES),
+    # Of another family, which transformers would take for it.
+    (
+        {"architectures": ["LlamaForCausalLM"], "model_type": "granite", "residual_multiplier": 0.2},
+        "residual_multiplier",
     ),
-    # Of another family: read by nobody, it would be ignored.
-    ({"architectures": ["LlamaForCausalLM"], "residual_multiplier": 0.22}, "residual_multiplier"),
     ({"hidden_size": 2**30, "intermediate_size": 2**30}, r"make a matrix of \d+ weights: at most \d+ can be"),
     ({"head_dim": 127}, "head_dim is 127"),
     ({"num_key_value_heads": 3}, r"num_attention_heads is 16.*num_key_value_heads \(3\)"),
@@ -70,6 +71,14 @@ def test_keys_that_say_nothing_about_the_computation_are_no_matter(off: object) 
     inert = {"auto_map": {"AutoModel": "modeling.Evil"}, "attention_dropout": 0.5, "_name_or_path": object()}
     inert |= {"max_length": 20, "some_feature": off}
     assert read_model_config(QWEN3_06B | inert) == read_model_config(QWEN3_06B)
+
+
+def test_fields_that_transformers_does_not_read_either_are_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    notes = {f"note_{number}": number for number in range(1, 8)} | {"embedding_multiplier": 12.0}
+    for _ in range(2):
+        assert read_model_config(QWEN3_06B | notes) == read_model_config(QWEN3_06B)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert re.search(r"config.json has 'note_1' \(1\), .*'note_5' \(5\) and 3 more", caplog.text)
 
 
 def test_what_is_left_out_is_the_familys_own_default() -> None:

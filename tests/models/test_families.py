@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import product
 from typing import Any
 
@@ -13,7 +14,7 @@ from nanoengine.errors import UnsupportedModel
 from nanoengine.models.architectures import ARCHITECTURES, LENGTHS, read_model_config
 from nanoengine.models.loader import num_parameters
 from tests import support
-from tests.models.configs import QWEN3_06B, SIZES, SIZES_OF, VERSION_5, without
+from tests.models.configs import PUBLISHED, QWEN3_06B, SIZES, SIZES_OF, VERSION_5, without
 
 LAYERS = {"full": ["full_attention"] * 4, "both": ["full_attention", "sliding_attention"] * 2}
 WINDOWS: list[dict[str, Any]] = [
@@ -34,21 +35,24 @@ CHUNKS: list[dict[str, Any]] = [
     {"attn_temperature_tuning": False},
     {"floor_scale": 100, "attn_scale": 0.5},
 ]
-HYBRIDS = ("Lfm2", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "GraniteMoeHybrid")
+HYBRIDS = (
+    "Lfm2",
+    "Lfm2Moe",
+    "Qwen3Next",
+    "Qwen3_5",
+    "Qwen3_5Moe",
+    "GraniteMoeHybrid",
+    "Bamba",
+    "NemotronH",
+    "FalconH1",
+)
 ALONE = [name for name in ARCHITECTURES if name.endswith("ForCausalLM")]
 """Those with ForConditionalGeneration see pictures, too: tests/models/test_architectures.py runs their part for text."""
 
-WINDOW_IN_ALL_LAYERS = ("mistral", "mixtral", "phi3", "qwen3_moe")
+WINDOW_IN_ALL_LAYERS = ("mistral", "mixtral", "phi3", "qwen3_moe", "ministral3")
 WINDOW_BY_TYPE = (
-    "qwen2",
-    "qwen3",
-    "smollm3",
-    "olmo3",
-    "gemma2",
-    "gemma3_text",
-    "gemma4_text",
-    "gemma4_unified_text",
-    "gpt_oss",
+    *("dots1", "qwen2", "qwen2_moe", "qwen2_5_vl_text", "qwen3", "smollm3"),
+    *("olmo3", "gemma2", "gemma3_text", "gemma4_text", "gemma4_unified_text", "gpt_oss", "exaone4"),
 )
 
 
@@ -58,10 +62,13 @@ def table_of(family: str) -> dict[str, Any]:
 
 def changes_of(family: str) -> list[dict[str, Any]]:
     if family.startswith("Gemma4"):  # whose last layer sees all, and whose others have a window
+        kept = [own for own in WINDOWS if own.get("sliding_window", 8) is not None]
+        return [own for own in kept if own.get("layer_types") != LAYERS["both"]]
+    if family == "Exaone4":  # in transformers there must be layers that rotate
         return [
-            own
-            for own in WINDOWS
-            if own.get("sliding_window", 8) is not None and own.get("layer_types") != LAYERS["both"]
+            change
+            for change in WINDOWS
+            if "use_sliding_window" in change or change.get("layer_types") == LAYERS["both"]
         ]
     return CHUNKS if family == "Llama4" else [] if family in HYBRIDS else WINDOWS
 
@@ -75,7 +82,8 @@ def windows_of_transformers(config: Any) -> list[int | None]:
         types = ["sliding_attention"] * config.num_hidden_layers
     elif config.model_type in WINDOW_BY_TYPE:
         types = config.layer_types
-    return [config.sliding_window if kind == "sliding_attention" else None for kind in types]
+    window = config.sliding_window or None if "sliding_attention" in types else None
+    return [window if kind == "sliding_attention" else None for kind in types]
 
 
 @pytest.mark.parametrize("architecture", ALONE)
@@ -93,28 +101,40 @@ def test_what_a_file_says_and_leaves_out_means_what_it_means_to_transformers(arc
         compare(ours, theirs)
         if changes in ({}, *CHUNKS):
             with torch.device("meta"):
-                assert num_parameters(ours) == support.num_weights_of(model(theirs))
+                assert num_parameters(ours) == support.num_weights_of_transformers(model(theirs))
+
+
+def test_files_of_well_known_repositories_mean_what_they_mean_to_transformers() -> None:
+    for stated in PUBLISHED:
+        whole = getattr(transformers, stated["architectures"][0]).config_class(**copy.deepcopy(stated))
+        theirs = whole.get_text_config()
+        theirs.tie_word_embeddings = whole.tie_word_embeddings
+        ours = read_model_config(stated)
+        compare(ours, theirs)
+        sizes = ("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings")
+        assert [getattr(ours, size) for size in sizes] == [getattr(theirs, size) for size in sizes]
 
 
 def compare(ours: Any, theirs: Any) -> None:
     layers = [ours.layer(i) for i in range(ours.num_layers)]
     assert [layer.window for layer in layers] == windows_of_transformers(theirs)
-    assert ours.rms_norm_eps == (getattr(theirs, "norm_eps", None) or theirs.rms_norm_eps)
+    names = ("norm_eps", "layer_norm_epsilon", "rms_norm_eps")
+    assert ours.rms_norm_eps == next(eps for name in names if (eps := getattr(theirs, name, None)) is not None)
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     first = theirs.per_layer_config[0] if ours.has_v_norm else theirs  # Gemma 4's sizes differ by layer
-    assert (layers[0].head_dim or ours.head_dim) == (
-        getattr(first, "head_dim", None) or SIZES["hidden_size"] // SIZES["num_attention_heads"]
-    )
+    size = getattr(first, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
+    assert (layers[0].head_dim or ours.head_dim) == size
     if ours.states is not None:
-        attends = [kind in ("full_attention", "attention") for kind in theirs.layer_types]
-        assert [layer.mixer is None for layer in layers] == attends
+        attends = [kind in ("full_attention", "attention", "hybrid") for kind in theirs.layer_types]
+        assert [layer.attends for layer in layers] == attends
         return
     ropes = theirs.rope_parameters
-    thetas = [ropes] if "rope_theta" in ropes else map(ropes.get, theirs.layer_types)
+    thetas = [ropes] if "rope_theta" in ropes else [ropes[kind] for kind in theirs.layer_types]
     assert {layer.rope.theta for layer in layers if layer.rope} == {rope["rope_theta"] for rope in thetas}
-    assert [layer.rope is not None for layer in layers] == list(
-        map(bool, getattr(theirs, "no_rope_layers", [True] * ours.num_layers))
-    )
+    rotates = getattr(theirs, "no_rope_layers", [True] * ours.num_layers)
+    if theirs.model_type == "exaone4":
+        rotates = [kind == "sliding_attention" for kind in theirs.layer_types]
+    assert [layer.rope is not None for layer in layers] == list(map(bool, rotates))
     if theirs.model_type == "llama4_text":
         assert [i for i, layer in enumerate(layers) if layer.has_experts] == theirs.moe_layers
         growth = (theirs.attn_scale, theirs.floor_scale) if theirs.attn_temperature_tuning else (0.0, 1)
@@ -157,7 +177,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("Olmo3", {"rope_theta": 1e4}, "rope_theta is 10000.0"),
     ("Olmo3", {"rope_parameters": {"rope_theta": 1e4}}, "rope_parameters is"),
     ("Llama", {"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false'.*true or false"),
-    ("Llama", {"output_multiplier_scale": 0.3}, "output_multiplier_scale"),
     ("Llama", {"layer_types": ["linear_attention"] * 4}, "layer_types is"),
     ("Llama", {"head_dim": 2**20}, "head_dim is 1048576.*at most"),
     ("Llama", {"rope_theta": 1e308}, "rope_theta is 1e.308.*from 1.001 to"),
@@ -181,8 +200,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("Gemma3", {"sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
     ("GptOss", {"swiglu_limit": 6.0}, "swiglu_limit is 6.0: only 7.0"),
     ("GptOss", {"quantization_config": {"quant_method": "awq", "bits": 4}}, "MXFP4 is read of gpt-oss alone"),
-    ("Lfm2", {"layer_types": ["conv"] * 4}, "layer_types is.*layers with attention"),
-    ("Lfm2", {"layer_types": ["full_attention"] * 4}, "others with states"),
     ("Lfm2", {"layer_types": None}, "layer_types is missing"),
     ("Lfm2", {"layer_types": None, "full_attn_idxs": ["1"]}, "full_attn_idxs is"),
     ("Lfm2", {"conv_L_cache": 9}, "conv_L_cache is 9.*at most 8"),
@@ -196,6 +213,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("GraniteMoeHybrid", {"mamba_d_head": 10}, "mamba_n_heads is 4.*must make 64"),
     ("GraniteMoeHybrid", {"position_embedding_type": "learned"}, "position_embedding_type is 'learned'"),
     ("GraniteMoeHybrid", {"mamba_n_groups": 3}, "mamba_n_heads is 4.*multiple of 3"),
+    ("Bamba", {"partial_rotary_factor": 1.0}, "partial_rotary_factor is 1.0: only 0.5"),
+    ("NemotronH", {"layers_block_type": ["mamba", "attention", "moe", "mlp"]}, "layers_block_type is .*not supported"),
+    ("NemotronH", {"hybrid_override_pattern": "M*-|"}, "hybrid_override_pattern is"),
+    ("FalconH1", {"attention_bias": True}, "attention_bias is True"),
+    ("FalconH1", {"mamba_d_ssm": 40}, "mamba_n_heads is 3.*must make 40, mamba_d_ssm"),
+    ("FalconH1", {"ssm_multipliers": [1.0]}, "ssm_multipliers is .*a list of 5"),
+    ("NemotronH", {"num_hidden_layers": 5}, "num_hidden_layers is 5: only 4"),
     ("Llama4", {"num_experts_per_tok": 2}, "num_experts_per_tok is 2: only 1"),
     ("Llama4", {"layer_types": ["sliding_attention"] * 8}, "layer_types is"),
     (
@@ -210,6 +234,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("Llama4", {"floor_scale": 0}, "floor_scale is 0"),
     ("Llama4", {"hidden_size": 2**14, "intermediate_size_mlp": 2**31 - 1}, "make a matrix of"),
     ("GraniteMoeHybrid", {"hidden_size": 2**14, "mamba_expand": 2**31 - 1}, "make a matrix of"),
+    ("Ministral3", {"rope_parameters": {"rope_theta": 1e4}}, "llama_4_scaling_beta is None in rope_parameters"),
+    ("Exaone4", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern is 'LLLG'"),
+    ("HunYuanDenseV1", {"use_cla": True}, "use_cla is True: only False"),
 ]
 
 
@@ -234,7 +261,11 @@ def test_a_family_is_known_by_what_either_field_calls_it() -> None:
     for name in ARCHITECTURES:
         kind = min((kind for kind, own in kinds.items() if own == name), key=len, default=None)
         for stated in ([name.upper().replace("CAUSALLM", "CausalLM")], [name.replace("Llama", "LLaMA")], None):
-            if stated is None and kind in (None, "llama4"):  # of a model that sees pictures, too
+            if stated is None and kind in (
+                None,
+                "llama4",
+                "hunyuan_v1_dense",
+            ):  # of a model that sees pictures; another word
                 continue
             with pytest.raises(UnsupportedModel) as caught:
                 read_model_config({"architectures": stated, "model_type": kind})

@@ -348,7 +348,7 @@ def test_flags_of_added_tokens_are_those_that_the_config_states(copy: Path, kind
 def test_who_needs_transformers_is_told_how_to_get_it(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)  # as where it is not installed
     change(copy, add_bos_token=True, bos_token="<|endoftext|>", tokenizer_class="LlamaTokenizer")
-    with pytest.raises(MissingPackage, match=r"pip install 'nanoengine\[hf\]'"):
+    with pytest.raises(MissingPackage, match=r"pip install 'nanoengine\[transformers\]'"):
         HFTokenizer(copy)  # its tokenizer.json does not begin prompts as the config asks
     change(copy, add_bos_token=False)
     tokenizer = HFTokenizer(copy)

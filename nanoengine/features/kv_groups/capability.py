@@ -13,6 +13,7 @@ from nanoengine.features.kv_groups.common_prefix import CommonPrefix
 from nanoengine.features.kv_groups.layouts import KVGroup, Need, group_layers
 from nanoengine.features.kv_groups.options import KVGroupsOptions
 from nanoengine.features.kv_groups.snapshots import Snapshots
+from nanoengine.models.model_config import ModelConfig
 from nanoengine.sizes import told
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ class KVGroups(Capability):
         if startup.state_shapes is not None:
             self._check_states(startup)
         if windows is None or not any(windows):
-            return None if windows is None else [list(range(len(windows)))]
+            # Where no layer attends, one that nobody uses: a block has some bytes everywhere.
+            return None if windows is None else [list(range(len(windows) or 1))]
         config = startup.config
         most_new = min(
             config.long_prefill_token_threshold or config.max_num_batched_tokens, config.max_num_batched_tokens
@@ -54,8 +56,7 @@ class KVGroups(Capability):
     def _check_states(self, startup: Startup) -> None:
         shapes, config = startup.state_shapes, startup.config
         assert shapes is not None
-        assert startup.windows is not None
-        num_layers = startup.num_state_layers = startup.model_config.num_layers - len(startup.windows)
+        num_layers = startup.num_state_layers = cast(ModelConfig, startup.model_config).num_state_layers
         self._slot_bytes = 4 * num_layers * sum(map(math.prod, shapes))
         memory = config.of(KVGroupsOptions).snapshot_memory
         if memory is None:
@@ -100,7 +101,8 @@ class KVGroups(Capability):
             pool = StatePool(rows, snapshots, startup.num_state_layers, shapes, *where)
         except (RuntimeError, OSError) as error:  # torch's allocator raises a subclass of the first, mmap the second
             raise self._no_room(startup, snapshots) from error
-        keeper = StateKeeper(startup.runner, pool, mixers)
+        attending = cast(ModelConfig, startup.model_config).attention_layers or [0]  # see `groups`
+        keeper = StateKeeper(startup.runner, pool, mixers, attending)
         startup.state_keeper = keeper
         startup.runner.parts.append(keeper)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import accumulate, chain
 from typing import NamedTuple, Protocol
 
@@ -66,6 +66,8 @@ class StatePool:
 
 
 class Mixes(Protocol):
+    place: int
+
     def mix(self, projected: Tensor, states: KVLayer, runs: StateRuns) -> Tensor: ...
 
 
@@ -74,7 +76,7 @@ class Drafted(NamedTuple):
 
     start: int  # tokens before the run
     first: int  # index of the run's first token in `kept`
-    kept: dict[int, Tensor]  # layer -> what it projected of all tokens of that step
+    kept: dict[int, Tensor]  # place of a mixer -> what it projected of all tokens of that step
 
 
 class StateKeeper(RunnerPart):
@@ -82,18 +84,23 @@ class StateKeeper(RunnerPart):
 
     A run with drafts leaves the states as they were, and what the layers projected of it is kept. The row's next run says by
     where it starts how many were accepted: these are applied first, token by token, as they would have been without drafts.
+
+    In the KV cache of the runner, states of all layers stand behind K and V of all layers: a layer may have both, or neither.
+
+    Args:
+        mixers: layers with states.
+        attending: layers with K and V.
     """
 
-    def __init__(self, runner: ModelRunner, pool: StatePool, mixers: Mapping[int, Mixes]):
+    def __init__(self, runner: ModelRunner, pool: StatePool, mixers: Mapping[int, Mixes], attending: Collection[int]):
         self.pool, self.mixers, self.device = pool, mixers, runner.device
         self._drafted: dict[int, Drafted] = {}
         self._inside: dict[int, list[Snapshot]] = {}  # of each row, what is taken in this step
-        cache = runner.kv_cache
-        attending, states = iter(zip(cache.groups, cache.layers, strict=True)), iter(pool.layers)
-        layers = [
-            (0, next(states)) if layer in mixers else next(attending) for layer in range(len(runner.model.layers))
-        ]
-        cache.groups, cache.layers = [group for group, _ in layers], [layer for _, layer in layers]
+        cache, count = runner.kv_cache, len(runner.model.layers)
+        groups, nothing = dict(zip(attending, cache.groups, strict=False)), pool.layers[0]
+        of_layers = dict(zip(attending, cache.layers, strict=False)), dict(zip(mixers, pool.layers, strict=True))
+        cache.groups = [groups.get(layer, 0) for layer in range(count)]
+        cache.layers = [own.get(layer, nothing) for own in of_layers for layer in range(count)]
 
     def begin(self, plan: StepPlan) -> None:
         for row in plan.ended:
@@ -137,8 +144,8 @@ class StateKeeper(RunnerPart):
             early[row] = [order for order in orders if order.position == end]
         own = self._ints(rows, list(accumulate((count for _, _, count, _ in runs), initial=0)), places)
         state_runs = StateRuns(own[0], own[1], self._stores(runs, inside))
-        for layer, states in zip(self.mixers, self.pool.layers, strict=True):
-            self.mixers[layer].mix(kept[layer].index_select(0, own[2]), states, state_runs)
+        for mixer, states in zip(self.mixers.values(), self.pool.layers, strict=True):
+            mixer.mix(kept[mixer.place].index_select(0, own[2]), states, state_runs)
 
     def before_forward(self, plan: StepPlan, batch: InputBatch) -> None:
         if not self._inside and not plan.num_drafted:

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, deserialize
 
 from nanoengine.core.errors import InvalidWeights, ModelNotFound, UnsupportedModel, shown
 from nanoengine.core.model_config import read_file
+from nanoengine.models.config_fields import log_unknown, names_of
 from nanoengine.sizes import told
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -41,7 +42,7 @@ WITHOUT_EFFECT = frozenset(
         "base_model_name_or_path",
         "ensure_weight_tying",
         "exclude_modules",
-        "fan_in_fan_out",
+        "fan_in_fan_out",  # of Conv1D alone: PEFT sets it where it saves
         "inference_mode",
         "layers_pattern",
         "layers_to_transform",
@@ -145,9 +146,12 @@ def _config(folder: Path, said: bytes) -> dict[str, Any]:
             f"{where}: init_lora_weights is {shown(init)}, which changes the weights of the model itself: save the adapter as "
             "one of the original model (path_initial_model_for_weight_conversion)"
         )
-    for name in sorted(config.keys() - READ - WITHOUT_EFFECT - {"bias", "init_lora_weights"}):
-        if config[name]:  # not None, False, or an empty list or table
+    unread = sorted(config.keys() - READ - WITHOUT_EFFECT - {"bias", "init_lora_weights"})
+    stated = {name: config[name] for name in unread if config[name]}  # not None, False, or an empty list or table
+    for name in stated:
+        if name in names_of("adapter"):
             raise UnsupportedModel(f"{where}: {name} is {shown(config[name])}, which is not computed")
+    log_unknown(stated, str(where))
     for name, own, is_right in (("r", "rank_pattern", _is_rank), ("lora_alpha", "alpha_pattern", _is_alpha)):
         table = config.get(own) or {}
         if not isinstance(table, dict):

@@ -14,6 +14,7 @@ from nanoengine.core.weights import EMBEDDING, HEAD
 from nanoengine.kernels.reference.attention import TorchAttention
 from nanoengine.kernels.reference.operations import RowMajor, TorchKernels
 from nanoengine.models.decoder import build_model
+from nanoengine.models.layers.slots import Scaled
 from nanoengine.models.model_config import ModelConfig, StateConfig
 
 
@@ -29,6 +30,7 @@ class Place:
     inputs: int
     order: Tensor  # [count] int64
     input_order: Tensor | None = None  # [inputs] int64
+    factors: Tensor | None = None  # [count or 1, 1] of the checkpoint's outputs, which are multiplied by them
 
 
 class _Rows:
@@ -81,11 +83,12 @@ def find_places(config: ModelConfig, starts: Mapping[str, tuple[int, int]] = {})
     places: dict[str, Place] = {}
     for name, slot in model.checkpoint_tensors().items():
         if name.endswith(".weight") and len(slot.shape) == 2 and name not in (EMBEDDING, HEAD):
+            slot, factors = (slot.slot, slot.factors) if isinstance(slot, Scaled) else (slot, None)
             slot.copy_(torch.arange(slot.shape[0], dtype=torch.int64, device="cpu")[:, None])
             for rows, order in kernels.copied:
                 if rows.matrix in model.matrices:  # otherwise it is an expert's
                     where, (count, inputs) = model.matrices.index(rows.matrix), rows.shape
-                    places[name.removesuffix(".weight")] = Place(where, rows.first, count, inputs, order)
+                    places[name.removesuffix(".weight")] = Place(where, rows.first, count, inputs, order, None, factors)
             kernels.copied.clear()
     facts = config.states
     if facts is not None and facts.is_tiled and facts.num_heads > facts.num_groups:

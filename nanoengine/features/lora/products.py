@@ -54,7 +54,8 @@ def pieces_of(adapter: Adapter, places: Mapping[str, Place], kept: Kept) -> dict
             for numbers, dtype in zip((own.a, own.b), own.dtypes, strict=True)
         )
         dtype = torch.bfloat16 if own.dtypes == ("BF16", "BF16") else torch.float32
-        a, b = a.view(own.rank, place.inputs).to(dtype), b.view(place.count, own.rank)[place.order].to(dtype)
+        b = b.view(place.count, own.rank) * (1.0 if place.factors is None else place.factors)
+        a, b = a.view(own.rank, place.inputs).to(dtype), b[place.order].to(dtype)
         a = a if place.input_order is None else a[:, place.input_order]
         first = place.first
         if place.matrix in kept:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from nanoengine.kernels.memory import Arena
 from nanoengine.kernels.native.addresses import DTYPES, WrongTensor, address
@@ -17,13 +18,14 @@ from nanoengine.kernels.native.c_functions import c_functions
 from nanoengine.kernels.operations import WeightRows
 from nanoengine.kernels.quantized.ggml_blocks import GGMLBlocks
 from nanoengine.kernels.quantized.ggml_numbers import dequantize
+from nanoengine.kernels.quantized.nvfp4 import NVFP4
 from nanoengine.kernels.quantized.tensor import Grouped, QuantizedTensor
 
 CELL = 32
 """Inputs that lie together in a quantized weight."""
 
 SCALES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
-PLAIN, MINIMUM, ZERO_POINT, CELL_FACTORS, HALF_CELL_FACTORS, SIGNED_CELL_FACTORS = range(6)
+PLAIN, MINIMUM, ZERO_POINT, CELL_FACTORS, HALF_CELL_FACTORS, SIGNED_CELL_FACTORS, HALF_CELL_FLOATS = range(7)
 """What the scales of a span come with, as quantized_format.h numbers them."""
 
 NO_CODEBOOK, IQ4, E2M1 = range(3)
@@ -57,6 +59,7 @@ BLOCKS = {
     "IQ4_NL": Panels(4, torch.float16, PLAIN, 32, IQ4),
     "IQ4_XS": Panels(4, torch.float16, SIGNED_CELL_FACTORS, 256, IQ4),
     "MXFP4": Panels(4, torch.bfloat16, PLAIN, 32, E2M1),
+    "NVFP4": Panels(4, torch.float32, HALF_CELL_FLOATS, 64, E2M1),
 }
 """Formats of ggml that panels keep, in the order in which pack.cpp numbers them; all others become numbers."""
 
@@ -95,6 +98,10 @@ class Packer:
 
     def quantized(self, source: QuantizedTensor) -> Segment | None:
         """A quantized matrix; None if the kernels do not know its format."""
+        if isinstance(source, GGMLBlocks) and source.type == "NVFP4":
+            source = NVFP4.of_blocks(source.data, source.shape)
+        if isinstance(source, NVFP4):
+            return self._floats(source)
         if isinstance(source, GGMLBlocks):
             return self._blocks(source) if source.type in BLOCKS else None
         if isinstance(source, Grouped) and (source.group % CELL == 0 or source.scales.shape[1] == 1):
@@ -124,6 +131,16 @@ class Packer:
         zeros = None if source.zeros is None else source.zeros.contiguous()
         scaled = address(scales, source.scales.dtype), address(zeros, torch.uint8, scales.numel())
         groups = address(numbers, torch.uint8, source.shape.numel()), *scaled
+        self.c.pack_groups(segment.code, *groups, segment.memory.data_ptr(), *source.shape)
+        return segment
+
+    def _floats(self, source: NVFP4) -> Segment:
+        """All of a row share a float32: half the factor, as the codebook has twice the numbers."""
+        span = -(-source.shape[1] // CELL) * CELL
+        segment = self._segment(BLOCKS["NVFP4"]._replace(span=span).code, source.format, *source.shape)
+        numbers, factors = source.numbers.contiguous(), (source.factors * 0.5).contiguous()
+        scales = pad(source.scales, (0, source.scales.shape[1] % 2)).contiguous()  # of whole cells
+        groups = address(numbers, torch.uint8), address(factors, torch.float32), address(scales, torch.uint8)
         self.c.pack_groups(segment.code, *groups, segment.memory.data_ptr(), *source.shape)
         return segment
 

@@ -26,9 +26,20 @@ E2M1_CODEBOOK = torch.tensor(
 )
 """What numbers of 4 bits stand for: in the IQ4 formats, and as floats of 2 bits of exponent and 1 of mantissa, twice as large."""
 
+E4M3 = torch.cat(
+    (
+        torch.arange(127, dtype=torch.uint8, device="cpu").view(torch.float8_e4m3fn).float(),
+        torch.tensor([480.0], dtype=torch.float32, device="cpu"),
+    )
+)
+"""Floats of 4 bits of exponent and 3 of mantissa, without a sign and without NaN."""
+
 PIECE = 1 << 15
 """Numbers that torch makes at a time: what is in between stays in the second-level cache. From the next number on torch would
 share out every one of the small operations among its threads, which then wait for each other more than they work."""
+
+PIECE_OF_PACKAGE = 1 << 17
+"""The same where the package `gguf` makes them, in one thread, and a call costs more."""
 
 
 def dequantize(data: Tensor, type: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
@@ -50,7 +61,8 @@ def dequantize(data: Tensor, type: str, shape: Sequence[int], dtype: torch.dtype
     values, nbytes = SIZES[type]
     blocks = data.view(-1, nbytes)
     out = torch.empty(math.prod(shape) // values, values, dtype=dtype or torch.float32, device="cpu")
-    for part, result in zip(blocks.split(PIECE // values), out.split(PIECE // values), strict=True):
+    count = (PIECE_OF_PACKAGE if type in BY_PACKAGE else PIECE) // values
+    for part, result in zip(blocks.split(count), out.split(count), strict=True):
         result.copy_(FUNCTIONS[type](part))
     return out.view(*shape)
 
@@ -127,6 +139,17 @@ def _mxfp4(blocks: Tensor) -> Tensor:
     return scale * E2M1_CODEBOOK[_nibbles(blocks[:, 1:], 16).int()]
 
 
+def nvfp4_parts(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Of four runs of 16 numbers, places in the codebook [n, 64] and in `E4M3` [n, 4]; signs of scales count for nothing."""
+    scales = blocks[:, :4]
+    return _nibbles(blocks[:, 4:], 8), torch.where(scales == 0x7F, 0, scales & 0x7F)
+
+
+def _nvfp4(blocks: Tensor) -> Tensor:
+    numbers, scales = nvfp4_parts(blocks)
+    return (0.5 * E4M3[scales.int()][:, :, None] * E2M1_CODEBOOK[numbers.int()].view(-1, 4, 16)).flatten(1)
+
+
 def _by_package(kind: str) -> Callable[[Tensor], Tensor]:
     """What the package of llama.cpp's authors makes of them: these need large tables.
 
@@ -140,12 +163,13 @@ def _by_package(kind: str) -> Callable[[Tensor], Tensor]:
             from gguf.quants import dequantize
         except ImportError as error:
             raise UnsupportedModel(f"weights of type {kind} are read by the package gguf: pip install gguf") from error
-        return torch.from_numpy(dequantize(blocks.numpy(), GGMLQuantizationType[kind]))
+        row = blocks.numpy().reshape(1, -1)  # the package loops over every 16 rows
+        return torch.from_numpy(dequantize(row, GGMLQuantizationType[kind])).view(len(blocks), -1)
 
     return function
 
 
-BY_PACKAGE = ("IQ1_M", "IQ1_S", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ3_S", "IQ3_XXS", "NVFP4", "TQ1_0", "TQ2_0")
+BY_PACKAGE = ("IQ1_M", "IQ1_S", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ3_S", "IQ3_XXS", "TQ1_0", "TQ2_0")
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q4_0": _q4_0,
@@ -161,6 +185,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,
+    "NVFP4": _nvfp4,
 } | {kind: _by_package(kind) for kind in BY_PACKAGE}
 """Name of a format -> blocks [n, bytes] uint8 to their values [n, values] float32."""
 

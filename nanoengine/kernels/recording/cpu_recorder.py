@@ -37,7 +37,7 @@ TELLS_SHAPE = frozenset(
 )
 """Those whose answer is the same every time; of all others that answer with no tensor, that is not known."""
 
-SHAPED_BY_NUMBERS = frozenset({"argwhere", "masked_select", "nonzero", "unique", "unique_consecutive"})
+SHAPED_BY_NUMBERS = frozenset({"argwhere", "bincount", "masked_select", "nonzero", "unique", "unique_consecutive"})
 """Those whose result is of another size for other numbers."""
 
 IN_PLACE = frozenset(f"__{name}__" for name in ("setitem", "iadd", "isub", "imul", "itruediv", "iand", "ior"))
@@ -119,8 +119,11 @@ class _TorchCalls(TorchFunctionMode):
             return rows
         result = func(*args, **(kwargs or {}))
         name, made = getattr(func, "__name__", str(func)), list(_tensors(result))
-        if name in SHAPED_BY_NUMBERS or (name == "__getitem__" and _reads_numbers(args[1])):
-            raise CannotRecord(f"a step that calls {name} by numbers in a tensor cannot be recorded: it takes other parts")
+        is_nonzero = name in SHAPED_BY_NUMBERS or (name == "where" and len(args) == 1)
+        if is_nonzero or (name == "__getitem__" and _reads_numbers(args[1])):
+            raise CannotRecord(
+                f"a step that calls {name} by numbers in a tensor cannot be recorded: it takes other parts"
+            )
         again = partial(func, *args, **(kwargs or {}))
         if name in IN_PLACE or (name.endswith("_") and not name.endswith("__")) or "out" in (kwargs or {}):
             self._report(again)

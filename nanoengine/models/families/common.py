@@ -52,6 +52,8 @@ def read_decoder(
     if layers is None:
         rope = read_rope(fields, size, theta, may_be_partial=may_be_partial)
         layers = tuple(LayerConfig(rope=rope, window=window, has_experts="experts" in facts) for window in windows)
+    if not any(layer.mixer for layer in layers):
+        facts.pop("states", None)
     if len(set(layers)) == 1:
         layers = layers[:1]
     config = ModelConfig(

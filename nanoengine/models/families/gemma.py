@@ -10,7 +10,16 @@ from nanoengine.models.families.windows import types_by_pattern, window_of, wind
 from nanoengine.models.model_config import LayerConfig, ModelConfig, TensorNames
 from nanoengine.models.rope_config import LAYER_TYPES, read_rope, read_ropes
 
-ARCHITECTURES = ("Gemma2ForCausalLM", "Gemma3ForCausalLM")
+SEEING = "Gemma3ForConditionalGeneration"
+ARCHITECTURES = ("Gemma2ForCausalLM", "Gemma3ForCausalLM", SEEING)
+DEFAULTS = {
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131_072,
+}
+"""Of models that see pictures: their files leave out what is as in the smallest one."""
+
 HEAD_DIM = 256
 NAMES = TensorNames(
     norm_after_attention="post_attention_layernorm",
@@ -24,7 +33,10 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     fields.ignore("hidden_act")  # stands beside the other in files of Gemma 2, and counts nowhere
     size = head_dim_of(fields, HEAD_DIM)
     facts: dict[str, Any]
-    if architecture == "Gemma3ForCausalLM":
+    if architecture == SEEING:
+        for key, value in DEFAULTS.items():
+            fields.default(key, value)
+    if architecture != "Gemma2ForCausalLM":
         fields.ignore("_sliding_window_pattern")  # what layer_types were made of
         types = types_by_pattern(fields, fields.integer("sliding_window_pattern", 6))
         ropes = read_ropes(fields, size, 1e6, local_theta=1e4)

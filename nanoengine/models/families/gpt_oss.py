@@ -39,5 +39,5 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
         activation="clamped",
         has_sinks=True,
         **biases_of(fields, True),
-        names=NAMES,
+        names=TensorNames() if fields.flag("linears_are_split") else NAMES,
     )

@@ -4,20 +4,16 @@ alone.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from nanoengine.models.config_fields import ConfigFields
 from nanoengine.models.families.common import biases_of, head_dim_of, read_decoder
-from nanoengine.models.families.states import MOST_DEPTH, MOST_HEADS, MOST_TAPS, check_groups, hybrid_layers
-from nanoengine.models.model_config import ExpertsConfig, ModelConfig, StateConfig, TensorNames
+from nanoengine.models.families.states import hybrid_layers, mamba_states
+from nanoengine.models.model_config import ExpertsConfig, ModelConfig, TensorNames
 from nanoengine.models.rope_config import read_rope
 
 ARCHITECTURES = ("GraniteMoeHybridForCausalLM",)
 KINDS = ("full_attention", "attention", "linear_attention", "mamba")
-
-UNLIMITED = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}])
-"""As Python's json writes it, and as transformers 5 does."""
 
 NAMES = TensorNames(
     gate_up=("input_linear",),
@@ -54,7 +50,7 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
         fields,
         architecture,
         layers=tuple(layers),
-        states=_states(fields),
+        states=mamba_states(fields),
         names=TensorNames() if is_split else NAMES,
         attention_scale=fields.number("attention_multiplier", 1.0),
         embedding_scale=fields.number("embedding_multiplier", 1.0),
@@ -64,32 +60,6 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
         **biases_of(fields),
     )
     return replace(config, intermediate_size=width)
-
-
-def _states(fields: ConfigFields) -> StateConfig:
-    heads, groups = fields.integer("mamba_n_heads", 128, MOST_HEADS), fields.integer("mamba_n_groups", 1, MOST_HEADS)
-    inner = fields.integer("mamba_expand", 2) * fields.integer("hidden_size")
-    depth, stated = fields.integer("mamba_d_state", 256, MOST_DEPTH), fields.get("mamba_d_head", "auto")
-    width = inner // heads if stated == "auto" else fields.integer("mamba_d_head", most=MOST_DEPTH)
-    if width * heads != inner:
-        raise fields.wrong(
-            "mamba_n_heads", heads, f"of mamba_d_head {width} they must make {inner}, mamba_expand x hidden_size"
-        )
-    limits = fields.get("time_step_limit", UNLIMITED[0])
-    if limits not in UNLIMITED:
-        raise fields.wrong("time_step_limit", limits, "steps of time without limits are supported")
-    fields.ignore("mamba_chunk_size", "time_step_min", "time_step_max", "time_step_floor", "time_step_rank")
-    states = StateConfig(
-        taps=fields.integer("mamba_d_conv", 4, MOST_TAPS),
-        channels=inner + 2 * groups * depth,
-        num_heads=heads,
-        num_groups=groups,
-        depth=depth,
-        width=width,
-        conv_bias=fields.flag("mamba_conv_bias", True),
-        proj_bias=fields.flag("mamba_proj_bias"),
-    )
-    return check_groups(fields, "mamba_n_heads", states)
 
 
 def _experts(fields: ConfigFields, shared: int, is_split: bool) -> ExpertsConfig:

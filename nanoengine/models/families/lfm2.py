@@ -1,20 +1,25 @@
-"""LFM2 (Liquid AI, 2025): short convolutions in most layers, attention in the others."""
+"""LFM2 (Liquid AI, 2025): short convolutions in most layers, attention in the others; LFM2-MoE: experts behind the first."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from nanoengine.models.config_fields import MAX_LAYERS, ConfigFields
 from nanoengine.models.families.common import head_dim_of, read_decoder
+from nanoengine.models.families.routed import routed_experts, sparse_after
 from nanoengine.models.families.states import MOST_TAPS, hybrid_layers
-from nanoengine.models.model_config import ModelConfig, StateConfig, TensorNames
+from nanoengine.models.model_config import ExpertsConfig, ModelConfig, StateConfig, TensorNames
 from nanoengine.models.rope_config import read_rope
 
-ARCHITECTURES = ("Lfm2ForCausalLM",)
+MOE = "Lfm2MoeForCausalLM"
+ARCHITECTURES = ("Lfm2ForCausalLM", MOE)
 
 NAMES = TensorNames(
     norm_before_attention="operator_norm",
     norm_before_mlp="ffn_norm",
+    experts="feed_forward",
+    expert_gate_up_down=("w1", "w3", "w2"),
     replaced=(
         (".self_attn.o_proj.", ".self_attn.out_proj."),
         (".q_norm.", ".q_layernorm."),
@@ -22,6 +27,7 @@ NAMES = TensorNames(
         (".mlp.gate_proj.", ".feed_forward.w1."),
         (".mlp.up_proj.", ".feed_forward.w3."),
         (".mlp.down_proj.", ".feed_forward.w2."),
+        (".gate.e_score_correction_bias", ".expert_bias"),
         ("model.norm.", "model.embedding_norm."),
     ),
 )
@@ -50,10 +56,21 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
         taps=fields.integer("conv_L_cache", 3, MOST_TAPS), channels=hidden, conv_bias=bias, proj_bias=bias
     )
     layers = tuple(hybrid_layers(fields, "short_conv", ("full_attention", "conv"), rope, types))
-    config = read_decoder(
-        fields, architecture, eps=1e-5, tied=True, layers=layers, states=states, qk_norm="head", names=NAMES
-    )
+    facts: dict[str, Any] = {"eps": 1e-5, "tied": True, "states": states, "qk_norm": "head", "names": NAMES}
+    if architecture == MOE:
+        sparse = zip(layers, sparse_after(fields, "num_dense_layers", 2), strict=True)
+        layers = tuple(replace(layer, has_experts=has_experts) for layer, has_experts in sparse)
+        return read_decoder(fields, architecture, layers=layers, experts=_experts(fields), **facts)
+    config = read_decoder(fields, architecture, layers=layers, **facts)
     return replace(config, intermediate_size=_mlp_width(fields, config.intermediate_size))
+
+
+def _experts(fields: ConfigFields) -> ExpertsConfig:
+    fields.default("norm_topk_prob", True)
+    facts: dict[str, Any] = {"added_to_sum": 1e-6}
+    if not fields.flag("use_expert_bias", True):
+        facts["bias_shape"] = ()
+    return routed_experts(fields, "num_experts", **facts)
 
 
 def _mlp_width(fields: ConfigFields, stated: int) -> int:

@@ -21,9 +21,10 @@ NAMES = TensorNames(
 
 
 def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
-    fields.ignore("boi_token_index", "eoi_token_index", "image_token_index", "for_llm_compressor")
+    fields.ignore("for_llm_compressor")
     count = fields.integer("num_hidden_layers", most=MAX_LAYERS)
-    rotates, experts = which_rotate(fields, count), _experts(fields)
+    is_split = fields.flag("linears_are_split")  # as in GGUF files
+    rotates, experts = which_rotate(fields, count), _experts(fields, is_split)
     size = None if _is_null(fields, "attention_chunk_size") else fields.integer("attention_chunk_size", 8192)
     types = layer_types_of(fields, (FULL, CHUNKED)) or [CHUNKED if rotates[i] and size else FULL for i in range(count)]
     if size is None and CHUNKED in types:
@@ -48,7 +49,7 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
         eps=1e-5,
         layers=layers,
         experts=experts,
-        names=NAMES,
+        names=TensorNames() if is_split else NAMES,
         has_chunks=True,
         qk_norm="plain" if is_normed else None,
         **_growth(fields),
@@ -61,7 +62,7 @@ def _is_null(fields: ConfigFields, key: str) -> bool:
     return key in fields and fields.get(key) is None
 
 
-def _experts(fields: ConfigFields) -> ExpertsConfig:
+def _experts(fields: ConfigFields, is_split: bool) -> ExpertsConfig:
     fields.expect("num_experts_per_tok", 1)
     width = fields.integer("intermediate_size")
     return ExpertsConfig(
@@ -69,8 +70,8 @@ def _experts(fields: ConfigFields) -> ExpertsConfig:
         num_chosen=1,
         intermediate_size=width,
         normalize=False,
-        are_stacked=True,
-        are_transposed=True,
+        are_stacked=not is_split,
+        are_transposed=not is_split,
         weighs_inputs=True,
         shared_size=width,
     )

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from nanoengine.models.config_fields import ConfigFields
-from nanoengine.models.families.common import read_decoder
-from nanoengine.models.families.windows import window_of
-from nanoengine.models.model_config import ExpertsConfig, ModelConfig, TensorNames
+from dataclasses import replace
 
-ARCHITECTURES = ("MistralForCausalLM", "MixtralForCausalLM")
+from nanoengine.models.config_fields import MAX_POSITIONS, ConfigFields
+from nanoengine.models.families.common import head_dim_of, read_decoder
+from nanoengine.models.families.windows import window_of
+from nanoengine.models.model_config import ExpertsConfig, LayerConfig, ModelConfig, TensorNames
+from nanoengine.models.rope_config import TRAINED, read_rope, take_out
+
+GROWING, SEEING = "Ministral3ForCausalLM", "Mistral3ForConditionalGeneration"
+ARCHITECTURES = ("MistralForCausalLM", "MixtralForCausalLM", GROWING, SEEING)
 MIXTRAL_NAMES = TensorNames(experts="block_sparse_moe", expert_gate_up_down=("w1", "w3", "w2"))
 
 
 def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
-    if architecture == "MistralForCausalLM":
+    if architecture == SEEING:
+        fields.expect("model_type", "mistral3", "mistral", "ministral3")  # of the text, if it is said
+    if architecture == GROWING or (architecture == SEEING and fields.get("model_type") == "ministral3"):
+        return _read_growing(fields, architecture)
+    if architecture != "MixtralForCausalLM":
         return read_decoder(fields, architecture, windows=(window_of(fields, 4096),))
     experts = ExpertsConfig(
         num_experts=fields.integer("num_local_experts"),
@@ -24,3 +32,13 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     return read_decoder(
         fields, architecture, eps=1e-5, theta=1e6, windows=windows, experts=experts, names=MIXTRAL_NAMES
     )
+
+
+def _read_growing(fields: ConfigFields, architecture: str) -> ModelConfig:
+    """Ministral 3: queries grow with each stretch of positions that it was trained on."""
+    table = ConfigFields(fields.table_of("rope_parameters"), f"rope_parameters of {fields.where}")
+    growth, period = table.number("llama_4_scaling_beta"), table.integer(TRAINED, most=MAX_POSITIONS)
+    take_out(fields, "llama_4_scaling_beta", "max_position_embeddings")
+    rope = replace(read_rope(fields, head_dim_of(fields, 128)), query_growth=growth, trained_positions=period)
+    layers = (LayerConfig(rope=rope, window=window_of(fields)),)
+    return read_decoder(fields, architecture, head_dim=128, eps=1e-5, layers=layers)

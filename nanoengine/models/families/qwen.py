@@ -1,5 +1,5 @@
 """Qwen 2 and 2.5 (Qwen team, 2024): Llama with biases of q, k and v; Qwen 3 (2025): with norms over each head of q and k in their
-place; and its mixture of experts.
+place; and their mixtures of experts, in Qwen 2 beside one that all tokens share.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from nanoengine.models.families.windows import window_of, windows_of_qwen
 from nanoengine.models.model_config import ExpertsConfig, LayerConfig, ModelConfig
 from nanoengine.models.rope_config import read_rope
 
-ARCHITECTURES = ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
+ARCHITECTURES = ("Qwen2ForCausalLM", "Qwen2MoeForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 
 
 def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     if architecture == "Qwen2ForCausalLM":
         return read_decoder(fields, architecture, qkv_bias=True, windows=windows_of_qwen(fields))
+    if architecture == "Qwen2MoeForCausalLM":
+        return _read_qwen2_moe(fields, architecture)
     facts = biases_of(fields) | {"qk_norm": "head"}
     if architecture == "Qwen3ForCausalLM":
         return read_decoder(fields, architecture, head_dim=128, windows=windows_of_qwen(fields), **facts)
@@ -25,6 +27,20 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     rope, sparse = read_rope(fields, head_dim_of(fields)), sparse_layers(fields)
     layers = tuple(LayerConfig(rope=rope, window=window, has_experts=has_experts) for has_experts in sparse)
     return read_decoder(fields, architecture, layers=layers, experts=read_experts(fields), **facts)
+
+
+def _read_qwen2_moe(fields: ConfigFields, architecture: str) -> ModelConfig:
+    """With an MLP beside the experts, whose output a gate weighs."""
+    for key, value in (("num_experts", 60), ("num_experts_per_tok", 4), ("moe_intermediate_size", 1408)):
+        fields.default(key, value)
+    width = fields.integer("shared_expert_intermediate_size", 5632)
+    experts = read_experts(fields, shared_size=width, shared_is_gated=True)
+    rope, bias = read_rope(fields, head_dim_of(fields)), fields.flag("qkv_bias", True)
+    layers = tuple(
+        LayerConfig(rope=rope, window=window, has_experts=has_experts)
+        for window, has_experts in zip(windows_of_qwen(fields, alternate=True), sparse_layers(fields), strict=True)
+    )
+    return read_decoder(fields, architecture, layers=layers, experts=experts, qkv_bias=bias)
 
 
 def read_experts(fields: ConfigFields, **facts: Any) -> ExpertsConfig:

@@ -11,7 +11,7 @@ from nanoengine.models.families.common import biases_of, head_dim_of, read_decod
 from nanoengine.models.families.qwen import read_experts, sparse_layers
 from nanoengine.models.families.states import MOST_DEPTH, MOST_HEADS, MOST_TAPS, check_groups, hybrid_layers
 from nanoengine.models.model_config import ModelConfig, StateConfig
-from nanoengine.models.rope_config import read_rope
+from nanoengine.models.rope_config import forget_sections, read_rope
 
 NEXT = "Qwen3NextForCausalLM"
 PLAIN = ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration")
@@ -21,9 +21,8 @@ KINDS = ("full_attention", "linear_attention")
 
 def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     fields.default("partial_rotary_factor", 0.25)
-    rope = read_rope(
-        fields, head_dim_of(fields, 256), may_be_partial=True, ignored=("mrope_section", "mrope_interleaved")
-    )
+    forget_sections(fields)
+    rope = read_rope(fields, head_dim_of(fields, 256), may_be_partial=True)
     count, period = fields.integer("num_hidden_layers", most=MAX_LAYERS), fields.integer("full_attention_interval", 4)
     types = [KINDS[(i + 1) % period > 0] for i in range(count)]
     layers = hybrid_layers(fields, "delta_net", KINDS, rope, types)

@@ -38,11 +38,14 @@ def windows_by_types(types: Sequence[str], window: int | None) -> list[int | Non
     return [window if kind == SLIDING else None for kind in types]
 
 
-def windows_of_qwen(fields: ConfigFields) -> list[int | None]:
-    """The window of each layer: by their types, or of those behind the first `max_window_layers`; none unless they are used."""
+def windows_of_qwen(fields: ConfigFields, *, alternate: bool = False) -> list[int | None]:
+    """The window of each layer: by their types, or of those behind the first `max_window_layers`, or of every other among these;
+    none unless they are used.
+    """
     types, first = layer_types_of(fields), fields.get("max_window_layers", 28)
     window = window_of(fields, 4096) if fields.flag("use_sliding_window") else None
     if isinstance(first, bool) or not isinstance(first, int):
         raise fields.wrong("max_window_layers", first, "it must be a number of layers")
     count = fields.integer("num_hidden_layers", most=MAX_LAYERS)
-    return windows_by_types(types or [SLIDING if i >= first else FULL for i in range(count)], window)
+    slides = [i % 2 == 0 and i < first if alternate else i >= first for i in range(count)]
+    return windows_by_types(types or [SLIDING if own else FULL for own in slides], window)

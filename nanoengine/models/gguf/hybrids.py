@@ -12,7 +12,7 @@ from collections.abc import Collection
 from typing import Any
 
 from nanoengine.models.gguf.keys import Keys
-from nanoengine.models.gguf.tensor_names import DELTA_NETS, PACKED_BA, PACKED_QKVZ
+from nanoengine.models.gguf.tensor_names import DELTA_NETS, FALCON_H1, LFM2, NEMOTRON_H, PACKED_BA, PACKED_QKVZ
 
 DELTA_KEYS = {
     "ssm.conv_kernel": "linear_conv_kernel_dim",
@@ -36,7 +36,17 @@ MAMBA_KEYS = {
     "expert_used_count": "num_experts_per_tok",
     "expert_shared_feed_forward_length": "shared_intermediate_size",
 }
+FALCON_KEYS = {key: name for key, name in MAMBA_KEYS.items() if key.startswith("ssm.")} | {
+    "ssm.inner_size": "mamba_d_ssm"
+}
+NEMOTRON_KEYS = {
+    "ssm.conv_kernel": "conv_kernel",
+    "ssm.state_size": "ssm_state_size",
+    "ssm.group_count": "n_groups",
+    "ssm.time_step_rank": "mamba_num_heads",
+}
 LFM2_KEYS = {"shortconv.l_cache": "conv_L_cache"}
+KV_HEADS = "attention.head_count_kv"
 OF_STATES = ("ssm.", "shortconv.")
 """How keys begin that a file of these architectures must have."""
 
@@ -49,26 +59,41 @@ def complete_hybrid(keys: Keys, config: dict[str, Any], tensors: Collection[str]
     """
     name, layers = config["architectures"][0], config["num_hidden_layers"]
     have_states: list[int] | None = None
+
+    def some(ending: str) -> bool:
+        return any(own.endswith(f".{ending}") for own in tensors)
+
     if name in DELTA_NETS:
         if "attention.recurrent_layers" in keys:
             have_states = keys.each("attention.recurrent_layers", layers)
+        elif keys.is_list(KV_HEADS) and 0 in (counts := keys.each(KV_HEADS, layers)):
+            have_states = [count == 0 for count in counts]
         config["num_hidden_layers"] = layers - keys.number("nextn_predict_layers", default=0)
         config["linear_value_head_dim"] = _share(keys, "ssm.inner_size", config["linear_num_value_heads"])
         for field, tensor in (("qkvz_is_packed", PACKED_QKVZ), ("ba_is_packed", PACKED_BA)):
-            config[field] = any(own.endswith(f".{tensor}") for own in tensors)
-        config["value_heads_are_tiled"] = name != "Qwen3NextForCausalLM"
-        keys.ignore("rope.dimension_sections")  # of pictures: the positions of a text's token are equal in all of them
+            config[field] = some(tensor)
+        config["value_heads_are_tiled"] = keys.flag("ssm.v_head_reordered", default=name != "Qwen3NextForCausalLM")
+    elif name == FALCON_H1:  # whose factors are in the weights
+        config |= {"mamba_rms_norm": some("ssm_norm.weight"), "mamba_norm_before_gate": False}
+        config["mamba_conv_bias"] = some("ssm_conv1d.bias")
+    elif name == NEMOTRON_H:
+        widths = keys.each("feed_forward_length", layers)
+        kinds = zip(keys.each(KV_HEADS, layers), widths, strict=True)
+        config["hybrid_override_pattern"] = "".join("-" if width else "*" if heads else "M" for heads, width in kinds)
+        config |= {"use_conv_bias": some("ssm_conv1d.bias"), "mlp_bias": some("ffn_up.bias")}
+        config["mamba_head_dim"] = _share(keys, "ssm.inner_size", config["mamba_num_heads"])
+        config["layer_norm_epsilon"] = config["rms_norm_eps"]
     else:
-        have_states = [count == 0 for count in keys.each("attention.head_count_kv", layers)]
+        have_states = [count == 0 for count in keys.each(KV_HEADS, layers)]
     if name == "GraniteMoeHybridForCausalLM":
         config["mamba_expand"] = _share(keys, "ssm.inner_size", config["hidden_size"])
-        config["mamba_conv_bias"] = any(own.endswith(".ssm_conv1d.bias") for own in tensors)
+        config["mamba_conv_bias"] = some("ssm_conv1d.bias")
         config["position_embedding_type"] = "rope" if keys.flag("rope.scaling.finetuned", default=True) else "nope"
         config.setdefault("num_local_experts", 0)
         config.setdefault("shared_intermediate_size", config["intermediate_size"])
     if have_states is not None:
-        kinds = "full_attention", "conv" if name == "Lfm2ForCausalLM" else "linear_attention"
-        config["layer_types"] = [kinds[bool(is_so)] for is_so in have_states[: config["num_hidden_layers"]]]
+        names = "full_attention", "conv" if name in LFM2 else "linear_attention"
+        config["layer_types"] = [names[bool(is_so)] for is_so in have_states[: config["num_hidden_layers"]]]
 
 
 def _share(keys: Keys, key: str, among: int) -> int:

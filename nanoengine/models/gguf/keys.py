@@ -6,37 +6,60 @@ Whatever is said of an architecture and not translated could change what it comp
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
 from nanoengine.errors import UnsupportedModel, shown
+from nanoengine.models.config_fields import log_unknown, names_of
 from nanoengine.models.gguf.file import GGUFFile
 
 REALS = (
     *("epsilon", "scale", "factor", "freq_base", "freq_base_swa", "scale_linear"),
-    *("softcapping", "beta_fast", "beta_slow"),
+    *("softcapping", "beta_fast", "beta_slow", "yarn_log_multiplier"),
 )
 """How the keys end whose values need not be whole."""
 
+OF_OLLAMA = {
+    "attention.head_dim": "attention.key_length",
+    "rope.global.freq_base": "rope.freq_base",
+    "rope.local.freq_base": "rope.freq_base_swa",
+    "rope.scaling.beta_fast": "rope.scaling.yarn_beta_fast",
+    "rope.scaling.beta_slow": "rope.scaling.yarn_beta_slow",
+    "rope.scaling.mscale_all_dim": "rope.scaling.yarn_log_multiplier",
+    "rope.scaling_beta": "attention.temperature_scale",
+}
+"""Names of keys in files of Ollama -> llama.cpp's."""
+
 WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("attention.causal", "expert_weights_norm"), (True,)),
-    **dict.fromkeys(("attention.clamp_kqv", "attention.max_alibi_bias", "attention.scale"), (0.0,)),
+    **dict.fromkeys(("attention.causal", "expert_weights_norm", "norm_top_k_prob"), (True,)),
+    **dict.fromkeys(
+        ("attention.clamp_kqv", "attention.max_alibi_bias", "attention.scale", "attention.temperature_scale"), (0.0,)
+    ),
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), (0.0,)),
     **dict.fromkeys(("attention.sliding_window", "expert_count", "expert_used_count", "expert_shared_count"), (0,)),
+    "expert_shared_feed_forward_length": (0,),
+    "rope.scaling.mscale": (1.0,),
     "expert_gating_func": (1,),
     "expert_weights_scale": (0.0, 1.0),
     "nextn_predict_layers": (0,),
     "rope.scaling.yarn_ext_factor": (-1.0, 1.0),
-    "rope.scaling.yarn_log_multiplier": (0.0,),
 }
 """Keys that are not translated -> the values with which they change nothing."""
 
-NOT_OF_THE_MODEL = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "pooling_type"}
-"""Keys that change no hidden state: the embedding has the size of the vocabulary, the next two tell of the model's making, and
-the last of what is made of the states.
+NOT_OF_THE_MODEL = re.compile(
+    r"vocab_size|tensor_data_layout|rope\.scaling\.finetuned|pooling_type|embedding_length_out|classifier\.output_labels|"
+    r"(vision|audio|mm)\..*|.*_token_(id|index)|spatial_merge_size|n_deepstack_layers|"
+    r"(rope\.)?mrope_sections?|rope\.mrope_interleaved|rope\.dimension_sections"
+)
+"""Keys that change no hidden state of a text: the embedding has the size of the vocabulary, the next two tell of the model's
+making, and three of what is made of the states. Then come those of pictures; in a text, all positions of a token are equal.
 """
+
+TEMPLATES = "tokenizer.chat_template."
+"""Before the names of chat templates beside the first."""
 
 
 class Keys:
@@ -55,10 +78,14 @@ class Keys:
             )
         self.architecture = architecture
         self._prefix = f"{self.architecture}."
-        self._unread = {key.removeprefix(self._prefix) for key in file.metadata if key.startswith(self._prefix)}
+        start = len(self._prefix)
+        own = {key[start:]: value for key, value in file.metadata.items() if key.startswith(self._prefix)}
+        renamed = {OF_OLLAMA[key]: value for key, value in own.items() if key in OF_OLLAMA}
+        self._values = renamed | {key: value for key, value in own.items() if key not in OF_OLLAMA}
+        self._unread = set(self._values)
 
     def __contains__(self, key: str) -> bool:
-        return self._prefix + key in self._metadata
+        return key in self._values
 
     def number(self, key: str, default: float | None = None, *, some_have_none: bool = False) -> Any:
         """A count, or a number where the key is of REALS; that of all layers if they have one each, or of those that have not 0.
@@ -91,8 +118,7 @@ class Keys:
 
     def each_or_all(self, key: str, layers: int) -> list[int]:
         """A count of each layer; the file may have one for all."""
-        value = self._metadata.get(self._prefix + key)
-        return self.each(key, layers) if isinstance(value, np.ndarray | list) else [self.number(key)] * layers
+        return self.each(key, layers) if self.is_list(key) else [self.number(key)] * layers
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._read(key, default)
@@ -100,9 +126,12 @@ class Keys:
             raise self.unsupported(key, value, "true or false")
         return value
 
-    def ignore(self, key: str) -> None:
-        """One that changes nothing here, whatever it says."""
-        self._unread.discard(key)
+    def ignore(self, start: str) -> None:
+        """Keys that begin so change nothing here, whatever they say."""
+        self._unread = {key for key in self._unread if not key.startswith(start)}
+
+    def is_list(self, key: str) -> bool:
+        return isinstance(self._values.get(key), np.ndarray | list)
 
     def text(self, key: str, default: str) -> str:
         value = self._read(key, default)
@@ -114,17 +143,25 @@ class Keys:
         return UnsupportedModel(f"{self._path} has {self._prefix}{key} {shown(value)}; supported is {supported}")
 
     def check_rest(self) -> None:
-        """UnsupportedModel if a key was not read that could change what the model computes."""
-        for key in sorted(self._unread - NOT_OF_THE_MODEL):
-            value = self._metadata[self._prefix + key]
-            if key not in WITHOUT_EFFECT:
+        """UnsupportedModel if a key was not read that could change what the model computes. What llama.cpp does not know either
+        is a line in the log, of the tokenizer's keys too.
+        """
+        known = names_of("gguf")
+        of_text = (key for key in self._metadata if key.startswith("tokenizer.") and not key.startswith(TEMPLATES))
+        unknown = {key: self._metadata[key] for key in of_text if key not in known}
+        for key in sorted(key for key in self._unread if not NOT_OF_THE_MODEL.fullmatch(key)):
+            value = self._values[key]
+            if key not in WITHOUT_EFFECT and key not in known:
+                unknown[self._prefix + key] = value
+            elif key not in WITHOUT_EFFECT:
                 raise UnsupportedModel(f"{self._path} has {self._prefix}{key} {shown(value)}, which is not supported")
-            if isinstance(value, np.ndarray | list) or value not in WITHOUT_EFFECT[key]:
+            elif isinstance(value, np.ndarray | list) or value not in WITHOUT_EFFECT[key]:
                 raise self.unsupported(key, value, " or ".join(map(str, WITHOUT_EFFECT[key])))
+        log_unknown(unknown, str(self._path))
 
     def _read(self, key: str, default: Any) -> Any:
         self._unread.discard(key)
-        value = self._metadata.get(self._prefix + key, default)
+        value = self._values.get(key, default)
         if value is None:
             raise UnsupportedModel(f"{self._path} has no {self._prefix}{key}: convert the model anew")
         return value

@@ -25,6 +25,9 @@ NAMES = {"bos": "bos", "eos": "eos", "eot": "eot", "eom": "eom", "unk": "unknown
 NO_TOKEN = (1 << 32) - 1
 """What converters write of the id -1, which says that there is none."""
 
+OF_OLLAMA = {"gptoss": "gpt-4o", "mistral3": "tekken", "lfm2": "lfm2"}
+"""Architectures whose files by Ollama name no way to cut text -> the one that their models have."""
+
 UNUSED = ("seperator", "padding")
 """Special tokens that no prompt gets: some files have ids for them that are none of the model's."""
 
@@ -113,7 +116,10 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> GGUFVocabulary:
 
 def _bpe(metadata: Mapping[str, Any], vocab: dict[str, int]) -> tuple[Tokenizer, bool]:
     """Merges in the order of a list, in words (https://arxiv.org/abs/1508.07909); and whether prompts begin with a token."""
-    kind = find_pre_tokenizer(_get(metadata, "tokenizer.ggml.pre", str, "default") or "default")
+    name = _get(metadata, "tokenizer.ggml.pre", str, "default") or "default"
+    if name == "default":
+        name = OF_OLLAMA.get(_get(metadata, "general.architecture", str, ""), name)
+    kind = find_pre_tokenizer(name)
     tokenizer = Tokenizer(_bpe_model(vocab, _merges(metadata), ignore_merges=kind.ignore_merges))
     tokenizer.pre_tokenizer = kind.build()
     tokenizer.decoder = decoders.ByteLevel()

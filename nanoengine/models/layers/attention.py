@@ -1,5 +1,5 @@
-"""Attention that norms, rotates and writes in one go where the backend offers that; with norms over all heads together; and with
-queries that grow.
+"""Attention that norms, rotates and writes in one go where the backend offers that; with norms over all heads together, or behind
+the rotation; and with queries that grow.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from nanoengine.core.attention import AttentionSpec, KVLayer
-from nanoengine.core.layers import Angles, PagedAttention, RMSNorm
+from nanoengine.core.layers import Angles, PagedAttention, RMSNorm, apply_rotary
 from nanoengine.core.model_config import DenseConfig
 from nanoengine.kernels.attention import AttentionBackend
 
@@ -43,10 +43,20 @@ class WideNormAttention(Attention):
         return super().write(qkv, angles, kv, slot_mapping)
 
 
-class ScaledAttention(Attention):
-    """Nothing is rotated, and queries are multiplied by factors that stand in place of angles: see `QueryScale`."""
+class LateNormAttention(Attention):
+    """With norms over each head of q and k behind the rotation (Hunyuan)."""
 
     def write(self, qkv: Tensor, angles: Angles | None, kv: KVLayer, slot_mapping: Tensor) -> Tensor:
         assert angles is not None
-        qkv[:, : qkv.shape[1] - 2 * self.num_kv_heads * self.head_dim].mul_(angles[0])
+        rotated = qkv[:, : qkv.shape[1] - self.num_kv_heads * self.head_dim].unflatten(-1, (-1, self.head_dim))
+        rotated.copy_(apply_rotary(rotated, angles))
         return super().write(qkv, None, kv, slot_mapping)
+
+
+class ScaledAttention(Attention):
+    """Queries are multiplied by factors that stand behind the angles, or in their place: see `QueryScale`."""
+
+    def write(self, qkv: Tensor, angles: Angles | None, kv: KVLayer, slot_mapping: Tensor) -> Tensor:
+        assert angles is not None
+        qkv[:, : qkv.shape[1] - 2 * self.num_kv_heads * self.head_dim].mul_(angles[-1])
+        return super().write(qkv, angles[:-1] or None, kv, slot_mapping)

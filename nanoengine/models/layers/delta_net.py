@@ -26,10 +26,10 @@ class DeltaNet(Mixer):
 
     prefix = "linear_attn"
 
-    def __init__(self, layer: int, hidden_size: int, facts: StateConfig, factory: Factory, eps: float):
+    def __init__(self, place: int, hidden_size: int, facts: StateConfig, factory: Factory, eps: float):
         key, value, number = Part("groups", facts.depth), Part("heads", facts.width), Part("heads")
         projections = ((key, key, value), (value,), (number,), (number,))  # q, k, v; z; b; a
-        super().__init__(layer, hidden_size, facts, factory, projections, 0, value)
+        super().__init__(place, hidden_size, facts, factory, projections, 0, value)
         heads, self.eps = facts.num_heads, eps
         self.decay = Decay(factory.floats(heads), factory.floats(heads))
         self.norm = factory.floats(facts.width)

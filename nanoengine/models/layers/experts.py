@@ -1,7 +1,7 @@
 """A sparse MLP: a router chooses experts for every token, and their outputs are added up by how likely it thinks them.
 
-Mixtral (Jiang et al., 2024), Qwen3-MoE (Qwen3 technical report, 2025) and gpt-oss (OpenAI, 2025), in the numerics and tensor
-names of transformers.
+Mixtral (Jiang et al., 2024), Qwen3-MoE (Qwen3 technical report, 2025), gpt-oss (OpenAI, 2025), and the router of DeepSeek-V3
+(2024), in the numerics and tensor names of transformers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nanoengine.models.model_config import ExpertsConfig
 class Experts:
     """Stands where an MLP would, behind the same norm.
 
-    The router's logits have the dtype of the model, its probabilities and factors are float32.
+    The router's scores and factors are float32; its logits have the dtype of the model, if probabilities alone choose.
 
     Args:
         factory: makes the weights.
@@ -36,6 +36,7 @@ class Experts:
         self.kernels, self.facts = factory.kernels, facts
         count, width = facts.num_experts, facts.intermediate_size
         self.router = Linear(factory, hidden_size, count, bias=facts.has_biases)
+        self.choice_bias = factory.floats(*facts.bias_shape) if facts.bias_shape else None
         gate, up = factory.experts(count, width, hidden_size), factory.experts(count, width, hidden_size)
         down, biases = factory.experts(count, hidden_size, width), None
         if facts.has_biases:
@@ -61,15 +62,43 @@ class Experts:
         """[num_tokens, hidden_size] -> [num_tokens, num_chosen] experts, the likeliest first, and as many factors, or the logits
         of those that weigh inputs.
         """
-        logits = self.router(x)
-        if self.facts.weighs_inputs:
-            highest, chosen = logits.topk(self.facts.num_chosen)
+        facts = self.facts
+        if facts.weighs_inputs:
+            highest, chosen = self.router(x).topk(facts.num_chosen)
             return chosen, highest
-        probabilities = logits.softmax(-1, dtype=torch.float32)
-        factors, chosen = probabilities.topk(self.facts.num_chosen)
-        if self.facts.normalize:
-            factors = factors / factors.sum(-1, keepdim=True)
-        return chosen, factors
+        scores = self._scores(x)
+        if self.choice_bias is None and facts.num_groups == 1:
+            factors, chosen = scores.topk(facts.num_chosen)
+        else:
+            chosen = self._best_groups(scores if self.choice_bias is None else scores + self.choice_bias)
+            chosen = chosen.topk(facts.num_chosen)[1]
+            factors = scores.gather(-1, chosen)
+        if facts.normalize:
+            total = factors.sum(-1, keepdim=True)
+            if facts.added_to_sum:
+                total = total + facts.added_to_sum
+            factors = factors / (total.clamp(min=facts.least_sum) if facts.least_sum else total)
+        return chosen, factors if facts.scale == 1.0 else factors * facts.scale
+
+    def _scores(self, x: Tensor) -> Tensor:
+        """[num_tokens, num_experts]. Logits that a bias is added to, or that have no sum, are not rounded down."""
+        if self.facts.scores == "softmax" and self.choice_bias is None:
+            return self.router(x).softmax(-1, dtype=torch.float32)
+        logits = self.kernels.logits(x, self.router.weight)
+        if self.facts.scores == "softmax":
+            return logits.softmax(-1)
+        # By the kernel: in a vector of torch's, a sigmoid may depend on its place.
+        return self.kernels.sigmoid_gate(torch.ones_like(logits), logits)
+
+    def _best_groups(self, scores: Tensor) -> Tensor:
+        """The scores of the groups that may be chosen from, and -inf for all others."""
+        facts = self.facts
+        if facts.groups_chosen == facts.num_groups:
+            return scores
+        groups = scores.unflatten(-1, (facts.num_groups, -1))
+        best = groups.topk(2)[0].sum(-1).topk(facts.groups_chosen)[1]
+        others = torch.ones(groups.shape[:2], dtype=torch.bool, device=scores.device).scatter_(1, best, False)
+        return groups.masked_fill(others[..., None], -torch.inf).flatten(-2)
 
     def slots(
         self, prefix: str, router: str, names: Sequence[str], gate_up: Sequence[str] = ("gate_proj", "up_proj")
@@ -81,6 +110,8 @@ class Experts:
         """
         # A choice between experts is not worth the bytes of so small a matrix: it is never quantized.
         slots: dict[str, WeightSlot] = {name: dense(slot) for name, slot in self.router.slots(prefix, router).items()}
+        if self.choice_bias is not None:
+            slots[f"{prefix}.{router}.e_score_correction_bias"] = self.choice_bias
         gate, up, down_weights = self.mixture.weights
         if self.facts.are_stacked:
             both, down = (f"{prefix}.experts.{name}" for name in names)
@@ -93,6 +124,8 @@ class Experts:
             if (biases := self.mixture.biases) is not None:
                 slots |= {f"{both}_bias": InterleavedColumns(biases[:2]), f"{down}_bias": biases.down}
             return slots
+        if (biases := self.mixture.biases) is not None:
+            slots |= {f"{prefix}.experts.{name}_bias": bias for name, bias in zip(names, biases, strict=True)}
         for name, weights in zip(names, self.mixture.weights, strict=True):
             for i in range(self.facts.num_experts):
                 slots[f"{prefix}.experts.{i}.{name}.weight"] = weights.expert(i)

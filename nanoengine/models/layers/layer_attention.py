@@ -20,6 +20,8 @@ from nanoengine.models.model_config import ModelConfig
 class LayerAttention(DenseAttention):
     """What a layer does not have, it has no projection for: V that is K, or K and V of a layer before it."""
 
+    prefix = "self_attn"
+
     def __init__(
         self, config: ModelConfig, layer: int, spec: AttentionSpec, factory: Factory, backend: AttentionBackend
     ):

@@ -1,4 +1,4 @@
-"""Mamba2: a selective state space (Dao and Gu, 2024), as in Granite 4."""
+"""Mamba2: a selective state space (Dao and Gu, 2024), as in Granite 4, Bamba, Nemotron-H and Falcon H1."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nanoengine.models.model_config import StateConfig
 
 
 class Mamba2(Mixer):
-    """x, B and C go through a convolution and the recurrence; a gated norm of groups of heads is behind it.
+    """x, B and C go through a convolution and the recurrence; a gated norm of groups of heads, or a gate alone, is behind it.
 
     Args:
         eps: of that norm.
@@ -24,35 +24,41 @@ class Mamba2(Mixer):
 
     prefix = "mamba"
 
-    def __init__(self, layer: int, hidden_size: int, facts: StateConfig, factory: Factory, eps: float):
+    def __init__(self, place: int, hidden_size: int, facts: StateConfig, factory: Factory, eps: float):
         inner, shared, number = Part("heads", facts.width), Part("groups", facts.depth), Part("heads")
         projections = ((inner,), (inner, shared, shared), (number,))  # gate; x, B, C; dt
-        super().__init__(layer, hidden_size, facts, factory, projections, 1, inner)
+        super().__init__(place, hidden_size, facts, factory, projections, 1, inner)
         self.eps, heads, size = eps, facts.num_heads, facts.num_heads * facts.width
         self.group = size // facts.num_groups
         self.decay = Decay(factory.floats(heads), factory.floats(heads))
-        self.skip, self.norm = factory.floats(heads), factory.floats(size)
+        self.skip, self.norm = factory.floats(heads), factory.floats(size if facts.has_norm else 0)
 
     @cached_property
     def of_own_heads(self) -> tuple[Decay, Tensor, Tensor]:
         """Decay, skip and norm of the heads that are computed here."""
         share, number = self.share, Part("heads")
         decay = Decay(*(share.pick(part, number) for part in self.decay))
-        return decay, share.pick(self.skip, number), share.pick(self.norm, self.mixed)
+        norm = share.pick(self.norm, self.mixed) if self.facts.has_norm else self.norm
+        return decay, share.pick(self.skip, number), norm
 
     def mix(self, projected: Tensor, states: KVLayer, runs: StateRuns) -> Tensor:
         gate, xbc, dt = projected.split(self.widths, dim=-1)
         decay, skip, norm = self.of_own_heads
         xbc = self.kernels.short_conv(xbc, *self.convolution, states[0], runs, silu=True)
         out = self.kernels.mamba2(xbc, dt, decay, skip, self.share.count("groups"), states[1], runs)
+        how = {"gate_first": self.facts.gate_first}
+        if not self.facts.has_norm:
+            out = self.kernels.sigmoid_gate(out * gate.float(), gate.float()).to(gate.dtype)  # silu(gate)
+            return self.share.gather(out, self.mixed)
         if self.share.has_whole_groups:
-            out = self.kernels.gated_norm(out, gate, norm, self.eps, self.group, gate_first=True)
+            out = self.kernels.gated_norm(out, gate, norm, self.eps, self.group, **how)
             return self.share.gather(out, self.mixed)
         out, gate = (self.share.gather(part, self.mixed) for part in (out, gate))  # a norm of heads of several ranks
-        return self.kernels.gated_norm(out, gate, self.norm, self.eps, self.group, gate_first=True)
+        return self.kernels.gated_norm(out, gate, self.norm, self.eps, self.group, **how)
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         slots = self.in_proj.slots(prefix, "in_proj") | self.out_proj.slots(prefix, "out_proj")
         slots |= self.conv_slots(f"{prefix}.conv1d")
         decay = {f"{prefix}.A_log": self.decay.log_rate, f"{prefix}.dt_bias": self.decay.bias}
-        return slots | decay | {f"{prefix}.D": self.skip, f"{prefix}.norm.weight": self.norm}
+        norm = {f"{prefix}.norm.weight": self.norm} if self.facts.has_norm else {}
+        return slots | decay | {f"{prefix}.D": self.skip} | norm

@@ -26,7 +26,9 @@ class StateMetadata(AttentionMetadata):
     """A step in which states are not simply kept behind the last token of each run."""
 
     stores: Stores
-    kept: dict[int, Tensor]  # layer -> projections of draft tokens, until it is known which drafts were accepted
+    kept: dict[
+        int, Tensor
+    ]  # place of a mixer -> projections of draft tokens, until it is known which drafts were accepted
     keeps: bool  # whether projections are kept
 
 
@@ -36,6 +38,7 @@ class Mixer(ABC):
     States are (inputs of the convolution, state of the recurrence), each [num_slots, ...] float32.
 
     Args:
+        place: of its states in the KV cache.
         projections: what `in_proj` makes of a token, each of parts that stand side by side.
         convolved: which of them goes through the convolution.
         mixed: what `out_proj` reads.
@@ -46,7 +49,7 @@ class Mixer(ABC):
 
     def __init__(
         self,
-        layer: int,
+        place: int,
         hidden_size: int,
         facts: StateConfig,
         factory: Factory,
@@ -54,7 +57,7 @@ class Mixer(ABC):
         convolved: int,
         mixed: Part,
     ):
-        self.layer, self.facts, self.kernels = layer, facts, factory.kernels
+        self.place, self.facts, self.kernels = place, facts, factory.kernels
         self.share = share = factory.share(facts)
         self.convolved, self.mixed = projections[convolved], mixed
         self.widths = [_width(share.rows(*parts)) for parts in projections]  # of what is computed here
@@ -87,9 +90,9 @@ class Mixer(ABC):
         if isinstance(metadata, StateMetadata):
             stores = metadata.stores
             if metadata.keeps:
-                metadata.kept[self.layer] = projected
+                metadata.kept[self.place] = projected
         runs = StateRuns(metadata.rows, metadata.query_start_loc, stores)
-        return self.out_proj(self.mix(projected, metadata.kv_cache[self.layer], runs)), residual
+        return self.out_proj(self.mix(projected, metadata.kv_cache[self.place], runs)), residual
 
     @abstractmethod
     def mix(self, projected: Tensor, states: KVLayer, runs: StateRuns) -> Tensor:

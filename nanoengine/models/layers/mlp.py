@@ -14,6 +14,7 @@ from nanoengine.models.layers.experts import Experts, ExpertsAndShared
 from nanoengine.models.layers.experts_beside import ExpertsBesideMLP
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.layers.norm import OffsetNorm
+from nanoengine.models.layers.parts import SquaredMLP
 from nanoengine.models.model_config import ModelConfig
 
 
@@ -59,5 +60,6 @@ def new_mlp(config: ModelConfig, layer: int, factory: Factory) -> Any:
     is_beside = config.experts is not None and config.experts.beside_mlp
     if facts.has_experts and not is_beside:
         return SparseMLP(config, factory)
-    mlp = MLP(replace(config, intermediate_size=facts.intermediate_size or config.intermediate_size), factory)
+    dense = SquaredMLP if config.activation == "relu2" else MLP
+    mlp = dense(replace(config, intermediate_size=facts.intermediate_size or config.intermediate_size), factory)
     return ExpertsBesideMLP(config, mlp, factory) if is_beside else mlp

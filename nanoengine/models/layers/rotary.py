@@ -28,6 +28,13 @@ class RotaryEmbedding(RotaryTable):
         super().prepare(max_len)
         if self.rope.amplitude != 1.0:
             self.table[:, :, : self.rope.rotary_dim // 2] *= self.rope.amplitude
+        if self.rope.query_growth:
+            self.scale = QueryScale(self.rope.query_growth, self.rope.trained_positions, self.device, first=0)
+            self.scale.prepare(max_len)
+
+    def __call__(self, positions: Tensor) -> Angles:
+        angles = super().__call__(positions)
+        return (*angles, *self.scale(positions)) if self.rope.query_growth else angles
 
 
 def rotary_order(head_dim: int, rotary_dim: int, *, interleaved: bool = False) -> list[int]:
@@ -43,21 +50,22 @@ def rotary_order(head_dim: int, rotary_dim: int, *, interleaved: bool = False) -
     return [*one, *still[:middle], *other, *still[middle:]]
 
 
-class QueryScale(RotaryEmbedding):
-    """In place of angles, a factor for the queries of each token, which grows with its position (Llama 4)."""
+class QueryScale(RotaryTable):
+    """A factor for the queries of each token, which grows with its position: in place of angles (Llama 4), or behind them
+    (Ministral 3). `first` is the position that the first token counts as.
+    """
 
-    def __init__(self, growth: float, period: int, device: torch.device):
-        self.growth, self.period, self.device = growth, period, device
+    def __init__(self, growth: float, period: int, device: torch.device, first: int = 1):
+        self.growth, self.period, self.device, self.first = growth, period, device, first
 
     def prepare(self, max_len: int) -> None:
         """Each factor by itself: in a vector of torch's, a logarithm may depend on its place."""
         steps = [1.0 + self.growth * math.log1p(i) for i in range(max_len // self.period + 1)]
-        positions = torch.arange(1, max_len + 1, dtype=torch.int64, device=self.device)
+        positions = torch.arange(max_len, dtype=torch.int64, device=self.device) + self.first
         self.table = torch.tensor(steps, dtype=torch.float32, device=self.device)[positions // self.period, None]
 
     def __call__(self, positions: Tensor) -> Angles:
-        factors = self.table.index_select(0, positions)
-        return factors, factors
+        return (self.table.index_select(0, positions),)
 
 
 def frequencies(rope: RopeConfig, max_len: int, device: torch.device) -> Tensor:

@@ -18,9 +18,9 @@ class ShortConv(Mixer):
 
     prefix = "conv"
 
-    def __init__(self, layer: int, hidden_size: int, facts: StateConfig, factory: Factory):
+    def __init__(self, place: int, hidden_size: int, facts: StateConfig, factory: Factory):
         each = Part("channels")
-        super().__init__(layer, hidden_size, facts, factory, ((each,), (each,), (each,)), 2, each)
+        super().__init__(place, hidden_size, facts, factory, ((each,), (each,), (each,)), 2, each)
 
     def mix(self, projected: Tensor, states: KVLayer, runs: StateRuns) -> Tensor:
         before, after, x = projected.chunk(3, dim=-1)

@@ -56,6 +56,20 @@ def taps_first(weight: Tensor) -> Changed:
     return Changed(weight, lambda tensor: tensor[:, 0].T, (channels, 1, taps))
 
 
+class Scaled:
+    """A slot for a matrix that is multiplied when it is loaded, in float32: quantized tensors are dequantized for it."""
+
+    def __init__(self, slot: WeightSlot, factors: Tensor):
+        self.slot, self.factors, self.shape = slot, factors, slot.shape
+
+    def copy_(self, source: Tensor) -> None:
+        self.slot.copy_(source.float() * self.factors.to(source.device))
+
+    def parts(self, source: Tensor | QuantizedTensor) -> Iterator[tuple[Tensor | QuantizedTensor, WeightSlot]]:
+        numbers = source if isinstance(source, Tensor) else source.dequantize(torch.float32)
+        yield numbers.float() * self.factors.to(numbers.device), self.slot
+
+
 class Reordered:
     """A slot whose rows stand in another order than in the checkpoint. Rows come in groups of as many as `order` has. Of the
     first `count` groups, row i is row `order[i]` of that group in the checkpoint; later rows stay where they are.

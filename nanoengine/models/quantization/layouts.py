@@ -10,8 +10,12 @@ import torch
 from torch import Tensor
 
 from nanoengine.errors import InvalidWeights
+from nanoengine.kernels.quantized.nvfp4 import NVFP4
 from nanoengine.kernels.quantized.tensor import Float8, Grouped, QuantizedTensor
 from nanoengine.models.quantization.scheme import Scheme
+
+CELL = 32
+"""Kernels for CPUs keep whole numbers whose scales are those of a multiple of so many inputs; all others become numbers."""
 
 SCALES = ("F16", "BF16", "F32")
 INDICES = ("I32", "I64")
@@ -48,6 +52,8 @@ class Layout(ABC):
 
     def __init__(self, scheme: Scheme):
         self.scheme, self.per_word = scheme, 32 // scheme.bits
+        self.stays_packed = (scheme.group or CELL) % CELL == 0
+        """Whether kernels for CPUs keep what is read as it is."""
 
     def check(self, name: str, shape: tuple[int, int], early: Mapping[str, Tensor]) -> None:
         """Look at those of them that there are.
@@ -220,7 +226,7 @@ class EightBitFloats(Layout):
 
     def __init__(self, scheme: Scheme):
         super().__init__(scheme)
-        self.block = scheme.block
+        self.block, self.stays_packed = scheme.block, False
         self.scales = "weight_scale" if scheme.block is None else scheme.block_scales
 
     def parts(self, outputs: int, inputs: int) -> dict[str, Part]:
@@ -238,12 +244,62 @@ class EightBitFloats(Layout):
         return (numbers.float() * whole.repeat_interleave(columns, 1)[:, : numbers.shape[1]]).to(dtype)
 
 
+class FourBitFloats(Layout):
+    """NVFP4 of compressed-tensors (compressed_tensors/compressors/nvfp4): two floats in a byte, the first in its lower half, and
+    a float32 that scales are divided by.
+    """
+
+    body = "weight_packed"
+    suffixes: tuple[str, ...] = ("weight_scale", "weight_global_scale", "input_global_scale")
+    factor = "weight_global_scale"
+
+    def __init__(self, scheme: Scheme):
+        super().__init__(scheme)
+        self.stays_packed = True
+
+    def shape(self, body: Sequence[int]) -> tuple[int, int]:
+        return body[0], body[1] * 2
+
+    def parts(self, outputs: int, inputs: int) -> dict[str, Part]:
+        return {
+            self.body: Part({"U8": ((outputs, inputs // 2),)}),
+            "weight_scale": Part({"F8_E4M3": ((outputs, self.groups(inputs)),)}),
+            self.factor: Part({"F32": ((), (1,))}),
+        }
+
+    def read(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> NVFP4:
+        scales = tensors["weight_scale"].view(torch.uint8)
+        if bool((scales >= 0x7F).any()):
+            raise InvalidWeights(
+                "weight_scale has numbers that are below zero or none: of NVFP4, scales are from 0 to 448"
+            )
+        numbers = unpack(tensors[self.body], 4)
+        return NVFP4(numbers, scales, a_row_each(self.multiplied(tensors[self.factor]), len(numbers)))
+
+    def multiplied(self, factor: Tensor) -> Tensor:
+        """What scales are multiplied by."""
+        return 1 / factor
+
+
+class FourBitFloatsOfModelOpt(FourBitFloats):
+    """NVFP4 of ModelOpt (modelopt/torch/export), with a float32 that scales are multiplied by."""
+
+    body = "weight"
+    suffixes = ("weight_scale", "weight_scale_2", "input_scale")
+    factor = "weight_scale_2"
+
+    def multiplied(self, factor: Tensor) -> Tensor:
+        return factor
+
+
 LAYOUTS: dict[str, type[Layout]] = {
     "awq": AWQ,
     "gptq": GPTQ,
     "packed": Packed,
     "bytes": Bytes,
     "float8": EightBitFloats,
+    "nvfp4": FourBitFloats,
+    "nvfp4-modelopt": FourBitFloatsOfModelOpt,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Iterator
@@ -15,12 +16,14 @@ from torch import Tensor
 from nanoengine.errors import InvalidWeights
 from nanoengine.kernels.quantized.tensor import QuantizedTensor
 from nanoengine.models.checkpoint import FLOATS, TensorHeader
-from nanoengine.models.quantization.layouts import layout_of
+from nanoengine.models.quantization.layouts import Layout, layout_of
 from nanoengine.models.quantization.scheme import Scheme
 from nanoengine.models.safetensors_folder import SafetensorsFolder, release_mapped
 
-CELL = 32
-"""Kernels for CPUs keep whole numbers whose scales are those of a multiple of so many inputs; all others become numbers."""
+KV_SCALES = re.compile(r".*attn\..*\b([qkv]|output)_(scale|zero_point)")
+"""Scales of a K/V cache of few bits. K/V is kept in the dtype of the model here, so they change nothing."""
+
+logger = logging.getLogger("nanoengine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,7 @@ class Layer:
     """A quantized layer: where its tensors are, by suffix."""
 
     prefix: str
+    layout: Layout
     shape: tuple[int, int]
     headers: dict[str, TensorHeader]
     file: str
@@ -44,7 +48,8 @@ class PackedFolder:
     """
 
     def __init__(self, folder: Path, scheme: Scheme):
-        self._folder, self._scheme, self._layout = SafetensorsFolder(folder), scheme, layout_of(scheme)
+        self._folder, self._scheme = SafetensorsFolder(folder), scheme
+        self._layouts = [layout_of(one) for one in (scheme, *scheme.others)]
         self.place = self._folder.place
 
     @property
@@ -67,31 +72,43 @@ class PackedFolder:
             for entry in self._entries():
                 if isinstance(entry, Layer):
                     looked_at = {
-                        suffix: read(entry.headers[suffix]) for suffix in self._layout.early & entry.headers.keys()
+                        suffix: read(entry.headers[suffix]) for suffix in entry.layout.early & entry.headers.keys()
                     }
-                    self._layout.check(f"{entry.prefix} in {self.place}", entry.shape, looked_at)
-                    stays = self._scheme.layout != "float8" and (self._scheme.group or CELL) % CELL == 0
-                    stored = sum(map(_stored_bytes, entry.headers.values())) if stays else None
+                    entry.layout.check(f"{entry.prefix} in {self.place}", entry.shape, looked_at)
+                    headers = entry.headers.values()
+                    stored = sum(map(_stored_bytes, headers)) if entry.layout.stays_packed else None
                     shape = list(entry.shape)
                     yield TensorHeader(f"{entry.prefix}.weight", "F32", shape, entry.file, stored)
                     layers.add(entry.prefix)
                 else:
                     prefix, _, suffix = entry.name.rpartition(".")
                     is_bias = suffix == "bias" and prefix in layers
-                    is_zero = is_bias and not bool(read(entry).any())
-                    yield TensorHeader(entry.name, entry.dtype, entry.shape, entry.file, adds_nothing=is_zero)
+                    is_nothing = (is_bias and not bool(read(entry).any())) or bool(KV_SCALES.fullmatch(entry.name))
+                    yield TensorHeader(entry.name, entry.dtype, entry.shape, entry.file, adds_nothing=is_nothing)
 
     def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor | QuantizedTensor]]:
+        left_out = 0
         with self._folder.reader() as read:
             for entry in self._entries():
                 if isinstance(entry, Layer):
                     parts = {suffix: read(header) for suffix, header in entry.headers.items()}
-                    yield f"{entry.prefix}.weight", self._layout.read(parts, dtype)
+                    try:
+                        matrix = entry.layout.read(parts, dtype)
+                    except InvalidWeights as error:
+                        raise InvalidWeights(f"{entry.prefix} in {self.place}: {error}") from error
+                    yield f"{entry.prefix}.weight", matrix
+                elif KV_SCALES.fullmatch(entry.name):
+                    left_out += 1
+                    continue
                 else:
                     parts = {"": read(entry)}
                     yield entry.name, parts[""]
                 for tensor in parts.values():
                     release_mapped(tensor)
+        if left_out:
+            logger.warning(
+                "%s has %d scales of a K/V cache: K/V is kept in the dtype of the model", self.place, left_out
+            )
 
     def fingerprint(self) -> str:
         return xxhash.xxh3_128(f"{self._scheme} {self._folder.fingerprint()}".encode()).hexdigest()
@@ -100,12 +117,14 @@ class PackedFolder:
         """All quantized layers, and all other tensors."""
         layers: dict[str, dict[str, TensorHeader]] = {}
         others: list[TensorHeader] = []
+        bodies = {layout.body for layout in self._layouts}
+        suffixes = bodies.union(*(layout.suffixes for layout in self._layouts))
         headers = [(header, *header.name.rpartition(".")[::2]) for header in self._folder.headers()]
         for header, prefix, suffix in headers:
-            if suffix == self._layout.body and not (suffix == "weight" and header.dtype in FLOATS):
+            if suffix in bodies and not (suffix == "weight" and header.dtype in FLOATS):
                 layers[prefix] = {}
         for header, prefix, suffix in headers:
-            if prefix not in layers or suffix not in (self._layout.body, *self._layout.suffixes):
+            if prefix not in layers or suffix not in suffixes:
                 others.append(header)
             elif suffix in layers[prefix]:
                 files = f"{layers[prefix][suffix].file} and {header.file}"
@@ -117,18 +136,37 @@ class PackedFolder:
         yield from others
 
     def _layer(self, prefix: str, found: dict[str, TensorHeader]) -> Layer:
+        """In the layout whose tensors are those that are there."""
+        layouts = [layout for layout in self._layouts if layout.body in found]
+        if len(layouts) == 1:
+            return self._layer_in(layouts[0], prefix, found)
+        layers, errors = [], []
+        for layout in layouts:
+            try:
+                layers.append(self._layer_in(layout, prefix, found))
+            except InvalidWeights as error:
+                errors.append(error)
+        if not layers:
+            raise errors[0]
+        layers.sort(key=lambda layer: -len(layer.headers))  # zero points belong to a group of modules that has some
+        if len(layers) > 1 and len(layers[0].headers) == len(layers[1].headers):
+            what = "which group of modules it belongs to cannot be seen from shapes and dtypes of its tensors"
+            raise InvalidWeights(f"{prefix} in {self.place} may be any of several config_groups: {what}")
+        return layers[0]
+
+    def _layer_in(self, layout: Layout, prefix: str, found: dict[str, TensorHeader]) -> Layer:
         """Its tensors that matter, if they are there and as they must be."""
-        body, group = found[self._layout.body], self._scheme.group
+        body, group = found[layout.body], layout.scheme.group
         if len(body.shape) != 2:
             raise InvalidWeights(
                 f"{body.name} in {self.place} is {body.dtype} {body.shape}: it must have two dimensions"
             )
-        shape = self._layout.shape(body.shape)
+        shape = layout.shape(body.shape)
         if group is not None and shape[1] % group:
             why = f"they must be whole groups of {group}, the group_size of the quantization_config"
             raise InvalidWeights(f"{prefix} in {self.place} has {shape[1]} inputs: {why}")
         headers = {}
-        for suffix, part in self._layout.parts(*shape).items():
+        for suffix, part in layout.parts(*shape).items():
             header = found.get(suffix)
             if header is None:
                 if part.needed:
@@ -139,7 +177,7 @@ class PackedFolder:
                 why = f"beside {body.name} {body.shape}, and by the quantization_config, it must be {allowed}"
                 raise InvalidWeights(f"{header.name} in {self.place} is {header.dtype} {header.shape}: {why}")
             headers[suffix] = header
-        return Layer(prefix, shape, headers, body.file)
+        return Layer(prefix, layout, shape, headers, body.file)
 
 
 def _stored_bytes(header: TensorHeader) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nanoengine.errors import UnsupportedModel, shown
-from nanoengine.models.config_fields import ConfigFields
+from nanoengine.models.config_fields import ConfigFields, names_of
 
 QUANTIZATION = "quantization_config"
 WHERE = f"the {QUANTIZATION} of the model's config.json"
@@ -18,14 +18,15 @@ class Scheme:
     """How each quantized layer of a folder is stored. Which layers are quantized is what the names of its tensors say.
 
     Attributes:
-        layout: "awq", "gptq", "packed" (several numbers in a word), "bytes" (one signed number in a byte), "float8" or
-            "mxfp4".
+        layout: "awq", "gptq", "packed" (several numbers in a word), "bytes" (one signed number in a byte), "float8",
+            "nvfp4", "nvfp4-modelopt" or "mxfp4".
         bits: of a number.
         group: neighbouring inputs that share a scale; None: all of them.
         symmetric: zero is the middle of the numbers; no zero points need to be stored.
         zeros_less_one: zero points are stored as one less than they are (GPTQ, before its version 2).
         block: rows and columns that share a scale; None: it is not shared by blocks.
         block_scales: the tensor with the scales of blocks.
+        others: how further layers of the same folder are stored; which, shapes and dtypes of their tensors say.
     """
 
     layout: str
@@ -35,6 +36,7 @@ class Scheme:
     zeros_less_one: bool = False
     block: tuple[int, int] | None = None
     block_scales: str = "weight_scale"
+    others: tuple[Scheme, ...] = ()
 
 
 def read_scheme(table: Mapping[str, Any]) -> Scheme | None:
@@ -48,11 +50,17 @@ def read_scheme(table: Mapping[str, Any]) -> Scheme | None:
     fields = ConfigFields(ConfigFields(table).table_of(QUANTIZATION), WHERE)
     method = fields.get("quant_method")
     if not isinstance(method, str) or method not in METHODS:
-        others = "a checkpoint in bfloat16, float16 or float32, or a GGUF file"
-        raise fields.wrong("quant_method", method, f"supported are {', '.join(METHODS)}; give one of those, {others}")
+        what = "this is a folder of MLX, which is not read; " if method is None and "bits" in fields else ""
+        raise fields.wrong("quant_method", method, f"{what}supported are {', '.join(METHODS)}; {INSTEAD}")
     scheme = METHODS[method](fields)
-    fields.refuse_others()
+    fields.refuse_others(names_of("quantization"))
     return scheme
+
+
+INSTEAD = (
+    "take a variant of the model as a GGUF file, AWQ, GPTQ or FP8, or the unquantized model, perhaps with "
+    'quantization="int4"'
+)
 
 
 def _awq(fields: ConfigFields) -> Scheme:
@@ -84,6 +92,8 @@ OF_GPTQ = (
     ),
     *("module_name_preceding_first_block", "modules_in_block_to_quantize", "use_cuda_fp16", "use_exllama"),
     *("disable_exllama", "exllama_config", "iters", "autoround_version", "low_gpu_mem_usage"),
+    *("low_cpu_mem_usage", "nsamples", "seqlen", "provider", "lr", "minmax_lr", "gradient_accumulate_steps", "amp"),
+    *("enable_quanted_input", "enable_minmax_tuning", "scale_dtype", "quant_block_list", "to_quant_block_names"),
 )
 """How GPTQ found its numbers, and what others compute with them; in which order inputs are grouped, g_idx says."""
 
@@ -95,7 +105,9 @@ def _gptq(fields: ConfigFields) -> Scheme:
     fields.expect("method", "gptq")
     fields.expect("pack_dtype", "int32")
     fields.expect("data_type", "int")
-    fields.refuse("dynamic", "rules for single modules are not computed")
+    rules = fields.table_of("dynamic")
+    if not all(rule.startswith("-:") for rule in rules):  # those say what is not quantized, as names of tensors do
+        raise fields.wrong("dynamic", rules, "rules for single modules are not computed")
     fields.refuse("is_marlin_format", "only the layout of GPTQ itself is read")
     for key in ("checkpoint_format", "format"):
         fields.expect(key, "gptq", "gptq_v2")
@@ -105,20 +117,38 @@ def _gptq(fields: ConfigFields) -> Scheme:
     return Scheme(layout="gptq", bits=bits, group=group, symmetric=symmetric, zeros_less_one=stored == "gptq")
 
 
+def _auto_round(fields: ConfigFields) -> Scheme:
+    """AutoRound (https://github.com/intel/auto-round, auto_round/export/export_to_autoround): the tensors of GPTQ or of AWQ."""
+    packing = fields.get("packing_format")
+    if packing not in ("auto_round:auto_gptq", "auto_round:auto_awq"):
+        raise fields.wrong("packing_format", packing, "supported are auto_round:auto_gptq and auto_round:auto_awq")
+    rules = fields.table_of("extra_config")
+    if any(not isinstance(rule, Mapping) or rule.get("bits", 0) != 16 for rule in rules.values()):
+        raise fields.wrong("extra_config", rules, "of rules for single modules, only 16 bits are read: not quantized")
+    fields.expect("act_bits", 16, 32)
+    fields.ignore("act_group_size", "act_sym", "act_dynamic", "act_data_type", "train_bs")
+    if packing == "auto_round:auto_gptq":
+        return _gptq(fields)
+    fields.expect("data_type", "int")
+    fields.default("zero_point", not fields.flag("sym", True))
+    return _awq(fields)
+
+
 def _compressed_tensors(fields: ConfigFields) -> Scheme:
     """https://github.com/vllm-project/compressed-tensors, compressed_tensors/quantization/quant_config.py and quant_scheme.py."""
-    fields.refuse("kv_cache_scheme", "K/V is kept in the dtype of the model; take it out to compute without it")
     fields.refuse("transform_config", "rotated weights are not computed")
     sparsity = ConfigFields(fields.table_of("sparsity_config"), f"the sparsity_config of {WHERE}")
     sparsity.expect("format", "dense")
-    # Informative, or of no effect on weights that are stored: the names of their tensors say which layers are quantized.
-    fields.ignore("ignore", "quantization_status", "global_compression_ratio", "version")
+    # Informative, or of no effect on weights that are stored: the names of their tensors say which layers are quantized. K/V is
+    # kept in the dtype of the model.
+    fields.ignore("ignore", "quantization_status", "global_compression_ratio", "version", "kv_cache_scheme")
     form = fields.get("format")
     groups = fields.table_of("config_groups")
-    schemes = {_group_of_modules(name, group, form) for name, group in groups.items()}
-    if len(schemes) != 1:
-        raise fields.wrong("config_groups", groups, "it must say one thing of the weights of all its modules")
-    return schemes.pop()
+    schemes = dict.fromkeys(_group_of_modules(name, group, form) for name, group in groups.items())
+    if not schemes:
+        raise fields.wrong("config_groups", groups, "it must say what the weights of its modules are")
+    first, *others = schemes
+    return replace(first, others=tuple(others))
 
 
 def _group_of_modules(name: str, content: object, form: object) -> Scheme:
@@ -126,11 +156,11 @@ def _group_of_modules(name: str, content: object, form: object) -> Scheme:
         raise UnsupportedModel(f"{shown(name)} of config_groups is {shown(content)} in {WHERE}: it must be a table")
     group = ConfigFields(content, f"{shown(name)} of the config_groups in {WHERE}")
     # Activations are what the kernels make of them. Static scales of inputs, too, would only make them coarser.
-    group.ignore("targets", "input_activations")
+    group.ignore("targets", "input_activations", "scheme_name")
     group.refuse("output_activations", "outputs are not rounded")
     form = group.get("format", form)
     weights = ConfigFields(group.table_of("weights"), f"the weights of {group.where}")
-    group.refuse_others()
+    group.refuse_others(names_of("quantization"))
     scheme = _weights(weights, form)
     weights.refuse_others()
     return scheme
@@ -140,6 +170,7 @@ FORMATS = {
     "pack-quantized": ("int", (4, 8), "packed"),
     "int-quantized": ("int", (8,), "bytes"),
     "float-quantized": ("float", (8,), "float8"),
+    "nvfp4-pack-quantized": ("float", (4,), "nvfp4"),
 }
 """Format of compressed-tensors -> type of numbers, bits they may have, layout."""
 
@@ -149,21 +180,23 @@ def _weights(weights: ConfigFields, form: object) -> Scheme:
     if form == "naive-quantized":
         form = f"{kind}-quantized"
     if form not in FORMATS:
-        raise weights.wrong("format", form, f"supported are {', '.join(FORMATS)}, naive-quantized")
+        raise weights.wrong("format", form, f"supported are {', '.join(FORMATS)}, naive-quantized; {INSTEAD}")
     expected, bits, layout = FORMATS[str(form)]
     weights.expect("type", expected)
     weights.expect("num_bits", *bits)
     weights.expect("dynamic", False)
-    strategies = ("tensor", "channel", "block") if layout == "float8" else ("tensor", "channel", "group")
-    weights.expect("strategy", *strategies)
+    strategies = ("tensor", "channel", "block" if layout == "float8" else "group")
+    if layout == "nvfp4":
+        weights.expect("group_size", 16)
+    weights.expect("strategy", *(("tensor_group",) if layout == "nvfp4" else strategies))
     # How the numbers were found; in which order inputs are grouped, weight_g_idx says.
     weights.ignore("actorder", "observer", "observer_kwargs", "scale_dtype", "zp_dtype")
-    group = _group(weights, "group_size", -1)
+    group = _group(weights, "group_size", 16 if layout == "nvfp4" else -1)
     strategy = weights.get("strategy", "tensor" if group is None else "group")
     symmetric = weights.flag("symmetric", True)
-    if layout == "float8" and not symmetric:
+    if layout in ("float8", "nvfp4") and not symmetric:
         raise weights.wrong("symmetric", symmetric, "floats have no zero points")
-    if (strategy == "group") != (group is not None):
+    if (strategy in ("group", "tensor_group")) != (group is not None):
         raise weights.wrong("strategy", strategy, f"group_size is {group}")
     blocks = _block(weights, "block_structure")
     if (strategy == "block") != (blocks is not None):
@@ -174,12 +207,31 @@ def _weights(weights: ConfigFields, form: object) -> Scheme:
 def _fp8(fields: ConfigFields) -> Scheme:
     """vLLM's and AutoFP8's (https://github.com/neuralmagic/AutoFP8), and with blocks DeepSeek-V3's."""
     fields.expect("activation_scheme", "dynamic", "static")
-    fields.expect("fmt", "e4m3")
-    fields.refuse("kv_cache_scheme", "K/V is kept in the dtype of the model; take it out to compute without it")
-    fields.ignore("ignored_layers", "ignore_patterns", "modules_to_not_convert", "modules_to_convert", "scale_fmt")
+    fields.expect("fmt", "e4m3", "float8_e4m3fn")
+    fields.ignore(
+        "kv_cache_scheme",
+        "ignored_layers",
+        "ignore_patterns",
+        "modules_to_not_convert",
+        "modules_to_convert",
+        "scale_fmt",
+    )
     fields.expect("dequantize", False)
     block = _block(fields, "weight_block_size")
     return Scheme(layout="float8", bits=8, block=block, block_scales="weight_scale_inv")
+
+
+def _modelopt(fields: ConfigFields) -> Scheme:
+    """NVIDIA's ModelOpt (https://github.com/NVIDIA/Model-Optimizer, modelopt/torch/export)."""
+    fields.ignore("producer", "config_groups", "ignore", "exclude_modules", "quantized_layers", "quant_method")
+    fields.ignore("kv_cache_scheme", "kv_cache_quant_algo")
+    floats8, floats4 = Scheme(layout="float8", bits=8), Scheme(layout="nvfp4-modelopt", bits=4, group=16)
+    known = {"FP8": floats8, "NVFP4": floats4, "MIXED_PRECISION": replace(floats4, others=(floats8,))}
+    algorithm = fields.get("quant_algo")
+    if algorithm not in known:
+        raise fields.wrong("quant_algo", algorithm, f"supported are {', '.join(known)}; {INSTEAD}")
+    fields.expect("group_size", 16)
+    return known[str(algorithm)]
 
 
 def _mxfp4(fields: ConfigFields) -> Scheme:
@@ -188,7 +240,15 @@ def _mxfp4(fields: ConfigFields) -> Scheme:
     return Scheme(layout="mxfp4", bits=4, group=32)
 
 
-METHODS = {"awq": _awq, "gptq": _gptq, "compressed-tensors": _compressed_tensors, "fp8": _fp8, "mxfp4": _mxfp4}
+METHODS = {
+    "awq": _awq,
+    "gptq": _gptq,
+    "compressed-tensors": _compressed_tensors,
+    "fp8": _fp8,
+    "modelopt": _modelopt,
+    "auto-round": _auto_round,
+    "mxfp4": _mxfp4,
+}
 
 
 def _group(fields: ConfigFields, key: str, default: int) -> int | None:

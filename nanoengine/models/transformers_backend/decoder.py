@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import accumulate
@@ -33,6 +32,7 @@ from nanoengine.models.transformers_backend.fusion import (
     RotaryTables,
     fuse_rotations,
     fused_attention,
+    fused_mlp,
 )
 from nanoengine.models.transformers_backend.halves import Halves
 from nanoengine.models.transformers_backend.interface import STEP, Attention, AttentionCall, values_alone
@@ -99,14 +99,16 @@ class TransformersDecoder:
         self.attention.compute = compute
         with recorded(self.model) as calls:
             self.halves.layers(ids, positions)
-        attending = Counter(module for module, _ in heads)
-        by_module = {call.module: call for call in calls}
-        for number, (module, of_layer) in enumerate(heads):
-            if attending[module] == 1 and self._fits(number):
+        attending = [module for module, _ in heads]
+        for call in calls:
+            fused: Any = None
+            if call.module not in attending:
+                fused = fused_mlp(call)
+            elif attending.count(call.module) == 1 and self._fits(number := attending.index(call.module)):
                 paged = partial(PagedAttention, number, self.config, self.specs[number], self.backend)
-                fused = fused_attention(by_module[module], of_layer, self.attention, paged)
-                if fused is not None:
-                    module.forward = fused
+                fused = fused_attention(call, heads[number][1], self.attention, paged)
+            if fused is not None:
+                call.module.forward = fused
 
     @property
     def linear_rows(self) -> dict[str, tuple[int, int]]:

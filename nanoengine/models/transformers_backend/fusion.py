@@ -1,4 +1,4 @@
-"""Fused parts: attention with its projections, and tables of rotations, each in few calls of the kernels.
+"""Fused parts: attention with its projections, gated MLPs, and tables of rotations, each in few calls of the kernels.
 
 A part is recognized by what it computes. A pass of a few tokens records what goes into each module and what comes out of it; a
 module whose output our operations reproduce from its input calls them from then on.
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nanoengine.core.layers import Angles, apply_rotary
+from nanoengine.kernels.reference.gates import ACTIVATIONS
 from nanoengine.models.layers.attention import Attention as PagedAttention
 from nanoengine.models.transformers_backend.interface import Attention, values_alone
 from nanoengine.models.transformers_backend.module_calls import Call
@@ -148,6 +149,34 @@ def fused_attention(
         if is_whole and _is_close(apply_rotary(q, angles), query) and _is_close(apply_rotary(k, angles), key):
             return FusedAttention(inputs, outputs, paged(*norms), attention, rotates=True)
     return None
+
+
+class FusedMLP:
+    """down(activation(gate, up)); it takes the place of the `forward` of its module."""
+
+    def __init__(self, gate_up: LinearGroup, down: LinearGroup, activation: str):
+        self.gate_up, self.down, self.activation = gate_up, down, activation
+
+    def gated(self, x: Tensor) -> Tensor:
+        flat, kernels = x.reshape(-1, x.shape[-1]), self.gate_up.factory.kernels
+        return kernels.product(flat, self.gate_up.weight, activation=self.activation)[0]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down.product(self.gated(x)).view(x.shape)
+
+
+def fused_mlp(call: Call) -> FusedMLP | None:
+    """The fused form of a module that is a gated MLP without biases; None if it computes anything else."""
+    linears = call.of(EngineLinear)
+    if len(linears) != 3 or len(call.given) != 1 or linears[0].given[0] is not call.given[0]:
+        return None
+    gate_up, down = linears[0].module.group, linears[2].module.group
+    are_pair = [linear.module for linear in linears[:2]] == gate_up.members and len(down.sizes) == 1
+    if not are_pair or gate_up.bias is not None or linears[2].output is not call.output:
+        return None
+    forms = (FusedMLP(gate_up, down, activation) for activation in ACTIVATIONS)
+    between = linears[2].given[0].reshape(-1, down.inputs)
+    return next((mlp for mlp in forms if _is_close(mlp.gated(call.given[0]), between)), None)
 
 
 def _is_close(ours: Tensor, theirs: Tensor) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -66,12 +67,15 @@ class TransformersModel(Implementation):
     def _read(self, table: dict[str, Any]) -> tuple[Any, Any]:
         """The class of the decoder and its config; of a model with pictures, those of its text."""
         transformers, auto = self.transformers, self.transformers.models.auto
-        model_type, stated = table.get("model_type"), table.get("architectures")
+        model_type, stated = str(table.get("model_type")), table.get("architectures")
         name = next((each for each in stated if isinstance(each, str)), "") if isinstance(stated, list) else ""
-        if not isinstance(model_type, str) or model_type not in auto.configuration_auto.CONFIG_MAPPING:
+        is_class, is_known = name in dir(transformers), model_type in auto.configuration_auto.CONFIG_MAPPING
+        # Classes that came with remote code, and have another name in transformers, are called as their model_type.
+        is_alias = is_known and _letters(name).startswith(_letters(model_type))
+        if not is_known or not (is_class or is_alias or stated is None):
             raise UnsupportedModel(
-                f"model_type is {shown(model_type)}: transformers {transformers.__version__} has no such model, and code in its "
-                "folder is never run"
+                f"transformers {transformers.__version__} has no {shown(name)} of model_type {shown(model_type)}, and code in a "
+                "model's folder is never run"
             )
         kind = getattr(transformers, name, None) if name.endswith("ForCausalLM") else None
         self._refuse_states(kind)
@@ -79,14 +83,14 @@ class TransformersModel(Implementation):
         text = config.get_text_config(decoder=True)
         if kind is None or not isinstance(text, kind.config_class):
             kind = auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None)
-            if text is config and name in dir(transformers) and name != getattr(kind, "__name__", None):
+            if text is config and is_class and name != getattr(kind, "__name__", None):
                 kind = None  # it is for something else
         if text is not config:
             text.tie_word_embeddings = getattr(config, "tie_word_embeddings", text.tie_word_embeddings)
         if kind is None:
             raise UnsupportedModel(f"{shown(name)} of model_type {model_type} is no decoder of text in transformers")
         if getattr(text, "is_encoder_decoder", False) and "ForCausalLM" not in name:
-            raise UnsupportedModel(f"{name} is an encoder with a decoder: decoders alone are computed")
+            raise UnsupportedModel(f"{shown(name)} is an encoder with a decoder: decoders alone are computed")
         self._refuse_states(kind)
         if hasattr(text, "is_decoder"):
             text.is_decoder = True
@@ -164,5 +168,10 @@ class TransformersModel(Implementation):
         with named(InvalidWeights, f"transformers cannot load {weights.checkpoint.place}"):
             model, groups = load(self.kind, self.hf_config, replaced, weights, factory)
             numbers = f"{sum(len(group.members) for group in groups)} products, {len(replaced.norms)} norms"
-            self.ours = f" (attention, {numbers} and {len(replaced.experts)} mixtures of experts by nanoengine)"
+            mixtures = f", {len(replaced.experts)} mixtures of experts" if replaced.experts else ""
+            self.ours = f" (attention, {numbers}{mixtures} by nanoengine)"
             return TransformersDecoder(model, groups, self.probe.calls, config, factory, backend)
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())

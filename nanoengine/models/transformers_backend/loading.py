@@ -78,11 +78,16 @@ def load(
     for group in groups:
         group.finish()
     model.eval().requires_grad_(False)
+    for module in model.modules():
+        if hasattr(
+            module, "_apply_gate"
+        ):  # experts that stay transformers': "batched_mm" copies weights for every token
+            module.config._experts_implementation = "grouped_mm"
     for tensor in (*model.parameters(), *model.buffers()):
         if isinstance(tensor, Shell):
             tensor.device = factory.device
         else:
-            tensor.data = tensor.data.to(factory.device)
+            tensor.data = tensor.data.to(factory.device, copy=True)  # it may be mapped from a file
     return model, groups
 
 

@@ -16,14 +16,15 @@ from nanoengine.core.config import EngineConfig
 from nanoengine.core.errors import InvalidConfig
 from nanoengine.core.messages import StepResult
 from nanoengine.core.model_runner import ModelRunner, RunnerPart
-from nanoengine.core.qwen3 import DenseDecoder, DenseLayer
+from nanoengine.core.qwen3 import DenseDecoder
 from nanoengine.core.startup import Startup
 from nanoengine.kernels.native.attention import NativeAttention
 from nanoengine.kernels.operations import Kernels
 from nanoengine.kernels.triton.tuning import Tuning
-from nanoengine.models.decoder import SelfAttention
+from nanoengine.models.decoder import Decoder, DecoderLayer, SelfAttention
 from nanoengine.models.layers.mixer import Mixer
 from nanoengine.models.layers.mlp import MLP, SparseMLP
+from nanoengine.models.layers.parts import NoPart, SquaredMLP
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.scale.parallel import context
 from nanoengine.scale.parallel.communicator import Communicator, Distributed, SharedMemory
@@ -37,7 +38,7 @@ from nanoengine.scale.worker.elsewhere import NOT_THERE, check_shared, replaced,
 from nanoengine.scale.worker.member import Member
 from nanoengine.scale.worker.remote_runner import RemoteRunner
 
-SHARED = (SelfAttention, Mixer, MLP, SparseMLP)
+SHARED = (SelfAttention, Mixer, MLP, SquaredMLP, SparseMLP, NoPart)
 """Parts of layers whose weights `GroupFactory` can share out."""
 
 REFUSED = ("preemption_mode", "kv_host_memory", "kv_disk_path", "draft_model")
@@ -100,7 +101,7 @@ class Parallel(Capability):
         if size == 1:
             return
         if self.group is not None:
-            check_layers(startup.model.layers, size)
+            check_layers(cast(Decoder, startup.model).layers, size)
         shares = Shares(size, config.num_heads, config.num_kv_heads, config.head_dim)
         if config.states is not None:
             units_of_ranks(config.states, size)  # raises InvalidConfig if a rank would have none
@@ -112,7 +113,7 @@ class Parallel(Capability):
             startup.block_bytes += copies * startup.bytes_of_block(startup.groups) // config.num_kv_heads
         else:
             rank = self.group.rank
-            for part in (layer.self_attn for layer in startup.model.layers):
+            for part in (part for layer in cast(Decoder, startup.model).layers for part in layer.mixing):
                 if isinstance(part, SelfAttention):
                     part.attention.num_kv_heads = len(shares.kv_heads[rank])
                     part.gate_size = part.gate_size and len(shares.heads[rank]) * config.head_dim
@@ -185,14 +186,14 @@ class EndOfStep(RunnerPart):
         self._communicator.check()
 
 
-def check_layers(layers: Iterable[DenseLayer], ranks: int) -> None:
+def check_layers(layers: Iterable[DecoderLayer], ranks: int) -> None:
     """Check that ranks can share every part of every layer.
 
     Raises:
         InvalidConfig: a layer has a part whose weights cannot be shared.
     """
     for layer in layers:
-        for part in (layer.self_attn, layer.mlp):
+        for part in (*layer.mixing, layer.mlp):
             if not isinstance(part, SHARED):
                 raise InvalidConfig(
                     f"tensor_parallel_size is {ranks}, but a layer of the model has a {type(part).__name__}, which ranks do not "

@@ -61,9 +61,7 @@ CHANGED: dict[str, Any] = {
     "bias": "all",
     "lora_bias": True,
     "init_lora_weights": "pissa_niter_4",
-    "fan_in_fan_out": True,
     "layer_replication": [[0, 4], [2, 5]],
-    "something_new": 0.5,
     "peft_type": "IA3",
 }
 
@@ -75,6 +73,16 @@ def test_what_is_not_computed_is_refused_by_its_name(tmp_path: Path, name: str) 
     change(folder, **{name: CHANGED[name]})
     with pytest.raises(UnsupportedModel, match=name):
         read(folder)
+
+
+PUBLISHED = Path(__file__).parents[2] / "models" / "published" / "adapters.json"
+
+
+@pytest.mark.parametrize("published", json.loads(PUBLISHED.read_text()), ids=lambda published: published["seen"])
+def test_what_a_published_adapter_says_is_read(tmp_path: Path, published: dict[str, Any]) -> None:
+    folder = write_adapter(tmp_path, LAYERS)
+    change(folder, **published["config"] | {"r": 4, "somebodys_note": 1})
+    assert read(folder).projections.keys() == LAYERS.keys()
 
 
 BROKEN: list[tuple[dict[str, Any], type[NanoEngineError], str]] = [

@@ -110,14 +110,14 @@ def test_steps_with_adapters_are_recorded_beside_those_without(llm: LLM, adapter
 # ---- right
 
 
-FUSED = ("Phi3", "Qwen3-MoE", "Gemma3", "Granite, biases", "Phi3, partial, long factors")
+FUSED = ("Phi3", "Qwen3-MoE", "Gemma3", "Granite, biases", "Phi3, partial, long factors", "Falcon H1", "Nemotron-H")
 
 
 @pytest.mark.parametrize("shape", FUSED)
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
 def test_families_with_fused_and_reordered_layers(tmp_path: Path, shape: str, kernels: str) -> None:
     """Attention alone where there are experts."""
-    sizes = {"head_dim": 32} if shape in ("Qwen3-MoE", "Granite, biases") else {}
+    sizes = {"head_dim": 32} if shape in ("Qwen3-MoE", "Granite, biases", "Falcon H1", "Nemotron-H") else {}
     folder = family_checkpoint(tmp_path / "model", shape, seed=3, **sizes)
     layers = {name: own for name, own in linear_layers(folder).items() if ".experts" not in name}
     path = write_adapter(tmp_path / "adapter", layers, 4, size=0.15)

@@ -83,6 +83,7 @@ def test_a_number_that_is_read_cannot_be_recorded(read: Callable[[Tensor], objec
         lambda x, place: x[None, place:],
         lambda x, place: x[x > place],
         lambda x, place: x.gt(place).nonzero(),
+        lambda x, place: torch.where(x > place)[0],
     ],
 )
 def test_a_part_at_numbers_in_a_tensor_cannot_be_recorded(part: Callable[[Tensor, Tensor], Tensor]) -> None:

@@ -26,20 +26,27 @@ SIX_HEADS = {"linear_num_value_heads": 6}
 WIDE = {"hidden_size": 64, "intermediate_size": 96}
 WIDE_OF = {
     "LFM2": WIDE,
+    "LFM2-MoE": WIDE | {"moe_intermediate_size": 32},
     "Qwen3.5": WIDE | SIX_HEADS,
     "Qwen3-Next": WIDE | {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
     "Granite 4": WIDE | {"shared_intermediate_size": 96},
+    "Falcon H1": WIDE | {"tie_word_embeddings": False},
+    "Nemotron-H": WIDE | {"use_bias": False},
 }
 """Rows of whole blocks."""
 
 SHAPES: dict[str, dict[str, Any]] = {
     "LFM2": {},
+    "LFM2-MoE": {},
     "Qwen3.5": SIX_HEADS,
     "Qwen3.5, odd sizes": {},
     "Qwen3-Next": {},
     "Qwen3.5-MoE": SIX_HEADS,
     "Granite 4": {},
     "Granite 4, dense, rotated": {"mamba_proj_bias": False},
+    "Falcon H1": {"tie_word_embeddings": False},
+    "Falcon H1, without norms, untied": {},
+    "Nemotron-H": {"use_bias": False},
 }
 """Shapes that llama.cpp computes, too: what is other than in tests/models/families.py."""
 
@@ -50,6 +57,14 @@ def what_comes(path: Path, **options: Any) -> tuple[torch.Tensor, list[int]]:
         greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
         (output,) = llm.generate([TOKENS[:40]], greedy, use_tqdm=False)
         return forced_logits(llm, TOKENS, 60, 40), list(output.outputs[0].token_ids)
+
+
+def numbers_of(file: Path, path: Path) -> Path:
+    """A file of the numbers that the blocks of another stand for."""
+    reader, opened = GGUFReader(file), GGUFFile.open(file)
+    numbers = {own.name: dequantize(own.data, own.tensor_type) for own in reader.tensors}
+    keys = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in opened.metadata.items()}
+    return write_file(path, keys.pop("general.architecture"), keys, numbers, F32)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -66,11 +81,7 @@ def test_blocks_stay_blocks_and_are_right(shape: str, tmp_path: Path) -> None:
     """Beside a file of the numbers that the blocks stand for: to the bit, if activations are not rounded."""
     folder = family_checkpoint(tmp_path / "folder", shape, **WIDE_OF[shape])
     file = write_hybrid(folder, tmp_path / "blocks.gguf", GGMLQuantizationType.Q8_0)
-    reader, opened = GGUFReader(file), GGUFFile.open(file)
-    numbers = {own.name: dequantize(own.data, own.tensor_type) for own in reader.tensors}
-    keys = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in opened.metadata.items()}
-    architecture = keys.pop("general.architecture")
-    plain = write_file(tmp_path / "numbers.gguf", architecture, keys, numbers, F32)
+    plain = numbers_of(file, tmp_path / "numbers.gguf")
     options = {"tokenizer": str(folder), "activation_dtype": "float32"}
     found, right = what_comes(file, **options), what_comes(plain, **options)
     assert torch.equal(found[0], right[0])
@@ -108,13 +119,15 @@ def test_layers_that_guess_ahead_are_left_out_and_named(tmp_path: Path, caplog: 
     [
         ("LFM2", {"attention__head_count_kv": [0, 2]}, r"head_count_kv .*a count of each of 4 layers"),
         ("LFM2", {"attention__head_count_kv": [0, 2, 1, 0]}, r"head_count_kv .*equal in all layers"),
-        ("LFM2", {"attention__head_count_kv": [0, 0, 0, 0]}, r"layers with attention"),
+        ("LFM2", {"attention__head_count_kv": [0, 0, 0, 0]}, r"num_key_value_heads is 0"),
         ("LFM2", {"shortconv__l_cache": None}, r"no lfm2\.shortconv\.l_cache"),
         ("Qwen3.5", {"ssm__inner_size": 63}, r"ssm\.inner_size 63; supported is a multiple of 4"),
         ("Qwen3.5", {"ssm__time_step_rank": 0}, r"ssm\.inner_size 64; supported is a multiple of 0"),
         ("Qwen3.5", {"ssm__state_size": None}, r"no qwen35\.ssm\.state_size"),
         ("Qwen3.5", {"attention__recurrent_layers": [True]}, r"recurrent_layers .*each of 4 layers"),
         ("Qwen3.5", {"nextn_predict_layers": 4}, r"num_hidden_layers is 0"),
+        ("Falcon H1", {"ssm__inner_size": None}, r"no falcon-h1\.ssm\.inner_size"),
+        ("Nemotron-H", {"feed_forward_length": [0] * 4}, r"feed_forward_length .*a count of each of 5 layers"),
         ("Granite 4", {"ssm__inner_size": 100}, r"ssm\.inner_size 100; supported is a multiple of 48"),
         ("Granite 4", {"rope__scaling__finetuned": 1}, r"finetuned 1; supported is true or false"),
         ("Granite 4", {"ssm__dt_b_c_rms": True}, r"ssm\.dt_b_c_rms True, which is not supported"),

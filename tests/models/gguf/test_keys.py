@@ -10,7 +10,7 @@ import pytest
 
 from nanoengine.errors import UnsupportedModel
 from nanoengine.models.gguf.file import GGUFFile
-from nanoengine.models.gguf.keys import NOT_OF_THE_MODEL, WITHOUT_EFFECT, Keys
+from nanoengine.models.gguf.keys import WITHOUT_EFFECT, Keys
 
 
 def keys(**values: Any) -> Keys:
@@ -49,13 +49,16 @@ def test_a_missing_key_is_its_default_or_an_error() -> None:
         keys().number("block_count")
 
 
-def test_a_key_that_nobody_read_is_refused_by_name() -> None:
-    found = keys(block_count=2, new_thing=1)
+def test_a_key_that_llama_cpp_knows_is_read_or_refused_and_any_other_is_a_line_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    found = keys(block_count=2, swin_norm=True, new_thing=1)
     found.number("block_count")
-    with pytest.raises(UnsupportedModel, match=r"llama\.new_thing 1, which is not supported"):
+    with pytest.raises(UnsupportedModel, match=r"llama\.swin_norm True, which is not supported"):
         found.check_rest()
-    found.number("new_thing")
+    found.flag("swin_norm", False)
     found.check_rest()
+    assert "m.gguf has 'llama.new_thing' (1), which nobody is known to read" in caplog.text
 
 
 @pytest.mark.parametrize("key", WITHOUT_EFFECT)
@@ -67,7 +70,12 @@ def test_a_key_is_refused_only_with_a_value_that_has_an_effect(key: str) -> None
             keys(**{key: value}).check_rest()
 
 
-def test_keys_of_others_and_of_the_making_of_a_model_have_any_value() -> None:
-    keys(**dict.fromkeys(NOT_OF_THE_MODEL, "anything")).check_rest()
+def test_keys_of_others_and_of_the_making_of_a_model_have_any_value(caplog: pytest.LogCaptureFixture) -> None:
+    of_pictures = ("vision.block_count", "mm.tokens_per_image", "image_token_id", "image_token_index", "mrope_sections")
+    of_others = ("vocab_size", "pooling_type", "embedding_length_out", "rope.dimension_sections", *of_pictures)
+    keys(**dict.fromkeys(of_others, "anything")).check_rest()
     file = GGUFFile(Path("m.gguf"), {"general.architecture": "llama", "qwen2.x": 1, "general.name": "x"}, {}, [])
+    assert not caplog.text
+    file.metadata["tokenizer.ggml.tone"] = 1
     Keys(file, ["llama"]).check_rest()
+    assert "'tokenizer.ggml.tone' (1)" in caplog.text

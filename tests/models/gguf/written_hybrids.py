@@ -18,10 +18,13 @@ from tests.models.gguf.written import write_file
 Tensors = dict[str, Tensor]
 ARCHITECTURES = {
     "lfm2": MODEL_ARCH.LFM2,
+    "lfm2_moe": MODEL_ARCH.LFM2MOE,
     "qwen3_next": MODEL_ARCH.QWEN3NEXT,
     "qwen3_5_text": MODEL_ARCH.QWEN35,
     "qwen3_5_moe_text": MODEL_ARCH.QWEN35MOE,
     "granitemoehybrid": MODEL_ARCH.GRANITE_HYBRID,
+    "falcon_h1": MODEL_ARCH.FALCON_H1,
+    "nemotron_h": MODEL_ARCH.NEMOTRON_H,
 }
 COMMON = {"block_count": "num_hidden_layers", "context_length": "max_position_embeddings"}
 COMMON |= {"embedding_length": "hidden_size", "attention.head_count": "num_attention_heads"}
@@ -48,6 +51,12 @@ MAMBA = {
     "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling",
 }
+OF_STATES = ("mamba_d_conv", "mamba_d_state", "mamba_n_groups", "mamba_n_heads", "mamba_d_ssm")
+FALCON = dict(zip(("conv_kernel", "state_size", "group_count", "time_step_rank", "inner_size"), OF_STATES, strict=True))
+FALCON = {f"ssm.{key}": name for key, name in FALCON.items()} | {"attention.head_count_kv": "num_key_value_heads"}
+OF_STATES = ("conv_kernel", "ssm_state_size", "n_groups", "mamba_num_heads")
+NEMOTRON = dict(zip(FALCON, OF_STATES, strict=False)) | {"attention.layer_norm_rms_epsilon": "layer_norm_epsilon"}
+OWN = {"granitemoehybrid": MAMBA, "falcon_h1": FALCON, "nemotron_h": NEMOTRON}
 
 
 def write_hybrid(
@@ -72,7 +81,7 @@ def write_hybrid(
     metadata = _metadata(config) | {key.replace("__", "."): value for key, value in keys.items()}
     name_of_arch = MODEL_ARCH_NAMES[arch]
     metadata = {f"{name_of_arch}.{key}": value for key, value in metadata.items() if value is not None}
-    names = get_tensor_name_map(arch, config["num_hidden_layers"])
+    names = get_tensor_name_map(arch, len(config.get("layers_block_type", ())) or config["num_hidden_layers"])
     stored: Tensors = {}
     for name, tensor in _converted(load_file(folder / "model.safetensors"), config, legacy).items():
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
@@ -85,13 +94,23 @@ def write_hybrid(
 
 def _metadata(config: Mapping[str, Any]) -> dict[str, Any]:
     model_type, rope = config["model_type"], config.get("rope_parameters") or {}
-    own = DELTA if model_type.startswith("qwen") else MAMBA if model_type == "granitemoehybrid" else {}
+    own = DELTA if model_type.startswith("qwen") else OWN.get(model_type, {})
     values = {key: config[name] for key, name in (COMMON | EXPERTS | own).items() if config.get(name) is not None}
-    values["attention.layer_norm_rms_epsilon"] = config.get("norm_eps", config.get("rms_norm_eps"))
+    eps = config.get("norm_eps", config.get("rms_norm_eps"))
+    values.setdefault("attention.layer_norm_rms_epsilon", eps)
     values["rope.freq_base"] = rope.get("rope_theta", 1e4)
     size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     values |= {"attention.key_length": size, "attention.value_length": size, "vocab_size": config["vocab_size"]}
     values["feed_forward_length"] = config.get("intermediate_size", 0) or None
+    if model_type == "falcon_h1":
+        return values
+    if model_type == "nemotron_h":
+        kinds = config["layers_block_type"]
+        values["attention.head_count_kv"] = [config["num_key_value_heads"] * (own == "full_attention") for own in kinds]
+        values["feed_forward_length"] = [config["intermediate_size"] * (own == "mlp") for own in kinds]
+        del values["expert_used_count"]
+        inner = config["mamba_num_heads"] * config["mamba_head_dim"]
+        return values | {"block_count": len(kinds), "ssm.inner_size": inner}
     kinds = config["layer_types"]
     if model_type.startswith("qwen"):
         values["attention.recurrent_layers"] = [kind == "linear_attention" for kind in kinds]
@@ -102,7 +121,10 @@ def _metadata(config: Mapping[str, Any]) -> dict[str, Any]:
         return values
     attends = [kind in ("full_attention", "attention") for kind in kinds]
     values["attention.head_count_kv"] = [config["num_key_value_heads"] * own for own in attends]
-    if model_type == "lfm2":
+    if model_type == "lfm2_moe":
+        values |= {"expert_count": config["num_experts"], "leading_dense_block_count": config["num_dense_layers"]}
+        values |= {"expert_feed_forward_length": config["moe_intermediate_size"], "expert_gating_func": 2}
+    if model_type.startswith("lfm2"):
         return values | {"shortconv.l_cache": config["conv_L_cache"]}
     values["ssm.inner_size"] = config["mamba_expand"] * config["hidden_size"]
     if not config["num_local_experts"]:
@@ -119,7 +141,7 @@ def _converted(tensors: Mapping[str, Tensor], config: Mapping[str, Any], legacy:
     for name, tensor in tensors.items():
         for found, changed in _split(name, tensor, config, legacy).items():
             done[found] = _changed(found, changed, config)
-    if model_type in ("qwen3_next", "qwen3_5_moe_text"):
+    if model_type in ("lfm2_moe", "qwen3_next", "qwen3_5_moe_text"):
         return _stacked(done)
     return done
 
@@ -134,20 +156,41 @@ def _changed(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Tensor:
         tensor = tensor + 1
     if model_type.startswith("qwen3_5") and "linear_attn." in name:
         tensor = _tiled(name, tensor, config)
-    if model_type == "granitemoehybrid":
+    if model_type in OWN:
         if name.endswith((".A_log", ".D")):
             tensor = tensor[:, None]
-        if name.endswith("mamba.norm.weight"):
-            tensor = tensor.view(config["mamba_n_groups"], -1)
+        if name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
+            tensor = tensor.view(config.get("mamba_n_groups", config.get("n_groups")), -1)
+    if model_type == "falcon_h1":
+        tensor = _multiplied(name, tensor, config)
+    if model_type == "granitemoehybrid":
         heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
         if count := heads.get(name.split(".")[-2]):
             tensor = tensor.view(count, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
     return tensor
 
 
+def _multiplied(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Tensor:
+    factors = {key.removesuffix("_multiplier"): value for key, value in config.items() if key.endswith("_multiplier")}
+    gate, down = config["mlp_multipliers"]
+    if name.endswith("in_proj.weight"):
+        inner, shared = config["mamba_d_ssm"], config["mamba_n_groups"] * config["mamba_d_state"]
+        parts = tensor.split([inner, inner, shared, shared, config["mamba_n_heads"]])
+        multipliers = config["ssm_multipliers"]
+        return torch.cat([part * own * factors["ssm_in"] for part, own in zip(parts, multipliers, strict=True)])
+    own = {"q_proj": factors["attention_in"], "k_proj": factors["attention_in"] * factors["key"]}
+    own |= {"v_proj": factors["attention_in"], "o_proj": factors["attention_out"], "out_proj": factors["ssm_out"]}
+    own |= {"gate_proj": gate, "down_proj": down, "lm_head": factors["lm_head"], "embed_tokens": factors["embedding"]}
+    return tensor * own.get(name.split(".")[-2], 1.0)
+
+
 def _split(name: str, tensor: Tensor, config: Mapping[str, Any], legacy: bool) -> Tensors:
     """Matrices that Hugging Face has in one tensor, and names that the table has otherwise."""
-    before = name.rpartition(".linear_attn.")[0] or name.rpartition(".mamba.")[0]
+    before = name.rpartition(".linear_attn.")[0]
+    if ".feed_forward.experts." in name:
+        return {name.removeprefix("model."): tensor}
+    if name.endswith(".expert_bias"):
+        return {f"{name}.bias": tensor}
     if name.endswith(".dt_bias"):
         return {f"{name.removesuffix('.dt_bias')}.dt_proj.bias": tensor}
     if name.endswith(".in_proj_qkvz.weight") and not legacy:

@@ -59,7 +59,7 @@ def test_queries_alone_are_multiplied_and_nothing_is_rotated(offers: bool) -> No
     qkv, _, metadata = step()
     factors = torch.rand(len(qkv), 1) + 1
     q, k, v = qkv.clone().split((HEADS * DIM, KV_HEADS * DIM, KV_HEADS * DIM), dim=1)
-    layer_over(backend, kind=ScaledAttention)(qkv, (factors, factors), metadata)
+    layer_over(backend, kind=ScaledAttention)(qkv, (factors,), metadata)
     name, *given = backend.calls[0]
     if offers:
         assert name == "rotate_and_write"

@@ -156,6 +156,29 @@ def floats(scale_shape: Callable[[int, int], tuple[int, ...]], name: str = "weig
     return make
 
 
+E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]
+
+
+def nvfp4(divides: bool) -> Maker:
+    """As compressed-tensors stores it, whose scale of the whole matrix divides, or as ModelOpt does, whose scale multiplies."""
+
+    def make(outputs: int, inputs: int) -> tuple[Tensors, Tensor]:
+        numbers = torch.randint(0, 16, (outputs, inputs))
+        scales = (50 + 398 * torch.rand(outputs, inputs // 16)).to(torch.float8_e4m3fn)
+        factor = torch.tensor([inputs**-0.5 / 800])
+        stored = 1 / factor if divides else factor
+        exact = 1 / stored.double() if divides else stored.double()
+        dense = torch.empty(outputs, inputs, dtype=torch.float64)
+        for o, i, number in cells(numbers):
+            dense[o, i] = E2M1[number] * float(scales[o, i // 16]) * exact
+        body = (numbers[:, ::2] | numbers[:, 1::2] << 4).to(torch.uint8)
+        names = ("weight_packed", "weight_global_scale") if divides else ("weight", "weight_scale_2")
+        inputs_scale = {"input_global_scale" if divides else "input_scale": torch.tensor([0.3])}
+        return {names[0]: body, "weight_scale": scales, names[1]: stored, **inputs_scale}, dense.float()
+
+    return make
+
+
 def compressed(form: str, **weights: object) -> dict[str, Any]:
     args = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": False, "observer": "minmax", **weights}
     group = {"targets": ["Linear"], "weights": args, "input_activations": None, "output_activations": None}
@@ -197,6 +220,8 @@ def bytes_form(symmetric: bool = True) -> Form:
 FP8 = {"quant_method": "fp8", "activation_scheme": "static"}
 BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [16, 16]}
 A_TENSOR = compressed("float-quantized", type="float", strategy="tensor")
+FP4 = compressed("nvfp4-pack-quantized", num_bits=4, type="float", strategy="tensor_group", group_size=16)
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4", "producer": {"name": "modelopt"}, "ignore": ["lm_head"]}
 A_ROW = compressed("naive-quantized", type="float", strategy="channel")
 
 FORMS = {
@@ -218,6 +243,31 @@ FORMS = {
     "floats, a scale a row": Form(A_ROW, floats(lambda o, _: (o, 1))),
     "fp8, a scale, static inputs": Form(FP8, floats(lambda _o, _i: (), input_scale=torch.tensor(0.1))),
     "fp8, blocks": Form(BLOCKS, floats(lambda o, i: (-(-o // 16), -(-i // 16)), "weight_scale_inv")),
+    "NVFP4": Form(FP4, nvfp4(divides=True)),
+    "NVFP4 of ModelOpt": Form(MODELOPT, nvfp4(divides=False)),
+}
+
+
+def mixed(*names: str) -> Form:
+    """Several groups of modules in one folder of compressed-tensors; a matrix of another shape is of the next one."""
+    forms = [FORMS[name] for name in names]
+    shapes: list[tuple[int, int]] = []
+
+    def make(outputs: int, inputs: int) -> tuple[Tensors, Tensor]:
+        if (outputs, inputs) not in shapes:
+            shapes.append((outputs, inputs))
+        return forms[shapes.index((outputs, inputs)) % len(forms)].make(outputs, inputs)
+
+    groups = {
+        f"group_{i}": form.config["config_groups"]["group_0"] | {"format": form.config["format"]}
+        for i, form in enumerate(forms)
+    }
+    return Form(forms[0].config | {"format": "mixed-precision", "config_groups": groups}, make)
+
+
+MIXED = {
+    "4 bits and 8 bits": mixed("packed", "packed, 8 bits"),
+    "NVFP4, floats of 8 bits and words": mixed("NVFP4", "floats, a scale", "packed, zeros", "packed"),
 }
 
 

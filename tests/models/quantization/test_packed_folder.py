@@ -21,12 +21,14 @@ from nanoengine.models.loader import check_weights, load_weights, open_checkpoin
 from nanoengine.models.safetensors_folder import SafetensorsFolder
 from tests.models.quantization.packed_models import (
     FORMS,
+    MIXED,
     Form,
     Tensors,
     awq_form,
     edit_config,
     edit_weights,
     gptq_form,
+    mixed,
     pack_folder,
     packed_form,
 )
@@ -74,7 +76,7 @@ def refused(folder: Path, message: str) -> None:
 
 
 @pytest.mark.parametrize("files", [1, 3])
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
+@pytest.mark.parametrize("form", [*FORMS.values(), *MIXED.values()], ids=[*FORMS, *MIXED])
 def test_what_is_loaded_are_the_numbers_that_were_packed(
     packed_in: Callable[..., Path], form: Form, files: int
 ) -> None:
@@ -121,6 +123,21 @@ def test_biases_of_zeros_need_no_place_and_others_do(packed_in: Callable[..., Pa
     assert all(bool((tensor != 7.0).any()) for tensor in tensors_of(load(folder)).values())
     edit_weights(folder, lambda t: t.update({f"{Q}.bias": torch.ones(32)}))
     refused(folder, rf"unexpected \(1\): {Q}\.bias")
+
+
+def test_scales_of_a_kv_cache_are_left_out(packed_in: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
+    folder = packed_in(FORMS["NVFP4 of ModelOpt"])
+    names = [f"model.layers.0.self_attn.{name}" for name in ("k_proj.k_scale", "v_proj.v_scale", "q_scale")]
+    edit_weights(folder, lambda t: t.update({name: torch.tensor(0.5) for name in names}))
+    load(folder)
+    assert "3 scales of a K/V cache" in caplog.text
+
+
+def test_scales_of_nvfp4_are_positive(packed_in: Callable[..., Path]) -> None:
+    folder = packed_in(FORMS["NVFP4"])
+    edit_weights(folder, change(f"{Q}.weight_scale", lambda t: (-t.float()).to(t.dtype)))
+    with pytest.raises(InvalidWeights, match=f"{Q} in .*weight_scale has numbers that are below zero"):
+        load(folder)
 
 
 def test_a_quantized_head_is_a_head(tmp_path: Path) -> None:
@@ -193,6 +210,7 @@ NEEDED += [("fp8, blocks", "weight_scale_inv")]
         ("bytes", change(f"{Q}.weight", Tensor.byte), rf"{Q}\.weight .*is U8.*must be I8"),
         ("floats, a scale", change(f"{Q}.weight", lambda t: t.to(torch.float8_e5m2)), rf"{Q}\.weight .*is F8_E5M2"),
         ("floats, a scale", change(f"{Q}.weight_scale", lambda t: t.expand(3)), rf"{Q}\.weight_scale .*is F32 \[3\]"),
+        ("NVFP4", change(f"{Q}.weight_scale", lambda t: t[:, :1]), r"must be F8_E4M3 \[32, 2\]"),
         ("AWQ", change(f"{Q}.scales", lambda t: t.bool()), rf"{Q}\.scales .*is BOOL"),
     ],
     ids=lambda value: value if isinstance(value, str) else "edited",
@@ -212,10 +230,17 @@ def test_a_layer_that_is_not_the_models_is_misshapen(packed_in: Callable[..., Pa
     refused(folder, rf"misshapen \(1\): {Q}\.weight is F32 \[48, 32\], not a float \[32, 32\]")
 
 
+AMBIGUOUS = mixed("packed, a scale a row", "packed, a scale a row")
+AMBIGUOUS.config["config_groups"]["group_1"] = packed_form(bits=8, group=None).config["config_groups"]["group_0"] | {
+    "format": "pack-quantized"
+}
+
+
 @pytest.mark.parametrize(
     ("stored", "said", "message"),
     [
         (awq_form(), awq_form(group=20), r"has \d+ inputs: they must be whole groups of 20"),
+        (packed_form(group=None), AMBIGUOUS, "may be any of several config_groups"),
         (packed_form(), packed_form(group=8), r"weight_scale .*is BF16 \[\d+, 3\].*it must be .*BF16 \[\d+, 6\]"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,10 +11,28 @@ from nanoengine.errors import UnsupportedModel
 from nanoengine.models.architectures import read_model_config
 from nanoengine.models.quantization.scheme import Scheme, read_scheme
 from tests.models.configs import QWEN3_06B
-from tests.models.quantization.packed_models import A_ROW, A_TENSOR, BLOCKS, FORMS, FP8, compressed
+from tests.models.quantization.packed_models import (
+    A_ROW,
+    A_TENSOR,
+    BLOCKS,
+    FORMS,
+    FP4,
+    FP8,
+    MIXED,
+    MODELOPT,
+    compressed,
+)
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 OLD_AWQ = {"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "zero_point": False, "version": "GEMM"}
+NVFP4, AWQ_EVEN = Scheme(layout="nvfp4", bits=4, group=16), Scheme(layout="awq", bits=4, group=128)
+OF_MIXED = (
+    Scheme(layout="float8", bits=8),
+    Scheme(layout="packed", bits=4, group=16, symmetric=False),
+    Scheme(layout="packed", bits=4, group=16),
+)
+AUTO_ROUND = {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4, "group_size": 128}
+AUTO_ROUND |= {"sym": True, "data_type": "int", "autoround_version": "0.9.0", "iters": 200, "seqlen": 2048}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
 
 
@@ -46,6 +65,18 @@ def read(config: object) -> Scheme | None:
         ),
         (FP8, Scheme(layout="float8", bits=8, block_scales="weight_scale_inv")),
         (BLOCKS, Scheme(layout="float8", bits=8, block=(16, 16), block_scales="weight_scale_inv")),
+        (FP4, NVFP4),
+        (MODELOPT, Scheme(layout="nvfp4-modelopt", bits=4, group=16)),
+        (MODELOPT | {"quant_algo": "FP8"}, Scheme(layout="float8", bits=8)),
+        (
+            MODELOPT | {"quant_algo": "MIXED_PRECISION", "kv_cache_scheme": {"num_bits": 8}},
+            Scheme(layout="nvfp4-modelopt", bits=4, group=16, others=(Scheme(layout="float8", bits=8),)),
+        ),
+        (MIXED["NVFP4, floats of 8 bits and words"].config, replace(NVFP4, others=OF_MIXED)),
+        (AUTO_ROUND, Scheme(layout="gptq", bits=4, group=128, zeros_less_one=True)),
+        (AUTO_ROUND | {"extra_config": {"lm_head": {"bits": 16}}, "packing_format": "auto_round:auto_awq"}, AWQ_EVEN),
+        (GPTQ | {"dynamic": {"-:.*visual.*": {}}}, Scheme(layout="gptq", bits=4, group=128, zeros_less_one=True)),
+        (A_TENSOR | {"kv_cache_scheme": {"num_bits": 8}}, Scheme(layout="float8", bits=8)),
     ],
     ids=str,
 )
@@ -65,6 +96,9 @@ def test_what_quantizers_write_beside_it_is_no_matter() -> None:
     by_optimum |= {"dataset": None, "exllama_config": {"version": 1}, "max_input_length": None, "model_seqlen": None}
     by_optimum |= {"pad_token_id": None, "tokenizer": None, "true_sequential": True, "use_exllama": True}
     by_gptqmodel = {"lm_head": False, "meta": {"quantizer": ["gptqmodel:7.7.0"]}, "pack_dtype": "int32", "dynamic": {}}
+    by_autoround = {"provider": "auto-round", "nsamples": 128, "seqlen": 2048}
+    assert read(GPTQ | by_autoround) == read(GPTQ)
+    assert read(group_of(scheme_name="W4A16")) == read(group_of())
     assert read(GPTQ | by_optimum) == read(GPTQ | by_gptqmodel | {"method": "gptq", "format": "gptq"}) == read(GPTQ)
     by_autoawq = {"modules_to_not_convert": ["visual"], "do_fuse": False, "fuse_max_seq_len": None}
     assert read(AWQ | by_autoawq) == read(AWQ | by_gptqmodel | {"method": "awq", "format": "gemm"}) == read(AWQ)
@@ -86,15 +120,18 @@ def group_of(form: str = "pack-quantized", **changes: Any) -> dict[str, Any]:
     return config
 
 
-TWO = compressed("pack-quantized", num_bits=4, strategy="group", group_size=32)
-TWO["config_groups"]["group_1"] = compressed("pack-quantized", strategy="channel")["config_groups"]["group_0"]
+OTHERS = ("bitsandbytes", "aqlm", "torchao", "quark", "hqq", "exl3", "fbgemm_fp8")
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
         ({}, r"quant_method is None in the quantization_config .*supported are awq, gptq, compressed-tensors, fp8"),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quant_method is 'bitsandbytes'"),
+        *(
+            ({"quant_method": name}, f"quant_method is '{name}'.*take a variant of the model as a GGUF file")
+            for name in OTHERS
+        ),
+        ({"group_size": 64, "bits": 4}, "quant_method is None.*a folder of MLX"),
         ({"quant_method": ["awq"]}, r"quant_method is \['awq'\]"),
         ("awq", "quantization_config is 'awq'.*must be a table"),
         (AWQ | {"version": "gemv"}, "version is 'gemv'.*only 'gemm'"),
@@ -108,10 +145,14 @@ TWO["config_groups"]["group_1"] = compressed("pack-quantized", strategy="channel
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'"),
         (GPTQ | {"is_marlin_format": True}, "is_marlin_format is True"),
         (GPTQ | {"pack_dtype": "int16"}, "pack_dtype is 'int16'"),
-        (GPTQ | {"dynamic": {"-:lm_head": {}}}, "dynamic is .*single modules"),
+        (GPTQ | {"dynamic": {"-:lm_head": {}, "+:mlp": {"bits": 8}}}, "dynamic is .*single modules"),
+        (AUTO_ROUND | {"packing_format": "auto_round:auto_other"}, "packing_format is 'auto_round:auto_other'"),
+        (AUTO_ROUND | {"extra_config": {"lm_head": {"bits": 8}}}, "extra_config is .*single modules"),
+        (MODELOPT | {"quant_algo": "W4A8_AWQ"}, "quant_algo is 'W4A8_AWQ'.*supported are FP8, NVFP4"),
         (GPTQ | {"group_size": -2}, "group_size is -2"),
         (compressed("marlin-24"), "format is 'marlin-24'.*supported are pack-quantized"),
-        (compressed("nvfp4-pack-quantized"), "format is 'nvfp4-pack-quantized'"),
+        (compressed("mxfp4-pack-quantized"), "format is 'mxfp4-pack-quantized'.*GGUF file"),
+        (compressed("nvfp4-pack-quantized"), "type is 'int': only 'float'"),
         (compressed("pack-quantized", num_bits=3), "num_bits is 3: only 4 or 8"),
         (compressed("int-quantized", num_bits=4), "num_bits is 4: only 8"),
         (compressed("float-quantized"), "type is 'int': only 'float'"),
@@ -125,20 +166,16 @@ TWO["config_groups"]["group_1"] = compressed("pack-quantized", strategy="channel
         (compressed("float-quantized", type="float", block_structure=[128]), r"block_structure is \[128\].*two sizes"),
         (compressed("pack-quantized", dynamic=True), "dynamic is True"),
         (compressed("pack-quantized", strategy="channel", rounding="up"), "'rounding' is 'up'.*not known"),
-        (A_TENSOR | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme is .*take it out"),
         (A_TENSOR | {"transform_config": {"config_groups": {"r1": {}}}}, "transform_config is .*rotated"),
         (A_TENSOR | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "'sparse-24-bitmask': only 'dense'"),
         (A_TENSOR | {"config_groups": {}}, r"config_groups is \{\}"),
         (A_TENSOR | {"config_groups": {"group_0": ["Linear"]}}, r"'group_0' of config_groups is \['Linear'\]"),
         (A_TENSOR | {"config_groups": {"group_0": {"weights": 4}}}, "weights is 4.*must be a table"),
-        (A_TENSOR | {"more": 1}, "'more' is 1.*not known"),
         (group_of(output_activations={"num_bits": 8}), "output_activations is .*not rounded"),
         (group_of(format="dense"), "format is 'dense'"),
-        (TWO, "config_groups is .*one thing of the weights of all"),
         (FP8 | {"activation_scheme": "block"}, "activation_scheme is 'block'"),
         (FP8 | {"fmt": "e5m2"}, "fmt is 'e5m2'"),
         (FP8 | {"weight_block_size": [128, 0]}, "weight_block_size is 0"),
-        (FP8 | {"kv_cache_scheme": "static"}, "kv_cache_scheme is 'static'"),
     ],
     ids=str,
 )

@@ -20,7 +20,7 @@ PROMPT_LENGTHS, NEW_TOKENS, CHUNK = (7, 45), 12, 32
 REFUSED = {
     "BloomForCausalLM": "cannot be told at which positions its tokens stand",
     "DeepseekV32ForCausalLM": "asks for attention with indices",
-    "Lfm2MoeForCausalLM": "mixes tokens outside of its attention",
+    "MiniMaxForCausalLM": "mixes tokens outside of its attention",
     "MambaForCausalLM": "has layers with recurrent states",
     "OpenAIGPTLMHeadModel": "computes its attention itself",
 }

@@ -55,6 +55,7 @@ STATES: list[tuple[str, int, str, dict[str, Any]]] = [
     ("LFM2", 2, "bfloat16", {}),
     ("LFM2", 4, "Q4_K", {}),
     ("LFM2, biases, four taps, adjusted", 3, "int8", {}),
+    ("LFM2-MoE", 2, "bfloat16", {}),
     ("Qwen3.5", 2, "float32", {}),
     ("Qwen3.5", 3, "Q4_K", {}),  # two key heads: some ranks have the same one
     ("Qwen3.5", 4, "int8", {}),
@@ -67,6 +68,9 @@ STATES: list[tuple[str, int, str, dict[str, Any]]] = [
     ("Granite 4, dense, rotated", 2, "bfloat16", {"mamba_n_heads": 4}),  # each rank has a whole group
     ("Granite 4, dense, rotated", 3, "float32", {"mamba_n_heads": 4}),
     ("Granite 4, dense, rotated", 4, "int8", {"mamba_n_heads": 8, "mamba_n_groups": 4}),
+    ("Falcon H1", 3, "Q4_K", {}),
+    ("Falcon H1, without norms, untied", 2, "int8", {}),
+    ("Nemotron-H", 2, "bfloat16", {}),
 ]
 
 
@@ -97,11 +101,14 @@ def check(folder: Path, size: int, **options: Any) -> None:
             group = llm.built.capabilities["parallel"].group
             heads = group.shares.kv_heads[rank]
             seen[rank] = set(heads)
-            mixers = model_runner(llm).model.mixers
+            mixers = {mixer.place: mixer for mixer in model_runner(llm).model.mixers.values()}
+            attending = alone.built.models.model_config.attention_layers
             layers = zip(model_runner(llm).kv_cache.layers, model_runner(alone).kv_cache.layers, strict=True)
-            for layer, (own, whole) in enumerate(layers):
-                if layer in mixers:
-                    parts = parts_of_states(mixers[layer], whole)
+            for place, (own, whole) in enumerate(layers):
+                if place not in mixers and place not in attending:
+                    continue
+                if place in mixers:
+                    parts = parts_of_states(mixers[place], whole)
                 else:
                     parts = [of_all[:, :, heads.start : heads.stop] for of_all in whole]
                 for of_rank, part in zip(own, parts, strict=True):

@@ -15,9 +15,9 @@ from typing import Any, cast
 import pytest
 
 from nanoengine import LLM
-from nanoengine.core.qwen3 import DenseLayer
 from nanoengine.errors import InvalidConfig
 from nanoengine.features.kv_groups.options import KVGroupsOptions
+from nanoengine.models.decoder import DecoderLayer
 from nanoengine.scale.parallel.capability import check_layers
 from nanoengine.scale.replicas.engine import ReplicatedEngine
 from nanoengine.scale.worker.remote_runner import RemoteRunner
@@ -109,9 +109,9 @@ def test_each_rank_needs_a_head_of_the_states(tmp_path: Path) -> None:
 def test_layers_that_nobody_has_shared_out_are_refused() -> None:
     class Recurrence: ...
 
-    layer = SimpleNamespace(self_attn=Recurrence(), mlp=None)
+    layer = SimpleNamespace(mixing=(Recurrence(),), mlp=None)
     with pytest.raises(InvalidConfig, match="tensor_parallel_size is 2, but a layer of the model has a Recurrence"):
-        check_layers([cast(DenseLayer, layer)], 2)
+        check_layers([cast(DecoderLayer, layer)], 2)
 
 
 @pytest.fixture

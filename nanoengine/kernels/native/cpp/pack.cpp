@@ -198,19 +198,20 @@ void pack_blocks(int number, int64_t code, const uint8_t* blocks, uint8_t* panel
     }
 }
 
-// Put numbers [rows][inputs] of 4 or 8 bits, with a scale for each span [rows][inputs / span] and perhaps a zero point, into
-// panels.
-void pack_groups(int64_t code, const uint8_t* numbers, const uint8_t* scales, const uint8_t* zeros, uint8_t* panels, size_t rows,
+// Put numbers [rows][inputs] of 4 or 8 bits into panels, with a scale for each span [rows][inputs / span] and the bytes that come
+// with it, if any: a zero point, or factors.
+void pack_groups(int64_t code, const uint8_t* numbers, const uint8_t* scales, const uint8_t* extras, uint8_t* panels, size_t rows,
                            size_t inputs) {
     const Format format = Format::of(code);
     const size_t spans = round_up(inputs, format.span) / format.span, width = format.scale_bytes() / GROUP;
+    const size_t each = format.header_bytes() / GROUP - width;
     for_each(rows, false, [&](size_t row) {
         uint8_t *headers = panels + row / COLUMNS * format.panel_bytes(inputs), *cells = headers + format.cells_at(inputs);
         const size_t side = row % COLUMNS / GROUP, output = row % GROUP;
         for (size_t i = 0; i < spans; i++) {
             uint8_t* header = headers + (i * STRIPS + side) * format.header_bytes();
             std::memcpy(header + output * width, scales + (row * spans + i) * width, width);
-            if (zeros) header[format.scale_bytes() + output] = zeros[row * spans + i];
+            for (size_t k = 0; k < each; k++) header[format.scale_bytes() + k * GROUP + output] = extras[(row * spans + i) * each + k];
         }
         for (size_t first = 0; first < inputs; first += CELL) {
             uint8_t cell[CELL] = {};

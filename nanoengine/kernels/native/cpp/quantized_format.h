@@ -10,7 +10,7 @@
 //   6 bits: the same, and two lines with the upper bits of dwords 0 to 3 and 4 to 7, two bits of each byte for every dword
 //   8 bits: line d has dword d
 //
-// Numbers of 4 bits may be the places of others in a codebook of 16 (IQ4_NL, MXFP4): those are bytes, as numbers of 8 bits are.
+// Numbers of 4 bits may be the places of others in a codebook of 16 (IQ4_NL, MXFP4, NVFP4): those are bytes, as numbers of 8 bits are.
 #pragma once
 #include "panels.h"
 #if defined(__F16C__)
@@ -30,8 +30,11 @@ constexpr uint8_t SIGN = 0x80;
 
 enum ScaleType { OF_FLOAT16 = 0, OF_BFLOAT16 = 1, OF_FLOAT32 = 2 };  // as the callers number them
 // What a span's scales come with: nothing; a minimum that is added; a zero point; for each cell a factor of the scale and one
-// of the minimum, which is subtracted; a factor with a sign for each half of a cell, or for each cell.
-enum Extra { PLAIN = 0, MINIMUM = 1, ZERO_POINT = 2, CELL_FACTORS = 3, HALF_CELL_FACTORS = 4, SIGNED_CELL_FACTORS = 5 };
+// of the minimum, which is subtracted; a factor with a sign for each half of a cell, or for each cell; a factor that is a float
+// of 4 bits of exponent and 3 of mantissa, without a sign, for each half of a cell.
+enum Extra {
+    PLAIN = 0, MINIMUM = 1, ZERO_POINT = 2, CELL_FACTORS = 3, HALF_CELL_FACTORS = 4, SIGNED_CELL_FACTORS = 5, HALF_CELL_FLOATS = 6
+};
 enum Codebook { NO_CODEBOOK = 0, IQ4 = 1, E2M1 = 2 };  // as the callers number them
 
 // What the numbers of a panel are, where loops are compiled for each: bits, and whether they are places in a codebook, or
@@ -72,7 +75,8 @@ struct Format {
             case MINIMUM: return 2 * scale_bytes();
             case ZERO_POINT: return scale_bytes() + GROUP;
             case CELL_FACTORS: return 2 * scale_bytes() + 2 * cells * GROUP;
-            case HALF_CELL_FACTORS: return scale_bytes() + 2 * cells * GROUP;
+            case HALF_CELL_FACTORS:
+            case HALF_CELL_FLOATS: return scale_bytes() + 2 * cells * GROUP;
             case SIGNED_CELL_FACTORS: return scale_bytes() + cells * GROUP;
             default: return scale_bytes();
         }
@@ -89,7 +93,10 @@ struct Format {
         const int size = codebook ? 8 : bits;
         return has_minimums() || (size == 8 && SIGN) ? 0 : 1 << (size - 1);
     }
-    int kind() const { return bits | (extra == HALF_CELL_FACTORS ? OWN_SCALES : 0) | (codebook ? IN_CODEBOOK : 0); }
+    int kind() const {
+        const bool own_scales = extra == HALF_CELL_FACTORS || extra == HALF_CELL_FLOATS;
+        return bits | (own_scales ? OWN_SCALES : 0) | (codebook ? IN_CODEBOOK : 0);
+    }
 };
 
 // LANES numbers of 16 bits as floats.
@@ -132,6 +139,13 @@ static INLINE Floats load_signed_bytes(const uint8_t* from) {
     return value < 128.0f ? value : value - 256.0f;
 }
 
+// The same, floats of 4 bits of exponent and 3 of mantissa, without a sign.
+static INLINE Floats load_e4m3(const uint8_t* from) {
+    const Floats value = load_bytes(from);
+    const Dwords bits = (Dwords)__builtin_convertvector(value, Ints);
+    return value < 8.0f ? value * 0x1p-9f : as_float((bits << 20) + (120u << 23));
+}
+
 // The scales of a chunk as floats, [cell, or half of one][output], and what is added to the scaled numbers, [cell][output].
 struct Scales {
     alignas(64) float scales[2 * CHUNK_CELLS][COLUMNS], offsets[CHUNK_CELLS][COLUMNS];
@@ -145,6 +159,7 @@ struct Scales {
             case CELL_FACTORS: return read_as<CELL_FACTORS>(format, panel, first, count);
             case HALF_CELL_FACTORS: return read_as<HALF_CELL_FACTORS>(format, panel, first, count);
             case SIGNED_CELL_FACTORS: return read_as<SIGNED_CELL_FACTORS>(format, panel, first, count);
+            case HALF_CELL_FLOATS: return read_as<HALF_CELL_FLOATS>(format, panel, first, count);
         }
     }
 
@@ -153,7 +168,8 @@ private:
     NOINLINE void read_as(const Format& format, const uint8_t* panel, size_t first, size_t count) {
         const size_t cells = format.span / CELL, header = format.header_bytes(), width = format.scale_bytes();
         const float byte_zero = format.bits == 8 ? SIGN : 0;
-        constexpr size_t PER_CELL = EXTRA == HALF_CELL_FACTORS ? 2 : 1;
+        constexpr bool FLOAT_FACTORS = EXTRA == HALF_CELL_FLOATS;
+        constexpr size_t PER_CELL = EXTRA == HALF_CELL_FACTORS || FLOAT_FACTORS ? 2 : 1;
         for (size_t strip = 0; strip < STRIPS; strip++) {
             const uint8_t* at = panel + (first / cells * STRIPS + strip) * header;
             for (size_t i = 0, within = first % cells; i < count; i++) {
@@ -163,9 +179,11 @@ private:
                 for (size_t o = 0; o < GROUP; o += LANES) {
                     const Floats scale = load_scales(format.scale, at, o);
                     float *to = scales[i * PER_CELL] + strip * GROUP + o, *minimum = offsets[i] + strip * GROUP + o;
-                    if (EXTRA == HALF_CELL_FACTORS || EXTRA == SIGNED_CELL_FACTORS) {
-                        for (size_t part = 0; part < PER_CELL; part++)
-                            store(to + part * COLUMNS, scale * load_signed_bytes(second + (within * PER_CELL + part) * GROUP + o));
+                    if (EXTRA == HALF_CELL_FACTORS || EXTRA == SIGNED_CELL_FACTORS || FLOAT_FACTORS) {
+                        for (size_t part = 0; part < PER_CELL; part++) {
+                            const uint8_t* factor = second + (within * PER_CELL + part) * GROUP + o;
+                            store(to + part * COLUMNS, scale * (FLOAT_FACTORS ? load_e4m3(factor) : load_signed_bytes(factor)));
+                        }
                         continue;
                     }
                     store(to, EXTRA == CELL_FACTORS ? scale * load_bytes(factors + within * GROUP + o) : scale);
@@ -250,6 +268,7 @@ template <class F> static INLINE void with_kind(int kind, F f) {
         case 4: return f.template operator()<4>();
         case 4 | OWN_SCALES: return f.template operator()<4 | OWN_SCALES>();
         case 4 | IN_CODEBOOK: return f.template operator()<4 | IN_CODEBOOK>();
+        case 4 | OWN_SCALES | IN_CODEBOOK: return f.template operator()<4 | OWN_SCALES | IN_CODEBOOK>();
         case 5: return f.template operator()<5>();
         case 6 | OWN_SCALES: return f.template operator()<6 | OWN_SCALES>();
         case 8: return f.template operator()<8>();

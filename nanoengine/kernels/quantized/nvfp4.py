@@ -1,0 +1,48 @@
+"""NVFP4: a matrix of floats of 4 bits, whose scales are floats of 8 bits and come with a float32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nanoengine.kernels.quantized.ggml_numbers import E2M1_CODEBOOK, E4M3, nvfp4_parts
+
+GROUP = 16
+
+
+@dataclass(frozen=True)
+class NVFP4:
+    """w[o, i] = factors[o] * scale[o, i // 16] * number[o, i].
+
+    Attributes:
+        numbers: [outputs, inputs] uint8, below 16: floats of 2 bits of exponent and 1 of mantissa.
+        scales: [outputs, inputs / 16] uint8, below 128: floats of 4 bits of exponent and 3 of mantissa, without a sign.
+        factors: [outputs, 1] float32; of a scale per tensor, all are the same.
+    """
+
+    numbers: Tensor
+    scales: Tensor
+    factors: Tensor
+
+    format = "NVFP4"
+
+    @classmethod
+    def of_blocks(cls, data: Tensor, shape: torch.Size) -> NVFP4:
+        """Blocks of ggml, which have no factor."""
+        numbers, scales = nvfp4_parts(data.reshape(-1, 36))
+        factors = torch.ones(shape[0], 1, dtype=torch.float32, device="cpu")
+        return cls(numbers.view(shape), scales.view(shape[0], -1), factors)
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.numbers.shape
+
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        scales = self.factors * 0.5 * E4M3[self.scales.int()]  # as the codebook has twice the numbers
+        grouped = E2M1_CODEBOOK[self.numbers.int()].unflatten(1, (-1, GROUP))
+        return (scales[:, :, None] * grouped).flatten(1).to(dtype)
+
+    def __getitem__(self, rows: Tensor | slice) -> NVFP4:
+        return NVFP4(self.numbers[rows], self.scales[rows], self.factors[rows])

@@ -1,0 +1,74 @@
+"""Falcon H1 (TII, 2025): attention and Mamba 2 side by side in every layer, and factors of what goes in and comes out of them.
+All but two of the factors are in the weights that they multiply, once those are loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nanoengine.models.config_fields import ConfigFields
+from nanoengine.models.families.common import head_dim_of, read_decoder
+from nanoengine.models.families.states import mamba_states
+from nanoengine.models.model_config import LayerConfig, ModelConfig, StateConfig, TensorNames, WeightFactor
+from nanoengine.models.rope_config import read_rope
+
+ARCHITECTURES = ("FalconH1ForCausalLM",)
+NAMES = TensorNames(
+    norm_before_mlp="pre_ff_layernorm",
+    replaced=((".mlp.", ".feed_forward."), ("model.norm.", "model.final_layernorm.")),
+)
+
+FACTORS = 1e-6, 1e6
+"""Bounds of every factor, so that products of them are numbers."""
+
+
+def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
+    for key in ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"):
+        fields.refuse(key, "projections without biases are supported")
+    fields.ignore("num_logits_to_keep", "mlp_expansion_factor", "mamba_use_mlp")
+    fields.expect("mamba_use_mlp", True)
+    size, states = head_dim_of(fields), _states(fields)
+    inward, keys = (fields.number(f"{own}_multiplier", 1.0, *FACTORS) for own in ("attention_in", "key"))
+    return read_decoder(
+        fields,
+        architecture,
+        eps=1e-5,
+        layers=(LayerConfig(rope=read_rope(fields, size), mixer="mamba2"),),
+        states=states,
+        attention_scale=size**-0.5 * inward**2 * keys,
+        embedding_scale=fields.number("embedding_multiplier", 1.0, *FACTORS),
+        logits_divisor=1 / fields.number("lm_head_multiplier", 1.0, *FACTORS),
+        factors=_factors(fields, states, inward),
+        names=NAMES,
+    )
+
+
+def _states(fields: ConfigFields) -> StateConfig:
+    inner = None
+    if "mamba_d_ssm" not in fields or fields.get("mamba_d_ssm") is not None:
+        inner = fields.integer("mamba_d_ssm", 1024)
+    norm, is_before = fields.flag("mamba_rms_norm"), fields.flag("mamba_norm_before_gate", True)
+    return replace(mamba_states(fields, inner), has_norm=norm, gate_first=not is_before)
+
+
+def _factors(fields: ConfigFields, states: StateConfig, inward: float) -> tuple[WeightFactor, ...]:
+    """`inward`: of what goes into attention. In scores it is a part of their scale, in values it is here."""
+    for key, count in (("mlp_multipliers", 2), ("ssm_multipliers", 5)):
+        fields.default(key, [1.0] * count)
+    gate, down = fields.numbers("mlp_multipliers", 2, *FACTORS)
+    outward, into, out = (
+        fields.number(f"{own}_multiplier", 1.0, *FACTORS) for own in ("attention_out", "ssm_in", "ssm_out")
+    )
+    inner, shared = states.num_heads * states.width, states.num_groups * states.depth
+    found = (
+        WeightFactor(".self_attn.o_proj.weight", (inward * outward,)),
+        WeightFactor(
+            ".mamba.in_proj.weight",
+            tuple(into * own for own in fields.numbers("ssm_multipliers", 5, *FACTORS)),
+            (inner, inner, shared, shared, states.num_heads),
+        ),
+        WeightFactor(".mamba.out_proj.weight", (out,)),
+        WeightFactor(".mlp.gate_proj.weight", (gate,)),
+        WeightFactor(".mlp.down_proj.weight", (down,)),
+    )
+    return tuple(own for own in found if set(own.factors) != {1.0})

@@ -1,0 +1,90 @@
+"""Nemotron-H (NVIDIA, 2025): a layer is one norm and one part, which is Mamba 2, attention without rotation, or an MLP without a
+gate.
+"""
+
+from __future__ import annotations
+
+from nanoengine.models.config_fields import MAX_LAYERS, ConfigFields
+from nanoengine.models.families.common import read_decoder
+from nanoengine.models.families.states import MOST_DEPTH, MOST_HEADS, MOST_TAPS, check_groups, check_time_steps
+from nanoengine.models.model_config import LayerConfig, ModelConfig, StateConfig, TensorNames
+
+ARCHITECTURES = ("NemotronHForCausalLM",)
+MAMBA = LayerConfig(rope=None, attends=False, mixer="mamba2", has_mlp=False)
+ATTENTION = LayerConfig(rope=None, has_mlp=False)
+MLP = LayerConfig(rope=None, attends=False)
+LETTERS = {"M": MAMBA, "*": ATTENTION, "-": MLP}
+WORDS = {"linear_attention": MAMBA, "mamba": MAMBA, "full_attention": ATTENTION, "attention": ATTENTION, "mlp": MLP}
+OF_EXPERTS = (
+    *("n_routed_experts", "n_shared_experts", "num_experts_per_tok", "norm_topk_prob", "n_group", "topk_group"),
+    *("routed_scaling_factor", "moe_intermediate_size", "moe_latent_size", "moe_shared_expert_intermediate_size"),
+    "moe_shared_expert_overlap",
+)
+"""Fields of mixtures of experts, which stand in files of models without them, too."""
+
+NAMES = TensorNames(
+    norm_before_attention="norm",
+    norm_before_mlp="norm",
+    replaced=tuple((f".{part}.", ".mixer.") for part in ("self_attn", "mamba", "mlp")),
+)
+
+
+def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
+    layers = _layers(fields)
+    eps = fields.get("layer_norm_epsilon", 1e-5)
+    for key, value in (("num_hidden_layers", len(layers)), ("rms_norm_eps", eps), ("norm_eps", eps)):
+        fields.default(key, value)
+        fields.expect(key, value)
+    fields.default("head_dim", fields.get("attention_head_dim", 128))
+    fields.ignore("rope_theta", "rope_parameters", "partial_rotary_factor", "num_logits_to_keep", *OF_EXPERTS)
+    fields.refuse("attention_bias", "attention without biases is supported")
+    fields.refuse("sliding_window", "attention without a window is supported")
+    fields.expect("mlp_hidden_act", "relu2")
+    return read_decoder(
+        fields,
+        architecture,
+        head_dim=128,
+        layers=layers,
+        states=_states(fields),
+        activation="relu2",
+        mlp_bias=fields.flag("mlp_bias"),
+        names=NAMES,
+    )
+
+
+def _layers(fields: ConfigFields) -> tuple[LayerConfig, ...]:
+    """As words, or as letters of a pattern.
+
+    Raises:
+        UnsupportedModel: no such list, or other words or letters.
+    """
+    fields.ignore(
+        "hybrid_override_pattern", "num_nextn_predict_layers", "mtp_layers_block_type", "mtp_hybrid_override_pattern"
+    )
+    key = next((own for own in ("layers_block_type", "layer_types") if fields.get(own)), "hybrid_override_pattern")
+    stated, kinds = fields.get(key), LETTERS if key == "hybrid_override_pattern" else WORDS
+    is_known = isinstance(stated, list | str) and all(isinstance(own, str) and own in kinds for own in stated)
+    if not is_known or not 0 < len(stated) <= MAX_LAYERS:
+        raise fields.wrong(
+            key, stated, f"it must name each layer: {', '.join(kinds)}; mixtures of experts are not supported"
+        )
+    return tuple(kinds[own] for own in stated)
+
+
+def _states(fields: ConfigFields) -> StateConfig:
+    check_time_steps(fields)
+    fields.expect("mamba_hidden_act", "silu")
+    fields.ignore("expand", "mamba_proj_bias", "use_mamba_kernels", "mamba_ssm_cache_dtype", "rescale_prenorm_residual")
+    heads, groups = fields.integer("mamba_num_heads", 128, MOST_HEADS), fields.integer("n_groups", 8, MOST_HEADS)
+    depth, width = fields.integer("ssm_state_size", 128, MOST_DEPTH), fields.integer("mamba_head_dim", 64, MOST_DEPTH)
+    states = StateConfig(
+        taps=fields.integer("conv_kernel", 4, MOST_TAPS),
+        channels=heads * width + 2 * groups * depth,
+        num_heads=heads,
+        num_groups=groups,
+        depth=depth,
+        width=width,
+        conv_bias=fields.flag("use_conv_bias", True),
+        proj_bias=fields.flag("use_bias"),
+    )
+    return check_groups(fields, "mamba_num_heads", states)

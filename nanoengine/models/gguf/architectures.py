@@ -1,0 +1,177 @@
+"""llama.cpp's architectures, and what of their keys Hugging Face's config.json has under other names.
+
+Keys: https://github.com/ggml-org/llama.cpp, src/llama-arch.cpp and conversion/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from nanoengine.models.gguf.gemma4 import GEMMA4_KEYS
+from nanoengine.models.gguf.hybrids import (
+    DELTA_EXPERT_KEYS,
+    DELTA_KEYS,
+    FALCON_KEYS,
+    LFM2_KEYS,
+    MAMBA_KEYS,
+    NEMOTRON_KEYS,
+)
+from nanoengine.models.gguf.rope import EPSILON
+from nanoengine.models.gguf.routers import DEEPSEEK_KEYS, ERNIE_KEYS, LFM2_MOE_KEYS, MINIMAX_KEYS
+
+
+class Architecture(NamedTuple):
+    """What tells an architecture from the others."""
+
+    name: str  # Hugging Face's
+    model_type: str
+    keys: Mapping[str, str] = {}  # its own, and what Hugging Face calls them
+    fixed: Mapping[str, Any] = {}  # what its files do not say, because it is always so
+    activation: Mapping[str, str] = {
+        "hidden_act": "silu"
+    }  # the field that names it at Hugging Face's, and its value there
+    fits_float16: bool = True  # whether what it adds up over its layers stays below 65,504, where float16 ends
+
+
+COMMON_KEYS = {
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    EPSILON: "rms_norm_eps",
+}
+"""What every file must say."""
+
+MIXTURE_KEYS = {"expert_used_count": "num_experts_per_tok", "expert_count": "num_local_experts"}
+QWEN_MOE_KEYS = {
+    "expert_used_count": "num_experts_per_tok",
+    "expert_count": "num_experts",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+WINDOW = "attention.sliding_window"
+WINDOW_KEYS = {WINDOW: "sliding_window"}
+GRANITE_KEYS = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+GEMMA_KEYS = WINDOW_KEYS | {"final_logit_softcapping": "final_logit_softcapping"}
+GEMMA_ACTIVATION = {"hidden_activation": "gelu_pytorch_tanh"}
+MIXED = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
+IS_SPLIT = {"linears_are_split": True}
+"""Not Hugging Face's: matrices that its files have in one tensor are tensors for each, under the usual names."""
+
+GROWTH = "attention.temperature_scale"
+VARIANTS = {
+    "llama": "expert_count",
+    "mistral3": GROWTH,
+    "olmo2": WINDOW,
+    "granitemoe": "expert_shared_feed_forward_length",
+}
+"""Architectures that are two of Hugging Face's, and the key that the second has."""
+
+LLAMA = Architecture("LlamaForCausalLM", "llama")
+QWEN2, QWEN3 = Architecture("Qwen2ForCausalLM", "qwen2"), Architecture("Qwen3ForCausalLM", "qwen3")
+QWEN3_MOE = Architecture("Qwen3MoeForCausalLM", "qwen3_moe", QWEN_MOE_KEYS, MIXED)
+OLMO3 = Architecture("Olmo3ForCausalLM", "olmo3", WINDOW_KEYS)
+GPT_OSS = Architecture(
+    *("GptOssForCausalLM", "gpt_oss", WINDOW_KEYS | MIXTURE_KEYS | {"expert_feed_forward_length": "intermediate_size"}),
+    fixed=IS_SPLIT,
+    fits_float16=False,
+)
+ARCHITECTURES = {
+    "llama": LLAMA,
+    "llama with expert_count": Architecture("MixtralForCausalLM", "mixtral", MIXTURE_KEYS),
+    "llama4": Architecture(
+        "Llama4ForCausalLM",
+        "llama4_text",
+        MIXTURE_KEYS
+        | {"feed_forward_length": "intermediate_size_mlp", "expert_feed_forward_length": "intermediate_size"}
+        | {"interleave_moe_layer_step": "interleave_moe_layer_step", WINDOW: "attention_chunk_size"}
+        | {"attention.chunk_size": "attention_chunk_size"},  # Ollama's
+        IS_SPLIT | {"attention_chunk_size": 8192},
+    ),
+    "mistral3": LLAMA,
+    f"mistral3 with {GROWTH}": Architecture("Ministral3ForCausalLM", "ministral3"),
+    "smollm3": Architecture("SmolLM3ForCausalLM", "smollm3"),
+    "qwen2": QWEN2,
+    "qwen2moe": Architecture(
+        "Qwen2MoeForCausalLM",
+        "qwen2_moe",
+        QWEN_MOE_KEYS | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+        MIXED | {"norm_topk_prob": False},
+    ),
+    "qwen2vl": QWEN2,
+    "qwen25vl": QWEN2,  # Ollama's name
+    "qwen3": QWEN3,
+    "qwen3moe": QWEN3_MOE,
+    "qwen3vl": QWEN3,
+    "qwen3vlmoe": QWEN3_MOE,
+    "phi3": Architecture("Phi3ForCausalLM", "phi3", WINDOW_KEYS),
+    "granite": Architecture("GraniteForCausalLM", "granite", GRANITE_KEYS),
+    "granitemoe": Architecture("GraniteMoeForCausalLM", "granitemoe", GRANITE_KEYS | MIXTURE_KEYS, IS_SPLIT),
+    "granitemoe with expert_shared_feed_forward_length": Architecture(
+        "GraniteMoeSharedForCausalLM",
+        "granitemoeshared",
+        GRANITE_KEYS | MIXTURE_KEYS | {"expert_shared_feed_forward_length": "shared_intermediate_size"},
+        IS_SPLIT,
+    ),
+    "olmo2": Architecture("Olmo2ForCausalLM", "olmo2"),
+    "olmo2 with attention.sliding_window": OLMO3,
+    "olmo3": OLMO3,  # Ollama's name
+    "gpt-oss": GPT_OSS,
+    "gptoss": GPT_OSS,  # Ollama's name
+    "gemma2": Architecture(
+        *("Gemma2ForCausalLM", "gemma2", GEMMA_KEYS | {"attn_logit_softcapping": "attn_logit_softcapping"}),
+        activation=GEMMA_ACTIVATION,
+        fits_float16=False,
+    ),
+    "gemma3": Architecture(
+        *("Gemma3ForCausalLM", "gemma3_text", GEMMA_KEYS),
+        activation=GEMMA_ACTIVATION,
+        fits_float16=False,
+    ),
+    "gemma4": Architecture(
+        *("Gemma4ForCausalLM", "gemma4_text", GEMMA_KEYS | GEMMA4_KEYS),
+        activation=GEMMA_ACTIVATION,
+        fits_float16=False,
+    ),
+    "seed_oss": Architecture("SeedOssForCausalLM", "seed_oss"),
+    "glm4": Architecture("Glm4ForCausalLM", "glm4", fixed={"partial_rotary_factor": 1.0}),
+    "exaone4": Architecture("Exaone4ForCausalLM", "exaone4", WINDOW_KEYS, {"sliding_window": None}),
+    "ernie4_5": Architecture("Ernie4_5ForCausalLM", "ernie4_5"),
+    "hunyuan-dense": Architecture("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense"),
+    # Kernels of layers with states know no float16.
+    "lfm2": Architecture("Lfm2ForCausalLM", "lfm2", LFM2_KEYS, {"block_auto_adjust_ff_dim": False}, {}, False),
+    "lfm2moe": Architecture(
+        *("Lfm2MoeForCausalLM", "lfm2_moe", LFM2_KEYS | LFM2_MOE_KEYS), activation={}, fits_float16=False
+    ),
+    "glm4moe": Architecture("Glm4MoeForCausalLM", "glm4_moe", DEEPSEEK_KEYS),
+    "minimax-m2": Architecture("MiniMaxM2ForCausalLM", "minimax_m2", MINIMAX_KEYS),
+    "ernie4_5-moe": Architecture("Ernie4_5_MoeForCausalLM", "ernie4_5_moe", ERNIE_KEYS),
+    "dots1": Architecture("Dots1ForCausalLM", "dots1", DEEPSEEK_KEYS, {"sliding_window": None}),
+    "qwen3next": Architecture(
+        "Qwen3NextForCausalLM", "qwen3_next", DELTA_KEYS | DELTA_EXPERT_KEYS, MIXED, fits_float16=False
+    ),
+    "qwen35": Architecture("Qwen3_5ForCausalLM", "qwen3_5_text", DELTA_KEYS, fits_float16=False),
+    "qwen35moe": Architecture(
+        "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", DELTA_KEYS | DELTA_EXPERT_KEYS, MIXED, fits_float16=False
+    ),
+    "falcon-h1": Architecture("FalconH1ForCausalLM", "falcon_h1", FALCON_KEYS, fits_float16=False),
+    "nemotron_h": Architecture(
+        *("NemotronHForCausalLM", "nemotron_h", NEMOTRON_KEYS),
+        activation={"mlp_hidden_act": "relu2"},
+        fits_float16=False,
+    ),
+    "granitehybrid": Architecture(
+        "GraniteMoeHybridForCausalLM",
+        "granitemoehybrid",
+        GRANITE_KEYS | MAMBA_KEYS,
+        IS_SPLIT,
+        fits_float16=False,
+    ),
+}
+"""Architectures by llama.cpp's names."""
