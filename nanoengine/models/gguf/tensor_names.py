@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from nanoengine.models.gguf.gemma4_names import GEMMA4, GEMMA4_LAYER, GEMMA4_OUTER
 from nanoengine.models.gguf.routers import num_experts
 
 if TYPE_CHECKING:
@@ -26,17 +27,12 @@ PACKED_QKVZ, PACKED_BA = "ssm_in.weight", "ssm_ba.weight"
 """Of Qwen3-Next: the first was written before the end of 2025."""
 
 OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-GEMMA4_OUTER = OUTER | {
-    "per_layer_token_embd": "model.embed_tokens_per_layer",
-    "per_layer_model_proj": "model.per_layer_model_projection",
-    "per_layer_proj_norm": "model.per_layer_projection_norm",
-}
 LFM2 = ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM")
 LFM2_OUTER = OUTER | dict.fromkeys(("token_embd_norm", "output_norm"), "model.embedding_norm")
 OUTERS = {
     **dict.fromkeys(LFM2, LFM2_OUTER),
     "FalconH1ForCausalLM": OUTER | {"output_norm": "model.final_layernorm"},
-    "Gemma4ForCausalLM": GEMMA4_OUTER,
+    GEMMA4: OUTER | GEMMA4_OUTER,
 }
 LAYER = {
     "attn_q": "self_attn.q_proj",
@@ -62,7 +58,6 @@ NORMS_OF_DELTA_NETS = {"attn_norm": "input_layernorm", "post_attention_norm": "p
 That before the MLPs of Qwen3-Next, Qwen3.5 and Seed-OSS has the name of one behind attention."""
 
 GEMMA = {"Gemma2ForCausalLM", "Gemma3ForCausalLM"}
-GEMMA4 = "Gemma4ForCausalLM"
 DELTA_NETS = {"Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"}
 GUESSING = DELTA_NETS | {"Glm4MoeForCausalLM"}
 """Architectures whose files may have layers behind the last, which guess ahead."""
@@ -127,17 +122,7 @@ OWN: dict[str, dict[str, str]] = {
     "Lfm2ForCausalLM": OF_LFM2,
     "Lfm2MoeForCausalLM": OF_LFM2 | _numbered("feed_forward"),
     "FalconH1ForCausalLM": {f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
-    GEMMA4: {
-        "inp_gate": "per_layer_input_gate",
-        "proj": "per_layer_projection",
-        "post_norm": "post_per_layer_input_norm",
-        "post_ffw_norm_1": "post_feedforward_layernorm_1",
-        "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
-        "post_ffw_norm_2": "post_feedforward_layernorm_2",
-        "ffn_gate_inp": "router.proj",
-        "ffn_gate_up_exps": "experts.{}.gate_proj+experts.{}.up_proj",
-        "ffn_down_exps": "experts.{}.down_proj",
-    },
+    GEMMA4: GEMMA4_LAYER,
     "Phi3ForCausalLM": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
     "Glm4ForCausalLM": {"ffn_up": "mlp.gate_up_proj"},
     "HunYuanDenseV1ForCausalLM": {
