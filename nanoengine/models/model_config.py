@@ -95,6 +95,7 @@ class ExpertsConfig:
     are_transposed: bool = False  # and inputs before outputs
     weighs_inputs: bool = False  # the sigmoid of a logit multiplies what goes into its expert, not what comes out
     shared_size: int = 0  # of an MLP that every token goes through beside them
+    latent_size: int = 0  # to which tokens are projected before the experts, and back behind them
     shared_is_gated: bool = False  # by a number between 0 and 1
     beside_mlp: bool = False  # the layer has an MLP, too, and each of the two its norms
 
@@ -134,7 +135,7 @@ class ModelConfig(DenseConfig):
     states: StateConfig | None = None  # of layers that have no attention
     has_output_gate: bool = False  # q_proj makes a gate of what attention says, too
     mlp_bias: bool = False
-    activation: str = "silu"  # of MLPs and experts: one of `kernels/reference/gates.py`
+    activation: str = "silu"  # of MLPs and experts: one of `kernels/reference/gates.py`, or "relu2": there is no gate
     norm_offset: float = 0.0  # added to every norm weight when it is loaded (Gemma stores w - 1)
     has_sinks: bool = False  # one more score for each head, which no token has
     # "head": over each head of q and k; "late": the same, behind the rotation; "full": over all of them together; "plain": over

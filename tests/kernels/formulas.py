@@ -89,6 +89,8 @@ def _gate(gate: Tensor, activation: str) -> Tensor:
     if activation == "clamped":
         gate = gate.clamp(max=7)
         return gate * (1.702 * gate).sigmoid()
+    if activation == "relu":
+        return gate.relu()
     assert activation == "silu"
     return gate * gate.sigmoid()
 

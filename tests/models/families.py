@@ -234,6 +234,24 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         mlp_bias=True,
         use_bias=True,
     ),
+    "Nemotron 3": of(
+        *(
+            "NemotronH",
+            NEMOTRON,
+            GROUPED,
+            UNTIED,
+            {"layers_block_type": ["moe", "mamba", "moe", "attention", "mamba", "moe"]},
+        ),
+        moe_shared_expert_intermediate_size=40,
+        num_hidden_layers=None,
+    ),
+    "Nemotron 3, experts of latents": of(
+        *("NemotronH", NEMOTRON, ROUTED, UNTIED, {"layers_block_type": ["mamba", "moe", "attention", "mlp"]}),
+        moe_shared_expert_intermediate_size=24,
+        moe_latent_size=32,
+        n_routed_experts=6,
+        num_hidden_layers=None,
+    ),
     "Llama 4": of("Llama4", experts(5, 1), CHUNKS, UNTIED, num_hidden_layers=5, head_dim=16, attention_chunk_size=13),
     "Llama 4, dense between, biases, llama3": of(
         *("Llama4", experts(3, 1), CHUNKS, rope("llama3"), heads(3, 1), {"num_hidden_layers": 4, "head_dim": 32}),

@@ -22,11 +22,21 @@ def _clamped(gate: Tensor, up: Tensor) -> Tensor:
     return gate * torch.sigmoid(1.702 * gate) * (up + 1)
 
 
-GATES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"silu": _silu, "gelu_tanh": _gelu_tanh, "clamped": _clamped}
+def _relu(gate: Tensor, up: Tensor) -> Tensor:
+    return F.relu(gate) * up
+
+
+GATES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "silu": _silu,
+    "gelu_tanh": _gelu_tanh,
+    "clamped": _clamped,
+    "relu": _relu,
+}
 """Activation -> (gate, up) to their product.
 
 silu: gate * sigmoid(gate) * up. gelu_tanh: GELU by its approximation with tanh (Hendrycks and Gimpel, 2016), of Gemma. clamped:
-gate * sigmoid(1.702 gate) * (up + 1), after gate was kept below 7 and up within 7 of 0, of gpt-oss.
+gate * sigmoid(1.702 gate) * (up + 1), after gate was kept below 7 and up within 7 of 0, of gpt-oss. relu: relu(gate) * up, which
+is the square of relu where both are the same.
 
 Kernels number them in this order. Both of the first are gate * sigmoid(t) * up: 1 + tanh(y) is 2 sigmoid(2 y).
 """

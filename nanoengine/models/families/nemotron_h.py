@@ -1,20 +1,29 @@
-"""Nemotron-H (NVIDIA, 2025): a layer is one norm and one part, which is Mamba 2, attention without rotation, or an MLP without a
-gate.
+"""Nemotron-H (NVIDIA, 2025): a layer is one norm and one part, which is Mamba 2, attention without rotation, an MLP without a
+gate, or a mixture of those.
 """
 
 from __future__ import annotations
 
 from nanoengine.models.config_fields import MAX_LAYERS, ConfigFields
 from nanoengine.models.families.common import read_decoder
+from nanoengine.models.families.routed import SHARED, routed_experts
 from nanoengine.models.families.states import MOST_DEPTH, MOST_HEADS, MOST_TAPS, check_groups, check_time_steps
-from nanoengine.models.model_config import LayerConfig, ModelConfig, StateConfig, TensorNames
+from nanoengine.models.model_config import ExpertsConfig, LayerConfig, ModelConfig, StateConfig, TensorNames
 
 ARCHITECTURES = ("NemotronHForCausalLM",)
 MAMBA = LayerConfig(rope=None, attends=False, mixer="mamba2", has_mlp=False)
 ATTENTION = LayerConfig(rope=None, has_mlp=False)
 MLP = LayerConfig(rope=None, attends=False)
-LETTERS = {"M": MAMBA, "*": ATTENTION, "-": MLP}
-WORDS = {"linear_attention": MAMBA, "mamba": MAMBA, "full_attention": ATTENTION, "attention": ATTENTION, "mlp": MLP}
+EXPERTS = LayerConfig(rope=None, attends=False, has_experts=True)
+LETTERS = {"M": MAMBA, "*": ATTENTION, "-": MLP, "E": EXPERTS}
+WORDS = {
+    "moe": EXPERTS,
+    "linear_attention": MAMBA,
+    "mamba": MAMBA,
+    "full_attention": ATTENTION,
+    "attention": ATTENTION,
+    "mlp": MLP,
+}
 OF_EXPERTS = (
     *("n_routed_experts", "n_shared_experts", "num_experts_per_tok", "norm_topk_prob", "n_group", "topk_group"),
     *("routed_scaling_factor", "moe_intermediate_size", "moe_latent_size", "moe_shared_expert_intermediate_size"),
@@ -25,7 +34,9 @@ OF_EXPERTS = (
 NAMES = TensorNames(
     norm_before_attention="norm",
     norm_before_mlp="norm",
-    replaced=tuple((f".{part}.", ".mixer.") for part in ("self_attn", "mamba", "mlp")),
+    gate_up=("up_proj",),
+    expert_gate_up_down=("up_proj", "down_proj"),
+    replaced=(*((f".{part}.", ".mixer.") for part in ("self_attn", "mamba", "mlp")), SHARED),
 )
 
 
@@ -37,6 +48,8 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
         fields.expect(key, value)
     fields.default("head_dim", fields.get("attention_head_dim", 128))
     fields.ignore("rope_theta", "rope_parameters", "partial_rotary_factor", "num_logits_to_keep", *OF_EXPERTS)
+    bias = fields.flag("mlp_bias")
+    experts = _experts(fields, bias) if EXPERTS in layers else None
     fields.refuse("attention_bias", "attention without biases is supported")
     fields.refuse("sliding_window", "attention without a window is supported")
     fields.expect("mlp_hidden_act", "relu2")
@@ -47,7 +60,8 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
         layers=layers,
         states=_states(fields),
         activation="relu2",
-        mlp_bias=fields.flag("mlp_bias"),
+        experts=experts,
+        mlp_bias=bias,
         names=NAMES,
     )
 
@@ -65,10 +79,17 @@ def _layers(fields: ConfigFields) -> tuple[LayerConfig, ...]:
     stated, kinds = fields.get(key), LETTERS if key == "hybrid_override_pattern" else WORDS
     is_known = isinstance(stated, list | str) and all(isinstance(own, str) and own in kinds for own in stated)
     if not is_known or not 0 < len(stated) <= MAX_LAYERS:
-        raise fields.wrong(
-            key, stated, f"it must name each layer: {', '.join(kinds)}; mixtures of experts are not supported"
-        )
+        raise fields.wrong(key, stated, f"it must name each layer: {', '.join(kinds)}")
     return tuple(kinds[own] for own in stated)
+
+
+def _experts(fields: ConfigFields, bias: bool) -> ExpertsConfig:
+    if bias:
+        raise fields.wrong("mlp_bias", bias, "beside mixtures of experts, MLPs without biases are supported")
+    fields.default("norm_topk_prob", True)
+    latent = fields.integer("moe_latent_size") if fields.get("moe_latent_size") is not None else 0
+    shared = fields.integer("moe_shared_expert_intermediate_size")
+    return routed_experts(fields, "n_routed_experts", added_to_sum=1e-20, shared_size=shared, latent_size=latent)
 
 
 def _states(fields: ConfigFields) -> StateConfig:

@@ -7,6 +7,7 @@ Mixtral (Jiang et al., 2024), Qwen3-MoE (Qwen3 technical report, 2025), gpt-oss 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from nanoengine.kernels.operations import ExpertBiases, Mixture
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.layers.slots import InterleavedColumns, InterleavedExperts, StackedExperts, dense
 from nanoengine.models.model_config import ExpertsConfig
+
+SQUARED = "relu2"
+"""The activation of MLPs without a gate: W2 relu(W1 x)^2 (So et al., "Primer", 2021)."""
 
 
 class Experts:
@@ -35,15 +39,22 @@ class Experts:
     def __init__(self, factory: Factory, hidden_size: int, facts: ExpertsConfig, activation: str = "silu"):
         self.kernels, self.facts = factory.kernels, facts
         count, width = facts.num_experts, facts.intermediate_size
-        self.router = Linear(factory, hidden_size, count, bias=facts.has_biases)
+        self.is_exact = facts.scores != "softmax" or bool(facts.bias_shape)  # whether logits are not rounded down
+        # Adapters round what they change, so there are none for those: they do not know of the matrix.
+        of_router = replace(factory, matrices=[]) if self.is_exact else factory
+        self.router = Linear(of_router, hidden_size, count, bias=facts.has_biases)
         self.choice_bias = factory.floats(*facts.bias_shape) if facts.bias_shape else None
-        gate, up = factory.experts(count, width, hidden_size), factory.experts(count, width, hidden_size)
-        down, biases = factory.experts(count, hidden_size, width), None
+        size = facts.latent_size or hidden_size
+        sizes = ((hidden_size, size), (size, hidden_size)) if facts.latent_size else ()
+        self.latent = [Linear(factory, *own) for own in sizes]
+        up = factory.experts(count, width, size)
+        gate = up if activation == SQUARED else factory.experts(count, width, size)  # relu(x) x is relu(x)^2
+        down, biases = factory.experts(count, size, width), None
         if facts.has_biases:
             biases = ExpertBiases(*(factory.floats(count, size) for size in (width, width, hidden_size)))
-        self.mixture = Mixture(gate, up, down, activation, biases)
+        self.mixture = Mixture(gate, up, down, "relu" if activation == SQUARED else activation, biases)
 
-    def __call__(self, norm: RMSNorm, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """(its output for the norm of the next residual, that residual): [num_tokens, hidden_size] each.
 
         The residual that is given may be overwritten.
@@ -56,7 +67,10 @@ class Experts:
         chosen, factors = self.route(x)
         if self.facts.weighs_inputs:
             x, factors = self.kernels.sigmoid_gate(x, factors), torch.ones_like(factors, dtype=torch.float32)
-        return self.kernels.experts(x, self.mixture, chosen, factors)
+        if not self.latent:
+            return self.kernels.experts(x, self.mixture, chosen, factors)
+        into, out = self.latent
+        return out(self.kernels.experts(into(x), self.mixture, chosen, factors))
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[num_tokens, hidden_size] -> [num_tokens, num_chosen] experts, the likeliest first, and as many factors, or the logits
@@ -81,10 +95,10 @@ class Experts:
         return chosen, factors if facts.scale == 1.0 else factors * facts.scale
 
     def _scores(self, x: Tensor) -> Tensor:
-        """[num_tokens, num_experts]. Logits that a bias is added to, or that have no sum, are not rounded down."""
-        if self.facts.scores == "softmax" and self.choice_bias is None:
+        """[num_tokens, num_experts], float32."""
+        if not self.is_exact:
             return self.router(x).softmax(-1, dtype=torch.float32)
-        logits = self.kernels.logits(x, self.router.weight)
+        logits = self.kernels.logits(x, self.router.weight).float()  # products with an adapter have the dtype of x
         if self.facts.scores == "softmax":
             return logits.softmax(-1)
         # By the kernel: in a vector of torch's, a sigmoid may depend on its place.
@@ -112,13 +126,15 @@ class Experts:
         slots: dict[str, WeightSlot] = {name: dense(slot) for name, slot in self.router.slots(prefix, router).items()}
         if self.choice_bias is not None:
             slots[f"{prefix}.{router}.e_score_correction_bias"] = self.choice_bias
+        for linear, name in zip(self.latent, ("fc1_latent_proj", "fc2_latent_proj"), strict=False):
+            slots |= linear.slots(prefix, name)
         gate, up, down_weights = self.mixture.weights
         if self.facts.are_stacked:
             both, down = (f"{prefix}.experts.{name}" for name in names)
             turned = self.facts.are_transposed
             places = [StackedExperts(*own, transposed=turned) for own in ((gate, up), (down_weights,))]
             return slots | dict(zip((both, down), places, strict=True))
-        if len(names) == 2:
+        if len(names) == 2 and gate is not up:
             both, down = (f"{prefix}.experts.{name}" for name in names)
             slots |= {both: InterleavedExperts(gate, up), down: InterleavedExperts(down_weights)}
             if (biases := self.mixture.biases) is not None:
@@ -126,7 +142,7 @@ class Experts:
             return slots
         if (biases := self.mixture.biases) is not None:
             slots |= {f"{prefix}.experts.{name}_bias": bias for name, bias in zip(names, biases, strict=True)}
-        for name, weights in zip(names, self.mixture.weights, strict=True):
+        for name, weights in zip(names, self.mixture.weights[-len(names) :], strict=True):
             for i in range(self.facts.num_experts):
                 slots[f"{prefix}.experts.{i}.{name}.weight"] = weights.expert(i)
         return slots
@@ -137,14 +153,17 @@ class ExpertsAndShared(Experts):
 
     def __init__(self, factory: Factory, hidden_size: int, facts: ExpertsConfig, activation: str = "silu"):
         super().__init__(factory, hidden_size, facts, activation)
-        self.gate_up_proj = Linear(factory, hidden_size, facts.shared_size, facts.shared_size)
+        self.is_squared = activation == SQUARED
+        self.gate_up_proj = Linear(factory, hidden_size, *(facts.shared_size,) * (1 if self.is_squared else 2))
         self.down_proj = Linear(factory, facts.shared_size, hidden_size)
         self.shared_gate = Linear(factory, hidden_size, 1) if facts.shared_is_gated else None
 
-    def __call__(self, norm: RMSNorm, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         x, residual = norm.add_and_norm(hidden, residual)
         routed = self.routed(x)
-        gated, _ = self.kernels.product(x, self.gate_up_proj.weight, activation=self.mixture.activation)
+        activation = None if self.is_squared else self.mixture.activation
+        gated, _ = self.kernels.product(x, self.gate_up_proj.weight, activation=activation)
+        gated = gated.relu().square_() if self.is_squared else gated
         shared = self.down_proj(gated)
         if self.shared_gate is not None:
             shared = self.kernels.sigmoid_gate(shared, self.shared_gate(x))

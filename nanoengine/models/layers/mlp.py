@@ -10,7 +10,7 @@ from torch import Tensor
 from nanoengine.core.kernels import WeightSlot
 from nanoengine.core.layers import RMSNorm
 from nanoengine.core.qwen3 import DenseMLP
-from nanoengine.models.layers.experts import Experts, ExpertsAndShared
+from nanoengine.models.layers.experts import SQUARED, Experts, ExpertsAndShared
 from nanoengine.models.layers.experts_beside import ExpertsBesideMLP
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.layers.norm import OffsetNorm
@@ -46,7 +46,6 @@ class SparseMLP(DenseMLP):
         self.experts = kind(factory, config.hidden_size, config.experts, config.activation)
 
     def __call__(self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        assert residual is not None
         return self.experts(norm, hidden, residual)
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
@@ -60,6 +59,6 @@ def new_mlp(config: ModelConfig, layer: int, factory: Factory) -> Any:
     is_beside = config.experts is not None and config.experts.beside_mlp
     if facts.has_experts and not is_beside:
         return SparseMLP(config, factory)
-    dense = SquaredMLP if config.activation == "relu2" else MLP
+    dense = SquaredMLP if config.activation == SQUARED else MLP
     mlp = dense(replace(config, intermediate_size=facts.intermediate_size or config.intermediate_size), factory)
     return ExpertsBesideMLP(config, mlp, factory) if is_beside else mlp

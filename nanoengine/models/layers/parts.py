@@ -46,7 +46,7 @@ class SideBySide:
 
 
 class SquaredMLP(DenseMLP):
-    """W2 relu(W1 x)^2 (So et al., "Primer", 2021)."""
+    """Without a gate: see `SQUARED`."""
 
     def __init__(self, config: ModelConfig, factory: Factory):
         width = config.intermediate_size

@@ -130,6 +130,7 @@ def test_layers_that_guess_ahead_are_left_out_and_named(tmp_path: Path, caplog: 
         ("Nemotron-H", {"feed_forward_length": [0] * 4}, r"feed_forward_length .*a count of each of 5 layers"),
         ("Granite 4", {"ssm__inner_size": 100}, r"ssm\.inner_size 100; supported is a multiple of 48"),
         ("Granite 4", {"rope__scaling__finetuned": 1}, r"finetuned 1; supported is true or false"),
+        ("LFM2-MoE", {"expert_gating_func": 1}, r"expert_gating_func 1; supported is 2"),
         ("Granite 4", {"ssm__dt_b_c_rms": True}, r"ssm\.dt_b_c_rms True, which is not supported"),
     ],
 )

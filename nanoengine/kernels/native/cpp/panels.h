@@ -46,7 +46,7 @@ struct Weight {
     const Panel& panel(size_t i) const { return reinterpret_cast<const Panel*>(this + 1)[i]; }
 };
 
-enum Activation { SILU = 0, GELU_TANH = 1, CLAMPED = 2 };  // as the callers number them
+enum Activation { SILU = 0, GELU_TANH = 1, CLAMPED = 2, RELU = 3 };  // as the callers number them
 
 // factor / (1 + exp(-x)).
 static INLINE Floats times_sigmoid(Floats factor, Floats x) {
@@ -59,6 +59,7 @@ template <Activation ACTIVATION> static INLINE Floats gated(Floats gate, Floats 
     if (ACTIVATION == SILU) return times_sigmoid(gate, gate) * up;
     if (ACTIVATION == GELU_TANH)  // (1 + tanh(y)) / 2 is the sigmoid of 2 y; sqrt(8 / pi) is 1.59576912
         return times_sigmoid(gate, gate * (gate * gate * 0.044715f + 1.0f) * 1.59576912f) * up;
+    if (ACTIVATION == RELU) return (gate < 0.0f ? splat(0.0f) : gate) * up;  // NaN stays NaN
     gate = gate > 7.0f ? splat(7.0f) : gate;
     up = up > 7.0f ? splat(7.0f) : up < -7.0f ? splat(-7.0f) : up;
     return times_sigmoid(gate, gate * 1.702f) * (up + 1.0f);
@@ -68,7 +69,8 @@ template <Activation ACTIVATION> static INLINE Floats gated(Floats gate, Floats 
 template <class F> static void with_activation(int activation, F f) {
     if (activation == SILU) f.template operator()<SILU>();
     else if (activation == GELU_TANH) f.template operator()<GELU_TANH>();
-    else f.template operator()<CLAMPED>();
+    else if (activation == CLAMPED) f.template operator()<CLAMPED>();
+    else f.template operator()<RELU>();
 }
 
 // out = what gates make of the values beside them, all [size].

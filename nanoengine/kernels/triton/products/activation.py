@@ -21,6 +21,8 @@ NUM_WARPS = 4
 @triton.jit
 def gated(gate, up, ACTIVATION: tl.constexpr):
     """What a gate makes of the value beside it, both float32; activations are numbered as in ACTIVATIONS."""
+    if ACTIVATION == 3:
+        return tl.where(gate < 0.0, 0.0, gate) * up  # NaN stays NaN
     slope = gate
     if ACTIVATION == 1:  # (1 + tanh(y)) / 2 is the sigmoid of 2 y; sqrt(8 / pi) is 1.59576912
         slope = gate * (gate * gate * 0.044715 + 1.0) * 1.59576912
