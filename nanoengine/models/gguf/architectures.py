@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from nanoengine.models.gguf.gemma4 import GEMMA4_KEYS
 from nanoengine.models.gguf.hybrids import (
     DELTA_EXPERT_KEYS,
     DELTA_KEYS,
@@ -132,6 +133,11 @@ ARCHITECTURES = {
     ),
     "gemma3": Architecture(
         *("Gemma3ForCausalLM", "gemma3_text", GEMMA_KEYS),
+        activation=GEMMA_ACTIVATION,
+        fits_float16=False,
+    ),
+    "gemma4": Architecture(
+        *("Gemma4ForCausalLM", "gemma4_text", GEMMA_KEYS | GEMMA4_KEYS),
         activation=GEMMA_ACTIVATION,
         fits_float16=False,
     ),
