@@ -27,6 +27,7 @@ from nanoengine.kernels.native.support import unsupported_reason
 from nanoengine.kernels.reference.operations import DenseRows
 from nanoengine.models.decoder import Decoder
 from nanoengine.models.layers.rotary import RotaryEmbedding
+from nanoengine.models.layers.slots import Unused
 from nanoengine.models.model_config import LayerConfig, ModelConfig, RopeConfig
 
 if TYPE_CHECKING:  # children that need no reference start without it
@@ -88,7 +89,7 @@ def tiny_checkpoint(folder: Path, seed: int = 0, *, max_shard_size: str = "5GB",
     return save_random(Qwen3ForCausalLM(config).eval(), folder, max_shard_size)
 
 
-OFFSET_NORMS = ("Gemma", "Qwen3_5", "Qwen3Next")
+OFFSET_NORMS = ("Gemma2", "Gemma3", "Qwen3_5", "Qwen3Next")
 """Families whose norms are 1 + the weight."""
 
 
@@ -99,11 +100,15 @@ def save_random(model: Any, folder: Path, max_shard_size: str = "5GB") -> Path:
             if "norm" in name:
                 is_offset = type(model).__name__.startswith(OFFSET_NORMS) and "linear_attn" not in name
                 parameter.uniform_(0.5, 1.5).sub_(float(is_offset))
+                if type(model).__name__.startswith("Gemma4") and "q_norm" in name:
+                    parameter.mul_(0.25)  # its scores are not divided by anything
             elif "bias" in name:
                 parameter.normal_(0, 0.5)
             else:
                 parameter.normal_(0, parameter.shape[-1] ** -0.5 * 1.5)
         for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):  # of Gemma 4: no parameter, and in its files
+                buffer.uniform_(0.5, 1.0)
             if name.endswith("_bias"):  # of a router
                 buffer.normal_(0, 0.2)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
@@ -115,6 +120,7 @@ def tensors_of(model: Decoder) -> dict[str, torch.Tensor]:
     """Where the tensors of a checkpoint go: with kernels in torch, into tensors."""
     places: dict[str, Any] = {**model.checkpoint_tensors()}
     places = {name: getattr(place, "slot", place) for name, place in places.items()}  # whatever it is wrapped in
+    places = {name: place for name, place in places.items() if not isinstance(place, Unused)}
     return {name: place.tensor if isinstance(place, DenseRows) else place for name, place in places.items()}
 
 
@@ -189,7 +195,8 @@ def reference_logits(model: Any, token_ids: Sequence[int]) -> torch.Tensor:
 
 def num_weights(model: Any) -> int:
     """Numbers in all tensors that a model takes from a checkpoint."""
-    return sum(place.shape.numel() for place in model.checkpoint_tensors().values())
+    places = model.checkpoint_tensors().values()
+    return sum(place.shape.numel() for place in places if not isinstance(place, Unused))
 
 
 def num_weights_of_transformers(model: Any) -> int:

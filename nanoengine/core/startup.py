@@ -60,6 +60,7 @@ class Startup:
         self.metadata: Mapping[str, Any] = {}  # of a GGUF file
         self.weights_key: Callable[[int], object] | None = None  # longest sequence -> what K/V depends on beside sizes
         self.attention_specs: Seq[AttentionSpec] = ()  # of each layer that attends
+        self.head_dims: Seq[int] = ()  # of layers; none: that of the model
         self.windows: list[int | None] | None = None  # of each layer that attends, in tokens; None: nobody has said
         self.has_chunks = False  # whether windows stand still
         self.state_shapes: Seq[tuple[int, ...]] | None = None  # of a layer with states; None: there is none

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 
@@ -24,6 +25,8 @@ class AttentionBackend(CoreAttentionBackend):
     """Fields of `AttentionSpec`, beside the scale, that it heeds."""
     rotate_and_write: RotateAndWrite | None = None
     """What it offers in place of norms, rotations and `write_kv` one after the other."""
+    row_dimensions = 1
+    """Of the shape of a cache, those that stay where a layer has less of each token: blocks, or blocks and their tokens."""
     block_major = False
     """Whether the K/V of all layers of a block lie side by side: a block is then copied, and first touched, in one piece."""
     capturable = False
@@ -37,6 +40,14 @@ class AttentionBackend(CoreAttentionBackend):
     """Whether it can keep K/V as int8 (`kernels/reference/kv_int8.py`): then everything here takes caches of that dtype, too."""
     quantized = False
     """Whether it does: then `kv_shape` has room for the scales in each block."""
+
+    def of_layer(self, kv: KVLayer, num_kv_heads: int, head_dim: int) -> KVLayer:
+        """K and V of a layer with these heads, in the memory of a layer that has as much of each token, or more."""
+        shape, rows = self.kv_shape(len(kv[0]), num_kv_heads, head_dim), self.row_dimensions
+        if shape == kv[0].shape:
+            return kv
+        k, v = (x.flatten(rows)[..., : math.prod(shape[rows:])].unflatten(rows, shape[rows:]) for x in kv)
+        return k, v
 
     @staticmethod
     @abstractmethod

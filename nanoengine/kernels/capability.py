@@ -78,7 +78,8 @@ class NativeAndTriton(Capability):
             name = "torch"  # what others need, the kernels that were made for the device need too, but for flash-attn
         where = startup.device.torch_device, startup.dtype, startup.model_config, startup.config.block_size
         is_int8 = startup.kv_dtype is torch.int8
-        found, passed_over = choose_backend(name, *where, startup.attention_specs, quantized=is_int8)
+        layers = startup.attention_specs, startup.head_dims
+        found, passed_over = choose_backend(name, *where, *layers, quantized=is_int8)
         if passed_over:
             startup.passed_over = f" (not {passed_over})"
         return found
@@ -169,6 +170,7 @@ def choose_backend(
     model: DenseConfig,
     block_size: int | None,
     specs: Sequence[AttentionSpec] = (),
+    head_dims: Sequence[int] = (),
     *,
     quantized: bool = False,
 ) -> tuple[AttentionBackend, str]:
@@ -178,6 +180,7 @@ def choose_backend(
     Args:
         block_size: None: as the backend likes it.
         specs: what the layers of the model ask for; none of them asks for more than a scale if nothing is said.
+        head_dims: of the layers; that of the model if nothing is said.
         quantized: whether K/V are to be kept as int8.
 
     Raises:
@@ -192,7 +195,10 @@ def choose_backend(
     in_order = on_cuda if device.type == "cuda" else on_cpu
     for backend in in_order if name == "auto" else (backends[name],):
         size = block_size or backend.default_block_size
-        reason = backend.unsupported_reason(device, dtype, model.head_dim, size) or _missing_feature(backend, specs)
+        of_sizes = (
+            backend.unsupported_reason(device, dtype, head_dim, size) for head_dim in head_dims or [model.head_dim]
+        )
+        reason = next(filter(None, of_sizes), None) or _missing_feature(backend, specs)
         if reason is None and quantized and not backend.quantizes:
             reason = "it has no int8 cache, and kv_cache_dtype is 'int8': choose 'auto'"
         if reason is None:

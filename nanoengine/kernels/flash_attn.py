@@ -31,6 +31,7 @@ class FlashAttention(CausalTorchAttention, AttentionBackend):
     default_block_size = PAGE
     features = frozenset({"window"})
     capturable = True
+    row_dimensions = 2
 
     @staticmethod
     def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:

@@ -17,6 +17,7 @@ from nanoengine.models.families import (
     exaone4,
     falcon_h1,
     gemma,
+    gemma4,
     glm,
     glm4_moe,
     gpt_oss,
@@ -51,6 +52,7 @@ FAMILIES = (
     granite,
     olmo,
     gemma,
+    gemma4,
     gpt_oss,
     lfm2,
     qwen3_next,
@@ -141,12 +143,14 @@ def read_model_config(
 
 def _check_sizes(fields: ConfigFields, config: ModelConfig) -> None:
     """UnsupportedModel if a matrix is so large that its size cannot be computed with 64 bits."""
-    rows = [config.vocab_size, 2 * config.intermediate_size, 2 * config.num_heads * config.head_dim]
+    rows = [config.vocab_size, 2 * config.num_heads * config.head_dims[-1], config.num_layers * config.per_layer_size]
+    rows += [2 * (layer.intermediate_size or config.intermediate_size) for layer in config.layers]
     if config.experts is not None:
         rows += [2 * config.experts.num_experts * config.experts.intermediate_size, 2 * config.experts.shared_size]
     if config.states is not None:
         rows += [2 * config.states.channels]
-    if (most := config.hidden_size * max(rows)) > MAX_WEIGHTS:
+    of_all_layers = config.vocab_size * config.num_layers * config.per_layer_size
+    if (most := max(config.hidden_size * max(rows), of_all_layers)) > MAX_WEIGHTS:
         raise UnsupportedModel(f"sizes in {fields.where} make a matrix of {most} weights: at most {MAX_WEIGHTS} can be")
 
 

@@ -68,6 +68,7 @@ class Models(Capability):
         self.metadata = startup.metadata = {} if found.gguf is None else found.gguf.metadata
         startup.weights_key = self._weights
         startup.attention_specs = self.implementation.attention_specs(self.model_config)
+        startup.head_dims = self.model_config.head_dims
         startup.windows = [layer.window for layer in layers]
         startup.has_chunks = said.has_chunks
         startup.state_shapes = None if said.states is None else said.states.shapes

@@ -16,17 +16,19 @@ from torch import Tensor
 from nanoengine.core.attention import AttentionMetadata, AttentionSpec
 from nanoengine.core.kernels import WeightSlot
 from nanoengine.core.layers import Angles, Linear, RMSNorm, RotaryTable
-from nanoengine.core.qwen3 import DenseAttention, DenseDecoder, DenseLayer, DenseMLP
+from nanoengine.core.qwen3 import DenseAttention, DenseDecoder, DenseLayer
 from nanoengine.kernels.attention import AttentionBackend
 from nanoengine.kernels.operations import Kernels
 from nanoengine.models.layers.attention import Attention, LateNormAttention, ScaledAttention, WideNormAttention
 from nanoengine.models.layers.delta_net import DeltaNet
-from nanoengine.models.layers.experts import SQUARED, Experts, ExpertsAndShared
 from nanoengine.models.layers.factory import Factory
+from nanoengine.models.layers.layer_attention import LayerAttention
 from nanoengine.models.layers.mamba2 import Mamba2
 from nanoengine.models.layers.mixer import Mixer
+from nanoengine.models.layers.mlp import new_mlp
 from nanoengine.models.layers.norm import NoNorm, OffsetNorm
-from nanoengine.models.layers.parts import NoPart, SideBySide, SquaredMLP
+from nanoengine.models.layers.parts import NoPart, SideBySide
+from nanoengine.models.layers.per_layer import LayerEnd, PerLayerInputs
 from nanoengine.models.layers.rotary import QueryScale, RotaryEmbedding, rotary_order
 from nanoengine.models.layers.short_conv import ShortConv
 from nanoengine.models.layers.slots import Reordered, Scaled
@@ -136,41 +138,6 @@ def new_mixer(kind: str, config: ModelConfig, layer: int, factory: Factory) -> M
     return (DeltaNet if kind == "delta_net" else Mamba2)(place, config.hidden_size, facts, factory, config.rms_norm_eps)
 
 
-class MLP(DenseMLP):
-    """With biases, other activations, and fused tensors."""
-
-    def __init__(self, config: ModelConfig, factory: Factory):
-        super().__init__(config, factory, bias=config.mlp_bias)
-        self.kernels, self.activation, self.gate_up_names = factory.kernels, config.activation, config.names.gate_up
-
-    def __call__(self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        linear = self.gate_up_proj
-        assert isinstance(norm, OffsetNorm)
-        if linear.bias is None:
-            gated, residual = norm.then_linear(hidden, residual, linear, self.activation)
-        else:
-            both, residual = norm.then_linear(hidden, residual, linear)
-            gated = self.kernels.gate(both, self.activation)
-        return self.down_proj(gated), residual
-
-
-class SparseMLP(DenseMLP):
-    """A mixture of experts: it has the calls of an MLP, and other weights."""
-
-    def __init__(self, config: ModelConfig, factory: Factory):
-        assert config.experts is not None
-        self.names = config.names
-        kind = ExpertsAndShared if config.experts.shared_size else Experts
-        self.experts = kind(factory, config.hidden_size, config.experts, config.activation)
-
-    def __call__(self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        return self.experts(norm, hidden, residual)
-
-    def slots(self, prefix: str) -> dict[str, WeightSlot]:
-        names = self.names
-        return self.experts.slots(f"{prefix}.{names.experts}", names.router, names.expert_gate_up_down, names.gate_up)
-
-
 class DecoderLayer(DenseLayer):
     """With norms before each part, behind it, or both, and a factor of what a part adds to the residual."""
 
@@ -192,12 +159,12 @@ class DecoderLayer(DenseLayer):
 
         own, names = config.layer(layer), config.names
         # Parts have the calls of attention or of an MLP, and other weights.
-        self_attn: Any = SelfAttention(config, layer, spec, factory, backend) if own.attends else NoPart()
+        attention = LayerAttention if config.has_v_norm else SelfAttention
+        self_attn: Any = attention(config, layer, spec, factory, backend) if own.attends else NoPart()
         if own.mixer is not None:
             mixer = new_mixer(own.mixer, config, layer, factory)
             self_attn = SideBySide(self_attn, mixer) if own.attends else mixer
-        dense = SquaredMLP if config.activation == SQUARED else MLP
-        mlp: Any = (SparseMLP if own.has_experts else dense)(config, factory) if own.has_mlp else NoPart()
+        mlp: Any = new_mlp(config, layer, factory) if own.has_mlp else NoPart()
         mixes = own.attends or own.mixer is not None
         norms = (
             norm(names.norm_before_attention if mixes else None),
@@ -205,6 +172,7 @@ class DecoderLayer(DenseLayer):
         )
         super().__init__(norms[0], self_attn, norms[1], mlp, rotary)
         self.after_attention, self.after_mlp = norm(self.names.norm_after_attention), norm(self.names.norm_after_mlp)
+        self.end = LayerEnd(config, factory) if config.has_layer_scale else None
 
     def __call__(
         self, hidden: Tensor, residual: Tensor | None, angles: Angles | None, metadata: AttentionMetadata
@@ -225,7 +193,7 @@ class DecoderLayer(DenseLayer):
         slots = {f"{prefix}.{name}.weight": norm.slot() for name, norm in self.norms().items()} | self.mlp.slots(prefix)
         for part in self.mixing:
             slots |= part.slots(f"{prefix}.{part.prefix}")
-        return slots
+        return slots if self.end is None else slots | self.end.slots(prefix)
 
     def norms(self) -> dict[str, RMSNorm]:
         names = self.names
@@ -245,10 +213,11 @@ class Decoder(DenseDecoder):
     layers: Sequence[DecoderLayer]
 
     def __init__(self, config: ModelConfig, factory: Factory, backend: AttentionBackend):
-        ropes = [config.layer(number).rope for number in range(config.num_layers)]
+        facts = [config.layer(number) for number in range(config.num_layers)]
+        ropes, sizes = [own.rope for own in facts], [own.head_dim or config.head_dim for own in facts]
         rotaries: dict[RopeConfig | None, RotaryTable | None] = {
-            rope: None if rope is None else RotaryEmbedding(config.head_dim, rope, factory.device)
-            for rope in dict.fromkeys(ropes)
+            rope: None if rope is None else RotaryEmbedding(size, rope, factory.device)
+            for rope, size in dict(zip(ropes, sizes, strict=True)).items()
         }
         if config.query_growth:
             rotaries[None] = QueryScale(config.query_growth, config.query_period, factory.device)
@@ -258,6 +227,8 @@ class Decoder(DenseDecoder):
         ]
         norm = OffsetNorm(factory, config.hidden_size, config.rms_norm_eps, config.norm_offset)
         super().__init__(config, factory, layers, norm)
+        self.per_layer = PerLayerInputs(config, factory) if config.per_layer_size else None
+        self.kv_layers = [number if own.kv_layer is None else own.kv_layer for number, own in enumerate(facts)]
         self.matrices = factory.matrices
         self.embedding_scale = config.embedding_scale
         if config.embedding_scale_is_rounded:
@@ -270,7 +241,7 @@ class Decoder(DenseDecoder):
         return {number: part for number, layer in layers for part in layer.mixing if isinstance(part, Mixer)}
 
     def checkpoint_tensors(self) -> dict[str, WeightSlot]:
-        slots = super().checkpoint_tensors()
+        slots = super().checkpoint_tensors() | ({} if self.per_layer is None else self.per_layer.slots())
         for ending, factors, rows in self.config.factors:
             each = torch.tensor(factors, dtype=torch.float32, device="cpu")[:, None]
             if rows:
@@ -283,6 +254,21 @@ class Decoder(DenseDecoder):
     def embed(self, input_ids: Tensor) -> Tensor:
         hidden = super().embed(input_ids)
         return hidden if self.embedding_scale == 1.0 else hidden * self.embedding_scale
+
+    def forward(self, input_ids: Tensor, positions: Tensor, metadata: Sequence[AttentionMetadata]) -> Tensor:
+        if not self.config.has_layer_scale:
+            return super().forward(input_ids, positions, metadata)
+        hidden, residual = self.embed(input_ids), None
+        per_layer = None if self.per_layer is None else self.per_layer(input_ids, hidden)
+        angles = {rotary: rotary(positions) for rotary in self.rotaries}
+        for number, layer in enumerate(self.layers):
+            assert isinstance(layer, DecoderLayer)
+            assert layer.end is not None
+            seen, rotary = metadata[self.kv_layers[number]], layer.rotary
+            hidden, residual = layer(hidden, residual, None if rotary is None else angles[rotary], seen)
+            hidden, residual = layer.end(hidden, residual, None if per_layer is None else per_layer[:, number])
+        assert residual is not None
+        return self.norm.add_and_norm(hidden, residual)[0]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         logits, cap = super().compute_logits(hidden), self.config.logits_soft_cap

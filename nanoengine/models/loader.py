@@ -21,6 +21,7 @@ from nanoengine.models.decoder import build_model
 from nanoengine.models.description import config_table
 from nanoengine.models.gguf.checkpoint import GGUFCheckpoint
 from nanoengine.models.gguf.file import GGUFFile
+from nanoengine.models.layers.slots import Unused
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.models.quantization.at_load import BITS
 from nanoengine.models.quantization.mxfp4_folder import Mxfp4Folder
@@ -81,7 +82,7 @@ def check_weights(config: ModelConfig, checkpoint: Checkpoint) -> None:
 
 def num_parameters(config: ModelConfig) -> int:
     """The number of weights of a model."""
-    return sum(math.prod(slot.shape) for slot in _slots(config).values())
+    return sum(math.prod(slot.shape) for slot in _slots(config).values() if not isinstance(slot, Unused))
 
 
 def _slots(config: ModelConfig) -> dict[str, WeightSlot]:
@@ -192,7 +193,8 @@ def _compare(slots: Mapping[str, WeightSlot], checkpoint: Checkpoint) -> None:
         missing.pop(name, None)
         if len(unexpected) + len(repeated) > MAX_PROBLEMS:
             break
-    problems = {"missing": list(missing), "unexpected": unexpected, "repeated": repeated, "misshapen": misshapen}
+    needed = [name for name in missing if not isinstance(slots[name], Unused)]
+    problems = {"missing": needed, "unexpected": unexpected, "repeated": repeated, "misshapen": misshapen}
     lines = [f"{kind} ({len(names)}): {_some(names)}" for kind, names in problems.items() if names]
     if lines:
         raise InvalidWeights(

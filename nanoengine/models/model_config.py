@@ -14,6 +14,7 @@ class RopeConfig:
 
     theta: float
     rotary_dim: int  # leading dimensions of a head that are rotated; the others stay as they are
+    num_pairs: int | None = None  # of these, pairs with an angle; None: all. The others are neighbours of frequency 0
     interleaved: bool = False  # the partner of dimension 2i is 2i + 1, and not i + rotary_dim / 2
     kind: str = "default"
     factor: float = 1.0  # how much longer than trained the positions reach
@@ -41,6 +42,11 @@ class LayerConfig:
         None  # what has states, in place of attention or beside it: "short_conv", "delta_net" or "mamba2"
     )
     has_mlp: bool = True  # or experts
+    head_dim: int | None = None  # None, here and below: that of the model
+    num_kv_heads: int | None = None
+    intermediate_size: int | None = None
+    v_is_k: bool = False  # V is what k_proj makes, before its norm and rotation
+    kv_layer: int | None = None  # a layer before it, whose K and V it reads; None: it has K and V
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +97,7 @@ class ExpertsConfig:
     shared_size: int = 0  # of an MLP that every token goes through beside them
     latent_size: int = 0  # to which tokens are projected before the experts, and back behind them
     shared_is_gated: bool = False  # by a number between 0 and 1
+    beside_mlp: bool = False  # the layer has an MLP, too, and each of the two its norms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +141,9 @@ class ModelConfig(DenseConfig):
     # "head": over each head of q and k; "late": the same, behind the rotation; "full": over all of them together; "plain": over
     # each that is rotated, without weights
     qk_norm: str | None = None
+    has_v_norm: bool = False  # over each head of V, without weights
+    has_layer_scale: bool = False  # a number multiplies what leaves a layer
+    per_layer_size: int = 0  # of a further embedding of each token for each layer; 0: there is none
     has_chunks: bool = False  # windows stand still: they begin at multiples of their size
     attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
     # Where nothing is rotated, a query is multiplied by 1 + growth * log(1 + (position + 1) // period).
@@ -174,12 +184,19 @@ class ModelConfig(DenseConfig):
 
     @property
     def attention_layers(self) -> list[int]:
-        return [number for number in range(self.num_layers) if self.layer(number).attends]
+        """Those with K and V in the cache: others attend not, or to those of a layer before."""
+        layers = enumerate(map(self.layer, range(self.num_layers)))
+        return [number for number, layer in layers if layer.attends and layer.kv_layer is None]
+
+    @property
+    def head_dims(self) -> list[int]:
+        """Of all layers, each once."""
+        return sorted({layer.head_dim or self.head_dim for layer in self.layers})
 
     @property
     def num_state_layers(self) -> int:
         return sum(self.layer(number).mixer is not None for number in range(self.num_layers))
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        """K and V of one token in all layers."""
+        """K and V of one token in all layers, each of them as large as the largest."""
         return len(self.attention_layers) * 2 * self.num_kv_heads * self.head_dim * dtype_bytes

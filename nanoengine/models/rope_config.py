@@ -45,13 +45,19 @@ def read_rope(
 
 
 def read_ropes(
-    fields: ConfigFields, head_dim: int, theta: float, *, local_theta: float | None = None
+    fields: ConfigFields,
+    head_dim: int,
+    theta: float,
+    *,
+    local_theta: float | None = None,
+    full_head_dim: int | None = None,
 ) -> dict[str, RopeConfig]:
     """How each type of layer rotates: in files of old, scaling (rope_scaling) is for the layers with full attention alone.
 
     Args:
         fields, head_dim, theta: as for `read_rope`.
         local_theta: base of layers with a window, if the file has none (rope_local_base_freq); without it there is one for all.
+        full_head_dim: dimensions of a head in layers without a window; None: `head_dim`.
 
     Raises:
         UnsupportedModel: as `read_rope`.
@@ -74,7 +80,8 @@ def read_ropes(
     if is_needed and local_theta is None and fields.number("rope_theta", theta) != theta:
         why = "rope_parameters, with a table for each type of layer, must say of which"
         raise fields.wrong("rope_theta", fields.get("rope_theta"), why)
-    return {name: _read_one(fields, key, nested.get(name, {}), head_dim, thetas[name]) for name in LAYER_TYPES}
+    sizes = dict(zip(LAYER_TYPES, (full_head_dim or head_dim, head_dim), strict=True))
+    return {name: _read_one(fields, key, nested.get(name, {}), sizes[name], thetas[name]) for name in LAYER_TYPES}
 
 
 def take_out(fields: ConfigFields, *names: str) -> None:
@@ -131,6 +138,8 @@ def _read_one(
         raise fields.wrong("rope_type", stated, f"supported are {', '.join(KINDS)}")
     fraction = fields.number("partial_rotary_factor", outer.number("partial_rotary_factor", 1.0), most=1.0)
     rotary_dim = int(head_dim * fraction)
+    if kind == "proportional":
+        return _proportional(fields, head_dim, fraction, fields.number("rope_theta", theta, *THETAS))
     if fraction != 1.0 and not may_be_partial:
         raise fields.wrong("partial_rotary_factor", fraction, "this architecture rotates whole heads, 1.0 is supported")
     if rotary_dim % 2 or not 2 <= rotary_dim <= head_dim:
@@ -142,7 +151,14 @@ def _read_one(
     return RopeConfig(theta=theta, rotary_dim=rotary_dim, kind=kind, **facts)
 
 
-KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "factors")
+def _proportional(fields: ConfigFields, head_dim: int, fraction: float, theta: float) -> RopeConfig:
+    """The pairs of all of a head, of which the first turn as they would if all did."""
+    fields.expect("factor", 1.0)
+    fields.refuse_others()
+    return RopeConfig(theta=theta, rotary_dim=head_dim, num_pairs=int(fraction * head_dim // 2))
+
+
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional", "factors")
 """The last is not Hugging Face's: GGUF files name divisors of the frequencies in place of what they follow from."""
 
 

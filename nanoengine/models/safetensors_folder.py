@@ -44,8 +44,11 @@ RENAMED = {
 }
 """What names may begin with in place of ours, the first that fits (Nemotron-H)."""
 
-DROPPED = re.compile(r"(model\.)?(visual|vision_tower|vision_model|multi_modal_projector)\.|mtp\.")
-"""Beginnings of tensors that are not computed: what sees pictures, and what guesses several tokens ahead (Qwen3.5)."""
+DROPPED = re.compile(
+    r"(model\.)?(visual|vision_tower|vision_model|vision_embedder|embed_vision|audio_tower|embed_audio|multi_modal_projector)\.|"
+    r"mtp\."
+)
+"""Beginnings of tensors that are not computed: what sees and hears, and what guesses several tokens ahead (Qwen3.5)."""
 
 AHEAD = re.compile(r"model\.(mtp_|layers\.(\d{1,9})\.)")
 """Beginnings of more that guesses ahead: ERNIE 4.5's, and layers behind the last (GLM-4.5)."""

@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.one_number import check_one_number
 
-SEEDS = ((0, 3, 16, 19, 24, 25), (5, 6, 9, 10, 20, 26), (11, 13, 15, 23, 27, 29))
+SEEDS = ((0, 3, 16, 19, 24, 26), (5, 9, 10, 20, 25, 29), (11, 12, 15, 17, 23, 27))
 """Of the first 30: nearly all are models of different families. Among them are all families with states, and those with experts,
 windows, chunks and sinks; and in each part models with states.
 """

@@ -44,6 +44,8 @@ SIZES_OF: dict[str, dict[str, Any]] = {
     "FalconH1": {"mamba_d_ssm": 24, "mamba_n_heads": 3},
     "NemotronH": {"hybrid_override_pattern": "M*-M", "head_dim": 8},
     "Llama4": {"num_hidden_layers": 8},
+    "Gemma4": {"head_dim": 8, "vocab_size_per_layer_input": 50},
+    "Gemma4Unified": {"head_dim": 8, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
     "HunYuanDenseV1": {"head_dim": 8},
     "Ministral3": {"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0} | GROWING},
 }

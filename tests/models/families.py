@@ -85,6 +85,8 @@ NEMOTRON |= {
 }
 BIASES = {"attention_bias": True, "mlp_bias": True}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": True}
+GEMMA4 = {"head_dim": 32, "global_head_dim": 64, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
+GEMMA4 |= {"hidden_size_per_layer_input": 0, "sliding_window": 13}
 ROUTED: dict[str, Any] = {"moe_intermediate_size": 24, "num_experts_per_tok": 3, "num_hidden_layers": 3}
 GROUPED = ROUTED | {"n_routed_experts": 12, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
 UNTIED = {"tie_word_embeddings": False}
@@ -175,6 +177,19 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "Gemma3, a cap, odd sizes, no full layer": of(
         "Gemma3", head_dim=10, intermediate_size=53, sliding_window=5, final_logit_softcapping=6.0
+    ),
+    "Gemma4": of("Gemma4", GEMMA4, num_hidden_layers=12, final_logit_softcapping=5.0),
+    "Gemma4, inputs of each layer, shared K and V": of(
+        *("Gemma4", GEMMA4, UNTIED, heads(4, 1), types(*["sliding", "full"] * 3)),
+        {"num_hidden_layers": 6, "num_kv_shared_layers": 3, "use_double_wide_mlp": True, "attention_k_eq_v": False},
+        {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": TINY["vocab_size"]},
+    ),
+    "Gemma4, experts": of(
+        *("Gemma4", GEMMA4, types("full", "sliding", "full"), {"num_hidden_layers": 3, "enable_moe_block": True}),
+        {"num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 24},
+    ),
+    "Gemma4, unified": of(
+        "Gemma4Unified", GEMMA4 | {"attention_k_eq_v": False}, num_hidden_layers=3, attention_bias=True
     ),
     "gpt-oss": of("GptOss", experts(5, 2), num_hidden_layers=3, head_dim=16, sliding_window=18, intermediate_size=36),
     "gpt-oss, full layers, no biases": of(

@@ -28,6 +28,7 @@ SHAPES: dict[str, dict[str, Any]] = {  # the kernels want heads of a multiple of
     "SmolLM3, others without rotation": {"num_hidden_layers": 2, "no_rope_layers": [0, 1], "head_dim": 16},
     "Qwen3-MoE, some layers dense": {"num_hidden_layers": 2, "mlp_only_layers": []},
     "Gemma2": {"num_hidden_layers": 2, "sliding_window": 4},
+    "Gemma4": {"num_hidden_layers": 2, "sliding_window": 4, "head_dim": 16, "global_head_dim": 32},
     "gpt-oss": {"num_hidden_layers": 2, "sliding_window": 5},
     "LFM2": {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"], "head_dim": 16},
     "Qwen3.5": {

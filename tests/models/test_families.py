@@ -52,7 +52,7 @@ ALONE = [name for name in ARCHITECTURES if name.endswith("ForCausalLM")]
 WINDOW_IN_ALL_LAYERS = ("mistral", "mixtral", "phi3", "qwen3_moe", "ministral3")
 WINDOW_BY_TYPE = (
     *("dots1", "qwen2", "qwen2_moe", "qwen2_5_vl_text", "qwen3", "smollm3"),
-    *("olmo3", "gemma2", "gemma3_text", "gpt_oss", "exaone4"),
+    *("olmo3", "gemma2", "gemma3_text", "gemma4_text", "gemma4_unified_text", "gpt_oss", "exaone4"),
 )
 
 
@@ -61,6 +61,9 @@ def table_of(family: str) -> dict[str, Any]:
 
 
 def changes_of(family: str) -> list[dict[str, Any]]:
+    if family.startswith("Gemma4"):  # whose last layer sees all, and whose others have a window
+        kept = [own for own in WINDOWS if own.get("sliding_window", 8) is not None]
+        return [own for own in kept if own.get("layer_types") != LAYERS["both"]]
     if family == "Exaone4":  # in transformers there must be layers that rotate
         return [
             change
@@ -118,7 +121,9 @@ def compare(ours: Any, theirs: Any) -> None:
     names = ("norm_eps", "layer_norm_epsilon", "rms_norm_eps")
     assert ours.rms_norm_eps == next(eps for name in names if (eps := getattr(theirs, name, None)) is not None)
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
-    assert ours.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads)
+    first = theirs.per_layer_config[0] if ours.has_v_norm else theirs  # Gemma 4's sizes differ by layer
+    size = getattr(first, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
+    assert (layers[0].head_dim or ours.head_dim) == size
     if ours.states is not None:
         attends = [kind in ("full_attention", "attention", "hybrid") for kind in theirs.layer_types]
         assert [layer.attends for layer in layers] == attends
@@ -187,6 +192,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("Gemma3", {"hidden_activation": "gelu"}, "hidden_activation is 'gelu': only 'gelu_pytorch_tanh'"),
     ("Gemma3", {"attn_logit_softcapping": 50.0}, "'attn_logit_softcapping' is 50.0"),
     ("Gemma3", {"rope_local_base_freq": 1e308}, "rope_local_base_freq is 1e.308"),
+    ("Gemma4", {"sliding_window": None}, "sliding_window is None"),
+    ("Gemma4", {"num_kv_shared_layers": 3}, r"num_kv_shared_layers is 3.*layer 3 \(full_attention\) must have one"),
+    ("Gemma4", {"per_layer_config": {"2": {"head_dim": 8}}}, "per_layer_config is .*for the layers 3"),
+    ("Gemma4", {"vocab_size_per_layer_input": 7}, "vocab_size_per_layer_input is 7.*it must be vocab_size, 50"),
+    ("Gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
     ("Gemma3", {"sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
     ("GptOss", {"swiglu_limit": 6.0}, "swiglu_limit is 6.0: only 7.0"),
     ("GptOss", {"quantization_config": {"quant_method": "awq", "bits": 4}}, "MXFP4 is read of gpt-oss alone"),

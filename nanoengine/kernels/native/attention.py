@@ -23,7 +23,7 @@ TILE = 16
 COLUMNS = 32
 """Dimensions of a head that are computed together."""
 
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
 
 ALONE = None, 0, 1, 0, 0.0
 """What attention_decode is told of ranks that share a context: there are none."""

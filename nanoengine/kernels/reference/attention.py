@@ -32,6 +32,7 @@ class TorchAttention(CausalTorchAttention, AttentionBackend):
 
     features = frozenset({"window", "chunked", "sinks", "soft_cap"})
     quantizes = True
+    row_dimensions = 2
 
     @staticmethod
     def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:

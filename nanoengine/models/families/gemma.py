@@ -40,12 +40,12 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
         fields.ignore("_sliding_window_pattern")  # what layer_types were made of
         types = types_by_pattern(fields, fields.integer("sliding_window_pattern", 6))
         ropes = read_ropes(fields, size, 1e6, local_theta=1e4)
-        facts = {"qk_norm": "head", "logits_soft_cap": _cap(fields, "final_logit_softcapping", None)}
+        facts = {"qk_norm": "head", "logits_soft_cap": soft_cap_of(fields, "final_logit_softcapping", None)}
     else:
         types = types_by_pattern(fields, 2)
         ropes = dict.fromkeys(LAYER_TYPES, read_rope(fields, size, 1e4))
-        facts = {"logits_soft_cap": _cap(fields, "final_logit_softcapping", 30.0)}
-        facts["attention_soft_cap"] = _cap(fields, "attn_logit_softcapping", 50.0)
+        facts = {"logits_soft_cap": soft_cap_of(fields, "final_logit_softcapping", 30.0)}
+        facts["attention_soft_cap"] = soft_cap_of(fields, "attn_logit_softcapping", 50.0)
     windows = windows_by_types(types, window_of(fields, 4096))
     return read_decoder(
         fields,
@@ -64,7 +64,7 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     )
 
 
-def _cap(fields: ConfigFields, key: str, default: float | None) -> float | None:
+def soft_cap_of(fields: ConfigFields, key: str, default: float | None) -> float | None:
     """A soft cap; none if the file says null."""
     if key not in fields:
         return default

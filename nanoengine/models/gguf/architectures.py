@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from nanoengine.models.gguf.gemma4 import GEMMA4_KEYS
 from nanoengine.models.gguf.hybrids import (
     DELTA_EXPERT_KEYS,
     DELTA_KEYS,
@@ -15,6 +16,7 @@ from nanoengine.models.gguf.hybrids import (
     LFM2_KEYS,
     MAMBA_KEYS,
     NEMOTRON_KEYS,
+    NEMOTRON_MOE_KEYS,
 )
 from nanoengine.models.gguf.rope import EPSILON
 from nanoengine.models.gguf.routers import DEEPSEEK_KEYS, ERNIE_KEYS, LFM2_MOE_KEYS, MINIMAX_KEYS
@@ -58,6 +60,7 @@ GRANITE_KEYS = {
     "logit_scale": "logits_scaling",
 }
 GEMMA_KEYS = WINDOW_KEYS | {"final_logit_softcapping": "final_logit_softcapping"}
+SQUARED_RELU = {"mlp_hidden_act": "relu2"}
 GEMMA_ACTIVATION = {"hidden_activation": "gelu_pytorch_tanh"}
 MIXED = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
 IS_SPLIT = {"linears_are_split": True}
@@ -133,6 +136,11 @@ ARCHITECTURES = {
         activation=GEMMA_ACTIVATION,
         fits_float16=False,
     ),
+    "gemma4": Architecture(
+        *("Gemma4ForCausalLM", "gemma4_text", GEMMA_KEYS | GEMMA4_KEYS),
+        activation=GEMMA_ACTIVATION,
+        fits_float16=False,
+    ),
     "seed_oss": Architecture("SeedOssForCausalLM", "seed_oss"),
     "glm4": Architecture("Glm4ForCausalLM", "glm4", fixed={"partial_rotary_factor": 1.0}),
     "exaone4": Architecture("Exaone4ForCausalLM", "exaone4", WINDOW_KEYS, {"sliding_window": None}),
@@ -156,9 +164,10 @@ ARCHITECTURES = {
     ),
     "falcon-h1": Architecture("FalconH1ForCausalLM", "falcon_h1", FALCON_KEYS, fits_float16=False),
     "nemotron_h": Architecture(
-        *("NemotronHForCausalLM", "nemotron_h", NEMOTRON_KEYS),
-        activation={"mlp_hidden_act": "relu2"},
-        fits_float16=False,
+        *("NemotronHForCausalLM", "nemotron_h", NEMOTRON_KEYS), activation=SQUARED_RELU, fits_float16=False
+    ),
+    "nemotron_h_moe": Architecture(
+        *("NemotronHForCausalLM", "nemotron_h", NEMOTRON_MOE_KEYS), activation=SQUARED_RELU, fits_float16=False
     ),
     "granitehybrid": Architecture(
         "GraniteMoeHybridForCausalLM",

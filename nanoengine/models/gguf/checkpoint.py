@@ -59,6 +59,8 @@ class GGUFCheckpoint:
             data = mapped = torch.from_numpy(self._file.data(record.name))
             if tensor.expert is not None:
                 data = data.view(record.shape[0], -1)[tensor.expert]
+            if tensor.half is not None:
+                data = data.view(2, -1)[tensor.half]
             if tensor.paired_heads:
                 data = self._unpaired(data, record, tensor.paired_heads)
             shape = _shape(record, tensor)
@@ -96,4 +98,5 @@ class GGUFCheckpoint:
 
 
 def _shape(record: TensorRecord, tensor: HFTensor) -> list[int]:
-    return list(record.shape if tensor.expert is None else record.shape[1:])
+    rows, *more = record.shape if tensor.expert is None else record.shape[1:]
+    return [rows if tensor.half is None else rows // 2, *more]

@@ -45,6 +45,13 @@ NEMOTRON_KEYS = {
     "ssm.group_count": "n_groups",
     "ssm.time_step_rank": "mamba_num_heads",
 }
+NEMOTRON_MOE_KEYS = NEMOTRON_KEYS | {
+    "expert_count": "n_routed_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
+    "moe_latent_size": "moe_latent_size",
+}
 LFM2_KEYS = {"shortconv.l_cache": "conv_L_cache"}
 KV_HEADS = "attention.head_count_kv"
 OF_STATES = ("ssm.", "shortconv.")
@@ -79,7 +86,10 @@ def complete_hybrid(keys: Keys, config: dict[str, Any], tensors: Collection[str]
     elif name == NEMOTRON_H:
         widths = keys.each("feed_forward_length", layers)
         kinds = zip(keys.each(KV_HEADS, layers), widths, strict=True)
-        config["hybrid_override_pattern"] = "".join("-" if width else "*" if heads else "M" for heads, width in kinds)
+        letters = ["-" if width else "*" if heads else "M" for heads, width in kinds]
+        sparse = [f"blk.{number}.ffn_gate_inp.weight" in tensors for number in range(layers)]
+        letters = ["E" if own else letter for own, letter in zip(sparse, letters, strict=True)]
+        config["hybrid_override_pattern"] = "".join(letters)
         config |= {"use_conv_bias": some("ssm_conv1d.bias"), "mlp_bias": some("ffn_up.bias")}
         config["mamba_head_dim"] = _share(keys, "ssm.inner_size", config["mamba_num_heads"])
         config["layer_norm_epsilon"] = config["rms_norm_eps"]

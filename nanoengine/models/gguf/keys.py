@@ -116,6 +116,10 @@ class Keys:
             raise self.unsupported(key, value, f"a count of each of {layers} layers")
         return counts
 
+    def each_or_all(self, key: str, layers: int) -> list[int]:
+        """A count of each layer; the file may have one for all."""
+        return self.each(key, layers) if self.is_list(key) else [self.number(key)] * layers
+
     def flag(self, key: str, default: bool) -> bool:
         value = self._read(key, default)
         if not isinstance(value, bool):

@@ -23,7 +23,7 @@ ERNIE_KEYS = EXPERT_KEYS | {
     "leading_dense_block_count": "moe_layer_start_index",
     "interleave_moe_layer_step": "moe_layer_interval",
 }
-NORMALIZED = {"Glm4MoeForCausalLM": False, "Dots1ForCausalLM": False}
+NORMALIZED = dict.fromkeys(("Glm4MoeForCausalLM", "Dots1ForCausalLM", "NemotronHForCausalLM"), False)
 NORMALIZED |= dict.fromkeys(("MiniMaxM2ForCausalLM", "Lfm2MoeForCausalLM", "Ernie4_5_MoeForCausalLM"), True)
 """Architecture -> whether the factors of a token are divided by their sum, if the file does not say."""
 

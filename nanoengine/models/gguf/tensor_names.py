@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from nanoengine.models.gguf.gemma4_names import GEMMA4, GEMMA4_LAYER, GEMMA4_OUTER
 from nanoengine.models.gguf.routers import num_experts
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ LFM2_OUTER = OUTER | dict.fromkeys(("token_embd_norm", "output_norm"), "model.em
 OUTERS = {
     **dict.fromkeys(LFM2, LFM2_OUTER),
     "FalconH1ForCausalLM": OUTER | {"output_norm": "model.final_layernorm"},
+    GEMMA4: OUTER | GEMMA4_OUTER,
 }
 LAYER = {
     "attn_q": "self_attn.q_proj",
@@ -77,7 +79,7 @@ NORMS: dict[str, dict[str, str]] = {
     **dict.fromkeys(LFM2, NORMS_OF_LFM2),
     "Glm4MoeForCausalLM": NORMS_OF_DELTA_NETS,
     "FalconH1ForCausalLM": {"attn_norm": "input_layernorm", "ffn_norm": "pre_ff_layernorm"},
-    **dict.fromkeys(GEMMA, NORMS_AROUND),
+    **dict.fromkeys((*GEMMA, GEMMA4), NORMS_AROUND),
     **dict.fromkeys(DELTA_NETS, NORMS_OF_DELTA_NETS),
 }
 """Architecture -> what its layers' norms are called, if not as in NORMS_BEFORE."""
@@ -119,7 +121,15 @@ OWN: dict[str, dict[str, str]] = {
     "Llama4ForCausalLM": EXPERTS | SHARED,
     "Lfm2ForCausalLM": OF_LFM2,
     "Lfm2MoeForCausalLM": OF_LFM2 | _numbered("feed_forward"),
+    "NemotronHForCausalLM": {
+        "ffn_gate_inp": "mixer.gate",
+        "ffn_latent_down": "mixer.fc1_latent_proj",
+        "ffn_latent_up": "mixer.fc2_latent_proj",
+        **{f"ffn_{part}_exps": f"mixer.experts.{{}}.{part}_proj" for part in ("up", "down")},
+        **{f"ffn_{part}_shexp": f"mixer.shared_experts.{part}_proj" for part in ("up", "down")},
+    },
     "FalconH1ForCausalLM": {f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
+    GEMMA4: GEMMA4_LAYER,
     "Phi3ForCausalLM": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
     "Glm4ForCausalLM": {"ffn_up": "mlp.gate_up_proj"},
     "HunYuanDenseV1ForCausalLM": {
@@ -127,7 +137,8 @@ OWN: dict[str, dict[str, str]] = {
         "attn_k_norm": "self_attn.key_layernorm",
     },
 }
-"""Architecture -> what its layers have of their own, or otherwise; {} is the number of an expert."""
+"""Architecture -> what its layers have of their own, or otherwise; {} is the number of an expert, + stands between two that are
+one tensor, one behind the other."""
 
 PAIRED = {
     *("LlamaForCausalLM", "MixtralForCausalLM", "Ministral3ForCausalLM", "SmolLM3ForCausalLM", "GraniteForCausalLM"),
@@ -148,6 +159,9 @@ class HFTensor(NamedTuple):
 
     expert: int | None = None
     """Which one of those along the first dimension, if the file has all experts in one tensor."""
+
+    half: int | None = None
+    """Which half of its rows, if the file has two in one tensor."""
 
     change: Callable[[Tensor], Tensor] | None = None
     """Makes Hugging Face's numbers of the file's; it is called with tensors on the device "meta", too."""
@@ -203,6 +217,11 @@ SHORT_CONV = {
     "shortconv.in_proj.weight": HFTensor("conv.in_proj.weight"),
     "shortconv.out_proj.weight": HFTensor("conv.out_proj.weight"),
 }
+OF_GEMMA4 = {
+    "layer_output_scale.weight": HFTensor("layer_scalar"),
+    "ffn_gate_inp.scale": HFTensor("router.scale"),
+    "ffn_down_exps.scale": HFTensor("router.per_expert_scale"),
+}
 CHOICE = "exp_probs_b.bias"
 CHOICE_OF_GATE = {CHOICE: HFTensor("mlp.gate.e_score_correction_bias")}
 NEMOTRON_H, FALCON_H1 = "NemotronHForCausalLM", "FalconH1ForCausalLM"
@@ -228,7 +247,7 @@ MIXERS: dict[str, dict[str, HFTensor]] = {
     FALCON_H1: _mamba("mamba") | {"ffn_norm": HFTensor("pre_ff_layernorm.weight")},
     NEMOTRON_H: _mamba("mixer")
     | {f"{own}.{kind}": HFTensor(f"mixer.{name}.{kind}") for own, name in PARTS.items() for kind in ("weight", "bias")}
-    | {"attn_norm.weight": HFTensor("norm.weight")},
+    | {"attn_norm.weight": HFTensor("norm.weight"), CHOICE: HFTensor("mixer.gate.e_score_correction_bias")},
     "Lfm2ForCausalLM": SHORT_CONV,
     "Lfm2MoeForCausalLM": SHORT_CONV | {CHOICE: HFTensor("feed_forward.expert_bias")},
     "MiniMaxM2ForCausalLM": {CHOICE: HFTensor("block_sparse_moe.e_score_correction_bias")},
@@ -255,7 +274,8 @@ def hf_tensor(name: str, config: Mapping[str, Any]) -> list[HFTensor]:
     if name.startswith("blk.") and layer.isdecimal():
         if architecture in GUESSING and int(layer) >= config["num_hidden_layers"]:
             return []
-        if (whole := MIXERS.get(architecture, {}).get(own)) is not None:
+        wholes = OF_GEMMA4 if architecture == GEMMA4 else MIXERS.get(architecture, {})
+        if (whole := wholes.get(own)) is not None:
             return [whole._replace(name=f"model.layers.{layer}.{whole.name}")]
     match = NAME.fullmatch(name)
     norms = NORMS.get(architecture, NORMS_BEFORE)
@@ -268,7 +288,16 @@ def hf_tensor(name: str, config: Mapping[str, Any]) -> list[HFTensor]:
     if "{}" in found and kind == "bias":  # one tensor has those of all experts
         return [HFTensor(found.replace(".{}.", ".").replace(".bias", "_bias"))]
     if "{}" in found:
-        return [HFTensor(found.format(number), expert=number) for number in range(num_experts(config))]
+        parts = known[what].split("+")
+        return [
+            HFTensor(
+                f"model.layers.{match['layer']}.{part.format(number)}.{kind}",
+                expert=number,
+                half=half if len(parts) > 1 else None,
+            )
+            for number in range(num_experts(config))
+            for half, part in enumerate(parts)
+        ]
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     change = _one_less if architecture in SHIFTED and found.endswith("norm.weight") else None
     return [HFTensor(found, heads.get(what, 0) if architecture in PAIRED else 0, change=change)]

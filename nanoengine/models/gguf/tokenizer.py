@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.models.gguf.pre_tokenizers import find_pre_tokenizer
@@ -72,23 +72,25 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> GGUFVocabulary:
     """Build what `metadata`, the table of a GGUF file, describes.
 
     Raises:
-        UnsupportedModel: a kind of tokenizer other than BPE and SentencePiece's BPE, an unknown way to cut text, or values
-            that are missing, of a wrong type, or contradict one another.
+        UnsupportedModel: a kind of tokenizer other than BPE, SentencePiece's BPE and Gemma 4's, an unknown way to cut text, or
+            values that are missing, of a wrong type, or contradict one another.
     """
     model = _get(metadata, "tokenizer.ggml.model", str)
-    if model not in ("gpt2", "llama"):
+    if model not in ("gpt2", "llama", "gemma4"):
         raise UnsupportedModel(
-            f"tokenizer.ggml.model is {shown(model)}: this engine knows gpt2 and llama;"
+            f"tokenizer.ggml.model is {shown(model)}: this engine knows gpt2, llama and gemma4;"
             " give the model's tokenizer.json with the option tokenizer"
         )
     tokens = _tokens(metadata)
     vocab = {token: i for i, token in enumerate(tokens)}
-    if len(vocab) != len(tokens):
+    if len(vocab) != len(tokens) and model != "gemma4":  # where of two tokens with one text the later is meant
         raise UnsupportedModel(f"tokenizer.ggml.tokens has {len(tokens)} tokens, of which only {len(vocab)} differ")
     ids = {name: _special_id(metadata, key, len(tokens)) for name, key in NAMES.items()}
     if model == "llama":
         ids |= {name: i for name, i in (("unk", 0), ("bos", 1), ("eos", 2)) if ids[name] is None and i < len(tokens)}
         tokenizer, add_bos = _sentencepiece(metadata, vocab, ids["unk"]), True
+    elif model == "gemma4":
+        tokenizer, add_bos = _lines(metadata, vocab, ids["unk"]), True
     else:
         tokenizer, add_bos = _bpe(metadata, vocab)
     types = _numbers(metadata, "tokenizer.ggml.token_type", len(tokens), default=NORMAL).astype(np.int64)
@@ -109,7 +111,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> GGUFVocabulary:
     )
 
 
-# ---- the two kinds
+# ---- the kinds
 
 
 def _bpe(metadata: Mapping[str, Any], vocab: dict[str, int]) -> tuple[Tokenizer, bool]:
@@ -118,16 +120,22 @@ def _bpe(metadata: Mapping[str, Any], vocab: dict[str, int]) -> tuple[Tokenizer,
     if name == "default":
         name = OF_OLLAMA.get(_get(metadata, "general.architecture", str, ""), name)
     kind = find_pre_tokenizer(name)
-    merges = [tuple(merge.split(" ", 1)) for merge in _strings(metadata, "tokenizer.ggml.merges")]
-    if not {2}.issuperset(map(len, merges)):
-        wrong = next(merge for merge in merges if len(merge) != 2)
-        raise UnsupportedModel(
-            f"tokenizer.ggml.merges has {shown(wrong[0])}: it must be two tokens with a space between"
-        )
-    tokenizer = Tokenizer(_bpe_model(vocab, merges, ignore_merges=kind.ignore_merges))
+    tokenizer = Tokenizer(_bpe_model(vocab, _merges(metadata), ignore_merges=kind.ignore_merges))
     tokenizer.pre_tokenizer = kind.build()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer, kind.add_bos
+
+
+def _lines(metadata: Mapping[str, Any], vocab: dict[str, int], unk: int | None) -> Tokenizer:
+    """Merges in the order of a list, of characters, in whole lines and in the breaks between them (Gemma 4)."""
+    merges = _merges(metadata)
+    unk_token = next((token for token, i in vocab.items() if i == unk), None)
+    options = {"byte_fallback": True, "unk_token": unk_token, "fuse_unk": True, "ignore_merges": True}
+    tokenizer = Tokenizer(_bpe_model(vocab, merges, **options))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+"), "isolated")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return tokenizer
 
 
 def _sentencepiece(metadata: Mapping[str, Any], vocab: dict[str, int], unk: int | None) -> Tokenizer:
@@ -155,6 +163,16 @@ def _sentencepiece(metadata: Mapping[str, Any], vocab: dict[str, int], unk: int 
     steps: list[decoders.Decoder] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if add_space else steps)
     return tokenizer
+
+
+def _merges(metadata: Mapping[str, Any]) -> list[Any]:
+    merges = [tuple(merge.split(" ", 1)) for merge in _strings(metadata, "tokenizer.ggml.merges")]
+    if not {2}.issuperset(map(len, merges)):
+        wrong = next(merge for merge in merges if len(merge) != 2)
+        raise UnsupportedModel(
+            f"tokenizer.ggml.merges has {shown(wrong[0])}: it must be two tokens with a space between"
+        )
+    return merges
 
 
 def _bpe_model(vocab: dict[str, int], merges: list[Any], **options: Any) -> models.BPE:

@@ -22,6 +22,8 @@ from nanoengine.models.gguf.architectures import (
     Architecture,
 )
 from nanoengine.models.gguf.file import GGUFFile
+from nanoengine.models.gguf.gemma4 import gemma4_layers, gemma4_ropes
+from nanoengine.models.gguf.gemma4_names import GEMMA4
 from nanoengine.models.gguf.hybrids import OF_STATES, complete_hybrid
 from nanoengine.models.gguf.keys import Keys
 from nanoengine.models.gguf.rope import EPSILON, rope_parameters
@@ -86,12 +88,13 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     if ours.name == "Gemma3ForCausalLM":  # Ollama's files of those that see pictures
         unsaid = {EPSILON: 1e-6}
     has_gaps = {"some_have_none": ours.name == NEMOTRON_H}
+    several = ("feed_forward_length",) if ours.name == GEMMA4 else ()  # which `gemma4_layers` reads
     config |= {**ours.fixed} | {
-        name: keys.number(key, unsaid.get(key), **has_gaps) for key, name in COMMON_KEYS.items()
+        name: keys.number(key, unsaid.get(key), **has_gaps) for key, name in COMMON_KEYS.items() if key not in several
     }
     stated = (key for key in ours.keys if key in keys or key.startswith(OF_STATES))
     config |= {ours.keys[key]: keys.number(key) for key in stated}
-    config |= _heads(keys, config, ours)
+    config |= gemma4_layers(keys, config, file.tensors) if ours.name == GEMMA4 else _heads(keys, config, ours)
     if ours.name in HYBRIDS:
         complete_hybrid(keys, config, file.tensors)
     config |= {name: config[name] or None for name in ZERO_IS_NONE if name in config}
@@ -110,7 +113,8 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         config |= _layer_types(keys, config["num_hidden_layers"])
     if ours.name == "Llama4ForCausalLM":  # as llama.cpp knows Maverick from Scout; Ollama says it
         config["use_qk_norm"] = keys.flag("use_qk_norm", default=config.get("num_local_experts") != 128)
-    config["rope_parameters"] = rope = rope_parameters(file, keys, config)
+    ropes = gemma4_ropes if ours.name == GEMMA4 else rope_parameters
+    config["rope_parameters"] = rope = ropes(file, keys, config)
     if ours.name == "Ministral3ForCausalLM":
         period = keys.number("rope.scaling.original_context_length", default=config["max_position_embeddings"])
         if (other := keys.number("attention.temperature_length", default=period)) != period:

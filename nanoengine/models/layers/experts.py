@@ -98,7 +98,7 @@ class Experts:
         """[num_tokens, num_experts], float32."""
         if not self.is_exact:
             return self.router(x).softmax(-1, dtype=torch.float32)
-        logits = self.kernels.logits(x, self.router.weight).float()  # products with an adapter have the dtype of x
+        logits = self.kernels.logits(x, self.router.weight)
         if self.facts.scores == "softmax":
             return logits.softmax(-1)
         # By the kernel: in a vector of torch's, a sigmoid may depend on its place.

@@ -76,6 +76,8 @@ def frequencies(rope: RopeConfig, max_len: int, device: torch.device) -> Tensor:
     """
     exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32, device=device) / rope.rotary_dim
     plain = 1.0 / rope.theta**exponents
+    if rope.num_pairs is not None:
+        plain[rope.num_pairs :] = 0.0
     if rope.kind == "linear":  # position interpolation: Chen et al., 2023
         return plain / rope.factor
     if rope.kind == "dynamic":

@@ -30,6 +30,16 @@ class Changed:
         self.slot.copy_(self.change(source))
 
 
+class Unused:
+    """For a tensor of this shape that files may have, and the model does not read."""
+
+    def __init__(self, *shape: int):
+        self.shape = torch.Size(shape)
+
+    def copy_(self, source: Tensor) -> None:
+        """Nothing is kept of it."""
+
+
 def dense(slot: WeightSlot) -> Changed:
     """The same slot for dense tensors alone."""
     return Changed(slot, lambda tensor: tensor)

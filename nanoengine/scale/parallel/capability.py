@@ -21,8 +21,9 @@ from nanoengine.core.startup import Startup
 from nanoengine.kernels.native.attention import NativeAttention
 from nanoengine.kernels.operations import Kernels
 from nanoengine.kernels.triton.tuning import Tuning
-from nanoengine.models.decoder import MLP, Decoder, DecoderLayer, SelfAttention, SparseMLP
+from nanoengine.models.decoder import Decoder, DecoderLayer, SelfAttention
 from nanoengine.models.layers.mixer import Mixer
+from nanoengine.models.layers.mlp import MLP, SparseMLP
 from nanoengine.models.layers.parts import NoPart, SquaredMLP
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.scale.parallel import context

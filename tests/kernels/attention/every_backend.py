@@ -48,7 +48,7 @@ class Kind:
     looser: int = 1
 
 
-NATIVE = Kind("native", (16, 32, 48, 64, 256), (32, 64, 96, 128, 160, 224, 256), 1100, 600_000)
+NATIVE = Kind("native", (16, 32, 48, 64, 256), (32, 64, 96, 128, 160, 256, 512), 1100, 600_000)
 TRITON = Kind(
     "triton", (16, 32), (16, 32, 48), 70, 30_000, dtypes=(torch.float32, torch.float16, torch.bfloat16), looser=4
 )

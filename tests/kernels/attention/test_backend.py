@@ -172,9 +172,9 @@ def test_every_backend_says_whether_it_can_be_recorded() -> None:
 @pytest.mark.parametrize(
     ("dtype", "dim", "block_size", "named"),
     [
-        *((torch.float32, dim, 16, ()) for dim in (32, 96, 256)),
+        *((torch.float32, dim, 16, ()) for dim in (32, 96, 512)),
         *((HALF, 64, block_size, (f"block_size {block_size}", "16")) for block_size in (1, 8, 17, 40)),
-        *((HALF, dim, 16, (f"head_dim {dim}", "32", "256")) for dim in (4, 48, 80, 288)),
+        *((HALF, dim, 16, (f"head_dim {dim}", "32", "512")) for dim in (4, 48, 80, 544)),
         *((dtype, 64, 16, (str(dtype).removeprefix("torch."),)) for dtype in (torch.float16, torch.float64)),
     ],
 )

@@ -42,7 +42,7 @@ def draw_pool(rng: random.Random, backend_of: Callable[[int], AttentionBackend],
         sinks=rng.random() < 0.3,
         soft_cap=rng.choice([None, None, 0.3, 3.0]),
     )
-    heads = Heads(rng.randint(1, 3), rng.choice([1, 2, 3, 4, 5, 8, 35]), rng.choice([32, 64, 96, 128, 256]))
+    heads = Heads(rng.randint(1, 3), rng.choice([1, 2, 3, 4, 5, 8, 35]), rng.choice([32, 64, 96, 128, 256, 512]))
     block_size = 16 * rng.randint(1, 4)
     most = 3_000_000 // ((heads.group + 2) * heads.num * heads.dim)  # tokens of all sequences
     longest = min(longest, most)

@@ -60,7 +60,7 @@ def test_scores_that_are_equal_or_far_apart(scale: float, soft_cap: float | None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("head_dim", [32, 96, 256])
+@pytest.mark.parametrize("head_dim", [32, 96, 512])
 @pytest.mark.parametrize(("before", "missing"), [(0, ()), (5, ()), (16, (3, 40, 41)), (9, (64,))])
 def test_tokens_of_whole_tiles_are_written_as_they_are_alone(
     dtype: torch.dtype, head_dim: int, before: int, missing: tuple[int, ...]

@@ -47,6 +47,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "Falcon H1": {"tie_word_embeddings": False},
     "Falcon H1, without norms, untied": {},
     "Nemotron-H": {"use_bias": False},
+    "Nemotron 3": {},
+    "Nemotron 3, experts of latents": {"layers_block_type": ["mamba", "moe", "attention"]},
 }
 """Shapes that llama.cpp computes, too: what is other than in tests/models/families.py."""
 

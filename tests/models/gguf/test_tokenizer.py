@@ -109,6 +109,17 @@ def test_no_space_comes_first_if_the_file_says_so() -> None:
     assert tokenizer.decode(tokenizer.encode(" ab").ids) == " ab"
 
 
+def test_gemma_4_merges_characters_in_lines_and_keeps_breaks_whole() -> None:
+    merges = ["a b", "▁ ab"]
+    own = sentencepiece(("\n\n", NORMAL), ("ab", NORMAL), **{"tokenizer.ggml.model": "gemma4"})
+    tokenizer = read_vocabulary(own | {"tokenizer.ggml.merges": merges}).tokenizer
+    assert texts_of(tokenizer, "ab ab\n\na") == ["<s>", "ab", "▁ab", "\n\n", "a"]
+    assert tokenizer.encode("ab").ids == [1, len(own["tokenizer.ggml.tokens"]) - 1], (
+        "of two tokens of one text, the later"
+    )
+    assert tokenizer.decode(tokenizer.encode(" ab é\n").ids) == " ab é\n"
+
+
 def test_words_that_are_tokens_need_no_merges_where_the_name_says_so() -> None:
     own = {"tokens": [*"ab", "ba"], "merges": [], "bos_token_id": 0, "token_type": [NORMAL] * 3}
 

@@ -35,6 +35,7 @@ ARCHITECTURES = {
     "olmo2": MODEL_ARCH.OLMO2,
     "gemma2": MODEL_ARCH.GEMMA2,
     "gemma3_text": MODEL_ARCH.GEMMA3,
+    "gemma4_text": MODEL_ARCH.GEMMA4,
     "seed_oss": MODEL_ARCH.SEED_OSS,
     "glm4": MODEL_ARCH.GLM4,
     "exaone4": MODEL_ARCH.EXAONE4,
@@ -99,8 +100,23 @@ OWN: dict[str, dict[str, Any]] = {
     "gemma2": {"tie_word_embeddings": True, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 20}
     | {"attn_logit_softcapping": 5.0},
     "gemma3_text": {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 20},
+    "gemma4_text": {"tie_word_embeddings": True, "head_dim": 32, "global_head_dim": 64, "sliding_window": 20}
+    | {"num_hidden_layers": 5, "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding") * 2][:5]}
+    | {
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+    }
+    | {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 96, "final_logit_softcapping": 30.0},
 }
 """What the types have besides."""
+
+EXPERTS_OF_GEMMA4 = {
+    "count": "num_experts",
+    "used_count": "top_k_experts",
+    "feed_forward_length": "moe_intermediate_size",
+}
 
 
 def tiny_model(model_type: str, folder: Path, **options: Any) -> tuple[Any, dict[str, Tensor]]:
@@ -110,6 +126,9 @@ def tiny_model(model_type: str, folder: Path, **options: Any) -> tuple[Any, dict
     rope = options.pop("rope_parameters", OWN.get(model_type, {}).get("rope_parameters", rope))
     if model_type == "gemma3_text":
         rope = {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
+    if model_type == "gemma4_text":
+        rope = {"full_attention": rope | {"rope_type": "proportional", "partial_rotary_factor": 0.25}}
+        rope |= {"sliding_attention": {"rope_type": "default", "rope_theta": 20000.0}}
     options = SHAPE | {"tie_word_embeddings": False} | OWN.get(model_type, {}) | options | {"rope_parameters": rope}
     config = AutoConfig.for_model(model_type, **options, dtype="float32")
     model = AutoModelForCausalLM.from_config(config).eval()
@@ -142,6 +161,7 @@ def write_gguf(
         keys: further ones of the architecture, or other values; "__" stands for a dot, None is left out.
     """
     config = model.config
+    config.allow_global_per_layer_attribute_access = True  # those of most layers, where layers differ
     arch = ARCHITECTURES[config.model_type]
     name_of_arch = architecture or MODEL_ARCH_NAMES[arch]
     values = _metadata(config) | {key.replace("__", "."): value for key, value in keys.items()}
@@ -150,13 +170,17 @@ def write_gguf(
     names = get_tensor_name_map(arch, config.num_hidden_layers)
     stored: dict[str, Tensor] = {}
     for name, tensor in _paired(_stacked(_split(tensors, config.model_type)), config).items():
+        if config.model_type == "gemma4_text" and (own := _of_gemma4(name)) is not None:
+            stored[own] = tensor
+            continue
         name = name.replace("_correction_bias", "_correction.bias")
         tensor = tensor.flatten() if name.endswith("_correction.bias") else tensor
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, name
-        stored[rename(found)] = (
-            tensor + 1 if config.model_type.startswith("gemma") and name.endswith("norm.weight") else tensor
-        )
+        is_shifted = config.model_type in ("gemma2", "gemma3_text") and name.endswith("norm.weight")
+        stored[rename(found)] = tensor + 1 if is_shifted else tensor
+    if config.model_type == "gemma4_text":
+        stored["rope_freqs.weight"] = torch.tensor([1.0] * 8 + [1e30] * 24)
     stored |= more_tensors or {}
     return write_file(
         path, name_of_arch, values, {name: tensor.float().contiguous().numpy() for name, tensor in stored.items()}, kind
@@ -196,6 +220,8 @@ def _metadata(config: Any) -> dict[str, Any]:
     values["attention.layer_norm_rms_epsilon"] = config.rms_norm_eps
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     values["rope.freq_base"] = rope["rope_theta"]
+    if config.model_type == "gemma4_text":
+        return values | _metadata_of_gemma4(config.to_dict())
     if rope["rope_type"] == "yarn":
         values |= {"rope.scaling.type": "yarn", "rope.scaling.factor": rope["factor"]}
         values["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
@@ -237,6 +263,42 @@ def _metadata(config: Any) -> dict[str, Any]:
         values |= {"attention.scale": config.attention_multiplier, "embedding_scale": config.embedding_multiplier}
         values |= {"residual_scale": config.residual_multiplier, "logit_scale": config.logits_scaling}
     return values
+
+
+def _metadata_of_gemma4(table: Mapping[str, Any]) -> dict[str, Any]:
+    slides = [kind == "sliding_attention" for kind in table["layer_types"]]
+    full, width = next(iter(table["per_layer_config"].values())), table["intermediate_size"]
+    first = len(slides) - table["num_kv_shared_layers"]
+    sizes = {"": full["head_dim"], "_swa": table["head_dim"]}
+    heads = full.get("num_key_value_heads", table["num_key_value_heads"]), table["num_key_value_heads"]
+    values = {f"attention.{what}_length{end}": size for end, size in sizes.items() for what in ("key", "value")}
+    values |= {f"rope.dimension_count{end}": size for end, size in sizes.items()}
+    values |= {f"expert_{key}": table[name] or 0 for key, name in EXPERTS_OF_GEMMA4.items()}
+    return values | {
+        "attention.head_count_kv": [heads[own] for own in slides],
+        "attention.shared_kv_layers": table["num_kv_shared_layers"],
+        "attention.sliding_window": table["sliding_window"],
+        "attention.sliding_window_pattern": slides,
+        "embedding_length_per_layer_input": table["hidden_size_per_layer_input"],
+        "feed_forward_length": [
+            width * (1 + (table["use_double_wide_mlp"] and i >= first)) for i in range(len(slides))
+        ],
+        "final_logit_softcapping": table["final_logit_softcapping"],
+        "rope.freq_base_swa": table["rope_parameters"]["sliding_attention"]["rope_theta"],
+    }
+
+
+def _of_gemma4(name: str) -> str | None:
+    """Names that the table of the package has not: those without "weight" at their end."""
+    ends = {
+        "layer_scalar": "layer_output_scale.weight",
+        "router.scale": "ffn_gate_inp.scale",
+        "router.per_expert_scale": "ffn_down_exps.scale",
+        "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+        "experts.down_proj": "ffn_down_exps.weight",
+    }
+    before, _, end = name.removeprefix("model.layers.").partition(".")
+    return f"blk.{before}.{ends[end]}" if end in ends else None
 
 
 def _routed(config: Any, rotated: float) -> dict[str, Any]:
@@ -291,7 +353,7 @@ def _stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     found: dict[str, list[Tensor]] = {}
     for name, tensor in sorted(tensors.items()):
         before, _, after = name.partition(".experts.")
-        if after:
+        if after[:1].isdecimal():
             number, rest = after.split(".", 1)
             before = before.replace("model.layers", "layers").replace("block_sparse_moe", "feed_forward")
             before = f"model.{before}" if before.endswith("mlp") else before
@@ -300,7 +362,7 @@ def _stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             found[name].append(tensor)
         else:
             found[name] = [tensor]
-    return {name: torch.stack(parts) if ".experts." in name else parts[0] for name, parts in found.items()}
+    return {name: torch.stack(parts) if len(parts) > 1 else parts[0] for name, parts in found.items()}
 
 
 def _paired(tensors: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:

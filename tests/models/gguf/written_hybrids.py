@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,10 @@ FALCON = dict(zip(("conv_kernel", "state_size", "group_count", "time_step_rank",
 FALCON = {f"ssm.{key}": name for key, name in FALCON.items()} | {"attention.head_count_kv": "num_key_value_heads"}
 OF_STATES = ("conv_kernel", "ssm_state_size", "n_groups", "mamba_num_heads")
 NEMOTRON = dict(zip(FALCON, OF_STATES, strict=False)) | {"attention.layer_norm_rms_epsilon": "layer_norm_epsilon"}
+NEMOTRON_MOE = {"count": "n_routed_experts", "feed_forward_length": "moe_intermediate_size"}
+NEMOTRON_MOE |= {"shared_feed_forward_length": "moe_shared_expert_intermediate_size", "group_count": "n_group"}
+NEMOTRON_MOE |= {"weights_norm": "norm_topk_prob", "weights_scale": "routed_scaling_factor"}
+NEMOTRON_MOE |= {"shared_count": "n_shared_experts", "group_used_count": "topk_group"}
 OWN = {"granitemoehybrid": MAMBA, "falcon_h1": FALCON, "nemotron_h": NEMOTRON}
 
 
@@ -78,6 +83,8 @@ def write_hybrid(
     """
     config = json.loads((folder / "config.json").read_text())
     arch = ARCHITECTURES[config["model_type"]]
+    if "moe" in config.get("layers_block_type", ()):
+        arch = MODEL_ARCH.NEMOTRON_H_MOE
     metadata = _metadata(config) | {key.replace("__", "."): value for key, value in keys.items()}
     name_of_arch = MODEL_ARCH_NAMES[arch]
     metadata = {f"{name_of_arch}.{key}": value for key, value in metadata.items() if value is not None}
@@ -108,7 +115,13 @@ def _metadata(config: Mapping[str, Any]) -> dict[str, Any]:
         kinds = config["layers_block_type"]
         values["attention.head_count_kv"] = [config["num_key_value_heads"] * (own == "full_attention") for own in kinds]
         values["feed_forward_length"] = [config["intermediate_size"] * (own == "mlp") for own in kinds]
-        del values["expert_used_count"]
+        if "moe" in kinds:
+            values |= {f"expert_{key}": config[name] for key, name in NEMOTRON_MOE.items()}
+            values |= {"moe_latent_size": config["moe_latent_size"]} if config["moe_latent_size"] else {}
+            widths = {"moe": config["moe_intermediate_size"], "mlp": config["intermediate_size"]}
+            values["feed_forward_length"] = [widths.get(own, 0) for own in kinds]
+        else:
+            del values["expert_used_count"]
         inner = config["mamba_num_heads"] * config["mamba_head_dim"]
         return values | {"block_count": len(kinds), "ssm.inner_size": inner}
     kinds = config["layer_types"]
@@ -143,6 +156,9 @@ def _converted(tensors: Mapping[str, Tensor], config: Mapping[str, Any], legacy:
             done[found] = _changed(found, changed, config)
     if model_type in ("lfm2_moe", "qwen3_next", "qwen3_5_moe_text"):
         return _stacked(done)
+    if model_type == "nemotron_h":
+        renamed = {name.replace(".mixer.experts", ".mlp.experts"): own for name, own in _stacked(done).items()}
+        return {re.sub(r"backbone(.*mlp\.experts)", r"model\1", name): own for name, own in renamed.items()}
     return done
 
 
@@ -189,6 +205,8 @@ def _split(name: str, tensor: Tensor, config: Mapping[str, Any], legacy: bool) -
     before = name.rpartition(".linear_attn.")[0]
     if ".feed_forward.experts." in name:
         return {name.removeprefix("model."): tensor}
+    if name.endswith("mixer.gate.e_score_correction_bias"):
+        return {name.replace("correction_bias", "correction.bias"): tensor}
     if name.endswith(".expert_bias"):
         return {f"{name}.bias": tensor}
     if name.endswith(".dt_bias"):

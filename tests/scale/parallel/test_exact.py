@@ -44,7 +44,9 @@ SHARED_OTHERWISE = (
 )
 """Shapes whose heads, sizes, biases or experts are divided in another way than those of the first shape of their family. Windows
 and rotations are not divided: every rank has them all."""
-FIRST = {SHAPES[own][0]: own for own in reversed(SHAPES) if own not in (*WITHOUT, *WITH_STATES)}
+REFUSED = [own for own in SHAPES if own.startswith("Gemma4")]
+"""Whose attention ranks do not share."""
+FIRST = {SHAPES[own][0]: own for own in reversed(SHAPES) if own not in (*WITHOUT, *WITH_STATES, *REFUSED)}
 DIFFERENT = [own for own in SHAPES if own in (*FIRST.values(), *SHARED_OTHERWISE)]
 CASES = [(shape, 2 + i % 3, list(WAYS)[i % 4]) for i, shape in enumerate(DIFFERENT)]
 CASES += [("SmolLM2's shape", 3, way) for way in WAYS]

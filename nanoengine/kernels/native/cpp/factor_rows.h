@@ -57,7 +57,7 @@ template <class F> static void dequantize_panel(const Panel& panel, size_t input
 // Some rows of an input of T, as factors of F: [ROW_DWORDS of the inputs][row]. Behind a row's end are zeros, to the end of a
 // cell.
 template <class T, class F> struct FactorRows {
-    static constexpr size_t PER_DWORD = Dot<F>::PER_DWORD, ROW_DWORDS = MAX_DEPTH / Dot<F>::STEPS;
+    static constexpr size_t PER_DWORD = Dot<F>::PER_DWORD, ROW_DWORDS = MAX_DEPTH / 2 / Dot<F>::STEPS;
     static_assert(ROW_DWORDS * PER_DWORD % CHUNK == 0);
 
     size_t inputs, rows, depth = depth_of<F>(inputs);

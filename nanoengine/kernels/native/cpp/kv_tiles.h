@@ -8,7 +8,7 @@
 #include "simd.h"
 
 constexpr size_t TILE = 16;  // tokens
-constexpr size_t MAX_HEAD_DIM = 256;
+constexpr size_t MAX_HEAD_DIM = 512;
 
 struct KVTiles {
     size_t heads, head_dim, block_size;

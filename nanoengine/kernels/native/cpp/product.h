@@ -32,7 +32,7 @@ constexpr int COLUMNS = GROUP;
 constexpr int WIDE = COLUMNS / LANES;                    // vectors in a row of sums
 constexpr int ROWS = LANES == 16 ? 12 : LANES == 8 || IN_BLOCKS<bf16> ? 6 : REGISTERS == 32 ? 5 : 2;  // their sums leave registers for a row of B
 
-constexpr size_t MAX_DEPTH = 256;            // words in a row of A
+constexpr size_t MAX_DEPTH = 512;            // words in a row of A
 constexpr size_t A_STRIDE = MAX_DEPTH + 16;  // between two rows: no power of two, or all would compete for one set of the cache
 
 // Rows of A, unset; each begins a cache line.

@@ -1,0 +1,64 @@
+"""What is behind attention in a layer: an MLP, experts, or both."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from nanoengine.core.kernels import WeightSlot
+from nanoengine.core.layers import RMSNorm
+from nanoengine.core.qwen3 import DenseMLP
+from nanoengine.models.layers.experts import SQUARED, Experts, ExpertsAndShared
+from nanoengine.models.layers.experts_beside import ExpertsBesideMLP
+from nanoengine.models.layers.factory import Factory
+from nanoengine.models.layers.norm import OffsetNorm
+from nanoengine.models.layers.parts import SquaredMLP
+from nanoengine.models.model_config import ModelConfig
+
+
+class MLP(DenseMLP):
+    """With biases, other activations, and fused tensors."""
+
+    def __init__(self, config: ModelConfig, factory: Factory):
+        super().__init__(config, factory, bias=config.mlp_bias)
+        self.kernels, self.activation, self.gate_up_names = factory.kernels, config.activation, config.names.gate_up
+
+    def __call__(self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        linear = self.gate_up_proj
+        assert isinstance(norm, OffsetNorm)
+        if linear.bias is None:
+            gated, residual = norm.then_linear(hidden, residual, linear, self.activation)
+        else:
+            both, residual = norm.then_linear(hidden, residual, linear)
+            gated = self.kernels.gate(both, self.activation)
+        return self.down_proj(gated), residual
+
+
+class SparseMLP(DenseMLP):
+    """A mixture of experts: it has the calls of an MLP, and other weights."""
+
+    def __init__(self, config: ModelConfig, factory: Factory):
+        assert config.experts is not None
+        self.names = config.names
+        kind = ExpertsAndShared if config.experts.shared_size else Experts
+        self.experts = kind(factory, config.hidden_size, config.experts, config.activation)
+
+    def __call__(self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self.experts(norm, hidden, residual)
+
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
+        names = self.names
+        return self.experts.slots(f"{prefix}.{names.experts}", names.router, names.expert_gate_up_down, names.gate_up)
+
+
+def new_mlp(config: ModelConfig, layer: int, factory: Factory) -> Any:
+    """What is behind attention in a layer."""
+    facts = config.layer(layer)
+    is_beside = config.experts is not None and config.experts.beside_mlp
+    if facts.has_experts and not is_beside:
+        return SparseMLP(config, factory)
+    dense = SquaredMLP if config.activation == SQUARED else MLP
+    mlp = dense(replace(config, intermediate_size=facts.intermediate_size or config.intermediate_size), factory)
+    return ExpertsBesideMLP(config, mlp, factory) if is_beside else mlp
