@@ -247,6 +247,7 @@ METHODS = {
     "compressed-tensors": _compressed_tensors,
     "fp8": _fp8,
     "modelopt": _modelopt,
+    "modelopt_fp4": _modelopt,
     "auto-round": _auto_round,
     "mxfp4": _mxfp4,
 }
