@@ -29,10 +29,10 @@ class NVFP4:
     format = "NVFP4"
 
     @classmethod
-    def of_blocks(cls, data: Tensor, shape: torch.Size) -> NVFP4:
-        """Blocks of ggml, which have no factor."""
+    def of_blocks(cls, data: Tensor, shape: torch.Size, factor: float = 1.0) -> NVFP4:
+        """Blocks of ggml, and a factor that stands beside them."""
         numbers, scales = nvfp4_parts(data.reshape(-1, 36))
-        factors = torch.ones(shape[0], 1, dtype=torch.float32, device="cpu")
+        factors = torch.full((shape[0], 1), factor, dtype=torch.float32, device="cpu")
         return cls(numbers.view(shape), scales.view(shape[0], -1), factors)
 
     @property

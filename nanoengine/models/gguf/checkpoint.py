@@ -15,6 +15,7 @@ from nanoengine.kernels.native.support import unsupported_reason
 from nanoengine.kernels.native.weights import BLOCKS, dequantized
 from nanoengine.kernels.quantized.ggml_blocks import GGMLBlocks
 from nanoengine.kernels.quantized.ggml_numbers import FLOATS, dequantize
+from nanoengine.kernels.quantized.nvfp4 import NVFP4
 from nanoengine.models.checkpoint import TensorHeader
 from nanoengine.models.gguf.file import GGUFFile
 from nanoengine.models.gguf.header import TensorRecord
@@ -47,7 +48,7 @@ class GGUFCheckpoint:
                 shape = list(tensor.change(torch.empty(shape, dtype=torch.float32, device="meta")).shape)
             yield TensorHeader(tensor.name, dtype, shape, self.place, stored)
 
-    def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor | GGMLBlocks]]:
+    def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor | GGMLBlocks | NVFP4]]:
         """Name and numbers of each tensor, or the blocks of a quantized matrix; nearly all lie in the mapped file, and are
         unmapped when the next is asked for.
 
@@ -65,8 +66,14 @@ class GGUFCheckpoint:
                 data = self._unpaired(data, record, tensor.paired_heads)
             shape = _shape(record, tensor)
             if record.type not in FLOATS and len(shape) == 2 and tensor.change is None:
-                yield tensor.name, GGMLBlocks(data.view(shape[0], -1), record.type, fast)
+                blocks = GGMLBlocks(data.view(shape[0], -1), record.type, fast)
+                scale = self._scale(record, tensor)
+                yield tensor.name, blocks if scale is None else NVFP4.of_blocks(blocks.data, blocks.shape, scale)
             else:
+                if self._scale(record, tensor) is not None:
+                    raise InvalidWeights(
+                        f"{record.name} in {self.place} has a scale of its own, which is read of matrices alone"
+                    )
                 # What is stored as it is stays so: norms are float32 in the model, too.
                 numbers = dequantize(data, record.type, shape, None if record.type in FLOATS else dtype)
                 yield tensor.name, numbers if tensor.change is None else tensor.change(numbers)
@@ -85,7 +92,26 @@ class GGUFCheckpoint:
     def _all(self) -> Iterator[tuple[TensorRecord, HFTensor]]:
         for record in self._file.tensors.values():
             for tensor in hf_tensor(record.name, self.config):
-                yield record, tensor
+                if not self._belongs_to_nvfp4(record.name):
+                    yield record, tensor
+
+    def _belongs_to_nvfp4(self, name: str) -> bool:
+        """Whether it is a scale beside a matrix in NVFP4; that of inputs is not used, as they are not rounded to 4 bits."""
+        matrix, _, kind = name.rpartition(".")
+        found = self._file.tensors.get(f"{matrix}.weight") if kind in ("scale", "input_scale") else None
+        return found is not None and found.type == "NVFP4"
+
+    def _scale(self, record: TensorRecord, tensor: HFTensor) -> float | None:
+        """What all numbers of a matrix in NVFP4 are multiplied by, if the file says it: one for all, or one for each expert."""
+        stored = self._file.tensors.get(f"{record.name.removesuffix('weight')}scale")
+        if record.type != "NVFP4" or stored is None:
+            return None
+        count = 1 if tensor.expert is None else record.shape[0]
+        if stored.type != "F32" or math.prod(stored.shape) != count:
+            what = f"{stored.name} in {self.place} is {stored.type} {list(stored.shape)}"
+            raise InvalidWeights(f"{what}: it must be F32 [{count}]")
+        values = torch.from_numpy(self._file.data(stored.name)).view(torch.float32)
+        return float(values[tensor.expert or 0])
 
     def _unpaired(self, data: Tensor, record: TensorRecord, heads: int) -> Tensor:
         """The bytes with the rows of each head in Hugging Face's order; a row of any format is a whole number of bytes."""

@@ -10,11 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import xxhash
 from gguf import GGMLQuantizationType
-from gguf.quants import dequantize, quantize
+from gguf.quants import NVFP4, dequantize, quantize
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -107,3 +108,29 @@ def test_rows_that_are_not_those_of_the_heads_are_an_error(llama: Callable[..., 
 def test_the_fingerprint_is_of_all_bytes(llama: Callable[..., Path]) -> None:
     path = llama()
     assert GGUFCheckpoint(GGUFFile.open(path)).fingerprint() == xxhash.xxh3_128_hexdigest(path.read_bytes())
+
+
+def test_scales_beside_matrices_in_nvfp4_multiply_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def any_blocks(_: type, blocks: Any) -> Any:  # the package has no quantizer of them
+        return np.random.default_rng(0).integers(0, 127, (len(blocks), 36), dtype=np.uint8)
+
+    monkeypatch.setattr(NVFP4, "quantize_blocks", classmethod(any_blocks))
+    kind, sizes = GGMLQuantizationType.NVFP4, {"hidden_size": 128, "intermediate_size": 64, "num_local_experts": 2}
+    model, tensors = tiny_model("mixtral", tmp_path, **sizes)
+    scales = {"blk.0.ffn_down_exps": [0.3, 0.7], "blk.0.attn_v": [1.7]}
+    more = {f"{name}.scale": torch.tensor(values) for name, values in scales.items()}
+    more |= {f"{name}.input_scale": torch.tensor(values) for name, values in scales.items()}
+    plain = write_gguf(model, tensors, tmp_path / "plain.gguf", kind)
+    scaled = write_gguf(model, tensors, tmp_path / "scaled.gguf", kind, more)
+    before, after = (dict(GGUFCheckpoint(GGUFFile.open(path)).tensors(torch.float32)) for path in (plain, scaled))
+    assert before.keys() == after.keys()
+    factors = {f"model.layers.0.block_sparse_moe.experts.{i}.w2.weight": scale for i, scale in enumerate([0.3, 0.7])}
+    factors["model.layers.0.self_attn.v_proj.weight"] = 1.7
+    assert factors.keys() < after.keys()
+    for name, source in after.items():
+        exact = numbers(before[name]).double() * factors.get(name, 1.0)
+        torch.testing.assert_close(numbers(source).double(), exact, rtol=2e-7, atol=0)
+    more["blk.0.attn_v.scale"] = torch.ones(2)
+    wrong = GGUFCheckpoint(GGUFFile.open(write_gguf(model, tensors, tmp_path / "wrong.gguf", kind, more)))
+    with pytest.raises(InvalidWeights, match=r"blk\.0\.attn_v\.scale .*is F32 \[2\]: it must be F32 \[1\]"):
+        list(wrong.tensors(torch.float32))
