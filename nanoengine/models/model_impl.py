@@ -27,7 +27,7 @@ def choose_implementation(
         try:
             return Implementation(read_model_config(table, scaling, families))
         except UnsupportedArchitecture:
-            if model_impl == "nanoengine" or not find_model(name).is_dir():
+            if model_impl == "nanoengine":
                 raise
             stated = shown(table.get("architectures"))
             refusal = f"architectures is {stated}: no family here has it, and transformers' modules do not run here: "
@@ -36,6 +36,6 @@ def choose_implementation(
     if scaling is not None:
         raise UnsupportedModel(f"{refusal}rope_scaling is not taken with them: change config.json")
     try:
-        return TransformersModel(table, SafetensorsFolder(find_model(name, WEIGHT_FILES)))
+        return TransformersModel(table, lambda: SafetensorsFolder(find_model(name, WEIGHT_FILES)))
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{refusal}{error}") from error

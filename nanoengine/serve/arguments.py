@@ -17,7 +17,10 @@ CHOICE = re.compile(r"(.*invalid choice: )'(.*)' \(choose from (.*)\)", re.DOTAL
 
 
 class Parser(argparse.ArgumentParser):
-    """Of a command, or of all."""
+    """Of a command, or of all. Names are whole: the beginning of one may be another option tomorrow."""
+
+    def __init__(self, **options: Any):
+        super().__init__(**{"allow_abbrev": False} | options)
 
     def read(self, arguments: Sequence[str] | None) -> argparse.Namespace:
         """As `parse_args`; for an option that nobody knows, the nearest of its command is named."""

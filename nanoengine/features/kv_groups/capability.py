@@ -13,8 +13,10 @@ from nanoengine.features.kv_groups.common_prefix import CommonPrefix
 from nanoengine.features.kv_groups.layouts import KVGroup, Need, group_layers
 from nanoengine.features.kv_groups.options import KVGroupsOptions
 from nanoengine.features.kv_groups.snapshots import Snapshots
-from nanoengine.models.model_config import ModelConfig
 from nanoengine.sizes import told
+
+if TYPE_CHECKING:
+    from nanoengine.models.model_config import ModelConfig
 
 if TYPE_CHECKING:
     from nanoengine.core.startup import Startup
@@ -56,7 +58,7 @@ class KVGroups(Capability):
     def _check_states(self, startup: Startup) -> None:
         shapes, config = startup.state_shapes, startup.config
         assert shapes is not None
-        num_layers = startup.num_state_layers = cast(ModelConfig, startup.model_config).num_state_layers
+        num_layers = startup.num_state_layers = cast("ModelConfig", startup.model_config).num_state_layers
         self._slot_bytes = 4 * num_layers * sum(map(math.prod, shapes))
         memory = config.of(KVGroupsOptions).snapshot_memory
         if memory is None:
@@ -101,7 +103,7 @@ class KVGroups(Capability):
             pool = StatePool(rows, snapshots, startup.num_state_layers, shapes, *where)
         except (RuntimeError, OSError) as error:  # torch's allocator raises a subclass of the first, mmap the second
             raise self._no_room(startup, snapshots) from error
-        attending = cast(ModelConfig, startup.model_config).attention_layers or [0]  # see `groups`
+        attending = cast("ModelConfig", startup.model_config).attention_layers or [0]  # see `groups`
         keeper = StateKeeper(startup.runner, pool, mixers, attending)
         startup.state_keeper = keeper
         startup.runner.parts.append(keeper)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,7 +43,7 @@ class TransformersModel(Implementation):
 
     Args:
         table: the content of its config.json.
-        checkpoint: its weights, of which the headers are read.
+        open_checkpoint: opens its weights, of which the headers are read.
 
     Raises:
         UnsupportedModel: transformers has no such decoder, or it does something that is not computed here; the message says what.
@@ -52,9 +52,10 @@ class TransformersModel(Implementation):
     ours = ""
     """Which parts of the model are not those of transformers; set by `load`."""
 
-    def __init__(self, table: Mapping[str, Any], checkpoint: SafetensorsFolder):
+    def __init__(self, table: Mapping[str, Any], open_checkpoint: Callable[[], SafetensorsFolder]):
         self.transformers = register()
-        headers = list(checkpoint.headers())
+        self._check_names(table)  # before weights are fetched, which may be hundreds of gigabytes
+        headers = list(open_checkpoint().headers())
         with named(UnsupportedModel, "transformers cannot build it"):
             self.kind, self.hf_config = self._read(checked(table, len(headers)))
             self.probe = self._probe(headers)
@@ -64,26 +65,34 @@ class TransformersModel(Implementation):
     def description(self) -> str:
         return f"layers by transformers {self.transformers.__version__}{self.ours}, "
 
+    def _check_names(self, table: Mapping[str, Any]) -> None:
+        """UnsupportedModel unless transformers has such a decoder."""
+        auto, (model_type, name) = self.transformers.models.auto, _names(table)
+        is_known = model_type in auto.configuration_auto.CONFIG_MAPPING
+        decoders = auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type, ())
+        is_decoder = name in ([decoders] if isinstance(decoders, str) else decoders) or "text_config" in table
+        if name.endswith("ForCausalLM"):  # some decoders are in no table of transformers
+            config_kind = getattr(getattr(self.transformers, name, None), "config_class", None)
+            is_decoder |= getattr(config_kind, "model_type", None) == model_type
+        # Classes that came with remote code, and have another name in transformers, are called as their model_type.
+        is_alias = name not in dir(self.transformers) and _letters(name).startswith(_letters(model_type))
+        if not is_known or not (is_decoder or is_alias or table.get("architectures") is None):
+            raise UnsupportedModel(
+                f"transformers {self.transformers.__version__} has no decoder {shown(name)} of model_type {shown(model_type)}, "
+                "and code in a model's folder is never run"
+            )
+        if name.endswith("ForCausalLM"):
+            self._refuse_states(getattr(self.transformers, name, None))
+
     def _read(self, table: dict[str, Any]) -> tuple[Any, Any]:
         """The class of the decoder and its config; of a model with pictures, those of its text."""
-        transformers, auto = self.transformers, self.transformers.models.auto
-        model_type, stated = str(table.get("model_type")), table.get("architectures")
-        name = next((each for each in stated if isinstance(each, str)), "") if isinstance(stated, list) else ""
-        is_class, is_known = name in dir(transformers), model_type in auto.configuration_auto.CONFIG_MAPPING
-        # Classes that came with remote code, and have another name in transformers, are called as their model_type.
-        is_alias = is_known and _letters(name).startswith(_letters(model_type))
-        if not is_known or not (is_class or is_alias or stated is None):
-            raise UnsupportedModel(
-                f"transformers {transformers.__version__} has no {shown(name)} of model_type {shown(model_type)}, and code in a "
-                "model's folder is never run"
-            )
+        transformers, auto, (model_type, name) = self.transformers, self.transformers.models.auto, _names(table)
         kind = getattr(transformers, name, None) if name.endswith("ForCausalLM") else None
-        self._refuse_states(kind)
         config = auto.configuration_auto.CONFIG_MAPPING[model_type].from_dict(table)
         text = config.get_text_config(decoder=True)
         if kind is None or not isinstance(text, kind.config_class):
             kind = auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None)
-            if text is config and is_class and name != getattr(kind, "__name__", None):
+            if text is config and name in dir(transformers) and name != getattr(kind, "__name__", None):
                 kind = None  # it is for something else
         if text is not config:
             text.tie_word_embeddings = getattr(config, "tie_word_embeddings", text.tie_word_embeddings)
@@ -171,6 +180,13 @@ class TransformersModel(Implementation):
             mixtures = f", {len(replaced.experts)} mixtures of experts" if replaced.experts else ""
             self.ours = f" (attention, {numbers}{mixtures} by nanoengine)"
             return TransformersDecoder(model, groups, self.probe.calls, config, factory, backend)
+
+
+def _names(table: Mapping[str, Any]) -> tuple[str, str]:
+    """What a config.json says of its model_type and its architecture; "" for the second if it says none."""
+    stated = table.get("architectures")
+    name = next((each for each in stated if isinstance(each, str)), "") if isinstance(stated, list) else ""
+    return str(table.get("model_type")), name
 
 
 def _letters(name: str) -> str:

@@ -30,7 +30,7 @@ from tests.scale.parallel.groups import let_group_compute, open_group
 from tests.support import threads
 
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
-SEEDS = (6, 13, 17)
+SEEDS = (6, 12, 13)
 """Of the first 24, all of which pass: those that take least time and in which everything below happens."""
 
 SEEDS_WITH_STATES = (40, 41)
