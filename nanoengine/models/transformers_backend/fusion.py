@@ -81,7 +81,7 @@ class RotaryTables:
 
 def fuse_rotations(calls: Sequence[Call], positions: Tensor) -> list[RotaryTables]:
     """Exchange the modules that were given a tensor and the positions of a pass, and made (cosines, sines) of them."""
-    found: dict[nn.Module, RotaryTables] = {}
+    rotations: dict[nn.Module, RotaryTables] = {}
     for call in calls:
         tensors = [value for value in call.given if isinstance(value, Tensor)]
         of_positions = len(tensors) == 2 and torch.equal(tensors[1], positions[None])
@@ -89,11 +89,11 @@ def fuse_rotations(calls: Sequence[Call], positions: Tensor) -> list[RotaryTable
         if not of_positions or len(made) != 2 or list(call.module.parameters()):
             continue
         if all(part.dim() == 3 and part.shape[:2] == (1, len(positions)) for part in made):
-            found.setdefault(call.module, RotaryTables(call.module)).calls[RotaryTables.key(call.given)] = call
-    for module, tables in found.items():
+            rotations.setdefault(call.module, RotaryTables(call.module)).calls[RotaryTables.key(call.given)] = call
+    for module, tables in rotations.items():
         tables.prepare(int(positions.max()) + 1)
         module.forward = tables
-    return list(found.values())
+    return list(rotations.values())
 
 
 class FusedAttention:

@@ -67,13 +67,13 @@ def load(
             config=config,
             state_dict=stored,
             dtype=factory.dtype,
-            ignore_mismatched_sizes=True,  # and told below, by name
+            ignore_mismatched_sizes=True,  # they are refused below, by name
             output_loading_info=True,
         )
-    for wrong, found in (("lack", report["missing_keys"]), ("have other sizes in", report["mismatched_keys"])):
-        if found:
+    for wrong, keys in (("lack", report["missing_keys"]), ("have other sizes in", report["mismatched_keys"])):
+        if keys:
             raise InvalidWeights(
-                f"the weights in {checkpoint.place} {wrong} {len(found)} tensors of {kind.__name__}: {sorted(found)[:5]}"
+                f"the weights in {checkpoint.place} {wrong} {len(keys)} tensors of {kind.__name__}: {sorted(keys)[:5]}"
             )
     for group in groups:
         group.finish()
