@@ -25,7 +25,7 @@ ENCRYPTED = "reasoning.encrypted_content"
 
 
 KNOWN = {
-    "reasoning": ("effort", "summary", "generate_summary", "context", "mode"),
+    "reasoning": ("effort", "max_tokens", "summary", "generate_summary", "context", "mode"),
     "text": ("format", "verbosity"),
 }
 """Known fields of tables; the tables are repeated in the answer."""
@@ -61,10 +61,6 @@ class ResponsesRequest(
     def chat(self, tools: Tools) -> TranslatedRequest:
         """The conversation, as /v1/chat/completions has it."""
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        effort = (self.reasoning or {}).get("effort")
-        kwargs = dict(self.chat_template_kwargs or {})
-        if effort is not None:
-            kwargs |= {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
         return TranslatedRequest(
             messages=merge_system_messages([*first, *turns(self.input)]),
             tools=tools.tables or None,
@@ -73,7 +69,8 @@ class ResponsesRequest(
             response_format=_format((self.text or {}).get("format")),
             names={"response_format": "text.format", **tools.fields},
             turns="input",
-            chat_template_kwargs=kwargs,
+            reasoning=self.reasoning,
+            chat_template_kwargs=self.chat_template_kwargs,
             max_tokens=self.max_output_tokens,
             stream=self.stream,
             **{name: getattr(self, name) for name in SAMPLING},
@@ -241,7 +238,7 @@ class ResponsesWriter(Writer):
                 "input_tokens": usage.prompt,
                 "input_tokens_details": {"cached_tokens": usage.cached},
                 "output_tokens": usage.new,
-                "output_tokens_details": {"reasoning_tokens": 0},  # they are not counted apart
+                "output_tokens_details": {"reasoning_tokens": usage.thought},
                 "total_tokens": usage.prompt + usage.new,
             },
         }
