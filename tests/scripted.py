@@ -2,7 +2,8 @@
 drafts and limits act on its logits as on any other model's.
 
 A token is a byte of text, or a mark such as `<think>`. Where the engine makes it say something else, it goes on in its text
-behind the longest end of what it has said that its text holds, where that is the last time: behind a `</think>` that was forced, say, with its answer.
+behind the longest end of what it has said that its text holds, the last one of several: behind a `</think>` that was forced,
+say, with its answer.
 """
 
 from __future__ import annotations

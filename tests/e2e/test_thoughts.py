@@ -131,7 +131,11 @@ def test_thoughts_survive_preemption(tmp_path: Path, way: str) -> None:
     options = {"num_kv_blocks": 24, "max_model_len": 300} if way == "preempted" else {"long_prefill_token_threshold": 3}
     llm, script = scripted_llm(folder_of(tmp_path, "qwen3-thinking"), **options)
     script.text = f'{THOUGHT}\n</think>\n\nNow {{"a": 1}} stop'
-    asks: list[dict[str, Any]] = [{"stop": ["stop"]}, {"structured_outputs": {"json": SCHEMA}}, {"thinking_budget": 9}] * 3
+    asks: list[dict[str, Any]] = [
+        {"stop": ["stop"]},
+        {"structured_outputs": {"json": SCHEMA}},
+        {"thinking_budget": 9},
+    ] * 3
     params = [SamplingParams(temperature=0, max_tokens=150, min_tokens=3, **own) for own in asks]
     with llm:
         outputs = llm.chat([USER] * len(params), params, use_tqdm=False)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from nanoengine.core.capability import Capability
 from nanoengine.core.startup import Startup
 from nanoengine.features.sampling.collector import Collector
+from nanoengine.features.sampling.forced_tokens import ThinkingRunner
 from nanoengine.features.sampling.params import MAX_LOGPROBS, SamplingParams
 from nanoengine.features.sampling.runner_part import SamplingPart
-from nanoengine.features.sampling.thinking import ThinkingPart, ThinkingRunner
+from nanoengine.features.sampling.thinking import ThinkingPart
 
 
 class Sampling(Capability):

@@ -136,6 +136,21 @@ class CompletionRequest(Generation, kw_only=True):  # type: ignore[call-arg]
         return bool(self.echo) and self.max_tokens == 0
 
 
+class ReasoningWish(with_fields(Body, ("summary", "generate_summary", "context", "mode")), kw_only=True):  # type: ignore[misc, call-arg]
+    """OpenAI's and OpenRouter's wish for a thought."""
+
+    effort: str | None = None
+    max_tokens: Budget | None = None
+    enabled: bool | None = None
+
+
+class ThinkingWish(with_fields(Body, ("display", "block_binding")), kw_only=True):  # type: ignore[misc, call-arg]
+    """Anthropic's wish for a thought."""
+
+    type: Literal["enabled", "disabled", "adaptive"] | None = None
+    budget_tokens: Budget | None = None
+
+
 class ChatRequest(with_fields(Generation, OF_CHATS), kw_only=True):  # type: ignore[misc, call-arg]
     """POST /v1/chat/completions."""
 
@@ -150,8 +165,8 @@ class ChatRequest(with_fields(Generation, OF_CHATS), kw_only=True):  # type: ign
     include_reasoning: bool | None = True
     # Whether and how long the model thinks, as different servers call it.
     reasoning_effort: str | None = None
-    reasoning: Table | None = None
-    thinking: Table | None = None
+    reasoning: ReasoningWish | None = None
+    thinking: ThinkingWish | None = None
     enable_thinking: bool | None = None
     thinking_budget: Budget | None = None
     thinking_token_budget: Budget | None = None

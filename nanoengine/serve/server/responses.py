@@ -15,7 +15,7 @@ from nanoengine.models.tools.parser import Call, Event, Reasoning, Text
 from nanoengine.serve.server.answers import EventStream, encode
 from nanoengine.serve.server.errors import Problem
 from nanoengine.serve.server.fields import IGNORED_RESPONSES, check_unknown, with_fields
-from nanoengine.serve.server.protocol import SAMPLING, Named, Table, TranslatedRequest
+from nanoengine.serve.server.protocol import SAMPLING, Named, ReasoningWish, Table, TranslatedRequest
 from nanoengine.serve.server.replies import Usage, Writer, choice_of, json_schema, merge_system_messages, reply
 from nanoengine.serve.server.response_items import Tools, encode_thought, turns
 from nanoengine.serve.server.scope import new_id
@@ -69,7 +69,7 @@ class ResponsesRequest(
             response_format=_format((self.text or {}).get("format")),
             names={"response_format": "text.format", **tools.fields},
             turns="input",
-            reasoning=self.reasoning,
+            reasoning=_reasoning(self.reasoning or {}),
             chat_template_kwargs=self.chat_template_kwargs,
             max_tokens=self.max_output_tokens,
             stream=self.stream,
@@ -88,6 +88,15 @@ async def responses(http: HTTPRequest, serving: Serving) -> Response | EventStre
     request, (chat, writer) = await serving.read_as(http, ResponsesRequest, begun)
     writer.response["model"] = request.model or serving.name
     return await reply(http, serving, chat, response_id, writer)
+
+
+def _reasoning(table: Table) -> ReasoningWish:
+    try:
+        return msgspec.convert(
+            {name: own for name, own in table.items() if name in ("effort", "max_tokens")}, ReasoningWish
+        )
+    except msgspec.ValidationError as error:
+        raise Problem(400, f"reasoning: {error}", "reasoning") from error
 
 
 def _choice(choice: str | Table | None) -> str | Table | None:
