@@ -32,7 +32,7 @@ from nanoengine import LLM, SamplingParams
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.kernels.recording.buckets import Bucket
 from nanoengine.kernels.recording.recorded_steps import RecordedSteps
-from nanoengine.kernels.triton.operations import TritonKernels
+from nanoengine.kernels.triton.draws.repeated import RepeatedDraws
 from nanoengine.kernels.triton.tuning import DEPENDENT
 
 MAX_LEN, PROMPT_LEN = 512, 40
@@ -132,13 +132,13 @@ class Drawing:
     """Kernels of an engine whose tokens Triton's draw."""
 
     def __init__(self, others: Any):
-        self._others, self._ours = others, TritonKernels(DEPENDENT)
+        self._others, self._draws = others, RepeatedDraws()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._others, name)
 
     def choose_tokens(self, logits: Tensor, *args: Any) -> Tensor:
-        return self._ours.choose_tokens(logits, *args).fill_(TOKEN)
+        return self._draws.choose(logits, *args, DEPENDENT.launch(len(logits))).fill_(TOKEN)
 
 
 def build(num_seqs: int, top_k: int) -> LLMEngine:
@@ -209,7 +209,7 @@ def count(step: Callable[[], object]) -> dict[str, float]:
         sys.setprofile(profile)
         step()
         sys.setprofile(None)
-    found["launches"] = (Launcher.launched - launched) // 2
+    found["kernels"] = (Launcher.launched - launched) // 2
     return {name: value / STEPS for name, value in sorted(found.items())}
 
 

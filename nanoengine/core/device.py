@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -29,18 +28,19 @@ class Device:
         Returns:
             A function that waits until all work given so far is done, and raises the error of that work.
         """
+        if self.is_cuda:
+            with torch.cuda.device(self.torch_device):
+                work()
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(self.torch_device))
+            return event.synchronize
         before = torch.get_num_threads()
         try:
             torch.set_num_threads(self.num_threads)
-            with torch.cuda.device(self.torch_device) if self.is_cuda else nullcontext():
-                work()
+            work()
         finally:
             torch.set_num_threads(before)
-        if not self.is_cuda:
-            return lambda: None
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self.torch_device))
-        return event.synchronize
+        return _done
 
     def host_tensor(self, size: int, dtype: torch.dtype) -> Tensor:
         """Unset host memory that the device can read by itself. It is handed out again only when the copies from it are over."""
@@ -66,6 +66,10 @@ class Device:
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self.torch_device)
         return int(total * utilization) - (total - free) - needed
+
+
+def _done() -> None:
+    """What waits for work that is done."""
 
 
 def open_device(name: str) -> Device:

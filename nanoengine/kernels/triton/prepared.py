@@ -1,0 +1,76 @@
+"""Launches that can be made again. Before every launch, Triton looks for the compiled kernel by the types of all arguments: on the
+host that takes ten times as long as the launch. At the same addresses, and with the same numbers, it is the same kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+import triton
+from torch import Tensor
+
+KNOWN = ("3.6.", "3.9.")
+"""Versions of Triton whose compiled kernels take what is given to them here."""
+
+Again = Callable[[], object]
+
+
+class Launch(Protocol):
+    """Launches a kernel.
+
+    Args:
+        kernel: of `triton.jit`.
+        grid: numbers of programs.
+        args: first arguments of the kernel, in its order.
+        options: its other arguments by name, in its order, and options of the launch such as num_warps.
+    """
+
+    def __call__(self, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]) -> Any: ...
+
+
+def launch_once(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """A `Launch` that nobody will repeat."""
+    return kernel[grid](*args, **options)
+
+
+class Launches:
+    """A `Launch` that keeps what was launched, in its order, and all tensors that kernels were given.
+
+    Args:
+        stream: on which kernels are launched, as CUDA's number.
+        apart_from: a tensor that is not kept. Whoever repeats the launches knows that it is still there.
+
+    Attributes:
+        again: repeat the launches, by address; None where Triton is of another version than `KNOWN`.
+    """
+
+    def __init__(self, stream: int, apart_from: Tensor):
+        self._stream, self._apart_from = stream, apart_from
+        self.again: list[Again] | None = []
+        self.memory: list[Tensor] = []
+
+    def __call__(self, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        compiled = launch_once(kernel, grid, args, options)
+        self.memory += [own for own in args if isinstance(own, Tensor) and own is not self._apart_from]
+        if triton.knobs.runtime.interpret:
+            again = partial(launch_once, kernel, grid, args, options)
+        elif triton.__version__.startswith(KNOWN):
+            again = self._again(compiled, grid, (*args, *(options[name] for name in kernel.arg_names[len(args) :])))
+        else:
+            self.again = None
+        if self.again is not None:
+            self.again.append(again)
+
+    def _again(self, compiled: Any, grid: tuple[int, ...], args: tuple[Any, ...]) -> Again:
+        """The last line of `JITFunction.run`, without hooks."""
+        values = [own.data_ptr() if isinstance(own, Tensor) else own for own in args]
+        about = self._stream, compiled.function, compiled.packed_metadata
+        return partial(compiled.run, *(*grid, 1, 1)[:3], *about, None, None, None, *values)
+
+
+def current_stream(device: torch.device) -> int:
+    """The stream on which Triton launches kernels for a device."""
+    return torch._C._cuda_getCurrentRawStream(device.index or 0) if device.type == "cuda" else 0
