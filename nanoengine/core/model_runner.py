@@ -130,7 +130,7 @@ class ModelRunner:
 
     def send(self, packed: PackedStep) -> None:
         """Put the numbers of a step where `batch` reads them."""
-        self.numbers[: len(packed.numbers)].copy_(packed.numbers, non_blocking=True)
+        self.numbers[: packed.numbers.numel()].copy_(packed.numbers, non_blocking=True)
 
     def batch(self, packed: PackedStep) -> InputBatch:
         """The tensors of a step whose numbers were sent, or will be."""

@@ -126,7 +126,7 @@ class RecordedSteps:
     def _one_further(self, last: Steady, starts: np.ndarray) -> tuple[Tensor, PackedStep]:
         """The step of `last` with other tokens before it: all but two sections of its numbers are as they were."""
         packed, before = last.packed, last.packed.numbers.numpy()
-        packed.numbers = self._runner.device.host_tensor(len(before), torch.int32)
+        packed.numbers = self._runner.device.host_tensor(before.size, torch.int32)
         numbers = packed.numbers.numpy()
         numbers[:] = before
         numbers[last.computed] = starts
