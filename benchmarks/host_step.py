@@ -2,15 +2,15 @@
 
     python -m benchmarks.host_step --num-seqs 1 256
 
-An engine with the demo model, as it is on a GPU: two steps in flight, recorded steps, and tokens drawn by Triton's kernels. Kernels,
-replays and copies cost nothing: Triton compiles for compute capability 9.0, and its driver here launches nothing. So the counts
-are of Python alone, the same on every machine with these versions of Python, torch and Triton.
+An engine with the demo model, as it is on a GPU: two steps in flight, recorded steps, and tokens drawn by Triton's kernels. Its
+kernels and replays cost nothing: Triton compiles for compute capability 9.0, and its driver here launches nothing. So the counts
+are of Python alone, the same on every machine with these versions of Python, torch and Triton: what CUDA and Triton's launcher
+take is not in them.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,8 +18,6 @@ from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
-
-os.environ["TRITON_INTERPRET"] = "0"  # before Triton is imported
 
 import torch
 import triton
@@ -30,6 +28,7 @@ from benchmarks.options import positive_int
 from benchmarks.report import Report
 from nanoengine import LLM, SamplingParams
 from nanoengine.core.llm_engine import LLMEngine
+from nanoengine.core.sampling import SamplingTable
 from nanoengine.kernels.recording.buckets import Bucket
 from nanoengine.kernels.recording.recorded_steps import RecordedSteps
 from nanoengine.kernels.triton.draws.repeated import RepeatedDraws
@@ -137,8 +136,11 @@ class Drawing:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._others, name)
 
-    def choose_tokens(self, logits: Tensor, *args: Any) -> Tensor:
-        return self._draws.choose(logits, *args, DEPENDENT.launch(len(logits))).fill_(TOKEN)
+    def choose_tokens(
+        self, logits: Tensor, table: SamplingTable, rows: Tensor, positions: Tensor, last_tokens: Tensor | None = None
+    ) -> Tensor:
+        launch = DEPENDENT.launch(len(logits))
+        return self._draws.choose(logits, table, rows, positions, last_tokens, launch).fill_(TOKEN)
 
 
 def build(num_seqs: int, top_k: int) -> LLMEngine:
@@ -180,14 +182,14 @@ def count(step: Callable[[], object]) -> dict[str, float]:
     found: Counter[str] = Counter()
     groups: dict[FrameType | None, str] = {}
 
-    def trace(frame: FrameType, event: str, arg: object) -> Any:
+    def trace(frame: FrameType, _event: str, _arg: object) -> Any:
         if frame.f_code.co_filename == __file__:
             return None
         group = _group(frame.f_code.co_filename) or groups.get(frame.f_back, "policy")
         groups[frame] = group
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
 
-        def count_one(frame: FrameType, event: str, arg: object) -> Any:
+        def count_one(frame: FrameType, event: str, _arg: object) -> Any:
             found[group] += event == "opcode"
             if event == "return":
                 del groups[frame]
@@ -195,7 +197,7 @@ def count(step: Callable[[], object]) -> dict[str, float]:
 
         return count_one
 
-    def profile(frame: FrameType, event: str, arg: object) -> None:
+    def profile(frame: FrameType, event: str, _arg: object) -> None:
         if frame.f_code.co_filename != __file__:
             found["calls"] += event in ("call", "c_call")
 
@@ -221,19 +223,30 @@ def _group(path: str) -> str | None:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("host_step", description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--num-seqs", type=positive_int, nargs="+", default=[1, 256], help="(default: 1 256)")
-    parser.add_argument("--top-k", type=int, default=0, help="of all sequences: draws then take more kernels (default: 0)")
+    parser.add_argument(
+        "--top-k", type=int, default=0, help="of all sequences: draws then take more kernels (default: 0)"
+    )
     parser.add_argument("--save", type=Path, help="write the JSON here")
     args = parser.parse_args(arguments)
+    if triton.knobs.runtime.interpret:
+        parser.error("TRITON_INTERPRET is set: the interpreter launches otherwise")
     torch.set_num_threads(1)
     triton.runtime.driver.set_active(Driver())
-    torch.cuda.device, torch.cuda.Event, torch.cuda.current_stream = NoGPU, NoEvent, lambda device: None
-    report = Report("host_step", {"python": sys.version.split()[0], "torch": torch.__version__, "triton": triton.__version__})
+    for name, stand_in in (("device", NoGPU), ("Event", NoEvent), ("current_stream", NoGPU)):
+        setattr(torch.cuda, name, stand_in)
+    report = Report(
+        "host_step", {"python": sys.version.split()[0], "torch": torch.__version__, "triton": triton.__version__}
+    )
     for num_seqs in args.num_seqs:
         engine = build(num_seqs, args.top_k)
         for _ in range(2 * STEPS):
             engine.step()
         report.add({"sequences": num_seqs}, count(engine.step))
-        print(report.rows[-1].case, {name: round(value) for (name, (value,)) in report.rows[-1].values.items()}, flush=True)
+        print(
+            report.rows[-1].case,
+            {name: round(value) for (name, (value,)) in report.rows[-1].values.items()},
+            flush=True,
+        )
     if args.save:
         report.save(args.save)
     return 0

@@ -95,7 +95,7 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.decode_rows) + sum(run.num_new for run in self.runs)
+        return len(self.decode_rows) + (sum(run.num_new for run in self.runs) if self.runs else 0)
 
     @property
     def num_samples(self) -> int:

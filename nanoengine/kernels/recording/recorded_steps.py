@@ -119,7 +119,9 @@ class RecordedSteps:
             packed = pad(packed, shape, runner.rows)
         runner.send(packed)
         if not plan.runs:
-            _, computed, *_, positions = (slice(own.start, own.start + len(plan.decode_rows)) for own in packed.sections)
+            _, computed, *_, positions = (
+                slice(own.start, own.start + len(plan.decode_rows)) for own in packed.sections
+            )
             self._last = Steady(plan.decode_rows, variant, packed, computed, positions, self._replays[key])
         return self._replays[key](), packed
 

@@ -47,7 +47,7 @@ class TritonKernels(Kernels):
     the device does that. Experts, and what comes in other formats, are dequantized as they are loaded.
 
     Args:
-        tuning: what to compute by which of our own products; what was chosen for this GPU if not given.
+        tuning: what to compute by which of our own products; what was chosen for the current GPU if not given.
     """
 
     name = "triton"

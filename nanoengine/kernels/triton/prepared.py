@@ -1,5 +1,7 @@
-"""Launches that can be made again. Before every launch, Triton looks for the compiled kernel by the types of all arguments: on the
-host that takes ten times as long as the launch. At the same addresses, and with the same numbers, it is the same kernel.
+"""Launches that can be made again.
+
+Before every launch, Triton looks for the compiled kernel by the types of all arguments: on the host that takes ten times as long
+as the launch. At the same addresses, and with the same numbers, it is the same kernel.
 """
 
 from __future__ import annotations
@@ -55,20 +57,26 @@ class Launches:
     def __call__(self, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]) -> None:
         compiled = launch_once(kernel, grid, args, options)
         self.memory += [own for own in args if isinstance(own, Tensor) and own is not self._apart_from]
-        if triton.knobs.runtime.interpret:
-            again = partial(launch_once, kernel, grid, args, options)
-        elif triton.__version__.startswith(KNOWN):
-            again = self._again(compiled, grid, (*args, *(options[name] for name in kernel.arg_names[len(args) :])))
-        else:
+        if not is_known():
             self.again = None
-        if self.again is not None:
-            self.again.append(again)
+        elif self.again is not None:
+            self.again.append(self._again(compiled, kernel, grid, args, options))
 
-    def _again(self, compiled: Any, grid: tuple[int, ...], args: tuple[Any, ...]) -> Again:
-        """The last line of `JITFunction.run`, without hooks."""
-        values = [own.data_ptr() if isinstance(own, Tensor) else own for own in args]
+    def _again(
+        self, compiled: Any, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]
+    ) -> Again:
+        """What the last line of `JITFunction.run` does, without hooks."""
+        if compiled is None:  # the interpreter compiles nothing
+            return partial(launch_once, kernel, grid, args, options)
+        named = [options[name] for name in kernel.arg_names[len(args) :]]
+        values = [own.data_ptr() if isinstance(own, Tensor) else own for own in (*args, *named)]
         about = self._stream, compiled.function, compiled.packed_metadata
         return partial(compiled.run, *(*grid, 1, 1)[:3], *about, None, None, None, *values)
+
+
+def is_known() -> bool:
+    """Whether kernels of this Triton can be launched again."""
+    return triton.knobs.runtime.interpret or triton.__version__.startswith(KNOWN)
 
 
 def current_stream(device: torch.device) -> int:

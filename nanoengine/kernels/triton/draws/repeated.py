@@ -12,7 +12,7 @@ from nanoengine.kernels.triton.draws.sampling import choose_tokens, is_filtered
 from nanoengine.kernels.triton.prepared import Again, Launches, current_stream
 
 MOST_KEPT = 4
-"""Draws that are kept: with filters, one of 256 rows holds 17 MB. Steps of one size follow each other, so there need not be more."""
+"""Draws that are kept, those of the latest steps: with filters, one of 256 rows holds 17 MB."""
 
 
 class Draw(NamedTuple):
@@ -20,12 +20,13 @@ class Draw(NamedTuple):
 
     launches: list[Again]
     chosen: Tensor  # [n] int64, on the device: the tokens of each repetition
-    kept: tuple[object, ...]  # what the launches read and write besides the logits, and the table, whose number is in the key
+    kept: tuple[object, ...]  # the table, and all tensors of the launches but the logits
 
 
 class RepeatedDraws:
-    """`choose_tokens`, faster where all tensors have the addresses and sizes of a draw not long ago. Tokens are good until the next
-    draw: on a GPU, whatever reads them is launched before that.
+    """`choose_tokens`, with less work of the host where all tensors have the addresses and sizes of a draw not long ago.
+
+    Tokens are good until the next draw: on a GPU, whatever reads them is launched before that.
     """
 
     def __init__(self) -> None:
@@ -37,9 +38,19 @@ class RepeatedDraws:
         """As `choose_tokens`."""
         stream = current_stream(logits.device)
         key = (
-            *(logits.data_ptr(), logits.shape, logits.stride(), logits.dtype),
-            *(rows.data_ptr(), rows.dtype, positions.data_ptr(), positions.dtype),
-            *(None if last is None else last.data_ptr(), id(table), is_filtered(table), launch, stream),
+            logits.data_ptr(),
+            logits.shape,
+            logits.stride(),
+            logits.dtype,
+            rows.data_ptr(),
+            rows.dtype,
+            positions.data_ptr(),
+            positions.dtype,
+            None if last is None else last.data_ptr(),
+            id(table),
+            is_filtered(table),
+            launch,
+            stream,
         )
         if (draw := self._draws.get(key)) is not None:
             self._draws.move_to_end(key)
