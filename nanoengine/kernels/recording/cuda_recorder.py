@@ -37,7 +37,8 @@ class CudaRecorder:
             graph = torch.cuda.CUDAGraph()
             # Another thread may serve with another engine meanwhile.
             with torch.cuda.graph(graph, pool=self._memory, stream=side, capture_error_mode="thread_local"):
-                result = _not_held(work())
+                result = work()
+            result = _not_held(result)
 
         def replay() -> Tensor:
             graph.replay()

@@ -98,7 +98,7 @@ class RecordedSteps:
             return None  # it is to see the operations, which a replay goes without
         last, variant = self._last, self.variant()
         if last is not None and plan.decode_rows is last.rows and not plan.runs and variant == last.variant:
-            return self._one_further(last, plan.decode_starts)
+            return self._one_further(last, plan)
         self._last = None
         size = size_of(plan)
         bucket = None if size is None else next((own for own in self.buckets if own.holds(size)), None)
@@ -125,15 +125,15 @@ class RecordedSteps:
             self._last = Steady(plan.decode_rows, variant, packed, computed, positions, self._replays[key])
         return self._replays[key](), packed
 
-    def _one_further(self, last: Steady, starts: np.ndarray) -> tuple[Tensor, PackedStep]:
+    def _one_further(self, last: Steady, plan: StepPlan) -> tuple[Tensor, PackedStep]:
         """The step of `last` with other tokens before it: all but two sections of its numbers are as they were."""
         packed, before = last.packed, last.packed.numbers.numpy()
         packed.numbers = self._runner.device.host_tensor(before.size, torch.int32)
         numbers = packed.numbers.numpy()
         numbers[:] = before
-        numbers[last.computed] = starts
+        numbers[last.computed] = plan.decode_starts
         positions = numbers[last.positions]
-        np.add(starts, 1, out=positions)
+        np.add(plan.decode_starts, 1, out=positions)
         packed.sampled = [packed.sampled[0], positions]
         self._runner.send(packed)
         return last.replay(), packed

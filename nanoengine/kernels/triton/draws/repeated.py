@@ -26,7 +26,8 @@ class Draw(NamedTuple):
 class RepeatedDraws:
     """`choose_tokens`, with less work of the host where all tensors have the addresses and sizes of a draw not long ago.
 
-    Tokens are good until the next draw: on a GPU, whatever reads them is launched before that.
+    Tokens are good until the next draw: on a GPU, whatever reads them is launched before that. No graph may record a draw: its
+    memory is kept for a few draws alone.
     """
 
     def __init__(self) -> None:
