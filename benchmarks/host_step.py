@@ -104,18 +104,8 @@ class NoRecorder:
         return lambda: self.logits
 
 
-class NoEvent:
-    """In place of torch.cuda.Event."""
-
-    def record(self, stream: object) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
-
-
 class NoGPU:
-    """In place of torch.cuda.device."""
+    """In place of torch.cuda.device, of the current stream, and of an event."""
 
     def __init__(self, device: torch.device):
         pass
@@ -124,6 +114,12 @@ class NoGPU:
         pass
 
     def __exit__(self, *error: object) -> None:
+        pass
+
+    def record_event(self) -> NoGPU:
+        return self
+
+    def synchronize(self) -> None:
         pass
 
 
@@ -232,8 +228,8 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("TRITON_INTERPRET is set: the interpreter launches otherwise")
     torch.set_num_threads(1)
     triton.runtime.driver.set_active(Driver())
-    for name, stand_in in (("device", NoGPU), ("Event", NoEvent), ("current_stream", NoGPU)):
-        setattr(torch.cuda, name, stand_in)
+    for name in ("device", "current_stream"):
+        setattr(torch.cuda, name, NoGPU)
     report = Report(
         "host_step", {"python": sys.version.split()[0], "torch": torch.__version__, "triton": triton.__version__}
     )

@@ -31,16 +31,14 @@ class Device:
         if self.is_cuda:
             with torch.cuda.device(self.torch_device):
                 work()
-            event = torch.cuda.Event()
-            event.record(torch.cuda.current_stream(self.torch_device))
-            return event.synchronize
+            return torch.cuda.current_stream(self.torch_device).record_event().synchronize
         before = torch.get_num_threads()
         try:
             torch.set_num_threads(self.num_threads)
             work()
         finally:
             torch.set_num_threads(before)
-        return _done
+        return lambda: None
 
     def host_tensor(self, size: int, dtype: torch.dtype) -> Tensor:
         """Unset host memory that the device can read by itself. It is handed out again only when the copies from it are over."""
@@ -66,10 +64,6 @@ class Device:
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self.torch_device)
         return int(total * utilization) - (total - free) - needed
-
-
-def _done() -> None:
-    """What waits for work that is done."""
 
 
 def open_device(name: str) -> Device:
