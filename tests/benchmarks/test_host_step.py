@@ -20,5 +20,5 @@ def test_a_steady_step_of_one_sequence_stays_as_short_as_it_is(tmp_path: Path) -
     [row] = json.loads(saved.read_text())["rows"]
     found = {name: figures["median"] for name, figures in row["figures"].items()}
     assert found["kernels"] == 2
-    assert found["bytecodes"] < 3100
-    assert found["calls"] < 210
+    assert found["bytecodes"] < 3300
+    assert found["calls"] < 230
