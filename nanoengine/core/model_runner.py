@@ -87,7 +87,7 @@ class ModelRunner:
             self.parts.clear()  # they and the processors know the runner: without these circles, memory is free at once
             self.sampler.processors.clear()
             self.recorder = None
-            del self.model, self.kv_cache, self.rows, self.sampler
+            del self.model, self.kernels, self.kv_cache, self.rows, self.sampler
             if self.device.is_cuda:
                 torch.cuda.empty_cache()
 

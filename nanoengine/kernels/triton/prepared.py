@@ -6,7 +6,7 @@ as the launch. At the same addresses, and with the same numbers, it is the same 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol
 
@@ -43,20 +43,20 @@ class Launches:
 
     Args:
         stream: on which kernels are launched, as CUDA's number.
-        apart_from: a tensor that is not kept. Whoever repeats the launches knows that it is still there.
+        apart_from: tensors that are not kept. Whoever repeats the launches knows that such tensors are at the same addresses.
 
     Attributes:
         again: repeat the launches, by address; None where Triton is of another version than `KNOWN`.
     """
 
-    def __init__(self, stream: int, apart_from: Tensor):
-        self._stream, self._apart_from = stream, apart_from
+    def __init__(self, stream: int, apart_from: Iterable[Tensor]):
+        self._stream, self._others = stream, set(map(id, apart_from))
         self.again: list[Again] | None = []
         self.memory: list[Tensor] = []
 
     def __call__(self, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]) -> None:
         compiled = launch_once(kernel, grid, args, options)
-        self.memory += [own for own in args if isinstance(own, Tensor) and own is not self._apart_from]
+        self.memory += [own for own in args if isinstance(own, Tensor) and id(own) not in self._others]
         if not is_known():
             self.again = None
         elif self.again is not None:

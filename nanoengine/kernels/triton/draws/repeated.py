@@ -20,7 +20,7 @@ class Draw(NamedTuple):
 
     launches: list[Again]
     chosen: Tensor  # [n] int64, on the device: the tokens of each repetition
-    kept: tuple[object, ...]  # the table, and all tensors of the launches but the logits
+    kept: tuple[object, ...]  # the table, and all tensors of the launches whose dtype and address are not in the key
 
 
 class RepeatedDraws:
@@ -58,7 +58,7 @@ class RepeatedDraws:
             for again in draw.launches:
                 again()
             return draw.chosen
-        launches = Launches(stream, apart_from=logits)
+        launches = Launches(stream, apart_from=(logits, rows, positions))
         chosen = choose_tokens(logits, table, rows, positions, last, launch, launches)
         if launches.again:
             self._draws[key] = Draw(launches.again, chosen, (table, *launches.memory))
