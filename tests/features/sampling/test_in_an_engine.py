@@ -264,7 +264,7 @@ def test_best_of_ranks_a_completion_that_failed_behind_those_that_did_not() -> N
     request = engine.make_request([1, 2], params)
     engine.submit(request)
     engine.scheduler.finish(request.sequences[0], "error")
-    engine._retire(request.sequences[0])
+    engine._make_text(request.sequences[0])
     run(engine, [])
     assert request.sequences[0].finish_reason == "error"
     outputs = request.output().outputs
