@@ -10,6 +10,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import partial
 from itertools import count
+from operator import attrgetter
 from typing import Any, Protocol, TypeVar
 
 from nanoengine.core.errors import (
@@ -193,7 +194,7 @@ class LLMEngine:
             step.launched = self._try(partial(self.executor.launch, step.plan))
         seqs = self._collect() if self.scheduler.in_flight else []
         self._settle_if_idle()
-        return list(dict.fromkeys(seq.request for seq in seqs))
+        return list(dict.fromkeys(map(attrgetter("request"), seqs)))
 
     def _collect(self) -> list[Sequence]:
         """Take the result of the oldest step in flight."""

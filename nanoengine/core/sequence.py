@@ -41,15 +41,9 @@ class Request:
     def output(self) -> RequestOutput:
         """The result so far, as a value that does not change any more."""
         outputs = self.params.choose([seq.output() for seq in self.sequences])
-        cached = self.sequences[0].num_cached_tokens if self.sequences else None
+        cached = (self.sequences[0].num_cached_tokens or 0) if self.sequences else 0
         return RequestOutput(
-            self.request_id,
-            self.prompt,
-            self.prompt_token_ids,
-            outputs,
-            cached or 0,
-            self.metrics,
-            self.prompt_logprobs,
+            self.request_id, self.prompt, self.prompt_token_ids, outputs, cached, self.metrics, self.prompt_logprobs
         )
 
 
