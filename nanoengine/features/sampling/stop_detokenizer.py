@@ -82,15 +82,17 @@ class StopDetokenizer(Detokenizer):
             return super().read(token_ids, stop_token_ids)
         with self._lock:  # the engine's thread, and any that asks for the text
             self.due = 0  # after an error: at the next token again
-            with suppress(Exception):  # `push` meets it, at the token that is to blame
-                self._push_whole(token_ids[self.num_tokens : len(token_ids) - (token_ids[-1] in stop_token_ids)])
+            num_whole = len(token_ids) - (token_ids[-1] in stop_token_ids)
+            if num_whole > self.num_tokens + 1:
+                with suppress(Exception):  # `push` meets it, at the token that is to blame
+                    self._push_whole(token_ids[self.num_tokens : num_whole])
             super().read(token_ids, stop_token_ids)
             self.due = len(token_ids) + MOST_WAITING
         return None
 
     def _push_whole(self, token_ids: Sequence[int]) -> None:
         """As `push` for all tokens up to the last that has whole characters alone, if their text has nothing else."""
-        for end in range(len(token_ids), 1, -1):
+        for end in range(len(token_ids), 0, -1):
             last = self._decode(token_ids[end - 1 : end])
             if last and INCOMPLETE not in last:
                 break
