@@ -181,7 +181,8 @@ def test_a_stop_string_ends_the_log_probabilities_too() -> None:
     request = engine.make_request([1], params)
     run(engine, [request])
     [output] = request.output().outputs
-    assert output.text == text[: text.index(text[4])]
+    end = text.index(text[4])
+    assert (output.text, output.token_ids) == (text[:end], truth[1][1 : end + 2])
     assert output.logprobs is not None
     assert [next(iter(entry)) for entry in output.logprobs] == output.token_ids
     assert output.cumulative_logprob == pytest.approx(
