@@ -15,16 +15,13 @@ class Detokenizer:
     Args:
         decode: token ids to text; the text of a prefix of the ids is a prefix of the text, incomplete characters aside.
         prompt: the tokens before: decoders drop a space at the beginning of a text, and of that alone.
-
-    Attributes:
-        num_tokens: how many tokens of its sequence it has, the prompt's included.
-        due: the number of tokens of the sequence from which on `read` is to be called; until then some may wait.
     """
 
-    due = 0
+    due = 0  # the number of tokens of the sequence from which on `read` is to be called; until then some may wait
 
     def __init__(self, decode: Callable[[Sequence[int]], str], prompt: Sequence[int] = ()):
-        self.decode, self.num_tokens = decode, len(prompt)
+        self.decode = decode
+        self.num_tokens = len(prompt)  # those of the sequence that it has taken
         self.text = ""  # that is final
         # Tokens whose text was told, as context, then those whose text is held back.
         self._window = list(prompt[-NUM_CONTEXT:])

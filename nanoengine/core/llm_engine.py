@@ -198,12 +198,11 @@ class LLMEngine:
 
     def _collect(self) -> list[Sequence]:
         """Take the result of the oldest step in flight."""
-        scheduler = self.scheduler
-        step: Step = scheduler.in_flight[0]
+        step: Step = self.scheduler.in_flight[0]
         result = step.launched if isinstance(step.launched, Exception) else self._try(step.launched)
         if isinstance(result, Exception) and not (step.is_dropped or step.decodes or step.runs):
             logger.error("a step that computes nothing has failed: its orders were not carried out", exc_info=result)
-        seqs = scheduler.fail(result) if isinstance(result, Exception) else scheduler.commit(result)
+        seqs = self.scheduler.fail(result) if isinstance(result, Exception) else self.scheduler.commit(result)
         self._tell("after_step", seqs, step, result, seqs)
         if isinstance(result, Exception):
             _forget_locals(result)
