@@ -17,8 +17,7 @@ from nanoengine.core.attention import AttentionMetadata, AttentionSpec
 from nanoengine.kernels.triton.attention import equal_shares
 from nanoengine.kernels.triton.attention import paged_decode as module
 from nanoengine.kernels.triton.attention.backend import TritonAttention
-from nanoengine.kernels.triton.attention.equal_shares import plan_shares
-from nanoengine.kernels.triton.attention.split_kv import STEP
+from nanoengine.kernels.triton.attention.equal_shares import STEP, plan_shares
 from nanoengine.kernels.triton.tuning import DEFAULTS
 from tests.kernels.attention.every_backend import DEVICE, written_in_torch
 from tests.kernels.attention.paged import PLAIN, Heads, Pool, Sequences, assert_attended

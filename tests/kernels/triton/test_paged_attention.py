@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import triton
+from nanoengine.kernels.triton.attention.split_kv import COMBINED, STEP
 from torch import Tensor
 
 from nanoengine.core.attention import AttentionMetadata, AttentionSpec
@@ -19,7 +20,6 @@ from nanoengine.kernels.triton.attention import drafted_decode, paged_decode, sp
 from nanoengine.kernels.triton.attention.backend import TritonAttention
 from nanoengine.kernels.triton.attention.paged_cache import cache_strides
 from nanoengine.kernels.triton.attention.paged_walk import ROWS
-from nanoengine.kernels.triton.attention.split_kv import COMBINED, STEP
 from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning
 from tests.kernels.attention.contract import check_step
 from tests.kernels.attention.every_backend import DEVICE, TRITON, written_in_torch

@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nanoengine.kernels.triton.attention.split_kv import MAX_PARTS, MOST_PROGRAMS, Split, Workspace, part_size, split
 from torch import Tensor
 
 from nanoengine.kernels.triton.attention import split_kv
-from nanoengine.kernels.triton.attention.split_kv import MAX_PARTS, MOST_PROGRAMS, Split, Workspace, part_size, split
 from nanoengine.kernels.triton.tuning import DEFAULTS
 from tests.kernels.formulas import DEVICE
 
