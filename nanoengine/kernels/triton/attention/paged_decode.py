@@ -30,9 +30,6 @@ from nanoengine.kernels.triton.launch import num_multiprocessors
 from nanoengine.kernels.triton.tuning import Tuning
 from nanoengine.kernels.triton.workspace import Workspace
 
-ASKED = tl.constexpr(64)
-"""Tokens whose K and V a program asks for before it waits."""
-
 Plans = dict[tuple[int, int], Tensor]
 """Those of a step, by window and number of shares."""
 
@@ -133,7 +130,7 @@ def _decode_kernel(
     if LAUNCH:
         table = block_tables + first_seq.to(tl.int64) * table_stride
         end = tl.where(first_seq == last_seq, stop, seq_len)
-        ask_for(k_head, v_head, table, start, end, block_stride, slot_stride, HEAD_DIM, BLOCK_SIZE, ASKED)
+        ask_for(k_head, v_head, table, start, end, block_stride, slot_stride, HEAD_DIM, BLOCK_SIZE, 64)
     dependent.wait(LAUNCH)
 
     row = tl.arange(0, ROWS)
@@ -244,8 +241,8 @@ def paged_decode(
     Args are those of `paged_prefill`, where the new tokens of a sequence are its last ones, and:
         workspace: of the engine; no other launch may use it at the same time.
         plans: those of layers before with the same lengths; this one's is added if it is not there.
-        query_start_loc, max_query_len: none: token i is the last one of sequence i. Only a sequence of length 0 may have more tokens
-            than that; those may get anything.
+        query_start_loc, max_query_len: none: token i is the last one of sequence i. Only a sequence of length 0 may have more
+            tokens than that; those may get anything.
     """
     num_tokens, num_heads, head_dim = q.shape
     assert query_start_loc is not None or num_tokens == len(seq_lens), "a sequence has one token"
