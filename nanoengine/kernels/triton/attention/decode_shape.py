@@ -80,7 +80,7 @@ def decode_shape(
     beside = rows * dims * q.element_size() + tile * (68 if size == 1 else 44) + RESERVED
     count = max(1, min(count, _shared_memory(q.device) // (tiles + beside)))
     registers = min(255, REGISTERS // (32 * num_warps * count) // 8 * 8)
-    combined = COMBINED * num_warps * (1 if max_query_len is None else 2)  # fewer programs have more registers
+    combined = COMBINED * num_warps * (2 if max_query_len is not None and registers > 128 else 1)
     return Shape(heads, tokens, query_lots, rows, count, registers, step, max(1, combined // (heads * tokens * dims)))
 
 
