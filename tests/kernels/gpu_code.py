@@ -21,12 +21,12 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from nanoengine.kernels.triton.attention.split_kv import Workspace
 from nanoengine.kernels.triton.products.gemv import gemv
 from nanoengine.kernels.triton.products.norm import add_rms_norm
 from nanoengine.kernels.triton.products.packed import Packed
 from nanoengine.kernels.triton.products.packed_gemv import packed_gemv
 from nanoengine.kernels.triton.products.swap_ab import swap_ab
+from nanoengine.kernels.triton.workspace import Workspace
 from tests.kernels.noting import Launch, noting
 
 INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)(.*?);", re.MULTILINE)

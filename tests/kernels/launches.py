@@ -15,12 +15,10 @@ from nanoengine.core.sampling import SamplingTable
 from nanoengine.kernels.recurrences import Decay, StateRuns, Stores
 from nanoengine.kernels.reference.gates import ACTIVATIONS
 from nanoengine.kernels.reference.kv_int8 import SCALE_BYTES
-from nanoengine.kernels.triton.attention.drafted_decode import drafted_decode
 from nanoengine.kernels.triton.attention.kv_int8 import views
 from nanoengine.kernels.triton.attention.paged_decode import Plans, paged_decode
 from nanoengine.kernels.triton.attention.paged_prefill import paged_prefill
 from nanoengine.kernels.triton.attention.rotate_and_write import rotate_and_write, write_kv
-from nanoengine.kernels.triton.attention.split_kv import Workspace
 from nanoengine.kernels.triton.compute_slot_mapping import compute_slot_mapping
 from nanoengine.kernels.triton.draws.sampling import choose_tokens
 from nanoengine.kernels.triton.products.activation import gate_and_multiply, sigmoid_gate
@@ -35,6 +33,7 @@ from nanoengine.kernels.triton.products.swap_ab import swap_ab
 from nanoengine.kernels.triton.recurrence import delta_rule, mamba2
 from nanoengine.kernels.triton.short_conv import short_conv
 from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning
+from nanoengine.kernels.triton.workspace import Workspace
 
 HALF, FULL = (torch.bfloat16, torch.float16), torch.float32
 DTYPES = (*HALF, FULL)
@@ -195,9 +194,8 @@ def attend(
     given |= {"block_tables": whole(seqs, 256), "seq_lens": whole(seqs), "scale": 0.1, "tuning": tuning}
     if queries is None:
         paged_prefill(q, **given, query_start_loc=starts, max_query_len=100)
-    elif queries > 1:
-        drafted_decode(q, **given, workspace=Workspace(), query_start_loc=starts, max_query_len=queries)
     else:
+        given |= {"query_start_loc": starts, "max_query_len": queries} if queries > 1 else {}
         plans = Plans()
         for _ in range(2):  # the second layer finds the plan of the first
             paged_decode(q, **given, workspace=Workspace(), plans=plans)

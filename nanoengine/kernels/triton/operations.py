@@ -14,7 +14,6 @@ from torch import Tensor
 from nanoengine.core.kernels import SamplingTable, Weight
 from nanoengine.kernels.operations import ExpertWeights, Kernels, Mixture, Norm
 from nanoengine.kernels.reference.operations import RowMajor, dense_matrices
-from nanoengine.kernels.triton.attention.split_kv import Workspace
 from nanoengine.kernels.triton.compute_slot_mapping import compute_slot_mapping
 from nanoengine.kernels.triton.draws.repeated import RepeatedDraws
 from nanoengine.kernels.triton.draws.sampling import choose_tokens
@@ -35,6 +34,7 @@ from nanoengine.kernels.triton.products.weights import LateWeight
 from nanoengine.kernels.triton.recurrence import delta_rule, mamba2
 from nanoengine.kernels.triton.short_conv import short_conv
 from nanoengine.kernels.triton.tuning import Tuning, load_tuning
+from nanoengine.kernels.triton.workspace import Workspace
 
 Content = RowMajor | Packed | Float8Rows
 

@@ -39,17 +39,16 @@ class TritonAttention(AttentionBackend):
 
     def __init__(self, block_size: int, tuning: Tuning | None = None):
         # Triton is not installed everywhere, and whoever asks unsupported_reason must not need it.
-        from nanoengine.kernels.triton.attention.drafted_decode import drafted_decode
         from nanoengine.kernels.triton.attention.kv_int8 import views
         from nanoengine.kernels.triton.attention.paged_decode import paged_decode
         from nanoengine.kernels.triton.attention.paged_prefill import paged_prefill
         from nanoengine.kernels.triton.attention.rotate_and_write import rotate_and_write, write_kv
-        from nanoengine.kernels.triton.attention.split_kv import Workspace
+        from nanoengine.kernels.triton.workspace import Workspace
 
         self.block_size = block_size
         self.tuning = tuning or load_tuning()
         self._rotate_and_write, self._write = rotate_and_write, write_kv
-        self._prefill, self._decode, self._decode_drafted = paged_prefill, paged_decode, drafted_decode
+        self._prefill, self._decode = paged_prefill, paged_decode
         self._int8_views = views
         self._workspace = Workspace()
 
@@ -84,13 +83,13 @@ class TritonAttention(AttentionBackend):
 
     def decode(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
         caches, scales = self._views(kv)
-        given = q, *caches, runs.block_tables, runs.seq_lens, spec.scale, self._workspace, self.tuning
         asked = {**scales, **_asked(spec), "sinks": sinks}
-        if runs.longest > 1 or len(q) != len(runs.seq_lens):  # padding may have more tokens than one, or none
-            return self._decode_drafted(*given, runs.query_start_loc, runs.longest, **asked)
         if runs.plan is None:
             runs.plan = {}  # the layers of a step fill it
-        return self._decode(*given, runs.plan, **asked)
+        if runs.longest > 1 or len(q) != len(runs.seq_lens):  # padding may have more tokens than one, or none
+            asked |= {"query_start_loc": runs.query_start_loc, "max_query_len": runs.longest}
+        given = q, *caches, runs.block_tables, runs.seq_lens, spec.scale, self._workspace, self.tuning, runs.plan
+        return self._decode(*given, **asked)
 
     def prefill(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
         tables, starts, lens = runs.block_tables, runs.query_start_loc, runs.seq_lens

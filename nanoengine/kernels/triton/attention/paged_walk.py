@@ -6,9 +6,9 @@ import torch
 import triton
 import triton.language as tl
 
+from nanoengine.kernels.triton.attention.equal_shares import STEP
 from nanoengine.kernels.triton.attention.kv_int8 import NUMBERS_IN_SCALE, dequantized
 from nanoengine.kernels.triton.attention.paged_cache import capped, dot, load_heads
-from nanoengine.kernels.triton.attention.split_kv import STEP
 from nanoengine.kernels.triton.tuning import Tuning
 
 ROWS = 16

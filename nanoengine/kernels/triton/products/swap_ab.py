@@ -15,9 +15,9 @@ from torch import Tensor
 from nanoengine.kernels.reference.gates import ACTIVATIONS
 from nanoengine.kernels.triton import dependent
 from nanoengine.kernels.triton.attention.paged_cache import INTERPRETED, dot
-from nanoengine.kernels.triton.attention.split_kv import Workspace
 from nanoengine.kernels.triton.launch import num_multiprocessors
 from nanoengine.kernels.triton.products.activation import gated
+from nanoengine.kernels.triton.workspace import Workspace
 
 MOST_ROWS = 64
 """Rows of a program. For more of them, programs that share rows as well as weights are quicker."""
