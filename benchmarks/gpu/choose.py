@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.alone import draws, prompts, quantized
-from benchmarks.gpu.chain import Chain, Inputs, seconds
+from benchmarks.gpu.chain import BLOCK_SIZE, Chain, Inputs, seconds
 from benchmarks.gpu.clock import Clock, device_facts, measure_rates
 from benchmarks.gpu.parts import kept_going
-from benchmarks.limit import Ceiling, ModelLimit, StepWork
+from benchmarks.limit import Ceiling, ModelLimit, StepWork, kv_bytes_per_token
 from benchmarks.options import positive_int
 from benchmarks.random_weights import SHAPES
 from benchmarks.report import Report
@@ -80,7 +80,9 @@ class Chooser:
 
     def __init__(self, args: argparse.Namespace, report: Report, chain: Chain, ceiling: Ceiling):
         self.args, self.report, self.chain = args, report, chain
-        limit = ModelLimit(chain.config, chain.dtype.itemsize)
+        limit = ModelLimit(
+            chain.config, chain.dtype.itemsize, kv_bytes_per_token(chain.kv[0], BLOCK_SIZE, len(chain.kv))
+        )
         self.cases: dict[int | str, Case] = {}
         chain.tune(DEFAULTS)
         for size in args.sizes:
