@@ -16,6 +16,7 @@ from torch import Tensor
 
 from nanoengine.kernels.triton import dependent
 from nanoengine.kernels.triton.attention.equal_shares import combine_shares, part_of, plan_shares
+from nanoengine.kernels.triton.attention.int8_walk import pair_tile, walk_int8
 from nanoengine.kernels.triton.attention.kv_int8 import NUMBERS_IN_SCALE
 from nanoengine.kernels.triton.attention.paged_cache import (
     LOG2E,
@@ -72,6 +73,7 @@ def _decode_kernel(
     AT_ONCE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
+    PAIRS: tl.constexpr,
     LAUNCH: tl.constexpr,
 ):
     """Program (i, j): share j of all tokens, for the i-th lot of HEADS query heads that share a KV head.
@@ -146,7 +148,8 @@ def _decode_kernel(
         # The launch has made sure of these multiples of 16 bytes. To know them makes loads wide.
         place = tl.multiple_of(head.to(tl.int64) * q_head_stride, Q_ALIGNED)[:, None] + dim[None, :]
         query = tl.load(tl.multiple_of(q + token * q_token_stride, 16) + place, mask=there, other=0.0)
-        acc, sums, highest = walk(
+        loop: tl.constexpr = walk_int8 if PAIRS else walk
+        acc, sums, highest = loop(
             acc, sums, highest, query, None, None, begin, end, k_head, v_head, k_scales, v_scales, table, block_stride,
             slot_stride, scale, HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP,
         )  # fmt: skip
@@ -218,6 +221,8 @@ def paged_decode(
         return out
     q = aligned(q)
     tile, num_warps, num_stages = tile_shape(q.dtype, head_dim, tuning, int8=k_scales is not None)
+    pairs = pair_tile(q, k_cache, tuning)
+    tile = pairs or tile
     group = num_heads // num_kv_heads
     heads = triton.next_power_of_2(min(group, ROWS))
     lots = num_kv_heads * triton.cdiv(group, heads)
@@ -257,6 +262,7 @@ def paged_decode(
         AT_ONCE=max(1, COMBINED * num_warps // (heads * triton.next_power_of_2(head_dim))),
         WINDOW=window,
         SOFT_CAP=soft_cap or 0.0,
+        PAIRS=pairs > 0,
         num_warps=num_warps,
         num_stages=num_stages,
         maxnreg=min(255, REGISTERS // (32 * num_warps * side_by_side) // 8 * 8),
@@ -269,13 +275,17 @@ def paged_decode(
 def _side_by_side(q: Tensor, k_cache: Tensor, tile: int, num_stages: int, tuning: Tuning) -> int:
     """Programs that run side by side on a multiprocessor: those of the tuning, if it has room for them.
 
-    Those of float32 have twice as many warps, numbers of 8 bits are dequantized in registers, and long tiles have more scores
-    there: fewer have registers. Shared memory holds the tiles of K and V that are on their way, the query, block ids and scales;
-    Triton 3.6 takes just that.
+    Fewer have registers where they have twice as many warps (float32), where they dequantize numbers of 8 bits, most of all in
+    heads that are not of 128, and where long tiles have more scores. Shared memory holds the tiles of K and V that are on their
+    way, the query, block ids and scales; Triton 3.6 takes just that.
     """
     count, dims, size = tuning.decode_programs_per_sm, triton.next_power_of_2(q.shape[2]), k_cache.element_size()
-    if q.dtype is torch.float32 or size == 1:
+    if q.dtype is torch.float32:
         count //= 2
+    elif size == 1:
+        count = tuning.int8_programs_per_sm
+        if dims != 128:
+            count = min(count, 3 if pair_tile(q, k_cache, tuning) else 2)
     elif tile > 32:
         count = count * 3 // 4
     tiles = 2 * tile * dims * size * ((num_stages - 3) // 2 + 1)
