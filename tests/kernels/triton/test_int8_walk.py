@@ -87,7 +87,7 @@ def test_every_pair_of_bytes_becomes_its_numbers() -> None:
 # ---- attention
 
 
-@pytest.mark.parametrize("dim", [32, 48, 64, 96, 128, 256])
+@pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
 def test_any_decode_is_attention_by_its_definition(dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of heads, lengths, windows, sinks and caps that are drawn, in shares that end anywhere."""
     rng = random.Random(dim)
@@ -132,7 +132,7 @@ def test_how_many_programs_share_a_multiprocessor_and_what_they_read() -> None:
     assert launched(256, **asked) == (True, 32, 3)
     assert launched(64, int8_programs_per_sm=4) == (False, 64, 2)
     assert (
-        launched(16, **asked)[0]
+        launched(48, **asked)[0]
         == launched(dtype=torch.float16, **asked)[0]
         == launched(quantized=False, **asked)[0]
         is False

@@ -34,8 +34,8 @@ SPLIT_PAIRS = tl.constexpr(
 with the sign bit of n, which is the lowest of the exponent there, 128 or 256. The difference is n. The operation 0xea is
 (a & b) | c, and 0xbf80 is -1."""
 
-LEAST_HEAD = 32
-"""Numbers of a head: tensor cores sum over 16 of its pairs at least."""
+LEAST_HEAD = 64
+"""Numbers of a head: smaller ones take so many registers that some are spilled."""
 
 
 @triton.jit
