@@ -19,20 +19,20 @@ from nanoengine.kernels.triton.tuning import Tuning
 
 SPLIT_PAIRS = tl.constexpr(
     """{
-    .reg .b32 low, sign, upper, minus;
+    .reg .b32 upper, low, sign, upper_low, upper_sign, minus;
     mov.b32 minus, 0xbf80bf80;
+    shr.u32 upper, $2, 8;
     lop3.b32 low, $2, 0x007f007f, 0x43004300, 0xea;
     lop3.b32 sign, $2, 0x00800080, 0x43004300, 0xea;
+    lop3.b32 upper_low, upper, 0x007f007f, 0x43004300, 0xea;
+    lop3.b32 upper_sign, upper, 0x00800080, 0x43004300, 0xea;
     fma.rn.bf16x2 $0, sign, minus, low;
-    shr.u32 upper, $2, 8;
-    lop3.b32 low, upper, 0x007f007f, 0x43004300, 0xea;
-    lop3.b32 sign, upper, 0x00800080, 0x43004300, 0xea;
-    fma.rn.bf16x2 $1, sign, minus, low;
+    fma.rn.bf16x2 $1, upper_sign, minus, upper_low;
     }"""
 )
 """Two pairs at once. In bfloat16 0x4300 is 128, and its last 7 bits count ones: with those of a number n it is 128 + (n & 127),
 with the sign bit of n, which is the lowest of the exponent there, 128 or 256. The difference is n. The operation 0xea is
-(a & b) | c, and 0xbf80 is -1."""
+(a & b) | c, and 0xbf80 is -1. Results come last: one may be in the register of the pairs."""
 
 LEAST_HEAD = 64
 """Numbers of a head: smaller ones take so many registers that some are spilled."""
