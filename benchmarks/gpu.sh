@@ -49,7 +49,7 @@ peers=()
 model=(--model "$work/model" --option tokenizer=demo --option max_model_len=4096)
 processes=14
 if [[ ${MINIATURE:-} ]]; then # the interpreter is slow: everything once, as small as it can be
-    choose+=(--device cpu --dtype float32 --shape tiny --quantized-shape tiny --sizes 2 --scale 40 --repeat 1 --replays 2 --most-moves 4
+    choose+=(--device cpu --dtype float32 --shape tiny --quantized-shape tiny --sizes 2 int8-2 --scale 40 --repeat 1 --replays 2 --most-moves 4
         --prompts 9 --draws 1)
     model=(--device cpu --dtype float32 --model demo --option num_kv_blocks=60 --stream-len 8 3 --repeat 1 --num-seqs 2
         --input-len 3 9 --output-len 2 4 --decode-len 4 --decode-steps 2)

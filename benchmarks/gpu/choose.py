@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.alone import draws, prompts, quantized
-from benchmarks.gpu.chain import Chain, Inputs, seconds
+from benchmarks.gpu.chain import BLOCK_SIZE, Chain, Inputs, seconds
 from benchmarks.gpu.clock import Clock, device_facts, measure_rates
 from benchmarks.gpu.parts import kept_going
-from benchmarks.limit import Ceiling, ModelLimit, StepWork
+from benchmarks.limit import Ceiling, ModelLimit, StepWork, kv_bytes_per_token
 from benchmarks.options import positive_int
 from benchmarks.random_weights import SHAPES
 from benchmarks.report import Report
@@ -38,13 +38,21 @@ SIZES = (1, 4, 16, 64, 131, 256)
 LONG = "long"
 """One sequence of 10,000 tokens among 255 of 600."""
 
-ALL = (*SIZES, LONG)
+INT8 = tuple(f"int8-{size}" for size in (64, 131, 256))
+"""So many sequences, with K and V of 8 bits."""
+
+PLAIN = (*SIZES, LONG)
+ALL = (*PLAIN, *INT8)
+INT8_SHAPE = "int8_pair_tile", "int8_programs_per_sm"
 SHAPE = "decode_tile", "decode_warps", "decode_stages", "decode_programs_per_sm"
 MOVES: tuple[tuple[dict[str, Any], tuple[int | str, ...]], ...] = (
     *(({"dependent_launch": own}, (1, 4, 16)) for own in (0, 1, 2)),
+    *(  # before what changes the shape of all decode attention: these are compiled in the shape of the default
+        (dict(zip(INT8_SHAPE, own, strict=True)), INT8) for own in ((0, 3), (0, 4), (32, 3), (32, 4), (64, 3), (64, 4))
+    ),
     *(({"swapped_rows": own}, (16, 64)) for own in (0, 16, 64)),
     *(
-        (dict(zip(SHAPE, own, strict=True)), ALL)
+        (dict(zip(SHAPE, own, strict=True)), PLAIN)
         for own in ((32, 4, 7, 4), (32, 4, 5, 4), (32, 4, 5, 5), (64, 4, 5, 3))
     ),
     *(({"dependent_rows": own}, (16, 64, 131, 256, LONG)) for own in (4, 16, 64, 1 << 20)),
@@ -70,6 +78,7 @@ class Case:
     """One size of step: two steps with the same shapes, which take turns, so that nothing that is left from one is right for the
     other; and the default's logits of both."""
 
+    chain: Chain
     steps: tuple[Inputs, Inputs]
     logits: tuple[Tensor, Tensor]
     least: float  # seconds: of reading weights and K/V once
@@ -80,16 +89,20 @@ class Chooser:
 
     def __init__(self, args: argparse.Namespace, report: Report, chain: Chain, ceiling: Ceiling):
         self.args, self.report, self.chain = args, report, chain
-        limit = ModelLimit(chain.config, chain.dtype.itemsize)
         self.cases: dict[int | str, Case] = {}
-        chain.tune(DEFAULTS)
+        chains = {False: chain}
         for size in args.sizes:
-            lens = lens_of(size, args.scale)
+            if (int8 := is_int8(size)) not in chains:
+                chains[int8] = new_chain(args, chain.device, int8_kv=int8)
+            chain, lens = chains[int8], lens_of(size, args.scale)
+            kv_bytes = kv_bytes_per_token(chain.kv[0], BLOCK_SIZE, len(chain.kv))
+            limit = ModelLimit(chain.config, chain.dtype.itemsize, kv_bytes)
+            chain.tune(DEFAULTS)
             steps = chain.inputs(lens), chain.inputs(lens).turned()
             with torch.inference_mode():
                 logits = chain.run(steps[0]).clone(), chain.run(steps[1]).clone()
             least = limit.seconds(StepWork(len(lens), len(lens), sum(lens), sum(lens)), ceiling)
-            self.cases[size] = Case(steps, logits, least)
+            self.cases[size] = Case(chain, steps, logits, least)
         self.times: dict[tuple[Tuning, int | str], float] = {}
         self.rounding = self._rounding()
 
@@ -118,9 +131,9 @@ class Chooser:
     @torch.inference_mode()
     def _measure(self, tuning: Tuning, size: int | str) -> float:
         case = self.cases[size]
-        self.chain.tune(tuning)
+        case.chain.tune(tuning)
         place = case.steps[0].clone()
-        work = self.chain.record(place)
+        work = case.chain.record(place)
         for step, expected in zip(case.steps, case.logits, strict=True):
             place.copy_(step)
             error = distance(work(), expected)
@@ -154,20 +167,21 @@ class Chooser:
         total = 0
         for size, case in self.cases.items():
             wrong = 0
-            self.chain.tune(replace(tuning, dependent_launch=0))
+            chain = case.chain
+            chain.tune(replace(tuning, dependent_launch=0))
             place = case.steps[0].clone()
-            work = self.chain.record(place)
+            work = chain.record(place)
             expected = []
             for step in case.steps:
                 place.copy_(step)
-                expected.append((work().clone(), self.chain.written(step)))
+                expected.append((work().clone(), chain.written(step)))
             for late in (0, LATE):
-                self.chain.tune(replace(tuning, dependent_launch=tuning.dependent_launch + late))
-                work = self.chain.record(place)
+                chain.tune(replace(tuning, dependent_launch=tuning.dependent_launch + late))
+                work = chain.record(place)
                 for replay in range(self.args.replays if not late else self.args.replays // 10):
                     step, (logits, written) = case.steps[replay % 2], expected[replay % 2]
                     place.copy_(step)
-                    same = torch.equal(work(), logits) and torch.equal(self.chain.written(step), written)
+                    same = torch.equal(work(), logits) and torch.equal(chain.written(step), written)
                     wrong += not same
             self.report.add({"work": "races", "sequences": size, "tuning": changed(tuning)}, {"wrong": float(wrong)})
             total += wrong
@@ -178,7 +192,14 @@ class Chooser:
         self.report.warn(text)
 
 
+def is_int8(size: int | str) -> bool:
+    """Whether K and V of such a step have 8 bits."""
+    return str(size).startswith("int8-")
+
+
 def lens_of(size: int | str, scale: int) -> list[int]:
+    if is_int8(size):
+        return lens_of(int(str(size).removeprefix("int8-")), scale)
     if size == LONG:
         return [max(2, 600 // scale)] * 255 + [max(2, 10_000 // scale)]
     return [max(2, 1088 // scale)] if size == 1 else [max(2, n) for n in lens_of_workload(int(size), scale)]
@@ -187,6 +208,14 @@ def lens_of(size: int | str, scale: int) -> list[int]:
 def tokens_of(sizes: Sequence[int | str], scale: int) -> int:
     """Of K/V, so that any of these steps has room."""
     return max(sum(lens_of(size, scale)) for size in sizes)
+
+
+def new_chain(
+    args: argparse.Namespace, device: torch.device, *, int8_kv: bool = False, num_layers: int | None = None
+) -> Chain:
+    """With K and V for all steps of that kind."""
+    num_tokens = tokens_of([size for size in args.sizes if is_int8(size) == int8_kv] or args.sizes, args.scale)
+    return Chain(args.shape, device, getattr(torch, args.dtype), num_tokens, num_layers, int8_kv=int8_kv)
 
 
 def distance(found: Tensor, expected: Tensor) -> float:
@@ -216,8 +245,11 @@ def warm(args: argparse.Namespace, device: torch.device) -> None:
     """Launch a part of all variants once, in a model of two layers."""
     work = [(tuning, size) for tuning, sizes in variants(args.moves) for size in sizes if size in args.sizes]
     mine, of = args.warm
-    chain = Chain(args.shape, device, getattr(torch, args.dtype), tokens_of(args.sizes, args.scale), num_layers=2)
+    chains: dict[bool, Chain] = {}
     for tuning, size in work[mine::of]:
+        if (int8 := is_int8(size)) not in chains:
+            chains[int8] = new_chain(args, device, int8_kv=int8, num_layers=2)
+        chain = chains[int8]
         try:
             chain.tune(tuning)
             chain.run(chain.inputs(lens_of(size, args.scale)))
@@ -242,7 +274,7 @@ def main(arguments: Sequence[str]) -> int:
     rates = measure_rates(clock, getattr(torch, args.dtype))
     del clock
     report.add({"work": "(device)"}, rates.figures)
-    chain = Chain(args.shape, device, getattr(torch, args.dtype), tokens_of(args.sizes, args.scale))
+    chain = new_chain(args, device)
     best = load_tuning()
     parts: dict[str, Callable[[Tuning], Tuning]] = {
         "variants": lambda _: fastest(Chooser(args, report, chain, rates.ceiling)),
@@ -279,6 +311,9 @@ def keep(args: argparse.Namespace, report: Report, best: Tuning) -> None:
 
 
 def _size(text: str) -> int | str:
+    if is_int8(text):
+        positive_int(text.removeprefix("int8-"))
+        return text
     return LONG if text == LONG else positive_int(text)
 
 
@@ -289,7 +324,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
     parser.add_argument("--shape", default="qwen3-0.6b", choices=SHAPES, help="of the model (default: %(default)s)")
     parser.add_argument("--quantized-shape", default="qwen3-4b", choices=SHAPES, help="(default: %(default)s)")
-    parser.add_argument("--sizes", type=_size, nargs="+", default=[*SIZES, LONG], help="sequences of a step")
+    parser.add_argument("--sizes", type=_size, nargs="+", default=list(ALL), help="sequences of a step")
     parser.add_argument("--scale", type=positive_int, default=1, help="divides the lengths of sequences (default: 1)")
     parser.add_argument("--repeat", type=positive_int, default=20, help="replays that are timed (default: 20)")
     parser.add_argument("--replays", type=positive_int, default=REPLAYS, help="that must agree to the bit")

@@ -228,6 +228,12 @@ def launch_attention(dtype: torch.dtype) -> None:
     attend(dtype, 128, queries=None, tuning=replace(DEFAULTS, short_prompt=0))
     for head_dim, int8 in product((64, 128), (False, True)):
         attend(dtype, head_dim, 8, soft_cap=50.0, int8=int8)
+    for tile, count, launch in ((32, 4, 2), (64, 3, 0)):
+        tuning = replace(DEFAULTS, int8_pair_tile=tile, int8_programs_per_sm=count, dependent_launch=launch)
+        for head_dim in (96, 128, 256):
+            attend(dtype, head_dim, 2, tuning=tuning, int8=True)
+        attend(dtype, 64, 8, tuning=tuning, int8=True, window=128, sinks=True)
+        attend(dtype, 128, 4, tuning=tuning, int8=True, soft_cap=50.0)
 
 
 def launch_states(dtype: torch.dtype) -> None:

@@ -1,4 +1,6 @@
-"""The order of machine code: a product asks for its weights before it waits for the kernel before, and for rows behind that."""
+"""Machine code: a product asks for its weights before it waits for the kernel before, and for rows behind that; and what it takes
+to read numbers of 8 bits.
+"""
 
 from __future__ import annotations
 
@@ -72,3 +74,13 @@ def test_weights_of_swapped_products_come_into_the_cache_first(codes: list[Code]
 def test_factors_of_a_norm_come_first(codes: list[Code]) -> None:
     for code in of_kernel(codes, "_rms_norm_kernel"):
         assert (code.before, code.behind) == (4 * code.values["SIZE"], 2 * 2 * code.values["SIZE"])
+
+
+def test_pairs_of_numbers_come_as_matrices_and_are_not_converted(codes: list[Code]) -> None:
+    """One by one they come as bytes, and each is. A few divisions of indices convert, too."""
+    for code in of_kernel(codes, "_decode_kernel"):
+        if code.values["PAIRS"]:
+            assert code.conversions < 8, code
+            assert code.matrix_loads >= 12, code
+        else:
+            assert code.conversions >= 64, code

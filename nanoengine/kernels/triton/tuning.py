@@ -28,6 +28,9 @@ class Tuning:
         decode_warps: warps of such a program.
         decode_stages: how deep its loads run ahead; 3 + 2 n holds 1 + n tiles in shared memory.
         decode_programs_per_sm: programs of decode attention that are to run side by side on a multiprocessor.
+        int8_programs_per_sm: the same, where K and V have 8 bits.
+        int8_pair_tile: tokens of such K and V that a program reads as pairs of numbers at once (`int8_walk.py`); 0: it reads
+            them one by one, in tiles as above.
         swapped_rows: up to so many rows, products are computed with the weights as the left factor (`swap_ab.py`); at most 64.
         dependent_launch: whether a kernel of a decode step may be launched while the one before it ends (programmatic dependent
             launch, compute capability 9.0 and later): see `dependent.py`. 0: no; 1: as soon as that one has begun to read what
@@ -40,6 +43,8 @@ class Tuning:
     decode_warps: int = 4
     decode_stages: int = 5
     decode_programs_per_sm: int = 4
+    int8_programs_per_sm: int = 2
+    int8_pair_tile: int = 0
     swapped_rows: int = 16
     dependent_launch: int = 0
     dependent_rows: int = 64

@@ -51,13 +51,22 @@ class Shape(NamedTuple):
 
 
 def decode_shape(
-    q: Tensor, k_cache: Tensor, max_query_len: int | None, tile: int, num_warps: int, num_stages: int, tuning: Tuning
+    q: Tensor,
+    k_cache: Tensor,
+    max_query_len: int | None,
+    tile: int,
+    num_warps: int,
+    num_stages: int,
+    tuning: Tuning,
+    *,
+    pairs: bool,
 ) -> Shape:
     """There are as many tokens in a lot as fill its rows, so that there are few kernels.
 
     Args:
         q, k_cache: of `paged_decode`.
         max_query_len: most tokens of a sequence; none: all have one, and so has a lot.
+        pairs: the program reads numbers of 8 bits in pairs.
     """
     group, dims, size = q.shape[1] // k_cache.shape[2], triton.next_power_of_2(q.shape[2]), k_cache.element_size()
     heads, tokens, query_lots, step = triton.next_power_of_2(min(group, ROWS)), 1, 1, STEP
@@ -71,8 +80,12 @@ def decode_shape(
     # Those of float32 have twice as many warps, numbers of 8 bits are dequantized in registers, and many rows, long tiles and
     # several tokens take more of them: fewer programs have registers.
     count = tuning.decode_programs_per_sm
-    if q.dtype is torch.float32 or size == 1 or rows > ROWS:
+    if q.dtype is torch.float32 or (size > 1 and rows > ROWS):
         count //= 2
+    elif size == 1:
+        count = tuning.int8_programs_per_sm
+        if dims != 128 or max_query_len is not None:
+            count = min(count, 3 if pairs else 2)
     elif tile > 32 or max_query_len is not None:
         count = count * 3 // 4
     # Shared memory holds the tiles of K and V that are on their way, the query, block ids and scales; Triton 3.6 takes just that.

@@ -15,6 +15,7 @@ from torch import Tensor
 from nanoengine.kernels.triton import dependent
 from nanoengine.kernels.triton.attention.decode_shape import decode_shape
 from nanoengine.kernels.triton.attention.equal_shares import combine_shares, part_of, plan_shares
+from nanoengine.kernels.triton.attention.int8_walk import pair_tile, walk_int8
 from nanoengine.kernels.triton.attention.kv_int8 import NUMBERS_IN_SCALE
 from nanoengine.kernels.triton.attention.paged_cache import (
     LOG2E,
@@ -81,6 +82,7 @@ def _decode_kernel(
     AT_ONCE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
+    PAIRS: tl.constexpr,
     LAUNCH: tl.constexpr,
 ):
     """Program (i, j): share j of all tokens, for the i-th lot of the rows that share a KV head.
@@ -171,7 +173,8 @@ def _decode_kernel(
             row_start = first_seen(position, WINDOW)
         place = tl.multiple_of(place, Q_ALIGNED)[:, None] + dim[None, :]
         query = tl.load(tl.multiple_of(q + first_token * q_token_stride, 16) + place, mask=there, other=0.0)
-        acc, sums, highest = walk(
+        loop: tl.constexpr = walk_int8 if PAIRS else walk
+        acc, sums, highest = loop(
             acc, sums, highest, query, position, row_start, begin, end, k_head, v_head, k_scales, v_scales, table, block_stride,
             slot_stride, scale, HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP,
         )  # fmt: skip
@@ -252,7 +255,9 @@ def paged_decode(
         return out
     q = aligned(q)
     tile, num_warps, num_stages = tile_shape(q.dtype, head_dim, tuning, int8=k_scales is not None)
-    shape = decode_shape(q, k_cache, max_query_len, tile, num_warps, num_stages, tuning)
+    pairs = pair_tile(q, k_cache, tuning) if query_start_loc is None else 0
+    tile = pairs or tile
+    shape = decode_shape(q, k_cache, max_query_len, tile, num_warps, num_stages, tuning, pairs=pairs > 0)
     group, kept = num_heads // num_kv_heads, shape.heads * shape.tokens
     lots = num_kv_heads * triton.cdiv(group, shape.heads) * shape.query_lots
     shares = max(1, num_multiprocessors(q.device, 132) * shape.side_by_side // lots)
@@ -292,6 +297,7 @@ def paged_decode(
         AT_ONCE=shape.at_once,
         WINDOW=window,
         SOFT_CAP=soft_cap or 0.0,
+        PAIRS=pairs > 0,
         num_warps=num_warps,
         num_stages=num_stages,
         maxnreg=shape.registers,
