@@ -43,7 +43,7 @@ def test_a_kernel_waits_once_and_writes_nothing_before(codes: list[Code]) -> Non
 
 def test_weights_come_first(codes: list[Code]) -> None:
     """All of a program's weights and factors of the norm, and nothing else: of rows and residual all is loaded behind."""
-    for code in of_kernel(codes, "_gemv_kernel"):
+    for code in of_kernel(codes, "gemv_kernel"):
         size = {name: int(value) for name, value in code.values.items()}
         columns = -(-size["INPUTS"] // size["CHUNK"]) * size["CHUNK"]
         assert size["HELD"] * size["CHUNK"] == columns
