@@ -27,6 +27,7 @@ from nanoengine.kernels.triton.products.float8 import Float8Rows
 from nanoengine.kernels.triton.products.gemv import MOST_ROWS as MOST_GEMV_ROWS
 from nanoengine.kernels.triton.products.gemv import WIDEST_NORMED, gemv
 from nanoengine.kernels.triton.products.heads import can_count_heads, heads_of_product
+from nanoengine.kernels.triton.products.mlp import fitting_sizes, mlp_of_few_rows
 from nanoengine.kernels.triton.products.norm import add_rms_norm, gated_norm, rms_norm
 from nanoengine.kernels.triton.products.packed import Packed
 from nanoengine.kernels.triton.products.packed_gemv import MOST_ROWS as MOST_PACKED_GEMV_ROWS
@@ -64,6 +65,7 @@ class TritonKernels(Kernels):
     def __init__(self, tuning: Tuning | None = None) -> None:
         self.tuning = tuning or load_tuning()
         self._workspace = Workspace()
+        self._meetings = Workspace()
         self._newest: LateWeight | None = None
 
     def _launch(self, rows: Tensor) -> int:
@@ -125,11 +127,33 @@ class TritonKernels(Kernels):
         options["ahead"] = _of(weight).following(tuning.weights_ahead)
         if tuning.heads_in_product and isinstance(write, WriteInOneGo) and isinstance(write.backend, TritonAttention):
             kv, scales = write.backend.views(write.kv)
-            if can_count_heads(x.shape[1], len(content.tensor), kv[0].shape[3], x.element_size()):
+            if not scales and can_count_heads(x.shape[1], len(content.tensor), kv[0].shape[3], x.element_size()):
                 given = x, content.tensor, self._workspace, write.changes, kv, write.slot_mapping
-                return heads_of_product(*given, **options, **scales)
+                return heads_of_product(*given, **options)
         qkv, total = gemv(x, content.tensor, **options)
         return write(qkv), total
+
+    def mlp(
+        self,
+        x: Tensor,
+        gate_up: Weight,
+        down: Weight,
+        activation: str,
+        *,
+        norm: Norm | None,
+        residual: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        how, (first, second) = self.tuning.fused_mlp, (_content(gate_up), _content(down))
+        if how and self.can_fuse and isinstance(first, RowMajor) and isinstance(second, RowMajor):
+            (rows, hidden), size = x.shape, second.tensor.shape[1]
+            sizes = fitting_sizes(hidden, size, x.element_size(), x.device, how)
+            if sizes is not None and rows and _is_for_gemv(x, size, norm):
+                launch = self.tuning.mlp_depends * self.tuning.launch(rows, product=True)
+                factors, eps = norm or (None, 0.0)
+                given = x, first.tensor, second.tensor, self._meetings, sizes, activation
+                around: dict[str, Any] = {"norm": factors, "eps": eps, "residual": residual}
+                return mlp_of_few_rows(*given, **around, how=how, launch=launch)
+        return super().mlp(x, gate_up, down, activation, norm=norm, residual=residual)
 
     def embed(self, token_ids: Tensor, weight: Weight) -> Tensor:
         content = _content(weight)

@@ -18,7 +18,7 @@ from nanoengine.kernels.operations import Changes
 from nanoengine.kernels.triton import dependent
 from nanoengine.kernels.triton.attention.rotate_and_write import arguments, rotate_and_write_kernel
 from nanoengine.kernels.triton.attention.split_kv import Workspace
-from nanoengine.kernels.triton.products.ahead import asked_for
+from nanoengine.kernels.triton.products.ahead import ask_for_share, asked_for
 from nanoengine.kernels.triton.products.gemv import MOST_ROWS, NUM_WARPS, gemv_kernel, sizes_of
 
 
@@ -84,8 +84,8 @@ def _heads_kernel(
     each head, zeros between two launches.
     """
     gemv_kernel(
-        x, residual, norm_weight, weight, bias, out, new_residual, norm_eps, first_ahead, second_ahead, FIRST_COUNT,
-        SECOND_COUNT, ROWS, INPUTS, OUTPUTS, TILE, CHUNK, HELD, ADD, INPUT_NORM, False, 0, BIAS, LAUNCH,
+        x, residual, norm_weight, weight, bias, out, new_residual, norm_eps, None, None, 0, 0, ROWS, INPUTS, OUTPUTS, TILE,
+        CHUNK, HELD, ADD, INPUT_NORM, False, 0, BIAS, LAUNCH,
     )  # fmt: skip
     PROGRAMS: tl.constexpr = HEAD_DIM // TILE  # of a head
     head = tl.program_id(0) // PROGRAMS
@@ -99,6 +99,8 @@ def _heads_kernel(
                 num_kv_heads, q_stride, k_stride, v_stride, angle_stride, k_block_stride, k_slot_stride, k_head_stride,
                 v_block_stride, v_slot_stride, v_head_stride, BLOCK_SIZE, HEAD_DIM, 1, NORM, ROTATE, LAUNCH, row, head,
             )  # fmt: skip
+    ask_for_share(first_ahead, FIRST_COUNT)
+    ask_for_share(second_ahead, SECOND_COUNT)
 
 
 def can_count_heads(inputs: int, outputs: int, head_dim: int, itemsize: int) -> bool:
@@ -118,8 +120,6 @@ def heads_of_product(
     residual: Tensor | None = None,
     norm: Tensor | None = None,
     eps: float = 0.0,
-    k_scales: Tensor | None = None,
-    v_scales: Tensor | None = None,
     launch: int = 0,
     ahead: Sequence[Tensor] = (),
 ) -> tuple[Tensor, Tensor]:
@@ -128,7 +128,8 @@ def heads_of_product(
     Args:
         x, weight, bias, residual, norm, eps, ahead: those of `gemv`, where `can_count_heads` holds.
         workspace: of the engine; no other launch may use it at the same time.
-        changes, kv, slot_mapping, k_scales, v_scales: those of `rotate_and_write`.
+        changes, kv, slot_mapping: those of `rotate_and_write`; the cache is not int8, for which programs would need so many
+            registers that they do not all run side by side.
         launch: see `dependent.py`.
     """
     (num_rows, inputs), outputs, (num_kv_heads, head_dim) = x.shape, len(weight), kv[0].shape[2:]
@@ -145,7 +146,7 @@ def heads_of_product(
         return q, total
     sizes = sizes_of(inputs, outputs, weight.element_size())
     programs = outputs // sizes["TILE"]
-    given, sizes_of_heads = arguments(*heads, changes, slot_mapping, q, kv, k_scales, v_scales)
+    given, sizes_of_heads = arguments(*heads, changes, slot_mapping, q, kv, None, None)
     _heads_kernel[(programs,)](
         workspace.counters(outputs // head_dim, x.device),
         *(x, residual, norm, weight, bias, out, total, eps, *asked_for(ahead, programs, launch)),
