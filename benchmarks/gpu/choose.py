@@ -24,6 +24,7 @@ from torch import Tensor
 from benchmarks.gpu.alone import draws, prompts, quantized
 from benchmarks.gpu.chain import Chain, Inputs, seconds
 from benchmarks.gpu.clock import Clock, device_facts, measure_rates
+from benchmarks.gpu.edges import edges
 from benchmarks.gpu.parts import kept_going
 from benchmarks.limit import Ceiling, ModelLimit, StepWork
 from benchmarks.options import positive_int
@@ -48,10 +49,17 @@ MOVES: tuple[tuple[dict[str, Any], tuple[int | str, ...]], ...] = (
         for own in ((32, 4, 7, 4), (32, 4, 5, 4), (32, 4, 5, 5), (64, 4, 5, 3))
     ),
     *(({"dependent_rows": own}, (16, 64, 131, 256, LONG)) for own in (4, 16, 64, 1 << 20)),
+    ({"heads_in_product": 1}, (1, 4)),
+    *(({"weights_ahead": own}, (1, 4)) for own in (1, 2)),
+    *(({"fused_mlp": how, "mlp_depends": own}, (1,)) for how, own in ((1, 0), (2, 0), (1, 1), (2, 1))),
 )
 """What is tried, in this order, and in which steps it can make a difference."""
 
-SUSPECTS: tuple[dict[str, Any], ...] = ({"swapped_rows": 0}, {"dependent_launch": 1}, {"dependent_launch": 0})
+SUSPECTS: tuple[dict[str, Any], ...] = (
+    *({name: 0} for name in ("mlp_depends", "fused_mlp", "heads_in_product", "weights_ahead", "swapped_rows")),
+    {"dependent_launch": 1},
+    {"dependent_launch": 0},
+)
 """What is given up, one after the other, while replays differ."""
 
 GAIN = 0.005
@@ -59,7 +67,7 @@ GAIN = 0.005
 LOSS = 0.04
 """And if none of them takes so much more."""
 
-PARTS = "variants", "prompts", "drawing", "quantized"
+PARTS = "edges", "variants", "prompts", "drawing", "quantized"
 REPLAYS = 200
 ROUNDING = 2.0
 """A variant may be so many times as far from the default as that is from float32."""
@@ -202,13 +210,14 @@ def changed(tuning: Tuning) -> str:
 
 
 def variants(moves: Any) -> Iterator[tuple[Tuning, Any]]:
-    """Those that the descent meets if every move is kept."""
+    """Those that the descent meets if every move is kept, or none."""
     yield DEFAULTS, ALL
     tuning = load_tuning()
     yield tuning, ALL
     for fields, sizes in moves:
         tuning = replace(tuning, **fields)
         yield tuning, sizes
+        yield replace(load_tuning(), **fields), sizes
 
 
 @torch.inference_mode()
@@ -245,6 +254,7 @@ def main(arguments: Sequence[str]) -> int:
     chain = Chain(args.shape, device, getattr(torch, args.dtype), tokens_of(args.sizes, args.scale))
     best = load_tuning()
     parts: dict[str, Callable[[Tuning], Tuning]] = {
+        "edges": lambda tuning: edges(chain, report, tuning, lens_of(1, args.scale), args.repeat),
         "variants": lambda _: fastest(Chooser(args, report, chain, rates.ceiling)),
         "prompts": lambda tuning: prompts(chain, report, tuning, args.prompts, args.repeat),
         "drawing": lambda tuning: draws(chain, report, tuning, args.draws, args.repeat),
@@ -263,7 +273,7 @@ def fastest(chooser: Chooser) -> Tuning:
     best, suspects = chooser.descend(), iter(SUSPECTS)
     while wrong := chooser.races(best):
         chooser.report.warn(f"{changed(best)}: {wrong} replays differ")
-        best = replace(best, **next(suspects))
+        best = next(new for own in suspects if (new := replace(best, **own)) != best)
     for size in chooser.cases:
         before, after = (1e6 * chooser.seconds(tuning, size) for tuning in (DEFAULTS, best))
         chooser.report.add({"work": "step", "sequences": size}, {"before_us": before, "after_us": after})

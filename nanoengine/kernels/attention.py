@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -56,7 +56,8 @@ class AttentionBackend(CoreAttentionBackend):
         """The reason that this backend cannot run here; None if it can."""
 
 
-class WriteInOneGo(NamedTuple):
+@dataclass(frozen=True)
+class WriteInOneGo:
     """`rotate_and_write` of a backend that offers it, but for qkv, with which it is called."""
 
     backend: AttentionBackend

@@ -27,7 +27,7 @@ from nanoengine.kernels.triton.products.float8 import Float8Rows
 from nanoengine.kernels.triton.products.gemv import MOST_ROWS as MOST_GEMV_ROWS
 from nanoengine.kernels.triton.products.gemv import WIDEST_NORMED, gemv
 from nanoengine.kernels.triton.products.heads import can_count_heads, heads_of_product
-from nanoengine.kernels.triton.products.mlp import fitting_sizes, mlp_of_few_rows
+from nanoengine.kernels.triton.products.mlp import fitting_sizes, mlp_of_one_row
 from nanoengine.kernels.triton.products.norm import add_rms_norm, gated_norm, rms_norm
 from nanoengine.kernels.triton.products.packed import Packed
 from nanoengine.kernels.triton.products.packed_gemv import MOST_ROWS as MOST_PACKED_GEMV_ROWS
@@ -147,12 +147,12 @@ class TritonKernels(Kernels):
         if how and self.can_fuse and isinstance(first, RowMajor) and isinstance(second, RowMajor):
             (rows, hidden), size = x.shape, second.tensor.shape[1]
             sizes = fitting_sizes(hidden, size, x.element_size(), x.device, how)
-            if sizes is not None and rows and _is_for_gemv(x, size, norm):
+            if rows == 1 and sizes is not None and _is_for_gemv(x, size, norm):
                 launch = self.tuning.mlp_depends * self.tuning.launch(rows, product=True)
                 factors, eps = norm or (None, 0.0)
                 given = x, first.tensor, second.tensor, self._meetings, sizes, activation
                 around: dict[str, Any] = {"norm": factors, "eps": eps, "residual": residual}
-                return mlp_of_few_rows(*given, **around, how=how, launch=launch)
+                return mlp_of_one_row(*given, **around, how=how, launch=launch)
         return super().mlp(x, gate_up, down, activation, norm=norm, residual=residual)
 
     def embed(self, token_ids: Tensor, weight: Weight) -> Tensor:

@@ -36,8 +36,8 @@ class Tuning:
         heads_in_product: whether, in steps of one to four rows, the product of q, k and v also norms and rotates its heads, and
             writes K and V (`heads.py`).
         weights_ahead: how many of the weights behind those of q, k and v such a product asks for (`ahead.py`); at most 2.
-        fused_mlp: whether, in such steps, a gated MLP is one launch, if it is small enough, and how the weights of its second
-            product come: 0: no; 1: into registers; 2: into the L2 cache (`mlp.py`).
+        fused_mlp: whether, in steps of one row, a gated MLP is one launch, if it is small enough, and how the weights of its
+            second product come: 0: no; 1: into registers; 2: into the L2 cache (`mlp.py`).
         mlp_depends: whether that launch is dependent, where others are.
         short_prompt: runs of up to so many new tokens are computed by smaller programs of prefill attention.
     """

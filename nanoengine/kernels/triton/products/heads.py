@@ -139,14 +139,14 @@ def heads_of_product(
     x = x.contiguous()
     out = x.new_empty(num_rows, outputs)
     num_heads = outputs // head_dim - 2 * num_kv_heads
-    heads = out.unflatten(1, (-1, head_dim)).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    own_q, k, v = out.unflatten(1, (-1, head_dim)).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     q = x.new_empty(num_rows, num_heads, head_dim)
     total = x if residual is None else torch.empty_like(x)
     if not num_rows:
         return q, total
     sizes = sizes_of(inputs, outputs, weight.element_size())
     programs = outputs // sizes["TILE"]
-    given, sizes_of_heads = arguments(*heads, changes, slot_mapping, q, kv, None, None)
+    given, sizes_of_heads = arguments(own_q, k, v, changes, slot_mapping, q, kv, None, None)
     _heads_kernel[(programs,)](
         workspace.counters(outputs // head_dim, x.device),
         *(x, residual, norm, weight, bias, out, total, eps, *asked_for(ahead, programs, launch)),

@@ -1,4 +1,4 @@
-"""A gated MLP of one to four rows in one cooperative launch, for models that are small enough.
+"""A gated MLP of one row in one cooperative launch, for models that are small enough.
 
 As many programs as run side by side compute gates; they meet at a counter, and some of them go on with the second product. So
 there is one kernel's end less to wait for. What is rounded is what two kernels would round.
@@ -19,7 +19,7 @@ from nanoengine.kernels.triton.attention.paged_cache import INTERPRETED
 from nanoengine.kernels.triton.attention.split_kv import Workspace
 from nanoengine.kernels.triton.launch import num_multiprocessors
 from nanoengine.kernels.triton.products.ahead import ask_for_share
-from nanoengine.kernels.triton.products.gemv import MOST_ROWS, NUM_WARPS, gemv_kernel, load_chunks, sizes_of, sums
+from nanoengine.kernels.triton.products.gemv import NUM_WARPS, gemv_kernel, load_chunks, sizes_of, sums
 
 HELD, AHEAD = 1, 2
 """How the weights of the second product come: into registers before the wait; or into the L2 cache, and from there into registers
@@ -29,7 +29,7 @@ PROGRAMS_PER_SM = 3
 MOST_REGISTERS = {HELD: 168, AHEAD: 128}
 """Of a thread, with so many programs on a multiprocessor; 128 leave room for two programs of the product before."""
 
-BESIDE = 60
+BESIDE = 56
 """Registers of a thread that hold no weights."""
 
 MOST_POLLS = tl.constexpr(1 << 22)
@@ -70,7 +70,6 @@ def _mlp_kernel(
     out,
     new_residual,
     eps,
-    ROWS: tl.constexpr,
     HIDDEN: tl.constexpr,
     SIZE: tl.constexpr,
     TILE: tl.constexpr,
@@ -102,7 +101,7 @@ def _mlp_kernel(
         ask_for_share(down, DOWN_SHARE)
     if PARTS % 2:
         gemv_kernel(
-            x, residual, norm_weight, gate_up, None, gates, new_residual, eps, None, None, 0, 0, ROWS, HIDDEN, SIZE, TILE,
+            x, residual, norm_weight, gate_up, None, gates, new_residual, eps, None, None, 0, 0, 1, HIDDEN, SIZE, TILE,
             CHUNK, CHUNKS, ADD, NORM, True, ACTIVATION, False, LAUNCH,
         )  # fmt: skip
     if PARTS == 3:
@@ -112,13 +111,12 @@ def _mlp_kernel(
             weights = load_chunks(place, columns, mask, DOWN_CHUNKS, SIZE, DOWN_CHUNK, True)
         if PARTS == 3:
             _meet(arrivals, before, count)
-        for row in tl.static_range(ROWS):
-            values = load_chunks(gates + row * SIZE + column, column, True, DOWN_CHUNKS, SIZE, DOWN_CHUNK, False)
-            result = sums(
-                *(values, values, weights, 1.0, weights, place, columns, mask),
-                *(DOWN_CHUNKS, DOWN_CHUNKS, SIZE, DOWN_CHUNK, True, False, False),
-            )
-            tl.store(out + row * HIDDEN + output, result.to(out.dtype.element_ty), mask=output < HIDDEN)
+        values = load_chunks(gates + column, column, True, DOWN_CHUNKS, SIZE, DOWN_CHUNK, False)
+        result = sums(
+            *(values, values, weights, 1.0, weights, place, columns, mask),
+            *(DOWN_CHUNKS, DOWN_CHUNKS, SIZE, DOWN_CHUNK, True, False, False),
+        )
+        tl.store(out + output, result.to(out.dtype.element_ty), mask=output < HIDDEN)
 
 
 def fitting_sizes(hidden: int, size: int, itemsize: int, device: torch.device, how: int) -> dict[str, int] | None:
@@ -135,7 +133,7 @@ def fitting_sizes(hidden: int, size: int, itemsize: int, device: torch.device, h
     return {"TILE": tile, "CHUNK": chunk, "DOWN_TILE": down_tile, "DOWN_CHUNK": down_chunk}
 
 
-def mlp_of_few_rows(
+def mlp_of_one_row(
     x: Tensor,
     gate_up: Tensor,
     down: Tensor,
@@ -152,7 +150,7 @@ def mlp_of_few_rows(
     """`gemv` of gates, and of what they make: see `Kernels.mlp`.
 
     Args:
-        x: [num_rows, hidden], 1 to MOST_ROWS rows.
+        x: [1, hidden].
         gate_up: [2 * size, hidden]; down: [hidden, size].
         workspace: for launches of this kernel alone: what they leave in it are no zeros.
         sizes: `fitting_sizes` of it.
@@ -160,21 +158,20 @@ def mlp_of_few_rows(
         how: HELD or AHEAD.
         launch: see `dependent.py`.
     """
-    (num_rows, hidden), size = x.shape, down.shape[1]
-    assert 0 < num_rows <= MOST_ROWS
+    hidden, size = down.shape
+    assert len(x) == 1
     assert gate_up.is_contiguous()
     assert down.is_contiguous()
     assert residual is None or (residual.is_contiguous() and norm is not None)
     x = x.contiguous()
     total = x if residual is None else torch.empty_like(x)
-    gates, out = x.new_empty(num_rows, size), torch.empty_like(x)
+    gates, out = x.new_empty(1, size), torch.empty_like(x)
     programs = triton.cdiv(size, sizes["TILE"])
     unit = 128 // down.element_size()  # of eight pieces
     options: dict[str, Any] = {"launch_cooperative_grid": True, "maxnreg": MOST_REGISTERS[how]}
     for parts in (1, 2) if INTERPRETED.value else (3,):
         _mlp_kernel[(programs,)](
             *(workspace.counters(1, x.device), x, residual, norm, gate_up, down, gates, out, total, eps),
-            ROWS=num_rows,
             HIDDEN=hidden,
             SIZE=size,
             **sizes,
