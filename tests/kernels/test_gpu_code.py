@@ -52,6 +52,14 @@ def test_weights_come_first(codes: list[Code]) -> None:
         assert code.behind == size["ROWS"] * columns * 2 * (1 + size["ADD"]), code
 
 
+def test_weights_of_both_products_of_an_mlp_come_first(codes: list[Code]) -> None:
+    for code in of_kernel(codes, "_mlp_kernel"):
+        size = code.values
+        of_gates = 2 * size["TILE"] * size["HIDDEN"] * 2 + 4 * size["HIDDEN"]
+        assert code.before == of_gates + size["HELD"] * size["DOWN_TILE"] * size["SIZE"] * 2, code
+        assert (code.prefetches > 0) == (not size["HELD"])
+
+
 def test_packed_weights_come_first_and_no_integer_is_converted(codes: list[Code]) -> None:
     """Before the wait a scale of an output for each thread, too; behind it x + residual, and once more to store it."""
     for code in of_kernel(codes, "_packed_gemv_kernel"):

@@ -128,15 +128,19 @@ def rotate_and_write_kernel(
         )  # fmt: skip
     else:
         there = (pair < HALF) if pair.shape[0] > HALF else None
+        # All loads come before the sum, for which warps wait: they are on their way at the same time.
+        if NORM:
+            weight = (q_weight if is_q else k_weight) + pair
+            first_factor, second_factor = tl.load(weight, mask=there), tl.load(weight + HALF, mask=there)
+        if ROTATE:
+            angle = token * angle_stride + pair
+            cosine, sine = tl.load(cos + angle, mask=there), tl.load(sin + angle, mask=there)
         if NORM:
             square = tl.sum(first * first + second * second, axis=1) / HEAD_DIM
             scale = (1.0 / tl.sqrt(square + eps))[:, None]
-            weight = (q_weight if is_q else k_weight) + pair
-            first = first * scale * tl.load(weight, mask=there)[None, :]
-            second = second * scale * tl.load(weight + HALF, mask=there)[None, :]
+            first, second = first * scale * first_factor[None, :], second * scale * second_factor[None, :]
         if ROTATE:
-            angle = token * angle_stride + pair
-            cosine, sine = tl.load(cos + angle, mask=there)[None, :], tl.load(sin + angle, mask=there)[None, :]
+            cosine, sine = cosine[None, :], sine[None, :]
             first, second = first * cosine - second * sine, second * cosine + first * sine
         if is_q:
             target = q_out + token * num_heads * HEAD_DIM + (head * HEAD_DIM)[:, None] + pair[None, :]
