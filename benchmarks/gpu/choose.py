@@ -210,14 +210,15 @@ def changed(tuning: Tuning) -> str:
 
 
 def variants(moves: Any) -> Iterator[tuple[Tuning, Any]]:
-    """Those that the descent meets if every move is kept, or none."""
+    """Those that the descent meets if every move is kept."""
     yield DEFAULTS, ALL
     tuning = load_tuning()
     yield tuning, ALL
     for fields, sizes in moves:
         tuning = replace(tuning, **fields)
         yield tuning, sizes
-        yield replace(load_tuning(), **fields), sizes
+        if set(sizes) <= {1, 4}:  # few kernels: also those of the move alone
+            yield replace(load_tuning(), **fields), sizes
 
 
 @torch.inference_mode()
