@@ -266,7 +266,7 @@ def main(arguments: Sequence[str]) -> int:
             best = parts[name](best)
         keep(args, report, best)  # after each part: one may be the last that this process can run
     report.show()
-    return 1 if "failed" in report.facts else 0
+    return 1 if set(report.facts.get("failed", [])) - {"edges"} else 0  # which choose nothing
 
 
 def fastest(chooser: Chooser) -> Tuning:
