@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -53,6 +54,20 @@ class AttentionBackend(CoreAttentionBackend):
     @abstractmethod
     def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
         """The reason that this backend cannot run here; None if it can."""
+
+
+@dataclass(frozen=True)
+class WriteInOneGo:
+    """`rotate_and_write` of a backend that offers it, but for qkv, with which it is called."""
+
+    backend: AttentionBackend
+    changes: Changes
+    kv: KVLayer
+    slot_mapping: Tensor
+
+    def __call__(self, qkv: Tensor) -> Tensor:
+        assert self.backend.rotate_and_write is not None
+        return self.backend.rotate_and_write(qkv, self.changes, self.kv, self.slot_mapping)
 
 
 def window_of(spec: AttentionSpec) -> int:

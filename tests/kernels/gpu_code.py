@@ -14,6 +14,7 @@ import tempfile
 import warnings
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import triton
@@ -22,6 +23,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from nanoengine.kernels.triton.products.gemv import gemv
+from nanoengine.kernels.triton.products.heads import heads_of_product
+from nanoengine.kernels.triton.products.mlp import AHEAD, HELD, fitting_sizes, mlp_of_one_row
 from nanoengine.kernels.triton.products.norm import add_rms_norm
 from nanoengine.kernels.triton.products.packed import Packed
 from nanoengine.kernels.triton.products.packed_gemv import packed_gemv
@@ -89,6 +92,16 @@ def launch_some() -> None:
         numbers, scales = some(outputs, 2560 * bits // 8, dtype=torch.uint8), some(outputs, 1, dtype=torch.float32)
         weight, large, norms = Packed(numbers, scales, None, bits), some(1, 2560), some(2560, dtype=torch.float32)
         packed_gemv(large, weight, residual=large, norm=norms, eps=1e-6, launch=launch)
+    ahead = some(1024, 2048), some(6144, 1024)
+    k, v = (some(9, 16, 8, 128) for _ in range(2))
+    angles = some(1, 1, 64, dtype=torch.float32)
+    changes, slots = (norm[:128], norm[:128], 1e-6, angles, angles), some(1, dtype=torch.int64)
+    around: dict[str, Any] = {"residual": one, "norm": norm, "eps": 1e-6, "launch": 2}
+    heads_of_product(one, some(4096, 1024), Workspace(), changes, (k, v), slots, **around, ahead=ahead)
+    for how in (HELD, AHEAD):
+        sizes = fitting_sizes(1024, 3072, 2, one.device, how)
+        assert sizes is not None
+        mlp_of_one_row(one, some(6144, 1024), some(1024, 3072), Workspace(), sizes, "silu", **around, how=how)
     swap_ab(some(16, 2048), some(1024, 2048), Workspace(), launch=2)
     add_rms_norm(two, two, norm, 1e-6, launch=1)
     for tile, count in ((0, 2), (32, 4), (64, 3)):

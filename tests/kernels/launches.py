@@ -26,6 +26,8 @@ from nanoengine.kernels.triton.products.experts import sum_of_experts
 from nanoengine.kernels.triton.products.few_rows import MANY_OUTPUTS, ROWS, most_rows, product_of_few_rows
 from nanoengine.kernels.triton.products.float8 import quantize_rows, scale_sums
 from nanoengine.kernels.triton.products.gemv import MOST_ROWS, gemv
+from nanoengine.kernels.triton.products.heads import heads_of_product
+from nanoengine.kernels.triton.products.mlp import AHEAD, HELD, fitting_sizes, mlp_of_one_row
 from nanoengine.kernels.triton.products.norm import add_rms_norm, gated_norm, rms_norm
 from nanoengine.kernels.triton.products.packed import Packed
 from nanoengine.kernels.triton.products.packed_gemv import packed_gemv
@@ -115,6 +117,18 @@ def launch_products(dtype: torch.dtype) -> None:
                 for count, launch in ((5, 2), (64, 1)):
                     swap_ab(some(count, inputs, dtype=dtype), weight, Workspace(), **options, launch=launch)
     gemv(some(1, 9728, dtype=dtype), some(2560, 9728, dtype=dtype), launch=1)
+    one, ahead = some(1, 1024, dtype=dtype), (some(1024, 2048, dtype=dtype), some(6144, 1024, dtype=dtype))
+    for launch, how in product((0, 2), (HELD, AHEAD)):
+        around: dict[str, Any] = {"norm": some(1024), "residual": one, "eps": 1e-6, "launch": launch}
+        gemv(one, some(4096, 1024, dtype=dtype), **around, ahead=ahead[:how])
+        if (sizes := fitting_sizes(1024, 3072, dtype.itemsize, one.device, how)) is not None:
+            both, down = some(6144, 1024, dtype=dtype), some(1024, 3072, dtype=dtype)
+            mlp_of_one_row(one, both, down, Workspace(), sizes, "silu", **around, how=how)
+        for rows, dim in ((1, 128), (MOST_ROWS, 64)):
+            x, angles = some(rows, 1024, dtype=dtype), some(rows, 1, dim // 2)
+            changes, slots = (some(dim), some(dim), 1e-6, angles, angles), some(rows, dtype=torch.int64)
+            own, kv = {**around, "residual": x, "ahead": ahead[:how]}, written(caches(dtype, 8, dim, 16, int8=False))
+            heads_of_product(x, some(32 * dim, 1024, dtype=dtype), Workspace(), changes, kv["kv"], slots, **own)
     if dtype is not FULL:
         swap_ab(some(32, 1000, dtype=dtype), some(2500, 1000, dtype=dtype), Workspace(), bias=some(2500, dtype=dtype))
     for format in FORMATS:

@@ -45,13 +45,21 @@ def test_a_kernel_waits_once_and_writes_nothing_before(codes: list[Code]) -> Non
 
 def test_weights_come_first(codes: list[Code]) -> None:
     """All of a program's weights and factors of the norm, and nothing else: of rows and residual all is loaded behind."""
-    for code in of_kernel(codes, "_gemv_kernel"):
+    for code in of_kernel(codes, "gemv_kernel"):
         size = {name: int(value) for name, value in code.values.items()}
         columns = -(-size["INPUTS"] // size["CHUNK"]) * size["CHUNK"]
         assert size["HELD"] * size["CHUNK"] == columns
         weights = size["TILE"] * columns * 2 * (1 + size["GATE"])
         assert code.before == weights + 4 * columns * size["NORM"], code
         assert code.behind == size["ROWS"] * columns * 2 * (1 + size["ADD"]), code
+
+
+def test_weights_of_both_products_of_an_mlp_come_first(codes: list[Code]) -> None:
+    for code in of_kernel(codes, "_mlp_kernel"):
+        size = code.values
+        of_gates = 2 * size["TILE"] * size["HIDDEN"] * 2 + 4 * size["HIDDEN"]
+        assert code.before == of_gates + size["HELD"] * size["DOWN_TILE"] * size["SIZE"] * 2, code
+        assert (code.prefetches > 0) == (not size["HELD"])
 
 
 def test_packed_weights_come_first_and_no_integer_is_converted(codes: list[Code]) -> None:

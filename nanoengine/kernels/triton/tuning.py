@@ -36,6 +36,12 @@ class Tuning:
             launch, compute capability 9.0 and later): see `dependent.py`. 0: no; 1: as soon as that one has begun to read what
             it depends on; 2: behind a product, as soon as the product has started.
         dependent_rows: in steps of more rows none is: cuBLAS computes their products, and there is little to gain.
+        heads_in_product: whether, in steps of one to four rows, the product of q, k and v also norms and rotates its heads, and
+            writes K and V (`heads.py`).
+        weights_ahead: how many of the weights behind those of q, k and v such a product asks for (`ahead.py`); at most 2.
+        fused_mlp: whether, in steps of one row, a gated MLP is one launch, if it is small enough, and how the weights of its
+            second product come: 0: no; 1: into registers; 2: into the L2 cache (`mlp.py`).
+        mlp_depends: whether that launch is dependent, where others are.
         short_prompt: runs of up to so many new tokens are computed by smaller programs of prefill attention.
     """
 
@@ -48,6 +54,10 @@ class Tuning:
     swapped_rows: int = 16
     dependent_launch: int = 0
     dependent_rows: int = 64
+    heads_in_product: int = 0
+    weights_ahead: int = 0
+    fused_mlp: int = 0
+    mlp_depends: int = 0
     short_prompt: int = 512
 
     def launch(self, rows: int, *, product: bool = False) -> int:

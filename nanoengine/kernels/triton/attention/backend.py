@@ -73,16 +73,16 @@ class TritonAttention(AttentionBackend):
         return (num_blocks, num_kv_heads, self.block_size, head_dim)
 
     def rotate_and_write(self, qkv: Tensor, changes: Changes, kv: KVLayer, slot_mapping: Tensor) -> Tensor:
-        views, scales = self._views(kv)
+        views, scales = self.views(kv)
         options = {**scales, "launch": self.tuning.launch(len(qkv))}
         return self._rotate_and_write(qkv, changes, views, slot_mapping, **options)
 
     def write_kv(self, k: Tensor, v: Tensor, kv: KVLayer, slot_mapping: Tensor) -> None:
-        caches, scales = self._views(kv)
+        caches, scales = self.views(kv)
         self._write(k, v, caches, slot_mapping, **scales)
 
     def decode(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
-        caches, scales = self._views(kv)
+        caches, scales = self.views(kv)
         asked = {**scales, **_asked(spec), "sinks": sinks}
         if runs.plan is None:
             runs.plan = {}  # the layers of a step fill it
@@ -93,11 +93,11 @@ class TritonAttention(AttentionBackend):
 
     def prefill(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
         tables, starts, lens = runs.block_tables, runs.query_start_loc, runs.seq_lens
-        (caches, scales), longest = self._views(kv), runs.longest
+        (caches, scales), longest = self.views(kv), runs.longest
         asked = {**scales, **_asked(spec), "sinks": sinks, "tuning": self.tuning}
         return self._prefill(q, *caches, tables, starts, lens, longest, spec.scale, **asked)
 
-    def _views(self, kv: KVLayer) -> tuple[KVLayer, dict[str, Any]]:
+    def views(self, kv: KVLayer) -> tuple[KVLayer, dict[str, Any]]:
         """K and V as kernels take them, [num_blocks, block_size, num_kv_heads, head_dim], and the scales of an int8 cache."""
         k_cache, v_cache = kv
         if k_cache.dtype is not torch.int8:

@@ -5,6 +5,8 @@ missing.
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -53,7 +55,7 @@ def _store(
 
 
 @triton.jit
-def _rotate_and_write_kernel(
+def rotate_and_write_kernel(
     q,
     k,
     v,
@@ -86,13 +88,19 @@ def _rotate_and_write_kernel(
     NORM: tl.constexpr,
     ROTATE: tl.constexpr,
     LAUNCH: tl.constexpr,
+    token=None,
+    group=None,
 ):
-    """Program (i, j): group j of the heads of token i. The groups of q come first, then those of k and those of v."""
+    """Program (i, j): group j of the heads of token i. The groups of q come first, then those of k and those of v.
+
+    The last programs of a product call it, too, with the token and the group that they have computed (`products/heads.py`).
+    """
     HALF: tl.constexpr = HEAD_DIM // 2
-    dependent.start(LAUNCH)
-    dependent.wait(LAUNCH)  # the kernel before may still write what this one reads, or read where it writes
-    token = tl.program_id(0).to(tl.int64)
-    group = tl.program_id(1)
+    if token is None:
+        dependent.start(LAUNCH)
+        dependent.wait(LAUNCH)  # the kernel before may still write what this one reads, or read where it writes
+        token = tl.program_id(0).to(tl.int64)
+        group = tl.program_id(1)
     q_groups = tl.cdiv(num_heads, HEADS)
     kv_groups = tl.cdiv(num_kv_heads, HEADS)
     is_q = group < q_groups
@@ -120,15 +128,19 @@ def _rotate_and_write_kernel(
         )  # fmt: skip
     else:
         there = (pair < HALF) if pair.shape[0] > HALF else None
+        # All loads come before the sum, for which warps wait: they are on their way at the same time.
+        if NORM:
+            weight = (q_weight if is_q else k_weight) + pair
+            first_factor, second_factor = tl.load(weight, mask=there), tl.load(weight + HALF, mask=there)
+        if ROTATE:
+            angle = token * angle_stride + pair
+            cosine, sine = tl.load(cos + angle, mask=there), tl.load(sin + angle, mask=there)
         if NORM:
             square = tl.sum(first * first + second * second, axis=1) / HEAD_DIM
             scale = (1.0 / tl.sqrt(square + eps))[:, None]
-            weight = (q_weight if is_q else k_weight) + pair
-            first = first * scale * tl.load(weight, mask=there)[None, :]
-            second = second * scale * tl.load(weight + HALF, mask=there)[None, :]
+            first, second = first * scale * first_factor[None, :], second * scale * second_factor[None, :]
         if ROTATE:
-            angle = token * angle_stride + pair
-            cosine, sine = tl.load(cos + angle, mask=there)[None, :], tl.load(sin + angle, mask=there)[None, :]
+            cosine, sine = cosine[None, :], sine[None, :]
             first, second = first * cosine - second * sine, second * cosine + first * sine
         if is_q:
             target = q_out + token * num_heads * HEAD_DIM + (head * HEAD_DIM)[:, None] + pair[None, :]
@@ -208,10 +220,35 @@ def _launch(
     v_scales: Tensor | None,
     launch: int,
 ) -> None:
-    """q, k and v are [num_tokens, heads, head_dim]; rows may have gaps, heads may not."""
-    (q_weight, k_weight, _, cos, sin), (k_cache, v_cache) = changes, kv
     num_tokens, num_kv_heads, head_dim = k.shape
-    num_heads = q.shape[1]
+    if not num_tokens:
+        return
+    heads = heads_of_a_group(head_dim)
+    grid = (num_tokens, triton.cdiv(q.shape[1], heads) + 2 * triton.cdiv(num_kv_heads, heads))
+    given, sizes = arguments(q, k, v, changes, slot_mapping, q_out, kv, k_scales, v_scales)
+    rotate_and_write_kernel[grid](
+        *given, **sizes, HEADS=heads, LAUNCH=launch, num_warps=_num_warps(k.itemsize), **dependent.options(launch)
+    )
+
+
+def arguments(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    changes: Changes,
+    slot_mapping: Tensor,
+    q_out: Tensor,
+    kv: KVLayer,
+    k_scales: Tensor | None,
+    v_scales: Tensor | None,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What the kernel is given, and the sizes that are compiled into it, but for HEADS and LAUNCH.
+
+    Args:
+        q, k, v: [num_tokens, heads, head_dim]; rows may have gaps, heads may not.
+    """
+    (q_weight, k_weight, _, cos, sin), (k_cache, v_cache) = changes, kv
+    _, num_kv_heads, head_dim = k.shape
     assert k.stride()[1:] == v.stride()[1:] == (head_dim, 1)
     assert k_cache.stride(3) == v_cache.stride(3) == 1
     assert slot_mapping.is_contiguous()
@@ -223,37 +260,14 @@ def _launch(
         assert cos.stride(2) == sin.stride(2) == 1
         angle_stride = cos.stride(0)
         assert sin.stride(0) == angle_stride
-    if not num_tokens:
-        return
-    heads = heads_of_a_group(head_dim)
-    grid = (num_tokens, triton.cdiv(num_heads, heads) + 2 * triton.cdiv(num_kv_heads, heads))
-    _rotate_and_write_kernel[grid](
-        q,
-        k,
-        v,
-        *changes,
-        slot_mapping,
-        q_out,
-        *kv,
-        k_scales,
-        v_scales,
-        num_heads,
-        num_kv_heads,
-        q.stride(0),
-        k.stride(0),
-        v.stride(0),
-        angle_stride,
-        *k_cache.stride()[:3],
-        *v_cache.stride()[:3],
-        BLOCK_SIZE=k_cache.shape[1],
-        HEAD_DIM=head_dim,
-        HEADS=heads,
-        NORM=q_weight is not None and k_weight is not None,
-        ROTATE=cos is not None and sin is not None,
-        LAUNCH=launch,
-        num_warps=_num_warps(k.itemsize),
-        **dependent.options(launch),
-    )
+    tensors = q, k, v, *changes, slot_mapping, q_out, *kv, k_scales, v_scales
+    strides = q.stride(0), k.stride(0), v.stride(0), angle_stride, *k_cache.stride()[:3], *v_cache.stride()[:3]
+    return (*tensors, q.shape[1], num_kv_heads, *strides), {
+        "BLOCK_SIZE": k_cache.shape[1],
+        "HEAD_DIM": head_dim,
+        "NORM": q_weight is not None and k_weight is not None,
+        "ROTATE": cos is not None and sin is not None,
+    }
 
 
 def heads_of_a_group(head_dim: int) -> int:
