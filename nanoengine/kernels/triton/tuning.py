@@ -34,6 +34,8 @@ class Tuning:
             it depends on; 2: behind a product, as soon as the product has started.
         dependent_rows: in steps of more rows none is: cuBLAS computes their products, and there is little to gain.
         short_prompt: runs of up to so many new tokens are computed by smaller programs of prefill attention.
+        prefill_tile, short_tile: tokens of K and of V that a larger and a smaller program of it works on at once: 64; or 32, and
+            more of them run side by side on a multiprocessor.
     """
 
     decode_tile: int = 32
@@ -44,6 +46,8 @@ class Tuning:
     dependent_launch: int = 0
     dependent_rows: int = 64
     short_prompt: int = 512
+    prefill_tile: int = 64
+    short_tile: int = 64
 
     def launch(self, rows: int, *, product: bool = False) -> int:
         """How a kernel of a step of so many rows is launched (`dependent.py`): only products let the next one start at once."""
