@@ -29,6 +29,7 @@ class Tuning:
         decode_stages: how deep its loads run ahead; 3 + 2 n holds 1 + n tiles in shared memory.
         decode_programs_per_sm: programs of decode attention that are to run side by side on a multiprocessor.
         swapped_rows: up to so many rows, products are computed with the weights as the left factor (`swap_ab.py`); at most 64.
+        gated_rows: up to so many rows, gates are computed in the product before them, if not yet for another reason.
         dependent_launch: whether a kernel of a decode step may be launched while the one before it ends (programmatic dependent
             launch, compute capability 9.0 and later): see `dependent.py`. 0: no; 1: as soon as that one has begun to read what
             it depends on; 2: behind a product, as soon as the product has started.
@@ -36,6 +37,8 @@ class Tuning:
         short_prompt: runs of up to so many new tokens are computed by smaller programs of prefill attention.
         prefill_tile, short_tile: tokens of K and of V that a larger and a smaller program of it works on at once: 64; or 32, and
             more of them run side by side on a multiprocessor.
+        whole_prompt_tile: tokens of K and of V that are multiplied at once for a prompt that has no history and is alone in its
+            step (`attention/whole_prompt.py`), 64 or 128; 0: it is computed like any other.
     """
 
     decode_tile: int = 32
@@ -43,11 +46,13 @@ class Tuning:
     decode_stages: int = 5
     decode_programs_per_sm: int = 4
     swapped_rows: int = 16
+    gated_rows: int = 0
     dependent_launch: int = 0
     dependent_rows: int = 64
     short_prompt: int = 512
     prefill_tile: int = 64
     short_tile: int = 64
+    whole_prompt_tile: int = 0
 
     def launch(self, rows: int, *, product: bool = False) -> int:
         """How a kernel of a step of so many rows is launched (`dependent.py`): only products let the next one start at once."""
