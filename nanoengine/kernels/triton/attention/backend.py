@@ -18,6 +18,9 @@ BLOCK_SIZES = tuple(1 << i for i in range(4, 9))
 HEAD_DIMS = range(16, 257, 16)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
+SHORTEST_WHOLE = 128
+"""Tokens of a step from which on K and V stay beside the queries, for a prompt that is computed from them."""
+
 CAPABILITY = (8, 0)
 """The least compute capability: earlier ones do not copy asynchronously, nor multiply bfloat16."""
 
@@ -45,13 +48,19 @@ class TritonAttention(AttentionBackend):
         from nanoengine.kernels.triton.attention.paged_prefill import paged_prefill
         from nanoengine.kernels.triton.attention.rotate_and_write import rotate_and_write, write_kv
         from nanoengine.kernels.triton.attention.split_kv import Workspace
+        from nanoengine.kernels.triton.attention.whole_prompt import can_attend, keys_and_values, whole_prompt
 
         self.block_size = block_size
         self.tuning = tuning or load_tuning()
         self._rotate_and_write, self._write = rotate_and_write, write_kv
         self._prefill, self._decode, self._decode_drafted = paged_prefill, paged_decode, drafted_decode
         self._int8_views = views
+        self._can_attend, self._keys_and_values, self._whole_prompt = can_attend, keys_and_values, whole_prompt
         self._workspace = Workspace()
+
+    @property
+    def knows_whole_prompts(self) -> bool:  # type: ignore[override]
+        return bool(self.tuning.whole_prompt_tile)
 
     @staticmethod
     def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
@@ -75,7 +84,8 @@ class TritonAttention(AttentionBackend):
 
     def rotate_and_write(self, qkv: Tensor, changes: Changes, kv: KVLayer, slot_mapping: Tensor) -> Tensor:
         views, scales = self._views(kv)
-        options = {**scales, "launch": self.tuning.launch(len(qkv))}
+        in_place = bool(self.tuning.whole_prompt_tile) and len(qkv) >= SHORTEST_WHOLE
+        options = {**scales, "launch": self.tuning.launch(len(qkv)), "in_place": in_place}
         return self._rotate_and_write(qkv, changes, views, slot_mapping, **options)
 
     def write_kv(self, k: Tensor, v: Tensor, kv: KVLayer, slot_mapping: Tensor) -> None:
@@ -95,6 +105,15 @@ class TritonAttention(AttentionBackend):
     def prefill(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
         tables, starts, lens = runs.block_tables, runs.query_start_loc, runs.seq_lens
         (caches, scales), longest = self._views(kv), runs.longest
+        if (
+            (tile := self.tuning.whole_prompt_tile)
+            and runs.whole
+            and longest == len(q)
+            and spec == AttentionSpec(spec.scale)
+        ):
+            new = self._keys_and_values(q, caches[0].shape[2])
+            if new is not None and not scales and self._can_attend(q):
+                return self._whole_prompt(q, *new, spec.scale, tile)
         asked = {**scales, **_asked(spec), "sinks": sinks, "tuning": self.tuning}
         return self._prefill(q, *caches, tables, starts, lens, longest, spec.scale, **asked)
 

@@ -70,6 +70,30 @@ def _whole_prompt_kernel(
     tl.store(out + place, (acc / total[:, None]).to(out.dtype.element_ty), mask=(token < num_tokens)[:, None])
 
 
+def can_attend(q: Tensor) -> bool:
+    """Whether `whole_prompt` computes with such queries, [num_tokens, num_heads, head_dim]."""
+    return q.dtype in DTYPES and q.shape[2] in HEAD_DIMS and q.stride(0) % 8 == 0 and q.data_ptr() % 16 == 0
+
+
+def keys_and_values(q: Tensor, num_kv_heads: int) -> tuple[Tensor, Tensor] | None:
+    """K and V that stand behind the queries of each token, as `rotate_and_write` leaves them in place; None: q stands alone.
+
+    Args:
+        q: [num_tokens, num_heads, head_dim]: the first columns of rows that hold all heads of q, of k and of v; or anything else.
+
+    Returns:
+        Views, [num_tokens, num_kv_heads, head_dim].
+    """
+    num_tokens, num_heads, head_dim = q.shape
+    width = (num_heads + 2 * num_kv_heads) * head_dim
+    if q.stride() != (width, head_dim, 1):
+        return None
+    first = q.storage_offset() + num_heads * head_dim
+    shape = num_tokens, num_kv_heads, head_dim
+    k, v = (q.as_strided(shape, q.stride(), first + i * num_kv_heads * head_dim) for i in range(2))
+    return k, v
+
+
 def whole_prompt(q: Tensor, k: Tensor, v: Tensor, scale: float, tile: int) -> Tensor:
     """Attention of each token over the tokens up to itself.
 

@@ -31,7 +31,6 @@ DEPTH = 64
 """Inputs that are multiplied at a time."""
 
 
-
 @triton.jit
 def _gated_product_kernel(
     out,
