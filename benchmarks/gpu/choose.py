@@ -15,16 +15,19 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.alone import draws, prompts, quantized
+from benchmarks.gpu.alone import RELEVANT, TILES, draws, of_prompts, prompt, prompts, quantized
 from benchmarks.gpu.chain import Chain, Inputs, seconds
 from benchmarks.gpu.clock import Clock, device_facts, measure_rates
 from benchmarks.gpu.parts import kept_going
+from benchmarks.gpu.specialized import can_specialize, specialized
+from benchmarks.gpu.specialized import main as specialized_kernels
 from benchmarks.limit import Ceiling, ModelLimit, StepWork
 from benchmarks.options import positive_int
 from benchmarks.random_weights import SHAPES
@@ -35,6 +38,7 @@ from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning, file_name, load_t
 
 SIZES = (1, 4, 16, 64, 131, 256)
 """Sequences of a step: one of 1,088 tokens, several as the workload of 256 requests has them when so many are left."""
+PROMPT = "prompt"
 LONG = "long"
 """One sequence of 10,000 tokens among 255 of 600."""
 
@@ -43,6 +47,8 @@ SHAPE = "decode_tile", "decode_warps", "decode_stages", "decode_programs_per_sm"
 MOVES: tuple[tuple[dict[str, Any], tuple[int | str, ...]], ...] = (
     *(({"dependent_launch": own}, (1, 4, 16)) for own in (0, 1, 2)),
     *(({"swapped_rows": own}, (16, 64)) for own in (0, 16, 64)),
+    ({"gated_rows": 64}, (64,)),
+    ({"gated_rows": 256}, (64, 131, 256)),
     *(
         (dict(zip(SHAPE, own, strict=True)), ALL)
         for own in ((32, 4, 7, 4), (32, 4, 5, 4), (32, 4, 5, 5), (64, 4, 5, 3))
@@ -51,7 +57,12 @@ MOVES: tuple[tuple[dict[str, Any], tuple[int | str, ...]], ...] = (
 )
 """What is tried, in this order, and in which steps it can make a difference."""
 
-SUSPECTS: tuple[dict[str, Any], ...] = ({"swapped_rows": 0}, {"dependent_launch": 1}, {"dependent_launch": 0})
+SUSPECTS: tuple[dict[str, Any], ...] = (
+    {"gated_rows": 0},
+    {"swapped_rows": 0},
+    {"dependent_launch": 1},
+    {"dependent_launch": 0},
+)
 """What is given up, one after the other, while replays differ."""
 
 GAIN = 0.005
@@ -59,7 +70,7 @@ GAIN = 0.005
 LOSS = 0.04
 """And if none of them takes so much more."""
 
-PARTS = "variants", "prompts", "drawing", "quantized"
+PARTS = "variants", "prompts", "specialized", "drawing", "quantized"
 REPLAYS = 200
 ROUNDING = 2.0
 """A variant may be so many times as far from the default as that is from float32."""
@@ -214,13 +225,21 @@ def variants(moves: Any) -> Iterator[tuple[Tuning, Any]]:
 @torch.inference_mode()
 def warm(args: argparse.Namespace, device: torch.device) -> None:
     """Launch a part of all variants once, in a model of two layers."""
-    work = [(tuning, size) for tuning, sizes in variants(args.moves) for size in sizes if size in args.sizes]
+    work: list[tuple[Tuning, int | str]] = [(of_prompts(DEFAULTS, *kind), PROMPT) for kind in product(RELEVANT, TILES)]
+    work += [(tuning, size) for tuning, sizes in variants(args.moves) for size in sizes if size in args.sizes]
     mine, of = args.warm
+    if mine == of - 1 and can_specialize(device):
+        specialized_kernels(["--warm"])
+        return
     chain = Chain(args.shape, device, getattr(torch, args.dtype), tokens_of(args.sizes, args.scale), num_layers=2)
-    for tuning, size in work[mine::of]:
+    for tuning, size in work[mine :: of - can_specialize(device)]:
         try:
             chain.tune(tuning)
-            chain.run(chain.inputs(lens_of(size, args.scale)))
+            if size == PROMPT:
+                q, *asked = prompt(chain, min(args.prompts))
+                chain.backend.prefill(q, chain.kv[0], *asked)
+            else:
+                chain.run(chain.inputs(lens_of(size, args.scale)))
             if device.type == "cuda":
                 torch.cuda.synchronize()
         except Exception as error:  # it will be said once, where it is measured
@@ -247,6 +266,7 @@ def main(arguments: Sequence[str]) -> int:
     parts: dict[str, Callable[[Tuning], Tuning]] = {
         "variants": lambda _: fastest(Chooser(args, report, chain, rates.ceiling)),
         "prompts": lambda tuning: prompts(chain, report, tuning, args.prompts, args.repeat),
+        "specialized": lambda tuning: specialized(report, tuning) if can_specialize(device) else tuning,
         "drawing": lambda tuning: draws(chain, report, tuning, args.draws, args.repeat),
         "quantized": lambda tuning: quantized(device, args.quantized_shape, chain.dtype, report, tuning, args),
     }

@@ -22,7 +22,7 @@ from nanoengine.kernels.triton.products.activation import gate_and_multiply, sig
 from nanoengine.kernels.triton.products.experts import sum_of_experts
 from nanoengine.kernels.triton.products.few_rows import MANY_OUTPUTS, ROWS, most_rows, product_of_few_rows
 from nanoengine.kernels.triton.products.float8 import Float8Rows
-from nanoengine.kernels.triton.products.gated_product import can_gate, gated_product
+from nanoengine.kernels.triton.products.gated_product import FEW, can_gate, gated_product
 from nanoengine.kernels.triton.products.gemv import MOST_ROWS as MOST_GEMV_ROWS
 from nanoengine.kernels.triton.products.gemv import WIDEST_NORMED, gemv
 from nanoengine.kernels.triton.products.norm import add_rms_norm, gated_norm, rms_norm
@@ -155,7 +155,8 @@ class TritonKernels(Kernels):
                 for name in ("norm", "eps", "residual"):
                     del options[name]
                 return None if norm is not None else (swap_ab(x, weight, self._workspace, **options), x)
-            if activation is not None and norm is None and ROWS < rows <= tuning.gated_rows and can_gate(x, weight):
+            is_inside = tuning.gated_prompts if rows > FEW else ROWS < rows <= tuning.gated_rows
+            if activation is not None and norm is None and is_inside and can_gate(x, weight):
                 return gated_product(x, weight, activation), x
         return product_of_few_rows(x, weight, **options) if rows <= ROWS else None
 

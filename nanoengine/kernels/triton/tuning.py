@@ -29,7 +29,8 @@ class Tuning:
         decode_stages: how deep its loads run ahead; 3 + 2 n holds 1 + n tiles in shared memory.
         decode_programs_per_sm: programs of decode attention that are to run side by side on a multiprocessor.
         swapped_rows: up to so many rows, products are computed with the weights as the left factor (`swap_ab.py`); at most 64.
-        gated_rows: up to so many rows, gates are computed in the product before them, if not yet for another reason.
+        gated_rows: up to so many rows, gates are computed in the product before them, if not yet for another reason; at most 256.
+        gated_prompts: 1: so are those of more than 256 rows.
         dependent_launch: whether a kernel of a decode step may be launched while the one before it ends (programmatic dependent
             launch, compute capability 9.0 and later): see `dependent.py`. 0: no; 1: as soon as that one has begun to read what
             it depends on; 2: behind a product, as soon as the product has started.
@@ -47,6 +48,7 @@ class Tuning:
     decode_programs_per_sm: int = 4
     swapped_rows: int = 16
     gated_rows: int = 0
+    gated_prompts: int = 0
     dependent_launch: int = 0
     dependent_rows: int = 64
     short_prompt: int = 512

@@ -273,7 +273,7 @@ def paged_prefill(
 
 
 def _shape(dtype: torch.dtype, head_dim: int, *, int8: bool, is_short: bool, tuning: Tuning) -> dict[str, int]:
-    """Rows and tokens in a tile, warps, stages and a limit of registers: what fits an A100's 163 KB of shared memory, without spills.
+    """Rows and tokens in a tile, warps, stages, a limit of registers: what fits 163 KB of shared memory (A100), without spills.
 
     Short prompts have few tiles: smaller ones are work for more multiprocessors, two of them for each. With 32 tokens in a tile,
     one multiprocessor has two programs of 128 rows, or three of 64.
