@@ -26,14 +26,15 @@ from benchmarks.gpu.alone import RELEVANT, TILES, draws, of_prompts, prompt, pro
 from benchmarks.gpu.chain import Chain, Inputs, seconds
 from benchmarks.gpu.clock import Clock, device_facts, measure_rates
 from benchmarks.gpu.parts import kept_going
-from benchmarks.gpu.specialized import can_specialize, specialized
 from benchmarks.gpu.specialized import main as specialized_kernels
+from benchmarks.gpu.specialized import specialized
 from benchmarks.limit import Ceiling, ModelLimit, StepWork
 from benchmarks.options import positive_int
 from benchmarks.random_weights import SHAPES
 from benchmarks.report import Report
 from benchmarks.workload import lens_of_workload
 from nanoengine.kernels.triton.dependent import LATE
+from nanoengine.kernels.triton.launch import specializes_warps
 from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning, file_name, load_tuning
 
 SIZES = (1, 4, 16, 64, 131, 256)
@@ -228,11 +229,11 @@ def warm(args: argparse.Namespace, device: torch.device) -> None:
     work: list[tuple[Tuning, int | str]] = [(of_prompts(DEFAULTS, *kind), PROMPT) for kind in product(RELEVANT, TILES)]
     work += [(tuning, size) for tuning, sizes in variants(args.moves) for size in sizes if size in args.sizes]
     mine, of = args.warm
-    if mine == of - 1 and can_specialize(device):
+    if mine == of - 1 and specializes_warps(device):
         specialized_kernels(["--warm"])
         return
     chain = Chain(args.shape, device, getattr(torch, args.dtype), tokens_of(args.sizes, args.scale), num_layers=2)
-    for tuning, size in work[mine :: of - can_specialize(device)]:
+    for tuning, size in work[mine :: of - specializes_warps(device)]:
         try:
             chain.tune(tuning)
             if size == PROMPT:
@@ -266,7 +267,7 @@ def main(arguments: Sequence[str]) -> int:
     parts: dict[str, Callable[[Tuning], Tuning]] = {
         "variants": lambda _: fastest(Chooser(args, report, chain, rates.ceiling)),
         "prompts": lambda tuning: prompts(chain, report, tuning, args.prompts, args.repeat),
-        "specialized": lambda tuning: specialized(report, tuning) if can_specialize(device) else tuning,
+        "specialized": lambda tuning: specialized(report, tuning) if specializes_warps(device) else tuning,
         "drawing": lambda tuning: draws(chain, report, tuning, args.draws, args.repeat),
         "quantized": lambda tuning: quantized(device, args.quantized_shape, chain.dtype, report, tuning, args),
     }

@@ -24,7 +24,7 @@ from benchmarks.gpu.chain import BLOCK_SIZE, record, seconds
 from benchmarks.report import Report
 from nanoengine.core.attention import AttentionSpec, Runs
 from nanoengine.kernels.triton.attention.backend import TritonAttention
-from nanoengine.kernels.triton.attention.whole_prompt import SPECIALIZED, whole_prompt
+from nanoengine.kernels.triton.attention.whole_prompt import whole_prompt
 from nanoengine.kernels.triton.products.activation import gate_and_multiply
 from nanoengine.kernels.triton.products.gated_product import gated_product
 from nanoengine.kernels.triton.tuning import Tuning
@@ -137,11 +137,6 @@ def specialized(report: Report, tuning: Tuning) -> Tuning:
     best = min(tiles, key=lambda tile: times["prompt", str(tile)][LENGTHS[1]], default=0)
     is_inside = _is_faster(times, "gates", "inside", "cuBLAS", ROWS)
     return replace(tuning, whole_prompt_tile=best, gated_prompts=int(is_inside))
-
-
-def can_specialize(device: torch.device) -> bool:
-    """Whether warps are specialized there: a Hopper GPU, and a Triton that can."""
-    return SPECIALIZED and device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def _is_faster(

@@ -1,7 +1,7 @@
 """Causal attention of one prompt without history: all that its tokens see are its tokens, whose K and V lie one after the other.
 
-A tile of them is one copy of the tensor memory accelerator. On compute capability 9.0 and with Triton before 3.7, four warps ask
-for copies, and two groups of four multiply (warp specialization). Blocks of a paged cache are too small for such copies.
+A tile of them is one copy of the tensor memory accelerator. Where warps are specialized (`launch.specializes_warps`), four ask
+for copies, and two groups of four multiply. Blocks of a paged cache are too small for such copies.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from nanoengine.kernels.triton.attention.paged_cache import dot, weigh
+from nanoengine.kernels.triton.launch import specializes_warps
 
 ROWS = 128
 """Tokens of a program, each with one query head."""
 
-SPECIALIZED = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)
-"""Later versions do not compile it: they cut the tile of queries in two, but not the descriptor that the host has made of it."""
-
-NUM_WARPS = 4 if SPECIALIZED else 8
+SPECIALIZED_WARPS, NUM_WARPS = 4, 8
 """With eight, Triton specializes no warp, and says nothing of it."""
 
 HEAD_DIMS = (64, 128)
@@ -109,7 +107,7 @@ def whole_prompt(q: Tensor, k: Tensor, v: Tensor, scale: float, tile: int) -> Te
     """
     num_tokens, num_heads, head_dim = q.shape
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    stages = 2 if tile == 128 else 3
+    stages, specialized = 2 if tile == 128 else 3, specializes_warps(q.device)
     _whole_prompt_kernel[(num_heads, triton.cdiv(num_tokens, ROWS))](
         out,
         _descriptor(q, ROWS),
@@ -122,8 +120,8 @@ def whole_prompt(q: Tensor, k: Tensor, v: Tensor, scale: float, tile: int) -> Te
         ROWS=ROWS,
         TILE=tile,
         STAGES=stages,
-        SPECIALIZED=SPECIALIZED,
-        num_warps=NUM_WARPS,
+        SPECIALIZED=specialized,
+        num_warps=SPECIALIZED_WARPS if specialized else NUM_WARPS,
         num_stages=stages,
     )
     return out

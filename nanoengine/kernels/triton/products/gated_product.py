@@ -1,7 +1,7 @@
 """The gate of a gated MLP inside the product that computes it, for steps of many rows: what is gated is neither written nor read.
 
-Tiles are copied by the tensor memory accelerator. In large products, on compute capability 9.0 and with Triton before 3.7, four
-warps ask for copies, and two groups of four multiply (warp specialization).
+Tiles are copied by the tensor memory accelerator. In large products, where warps are specialized (`launch.specializes_warps`),
+four ask for copies, and two groups of four multiply.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from nanoengine.kernels.reference.gates import ACTIVATIONS
 from nanoengine.kernels.triton.attention.paged_cache import dot
-from nanoengine.kernels.triton.attention.whole_prompt import SPECIALIZED
+from nanoengine.kernels.triton.launch import specializes_warps
 from nanoengine.kernels.triton.products.activation import gated
 
 ROWS = 128
@@ -89,7 +89,7 @@ def gated_product(x: Tensor, weight: Tensor, activation: str) -> Tensor:
     if not num_rows:
         return out
     tile, stages = (LARGE_TILE, 3) if num_rows > LARGE else (TILE, 4)
-    specialized = SPECIALIZED and num_rows > FEW
+    specialized = num_rows > FEW and specializes_warps(x.device)
     _gated_product_kernel[(triton.cdiv(num_rows, ROWS), outputs // tile)](
         out,
         TensorDescriptor(x, [num_rows, inputs], [x.stride(0), 1], [ROWS, DEPTH]),
