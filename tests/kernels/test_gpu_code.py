@@ -1,4 +1,6 @@
-"""The order of machine code: a product asks for its weights before it waits for the kernel before, and for rows behind that."""
+"""The order of machine code: a product asks for its weights before it waits for the kernel before, and for rows behind that. And
+warps that are specialized.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed: it is made for Linux on x86-64 alone")
+
+import triton
 
 from tests.kernels.gpu_code import Code, disassembler
 
@@ -19,14 +24,18 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def codes() -> list[Code]:
-    """Compiled in a process of its own: this one may have loaded the kernels for the interpreter."""
+    return [Code(**line) for line in printed("tests.kernels.gpu_code")]
+
+
+def printed(program: str) -> list[dict[str, Any]]:
+    """Lines of a program that compiles, in a process of its own: this one may have loaded the kernels for the interpreter."""
     if disassembler() is None:
         pytest.skip("this Triton comes without cuobjdump, which shows machine code")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.kernels.gpu_code"]
+    command = [sys.executable, "-m", program]
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-3000:]
-    return [Code(**json.loads(line)) for line in result.stdout.splitlines()]
+    return [json.loads(line) for line in result.stdout.splitlines()]
 
 
 def of_kernel(codes: list[Code], name: str) -> list[Code]:
@@ -72,3 +81,12 @@ def test_weights_of_swapped_products_come_into_the_cache_first(codes: list[Code]
 def test_factors_of_a_norm_come_first(codes: list[Code]) -> None:
     for code in of_kernel(codes, "_rms_norm_kernel"):
         assert (code.before, code.behind) == (4 * code.values["SIZE"], 2 * 2 * code.values["SIZE"])
+
+
+@pytest.mark.skipif(triton.__version__ >= "3.7", reason="Triton specializes no warps here from 3.7 on")
+def test_warps_are_specialized() -> None:
+    """Four copy, and have few registers; eight multiply, and have more of them."""
+    for code in printed("tests.kernels.specialized_code"):
+        assert code["threads"] == 12 * 32, code
+        assert min(code["USETMAXREG"], code["UTMALDG"], code["HGMMA"]) > 1, code
+        assert code["STL"] == code["LDL"] == 0, code

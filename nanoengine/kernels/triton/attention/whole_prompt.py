@@ -27,7 +27,7 @@ HEAD_DIMS = (64, 128)
 DTYPES = (torch.bfloat16, torch.float16)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _whole_prompt_kernel(
     out,
     queries,

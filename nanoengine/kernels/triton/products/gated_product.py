@@ -31,7 +31,7 @@ DEPTH = 64
 """Inputs that are multiplied at a time."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _gated_product_kernel(
     out,
     x,
