@@ -48,7 +48,7 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")  # of what a coming Triton will do
     with noting() as launches, pytest.MonkeyPatch.context() as patch:
         for module in (whole_prompt, gated_product):
-            patch.setattr(module, "specializes_warps", lambda device: True)
+            patch.setattr(module, "specializes_warps", lambda _: True)
         launch_some()
     for launch in launches:
         print(json.dumps(read(launch)))
