@@ -237,8 +237,8 @@ def warm(args: argparse.Namespace, device: torch.device) -> None:
         try:
             chain.tune(tuning)
             if size == PROMPT:
-                q, *asked = prompt(chain, min(args.prompts))
-                chain.backend.prefill(q, chain.kv[0], *asked)
+                q, runs, spec = prompt(chain, min(args.prompts))
+                chain.backend.prefill(q, chain.kv[0], runs, spec)
             else:
                 chain.run(chain.inputs(lens_of(size, args.scale)))
             if device.type == "cuda":

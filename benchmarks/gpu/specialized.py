@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -77,8 +78,12 @@ def prompts(length: int, tuning: Tuning) -> dict[str, Callable[[], Tensor]]:
         "paged": lambda: [backend.prefill(q, each, runs, spec) for (q, *_), each in zip(parts, kv, strict=True)][-1]
     }
     for tile in TILES:
-        ways[str(tile)] = lambda tile=tile: [whole_prompt(*each, scale, tile) for each in parts][-1]  # type: ignore[misc]
+        ways[str(tile)] = partial(_whole_prompts, parts, scale, tile)
     return ways
+
+
+def _whole_prompts(parts: Sequence[tuple[Tensor, ...]], scale: float, tile: int) -> Tensor:
+    return [whole_prompt(q, k, v, scale, tile) for q, k, v in parts][-1]
 
 
 def gates(rows: int) -> dict[str, Callable[[], Tensor]]:

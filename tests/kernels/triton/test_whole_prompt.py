@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -27,9 +28,9 @@ def everything_is_on_the_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
         yield
 
 
-def pool_of(heads: Heads, lens: list[int], *, tile: int = 64, **asked: object) -> Pool:
+def pool_of(heads: Heads, lens: list[int], *, tile: int = 64, **asked: Any) -> Pool:
     backend = TritonAttention(16, replace(DEFAULTS, whole_prompt_tile=tile))
-    return Pool(Sequences(heads, 16, lens, torch.float16), backend, spec=replace(SCALED, **asked))  # type: ignore[arg-type]
+    return Pool(Sequences(heads, 16, lens, torch.float16), backend, spec=replace(SCALED, **asked))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -57,7 +58,7 @@ def test_any_prompt(seed: int) -> None:
     ],
 )
 def test_it_is_only_for_plain_prompts_without_history_that_are_alone(
-    starts: list[int], asked: dict[str, object], is_whole: bool
+    starts: list[int], asked: dict[str, Any], is_whole: bool
 ) -> None:
     pool = pool_of(Heads(1, 2, 64), [30] * len(starts), **asked)
     with noting() as launches:
