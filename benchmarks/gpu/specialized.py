@@ -1,4 +1,4 @@
-"""Kernels with specialized warps, beside those that do the same: right, the same in every replay, and faster?
+"""Kernels with specialized warps, beside those that compute the same: are they right, the same in every replay, and faster?
 
     python -m benchmarks.gpu.specialized --tuning '{"short_prompt": 512}' --save specialized.json
 

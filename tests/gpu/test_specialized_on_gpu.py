@@ -14,12 +14,12 @@ from nanoengine.kernels.triton.products.gated_product import gated_product
 @pytest.mark.parametrize("num_tokens", [1, 130, 1024, 3001])
 def test_a_prompt(num_tokens: int, tile: int) -> None:
     qkv = torch.randn(num_tokens, 32, 128, device="cuda", dtype=torch.bfloat16)
-    parts = qkv.split((16, 8, 8), dim=1)
-    found = whole_prompt(*parts, 0.1, tile)
-    wide = (part.transpose(0, 1)[None].float() for part in parts)
-    exact = F.scaled_dot_product_attention(*wide, is_causal=True, enable_gqa=True, scale=0.1)[0].transpose(0, 1)
-    torch.testing.assert_close(found.float(), exact, rtol=0.02, atol=0.02)
-    assert all(torch.equal(whole_prompt(*parts, 0.1, tile), found) for _ in range(20))
+    q, k, v = qkv.split((16, 8, 8), dim=1)
+    found = whole_prompt(q, k, v, 0.1, tile)
+    wide_q, wide_k, wide_v = (part.transpose(0, 1)[None].float() for part in (q, k, v))
+    exact = F.scaled_dot_product_attention(wide_q, wide_k, wide_v, is_causal=True, enable_gqa=True, scale=0.1)
+    torch.testing.assert_close(found.float(), exact[0].transpose(0, 1), rtol=0.02, atol=0.02)
+    assert all(torch.equal(whole_prompt(q, k, v, 0.1, tile), found) for _ in range(20))
 
 
 @pytest.mark.parametrize("rows", [65, 257, 2049])

@@ -232,7 +232,8 @@ def launch_attention(dtype: torch.dtype) -> None:
     attend(dtype, 128, queries=None, tuning=replace(DEFAULTS, short_prompt=0))
     for head_dim, tile in product((64, 128), (64, 128)):
         qkv = some(300, 32, head_dim, dtype=dtype)
-        whole_prompt(*qkv.split((16, 8, 8), dim=1), 0.1, tile)
+        q, k, v = qkv.split((16, 8, 8), dim=1)
+        whole_prompt(q, k, v, 0.1, tile)
     for rows in (200, 1000, 3000):
         gated_product(some(rows, 1024, dtype=dtype), some(2 * 3072, 1024, dtype=dtype), "silu")
     for head_dim, int8 in product((64, 128), (False, True)):

@@ -24,7 +24,8 @@ from tests.kernels.noting import Launch, noting
 def launch_some() -> None:
     qkv = some(300, 32, 128)
     for tile in (64, 128):
-        whole_prompt.whole_prompt(*qkv.split((16, 8, 8), dim=1), 0.1, tile)
+        q, k, v = qkv.split((16, 8, 8), dim=1)
+        whole_prompt.whole_prompt(q, k, v, 0.1, tile)
     for rows in (1000, 3000):
         gated_product.gated_product(some(rows, 1024), some(6144, 1024), "silu")
 

@@ -57,6 +57,7 @@ class TritonAttention(AttentionBackend):
         self._int8_views = views
         self._can_attend, self._keys_and_values, self._whole_prompt = can_attend, keys_and_values, whole_prompt
         self._workspace = Workspace()
+        self._kept = 0  # address of the last projection in which K and V stay behind the queries
 
     @property
     def knows_whole_prompts(self) -> bool:  # type: ignore[override]
@@ -85,6 +86,7 @@ class TritonAttention(AttentionBackend):
     def rotate_and_write(self, qkv: Tensor, changes: Changes, kv: KVLayer, slot_mapping: Tensor) -> Tensor:
         views, scales = self._views(kv)
         in_place = bool(self.tuning.whole_prompt_tile) and len(qkv) >= SHORTEST_WHOLE
+        self._kept = qkv.untyped_storage().data_ptr() if in_place else 0
         options = {**scales, "launch": self.tuning.launch(len(qkv)), "in_place": in_place}
         return self._rotate_and_write(qkv, changes, views, slot_mapping, **options)
 
@@ -112,7 +114,8 @@ class TritonAttention(AttentionBackend):
             and spec == AttentionSpec(spec.scale)
         ):
             new = self._keys_and_values(q, caches[0].shape[2])
-            if new is not None and not scales and self._can_attend(q):
+            is_kept = q.untyped_storage().data_ptr() == self._kept
+            if new is not None and is_kept and not scales and self._can_attend(q):
                 return self._whole_prompt(q, *new, spec.scale, tile)
         asked = {**scales, **_asked(spec), "sinks": sinks, "tuning": self.tuning}
         return self._prefill(q, *caches, tables, starts, lens, longest, spec.scale, **asked)
