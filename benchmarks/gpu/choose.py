@@ -15,27 +15,32 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.alone import draws, prompts, quantized
+from benchmarks.gpu.alone import RELEVANT, TILES, draws, of_prompts, prompt, prompts, quantized
 from benchmarks.gpu.chain import BLOCK_SIZE, Chain, Inputs, seconds
 from benchmarks.gpu.clock import Clock, device_facts, measure_rates
 from benchmarks.gpu.edges import edges
 from benchmarks.gpu.parts import kept_going
+from benchmarks.gpu.specialized import main as specialized_kernels
+from benchmarks.gpu.specialized import specialized
 from benchmarks.limit import Ceiling, ModelLimit, StepWork, kv_bytes_per_token
 from benchmarks.options import positive_int
 from benchmarks.random_weights import SHAPES
 from benchmarks.report import Report
 from benchmarks.workload import lens_of_workload
 from nanoengine.kernels.triton.dependent import LATE
+from nanoengine.kernels.triton.launch import specializes_warps
 from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning, file_name, load_tuning
 
 SIZES = (1, 4, 16, 64, 131, 256)
 """Sequences of a step: one of 1,088 tokens, several as the workload of 256 requests has them when so many are left."""
+PROMPT = "prompt"
 LONG = "long"
 """One sequence of 10,000 tokens among 255 of 600."""
 
@@ -52,6 +57,8 @@ MOVES: tuple[tuple[dict[str, Any], tuple[int | str, ...]], ...] = (
         (dict(zip(INT8_SHAPE, own, strict=True)), INT8) for own in ((0, 3), (0, 4), (32, 3), (32, 4), (64, 3), (64, 4))
     ),
     *(({"swapped_rows": own}, (16, 64)) for own in (0, 16, 64)),
+    ({"gated_rows": 64}, (64,)),
+    ({"gated_rows": 256}, (64, 131, 256)),
     *(
         (dict(zip(SHAPE, own, strict=True)), PLAIN)
         for own in ((32, 4, 7, 4), (32, 4, 5, 4), (32, 4, 5, 5), (64, 4, 5, 3))
@@ -64,6 +71,7 @@ MOVES: tuple[tuple[dict[str, Any], tuple[int | str, ...]], ...] = (
 """What is tried, in this order, and in which steps it can make a difference."""
 
 SUSPECTS: tuple[dict[str, Any], ...] = (
+    {"gated_rows": 0},
     *({name: 0} for name in ("mlp_depends", "fused_mlp", "heads_in_product", "weights_ahead", "swapped_rows")),
     {"dependent_launch": 1},
     {"dependent_launch": 0},
@@ -75,7 +83,7 @@ GAIN = 0.005
 LOSS = 0.04
 """And if none of them takes so much more."""
 
-PARTS = "edges", "variants", "prompts", "drawing", "quantized"
+PARTS = "edges", "variants", "prompts", "specialized", "drawing", "quantized"
 REPLAYS = 200
 ROUNDING = 2.0
 """A variant may be so many times as far from the default as that is from float32."""
@@ -253,16 +261,24 @@ def variants(moves: Any) -> Iterator[tuple[Tuning, Any]]:
 @torch.inference_mode()
 def warm(args: argparse.Namespace, device: torch.device) -> None:
     """Launch a part of all variants once, in a model of two layers."""
-    work = [(tuning, size) for tuning, sizes in variants(args.moves) for size in sizes if size in args.sizes]
+    work: list[tuple[Tuning, int | str]] = [(of_prompts(DEFAULTS, *kind), PROMPT) for kind in product(RELEVANT, TILES)]
+    work += [(tuning, size) for tuning, sizes in variants(args.moves) for size in sizes if size in args.sizes]
     mine, of = args.warm
+    if mine == of - 1 and specializes_warps(device):
+        specialized_kernels(["--warm"])
+        return
     chains: dict[bool, Chain] = {}
-    for tuning, size in work[mine::of]:
-        if (int8 := is_int8(size)) not in chains:
+    for tuning, size in work[mine :: of - specializes_warps(device)]:
+        if (int8 := size != PROMPT and is_int8(size)) not in chains:
             chains[int8] = new_chain(args, device, int8_kv=int8, num_layers=2)
         chain = chains[int8]
         try:
             chain.tune(tuning)
-            chain.run(chain.inputs(lens_of(size, args.scale)))
+            if size == PROMPT:
+                q, runs, spec = prompt(chain, min(args.prompts))
+                chain.backend.prefill(q, chain.kv[0], runs, spec)
+            else:
+                chain.run(chain.inputs(lens_of(size, args.scale)))
             if device.type == "cuda":
                 torch.cuda.synchronize()
         except Exception as error:  # it will be said once, where it is measured
@@ -290,6 +306,7 @@ def main(arguments: Sequence[str]) -> int:
         "edges": lambda tuning: edges(chain, report, tuning, lens_of(1, args.scale), args.repeat),
         "variants": lambda _: fastest(Chooser(args, report, chain, rates.ceiling)),
         "prompts": lambda tuning: prompts(chain, report, tuning, args.prompts, args.repeat),
+        "specialized": lambda tuning: specialized(report, tuning) if specializes_warps(device) else tuning,
         "drawing": lambda tuning: draws(chain, report, tuning, args.draws, args.repeat),
         "quantized": lambda tuning: quantized(device, args.quantized_shape, chain.dtype, report, tuning, args),
     }

@@ -35,6 +35,8 @@ class AttentionBackend(CoreAttentionBackend):
     holds."""
     captures_prompts = False
     """Whether it can record chunks, too: of their lengths, it looks at those on the device, and at bounds that the host gives."""
+    knows_whole_prompts = False
+    """Whether it computes a prompt without history in another way (`Runs.whole`), so that such prompts are recorded apart."""
     reads_shared_once = False
     """Whether it heeds `Runs.num_shared`, so that a step in which sequences share blocks is better not recorded."""
     quantizes = False

@@ -19,12 +19,14 @@ from nanoengine.kernels.triton.attention.kv_int8 import views
 from nanoengine.kernels.triton.attention.paged_decode import Plans, paged_decode
 from nanoengine.kernels.triton.attention.paged_prefill import paged_prefill
 from nanoengine.kernels.triton.attention.rotate_and_write import rotate_and_write, write_kv
+from nanoengine.kernels.triton.attention.whole_prompt import whole_prompt
 from nanoengine.kernels.triton.compute_slot_mapping import compute_slot_mapping
 from nanoengine.kernels.triton.draws.sampling import choose_tokens
 from nanoengine.kernels.triton.products.activation import gate_and_multiply, sigmoid_gate
 from nanoengine.kernels.triton.products.experts import sum_of_experts
 from nanoengine.kernels.triton.products.few_rows import MANY_OUTPUTS, ROWS, most_rows, product_of_few_rows
 from nanoengine.kernels.triton.products.float8 import quantize_rows, scale_sums
+from nanoengine.kernels.triton.products.gated_product import gated_product
 from nanoengine.kernels.triton.products.gemv import MOST_ROWS, gemv
 from nanoengine.kernels.triton.products.heads import heads_of_product
 from nanoengine.kernels.triton.products.mlp import AHEAD, HELD, fitting_sizes, mlp_of_one_row
@@ -240,6 +242,12 @@ def launch_attention(dtype: torch.dtype) -> None:
         attend(dtype, head_dim, group, tuning=early)
     attend(dtype, 128, queries=8, tuning=early)
     attend(dtype, 128, queries=None, tuning=replace(DEFAULTS, short_prompt=0))
+    for head_dim, tile in product((64, 128), (64, 128)):
+        qkv = some(300, 32, head_dim, dtype=dtype)
+        q, k, v = qkv.split((16, 8, 8), dim=1)
+        whole_prompt(q, k, v, 0.1, tile)
+    for rows in (200, 1000, 3000):
+        gated_product(some(rows, 1024, dtype=dtype), some(2 * 3072, 1024, dtype=dtype), "silu")
     for head_dim, int8 in product((64, 128), (False, True)):
         attend(dtype, head_dim, 8, soft_cap=50.0, int8=int8)
     for tile, count, launch in ((32, 4, 2), (64, 3, 0)):

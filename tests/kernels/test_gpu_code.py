@@ -1,5 +1,5 @@
-"""Machine code: a product asks for its weights before it waits for the kernel before, and for rows behind that; and what it takes
-to read numbers of 8 bits.
+"""Machine code: a product asks for its weights before it waits for the kernel before, and for rows behind that; what it takes to
+read numbers of 8 bits; and warps that are specialized.
 """
 
 from __future__ import annotations
@@ -9,10 +9,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed: it is made for Linux on x86-64 alone")
+
+import triton
 
 from tests.kernels.gpu_code import Code, disassembler
 
@@ -21,14 +24,18 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def codes() -> list[Code]:
-    """Compiled in a process of its own: this one may have loaded the kernels for the interpreter."""
+    return [Code(**line) for line in printed("tests.kernels.gpu_code")]
+
+
+def printed(program: str) -> list[dict[str, Any]]:
+    """Lines of a program that compiles, in a process of its own: this one may have loaded the kernels for the interpreter."""
     if disassembler() is None:
         pytest.skip("this Triton comes without cuobjdump, which shows machine code")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.kernels.gpu_code"]
+    command = [sys.executable, "-m", program]
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-3000:]
-    return [Code(**json.loads(line)) for line in result.stdout.splitlines()]
+    return [json.loads(line) for line in result.stdout.splitlines()]
 
 
 def of_kernel(codes: list[Code], name: str) -> list[Code]:
@@ -92,3 +99,12 @@ def test_pairs_of_numbers_come_as_matrices_and_are_not_converted(codes: list[Cod
             assert code.matrix_loads >= 12, code
         else:
             assert code.conversions >= 64, code
+
+
+@pytest.mark.skipif(triton.__version__ >= "3.7", reason="Triton specializes no warps here from 3.7 on")
+def test_warps_are_specialized() -> None:
+    """Four copy, and have few registers; eight multiply, and have more of them."""
+    for code in printed("tests.kernels.specialized_code"):
+        assert code["threads"] == 12 * 32, code
+        assert min(code["USETMAXREG"], code["UTMALDG"], code["HGMMA"]) > 1, code
+        assert code["STL"] == code["LDL"] == 0, code

@@ -24,6 +24,7 @@ from nanoengine.kernels.triton.products.activation import gate_and_multiply, sig
 from nanoengine.kernels.triton.products.experts import sum_of_experts
 from nanoengine.kernels.triton.products.few_rows import MANY_OUTPUTS, ROWS, most_rows, product_of_few_rows
 from nanoengine.kernels.triton.products.float8 import Float8Rows
+from nanoengine.kernels.triton.products.gated_product import FEW, can_gate, gated_product
 from nanoengine.kernels.triton.products.gemv import MOST_ROWS as MOST_GEMV_ROWS
 from nanoengine.kernels.triton.products.gemv import WIDEST_NORMED, gemv
 from nanoengine.kernels.triton.products.heads import can_count_heads, heads_of_product
@@ -207,10 +208,15 @@ class TritonKernels(Kernels):
         if outputs < MANY_OUTPUTS:  # with more, few_rows.py has so many programs that memory never stands still
             if _is_for_gemv(x, outputs, norm):
                 return gemv(x, weight, **options)
-            if rows <= min(tuning.swapped_rows, MOST_SWAPPED_ROWS) and x.dtype is not torch.float32:
+            is_gated = (activation := around["activation"]) is not None
+            swapped_rows = max(tuning.swapped_rows, tuning.gated_rows if is_gated else 0)
+            if rows <= min(swapped_rows, MOST_SWAPPED_ROWS) and x.dtype is not torch.float32:
                 for name in ("norm", "eps", "residual"):
                     del options[name]
                 return None if norm is not None else (swap_ab(x, weight, self._workspace, **options), x)
+            is_inside = tuning.gated_prompts if rows > FEW else ROWS < rows <= tuning.gated_rows
+            if activation is not None and norm is None and is_inside and can_gate(x, weight):
+                return gated_product(x, weight, activation), x
         return product_of_few_rows(x, weight, **options) if rows <= ROWS else None
 
 

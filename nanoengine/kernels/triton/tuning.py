@@ -32,6 +32,8 @@ class Tuning:
         int8_pair_tile: tokens of such K and V that a program reads as pairs of numbers at once (`int8_walk.py`); 0: it reads
             them one by one, in tiles as above.
         swapped_rows: up to so many rows, products are computed with the weights as the left factor (`swap_ab.py`); at most 64.
+        gated_rows: up to so many rows, gates are computed in the product before them, if not yet for another reason; at most 256.
+        gated_prompts: 1: so are those of more than 256 rows.
         dependent_launch: whether a kernel of a decode step may be launched while the one before it ends (programmatic dependent
             launch, compute capability 9.0 and later): see `dependent.py`. 0: no; 1: as soon as that one has begun to read what
             it depends on; 2: behind a product, as soon as the product has started.
@@ -43,6 +45,10 @@ class Tuning:
             second product come: 0: no; 1: into registers; 2: into the L2 cache (`mlp.py`).
         mlp_depends: whether that launch is dependent, where others are.
         short_prompt: runs of up to so many new tokens are computed by smaller programs of prefill attention.
+        prefill_tile, short_tile: tokens of K and of V that a larger and a smaller program of it works on at once: 64; or 32, and
+            more of them run side by side on a multiprocessor.
+        whole_prompt_tile: tokens of K and of V that are multiplied at once for a prompt that has no history and is alone in its
+            step (`attention/whole_prompt.py`), 64 or 128; 0: it is computed like any other.
     """
 
     decode_tile: int = 32
@@ -52,6 +58,8 @@ class Tuning:
     int8_programs_per_sm: int = 2
     int8_pair_tile: int = 0
     swapped_rows: int = 16
+    gated_rows: int = 0
+    gated_prompts: int = 0
     dependent_launch: int = 0
     dependent_rows: int = 64
     heads_in_product: int = 0
@@ -59,6 +67,9 @@ class Tuning:
     fused_mlp: int = 0
     mlp_depends: int = 0
     short_prompt: int = 512
+    prefill_tile: int = 64
+    short_tile: int = 64
+    whole_prompt_tile: int = 0
 
     def launch(self, rows: int, *, product: bool = False) -> int:
         """How a kernel of a step of so many rows is launched (`dependent.py`): only products let the next one start at once."""

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from nanoengine.kernels.triton.attention.split_kv import Workspace
 from torch import Tensor
 
 from benchmarks.gpu.chain import Chain
@@ -20,6 +19,7 @@ from nanoengine.kernels.triton.products.gemv import MOST_ROWS, gemv
 from nanoengine.kernels.triton.products.heads import can_count_heads, heads_of_product
 from nanoengine.kernels.triton.products.mlp import AHEAD, HELD, fitting_sizes, mlp_of_one_row
 from nanoengine.kernels.triton.tuning import DEFAULTS
+from nanoengine.kernels.triton.workspace import Workspace
 from tests.kernels.formulas import DEVICE, random
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

@@ -109,6 +109,7 @@ def test_any_step_however_it_is_launched(part: int, monkeypatch: pytest.MonkeyPa
         tile, warps, stages = rng.choice([(32, 4, 5), (16, 2, 7), (64, 4, 5)])
         tuning = replace(DEFAULTS, decode_tile=tile, decode_warps=warps, decode_stages=stages)
         tuning = replace(tuning, decode_programs_per_sm=rng.choice([1, 8]), short_prompt=rng.choice([0, 400]))
+        tuning = replace(tuning, prefill_tile=rng.choice([32, 64]), short_tile=rng.choice([32, 64]))
         cut(monkeypatch, rng.choice([1, 3, 10, 40, 132]))
         check_step(LARGE, lambda size, t=tuning: written_in_torch(TritonAttention(size, t)), seed)  # type: ignore[misc]
 
@@ -276,14 +277,22 @@ def test_what_drafts_take_is_not_taken_by_decodes_of_one_token_each(counts: list
 
 
 def test_short_prompts_have_smaller_programs() -> None:
-    tuning = replace(DEFAULTS, short_prompt=40)
-    for count, shape in ((20, (64, 4, 4)), (40, (64, 4, 4)), (41, (128, 8, 5))):
+    of_64 = replace(DEFAULTS, short_prompt=40)
+    of_32 = replace(of_64, prefill_tile=32, short_tile=32)
+    for tuning, count, shape in (
+        (of_64, 20, (64, 64, 4, 4, None)),
+        (of_64, 40, (64, 64, 4, 4, None)),
+        (of_64, 41, (128, 64, 8, 5, None)),
+        (of_32, 40, (64, 32, 4, 5, 168)),
+        (of_32, 41, (128, 32, 8, 5, 128)),
+    ):
         pool = pool_of(Heads(1, 2, 32), [50], tuning, dtype=torch.bfloat16)
         q, metadata = last(pool, [count])
         with noting() as launches:
             attend(pool, q, replace(metadata, num_decodes=0))
         [launch] = launches
-        assert (launch.values["ROWS"], launch.options["num_warps"], launch.options["num_stages"]) == shape
+        options = (launch.options.get(name) for name in ("num_warps", "num_stages", "maxnreg"))
+        assert (launch.values["ROWS"], launch.values["TILE"], *options) == shape
 
 
 def test_engines_do_not_count_together() -> None:

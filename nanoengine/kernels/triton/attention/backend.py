@@ -18,6 +18,9 @@ BLOCK_SIZES = tuple(1 << i for i in range(4, 9))
 HEAD_DIMS = range(16, 257, 16)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
+SHORTEST_WHOLE = 128
+"""Tokens of a step from which on K and V stay beside the queries, for a prompt that is computed from them."""
+
 CAPABILITY = (8, 0)
 """The least compute capability: earlier ones do not copy asynchronously, nor multiply bfloat16."""
 
@@ -43,6 +46,7 @@ class TritonAttention(AttentionBackend):
         from nanoengine.kernels.triton.attention.paged_decode import paged_decode
         from nanoengine.kernels.triton.attention.paged_prefill import paged_prefill
         from nanoengine.kernels.triton.attention.rotate_and_write import rotate_and_write, write_kv
+        from nanoengine.kernels.triton.attention.whole_prompt import can_attend, keys_and_values, whole_prompt
         from nanoengine.kernels.triton.workspace import Workspace
 
         self.block_size = block_size
@@ -50,7 +54,13 @@ class TritonAttention(AttentionBackend):
         self._rotate_and_write, self._write = rotate_and_write, write_kv
         self._prefill, self._decode = paged_prefill, paged_decode
         self._int8_views = views
+        self._can_attend, self._keys_and_values, self._whole_prompt = can_attend, keys_and_values, whole_prompt
         self._workspace = Workspace()
+        self._kept = 0  # address of the last projection in which K and V stay behind the queries
+
+    @property
+    def knows_whole_prompts(self) -> bool:  # type: ignore[override]
+        return bool(self.tuning.whole_prompt_tile)
 
     @staticmethod
     def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
@@ -74,7 +84,9 @@ class TritonAttention(AttentionBackend):
 
     def rotate_and_write(self, qkv: Tensor, changes: Changes, kv: KVLayer, slot_mapping: Tensor) -> Tensor:
         views, scales = self.views(kv)
-        options = {**scales, "launch": self.tuning.launch(len(qkv))}
+        in_place = bool(self.tuning.whole_prompt_tile) and len(qkv) >= SHORTEST_WHOLE
+        self._kept = qkv.untyped_storage().data_ptr() if in_place else 0
+        options = {**scales, "launch": self.tuning.launch(len(qkv)), "in_place": in_place}
         return self._rotate_and_write(qkv, changes, views, slot_mapping, **options)
 
     def write_kv(self, k: Tensor, v: Tensor, kv: KVLayer, slot_mapping: Tensor) -> None:
@@ -94,6 +106,16 @@ class TritonAttention(AttentionBackend):
     def prefill(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
         tables, starts, lens = runs.block_tables, runs.query_start_loc, runs.seq_lens
         (caches, scales), longest = self.views(kv), runs.longest
+        if (
+            (tile := self.tuning.whole_prompt_tile)
+            and runs.whole
+            and longest == len(q)
+            and spec == AttentionSpec(spec.scale)
+        ):
+            new = self._keys_and_values(q, caches[0].shape[2])
+            is_kept = q.untyped_storage().data_ptr() == self._kept
+            if new is not None and is_kept and not scales and self._can_attend(q):
+                return self._whole_prompt(q, *new, spec.scale, tile)
         asked = {**scales, **_asked(spec), "sinks": sinks, "tuning": self.tuning}
         return self._prefill(q, *caches, tables, starts, lens, longest, spec.scale, **asked)
 

@@ -66,6 +66,7 @@ def rotate_and_write_kernel(
     sin,
     slots,
     q_out,
+    k_out,
     k_cache,
     v_cache,
     k_scales,
@@ -75,6 +76,7 @@ def rotate_and_write_kernel(
     q_stride,
     k_stride,
     v_stride,
+    q_out_stride,
     angle_stride,
     k_block_stride,
     k_slot_stride,
@@ -143,10 +145,14 @@ def rotate_and_write_kernel(
             cosine, sine = cosine[None, :], sine[None, :]
             first, second = first * cosine - second * sine, second * cosine + first * sine
         if is_q:
-            target = q_out + token * num_heads * HEAD_DIM + (head * HEAD_DIM)[:, None] + pair[None, :]
+            target = q_out + token * q_out_stride + (head * HEAD_DIM)[:, None] + pair[None, :]
             tl.store(target, first.to(q_out.dtype.element_ty), mask=mask)
             tl.store(target + HALF, second.to(q_out.dtype.element_ty), mask=mask)
         else:
+            if k_out is not None:
+                target = k_out + token * k_stride + (head * HEAD_DIM)[:, None] + pair[None, :]
+                tl.store(target, first.to(k_out.dtype.element_ty), mask=mask)
+                tl.store(target + HALF, second.to(k_out.dtype.element_ty), mask=mask)
             _store(
                 k_cache, k_scales, block, place, head, k_block_stride, k_slot_stride, k_head_stride, first, second, written,
                 k.dtype.element_ty, HALF,
@@ -162,6 +168,7 @@ def rotate_and_write(
     k_scales: Tensor | None = None,
     v_scales: Tensor | None = None,
     launch: int = 0,
+    in_place: bool = False,
 ) -> Tensor:
     """Norm and rotate the heads of q and k, write k and v to the cache, and return q.
 
@@ -175,6 +182,7 @@ def rotate_and_write(
         slot_mapping: [num_tokens] int64: where each token is written, in slots of the cache; -1 is nowhere.
         k_scales, v_scales: those of an int8 cache: see `kv_int8.views`.
         launch: see `dependent.py`.
+        in_place: q and k take the places of what they were in qkv, and V is behind them there.
 
     Returns:
         q, [num_tokens, num_heads, head_dim], of the dtype of qkv.
@@ -184,8 +192,8 @@ def rotate_and_write(
     num_heads = width // head_dim - 2 * num_kv_heads
     assert qkv.stride(1) == 1
     q, k, v = qkv.unflatten(1, (-1, head_dim)).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
-    q_out = q.new_empty(q.shape)
-    _launch(q, k, v, changes, slot_mapping, q_out, kv, k_scales, v_scales, launch)
+    q_out = q if in_place else q.new_empty(q.shape)
+    _launch(q, k, v, changes, slot_mapping, q_out, k if in_place else None, kv, k_scales, v_scales, launch)
     return q_out
 
 
@@ -205,7 +213,7 @@ def write_kv(
         kv, slot_mapping, k_scales, v_scales: as for `rotate_and_write`.
     """
     no_q, unchanged = k[:, :0], (None, None, 0.0, None, None)
-    _launch(no_q, k, v, unchanged, slot_mapping, no_q, kv, k_scales, v_scales, dependent.LAUNCH_PLAIN)
+    _launch(no_q, k, v, unchanged, slot_mapping, no_q, None, kv, k_scales, v_scales, dependent.LAUNCH_PLAIN)
 
 
 def _launch(
@@ -215,6 +223,7 @@ def _launch(
     changes: Changes,
     slot_mapping: Tensor,
     q_out: Tensor,
+    k_out: Tensor | None,
     kv: KVLayer,
     k_scales: Tensor | None,
     v_scales: Tensor | None,
@@ -225,7 +234,7 @@ def _launch(
         return
     heads = heads_of_a_group(head_dim)
     grid = (num_tokens, triton.cdiv(q.shape[1], heads) + 2 * triton.cdiv(num_kv_heads, heads))
-    given, sizes = arguments(q, k, v, changes, slot_mapping, q_out, kv, k_scales, v_scales)
+    given, sizes = arguments(q, k, v, changes, slot_mapping, q_out, k_out, kv, k_scales, v_scales)
     rotate_and_write_kernel[grid](
         *given, **sizes, HEADS=heads, LAUNCH=launch, num_warps=_num_warps(k.itemsize), **dependent.options(launch)
     )
@@ -238,6 +247,7 @@ def arguments(
     changes: Changes,
     slot_mapping: Tensor,
     q_out: Tensor,
+    k_out: Tensor | None,
     kv: KVLayer,
     k_scales: Tensor | None,
     v_scales: Tensor | None,
@@ -260,8 +270,16 @@ def arguments(
         assert cos.stride(2) == sin.stride(2) == 1
         angle_stride = cos.stride(0)
         assert sin.stride(0) == angle_stride
-    tensors = q, k, v, *changes, slot_mapping, q_out, *kv, k_scales, v_scales
-    strides = q.stride(0), k.stride(0), v.stride(0), angle_stride, *k_cache.stride()[:3], *v_cache.stride()[:3]
+    tensors = q, k, v, *changes, slot_mapping, q_out, k_out, *kv, k_scales, v_scales
+    strides = (
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
+        q_out.stride(0),
+        angle_stride,
+        *k_cache.stride()[:3],
+        *v_cache.stride()[:3],
+    )
     return (*tensors, q.shape[1], num_kv_heads, *strides), {
         "BLOCK_SIZE": k_cache.shape[1],
         "HEAD_DIM": head_dim,

@@ -17,9 +17,9 @@ from nanoengine.core.attention import KVLayer
 from nanoengine.kernels.operations import Changes
 from nanoengine.kernels.triton import dependent
 from nanoengine.kernels.triton.attention.rotate_and_write import arguments, rotate_and_write_kernel
-from nanoengine.kernels.triton.attention.split_kv import Workspace
 from nanoengine.kernels.triton.products.ahead import ask_for_share, asked_for
 from nanoengine.kernels.triton.products.gemv import MOST_ROWS, NUM_WARPS, gemv_kernel, sizes_of
+from nanoengine.kernels.triton.workspace import Workspace
 
 
 @triton.jit
@@ -47,6 +47,7 @@ def _heads_kernel(
     sin,
     slots,
     q_out,
+    k_out,
     k_cache,
     v_cache,
     k_scales,
@@ -56,6 +57,7 @@ def _heads_kernel(
     q_stride,
     k_stride,
     v_stride,
+    q_out_stride,
     angle_stride,
     k_block_stride,
     k_slot_stride,
@@ -95,9 +97,10 @@ def _heads_kernel(
         tl.store(arrivals + head, 0)  # nobody else comes before the next launch
         for row in tl.static_range(ROWS):
             rotate_and_write_kernel(
-                q, k, v, q_weight, k_weight, eps, cos, sin, slots, q_out, k_cache, v_cache, k_scales, v_scales, num_heads,
-                num_kv_heads, q_stride, k_stride, v_stride, angle_stride, k_block_stride, k_slot_stride, k_head_stride,
-                v_block_stride, v_slot_stride, v_head_stride, BLOCK_SIZE, HEAD_DIM, 1, NORM, ROTATE, LAUNCH, row, head,
+                q, k, v, q_weight, k_weight, eps, cos, sin, slots, q_out, k_out, k_cache, v_cache, k_scales, v_scales, num_heads,
+                num_kv_heads, q_stride, k_stride, v_stride, q_out_stride, angle_stride, k_block_stride, k_slot_stride,
+                k_head_stride, v_block_stride, v_slot_stride, v_head_stride, BLOCK_SIZE, HEAD_DIM, 1, NORM, ROTATE, LAUNCH, row,
+                head,
             )  # fmt: skip
     ask_for_share(first_ahead, FIRST_COUNT)
     ask_for_share(second_ahead, SECOND_COUNT)
@@ -146,7 +149,7 @@ def heads_of_product(
         return q, total
     sizes = sizes_of(inputs, outputs, weight.element_size())
     programs = outputs // sizes["TILE"]
-    given, sizes_of_heads = arguments(own_q, k, v, changes, slot_mapping, q, kv, None, None)
+    given, sizes_of_heads = arguments(own_q, k, v, changes, slot_mapping, q, None, kv, None, None)
     _heads_kernel[(programs,)](
         workspace.counters(outputs // head_dim, x.device),
         *(x, residual, norm, weight, bias, out, total, eps, *asked_for(ahead, programs, launch)),

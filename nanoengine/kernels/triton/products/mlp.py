@@ -16,10 +16,10 @@ from torch import Tensor
 from nanoengine.kernels.reference.gates import ACTIVATIONS
 from nanoengine.kernels.triton import dependent
 from nanoengine.kernels.triton.attention.paged_cache import INTERPRETED
-from nanoengine.kernels.triton.attention.split_kv import Workspace
 from nanoengine.kernels.triton.launch import num_multiprocessors
 from nanoengine.kernels.triton.products.ahead import ask_for_share
 from nanoengine.kernels.triton.products.gemv import NUM_WARPS, gemv_kernel, load_chunks, sizes_of, sums
+from nanoengine.kernels.triton.workspace import Workspace
 
 HELD, AHEAD = 1, 2
 """How the weights of the second product come: into registers before the wait; or into the L2 cache, and from there into registers
