@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.core.attention import AttentionSpec, KVLayer, Runs
+from nanoengine.kernels import flash_attn_4
 from nanoengine.kernels.attention import AttentionBackend, window_of
 from nanoengine.kernels.operations import Changes
 from nanoengine.kernels.reference.kv_int8 import SCALE_BYTES
@@ -52,6 +53,8 @@ class TritonAttention(AttentionBackend):
         self._prefill, self._decode, self._decode_drafted = paged_prefill, paged_decode, drafted_decode
         self._int8_views = views
         self._workspace = Workspace()
+        self.flash_prompt = 0
+        """New tokens from which on flash-attn 4 computes a run that is alone; 0: none. It must have been prepared."""
 
     @staticmethod
     def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
@@ -95,6 +98,10 @@ class TritonAttention(AttentionBackend):
     def prefill(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
         tables, starts, lens = runs.block_tables, runs.query_start_loc, runs.seq_lens
         (caches, scales), longest = self._views(kv), runs.longest
+        # A run that is recorded has padding beside it, and bounds in place of lengths.
+        is_alone = self.flash_prompt and len(runs.query_lens_list) == 1
+        if is_alone and longest >= max(self.flash_prompt, flash_attn_4.LEAST_TOKENS) and not (scales or spec.chunked):
+            return flash_attn_4.attend_run(q, caches, tables[0], runs.seq_lens_list[0], spec, sinks)
         asked = {**scales, **_asked(spec), "sinks": sinks, "tuning": self.tuning}
         return self._prefill(q, *caches, tables, starts, lens, longest, spec.scale, **asked)
 
