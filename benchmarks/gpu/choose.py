@@ -24,6 +24,7 @@ from torch import Tensor
 from benchmarks.gpu.alone import draws, prompts, quantized
 from benchmarks.gpu.chain import Chain, Inputs, seconds
 from benchmarks.gpu.clock import Clock, device_facts, measure_rates
+from benchmarks.gpu.flash import compile_flash, flash_prompts
 from benchmarks.gpu.parts import kept_going
 from benchmarks.limit import Ceiling, ModelLimit, StepWork
 from benchmarks.options import positive_int
@@ -59,7 +60,7 @@ GAIN = 0.005
 LOSS = 0.04
 """And if none of them takes so much more."""
 
-PARTS = "variants", "prompts", "drawing", "quantized"
+PARTS = "variants", "prompts", "flash-attn 4", "drawing", "quantized"
 REPLAYS = 200
 ROUNDING = 2.0
 """A variant may be so many times as far from the default as that is from float32."""
@@ -216,6 +217,8 @@ def warm(args: argparse.Namespace, device: torch.device) -> None:
     """Launch a part of all variants once, in a model of two layers."""
     work = [(tuning, size) for tuning, sizes in variants(args.moves) for size in sizes if size in args.sizes]
     mine, of = args.warm
+    if mine == of - 1:
+        compile_flash(args.shape, device, getattr(torch, args.dtype))
     chain = Chain(args.shape, device, getattr(torch, args.dtype), tokens_of(args.sizes, args.scale), num_layers=2)
     for tuning, size in work[mine::of]:
         try:
@@ -247,6 +250,7 @@ def main(arguments: Sequence[str]) -> int:
     parts: dict[str, Callable[[Tuning], Tuning]] = {
         "variants": lambda _: fastest(Chooser(args, report, chain, rates.ceiling)),
         "prompts": lambda tuning: prompts(chain, report, tuning, args.prompts, args.repeat),
+        "flash-attn 4": lambda tuning: flash_prompts(chain, report, tuning, args),
         "drawing": lambda tuning: draws(chain, report, tuning, args.draws, args.repeat),
         "quantized": lambda tuning: quantized(device, args.quantized_shape, chain.dtype, report, tuning, args),
     }

@@ -71,7 +71,7 @@ def kernels_of(model: DenseConfig, dtype: torch.dtype, specs: Sequence[Attention
 
 
 def prepare(kernels: Sequence[Kernel], device: torch.device) -> str | None:
-    """Make it ready for these layers, in at most a few seconds. Kernels that are not compiled yet are compiled by another process.
+    """Make it ready for these layers, in at most a few seconds: another process compiles kernels that are not compiled yet.
 
     Returns:
         The reason that it does not compute in this process; None if it does.

@@ -1,0 +1,154 @@
+"""Attention by flash-attn 4 beside Triton's: prompts, from which on it is chosen; and decodes, to be seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from benchmarks.gpu.chain import BLOCK_SIZE, Chain, record, seconds
+from benchmarks.random_weights import SHAPES
+from benchmarks.report import Report
+from nanoengine.core.attention import AttentionSpec, Runs
+from nanoengine.core.model_config import DenseConfig
+from nanoengine.kernels import flash_attn_4
+from nanoengine.kernels.triton.tuning import Tuning
+from nanoengine.models.architectures import read_model_config
+
+GAIN = 0.05
+"""It is chosen where it takes so much less time."""
+CLOSE = 0.02
+"""Most of the root of the mean square of differences from Triton's result, in standard deviations: each rounds in its way."""
+AT_ONCE = 8
+"""Layers in one graph."""
+DECODES = [1088], [600] * 256
+
+
+def compile_flash(shape: str, device: torch.device, dtype: torch.dtype) -> None:
+    """Compile all of its kernels that are timed here, if they are not in its cache."""
+    config = read_model_config(SHAPES[shape])
+    if flash_attn_4.unsupported_reason(device, dtype, config.head_dim) is None:
+        count = torch.cuda.get_device_properties(device).multi_processor_count
+        compile_for(config, dtype, torch.cuda.get_device_capability(device), count)
+
+
+def compile_for(config: DenseConfig, dtype: torch.dtype, capability: tuple[int, int], multiprocessors: int) -> None:
+    """The same, for a GPU that need not be there."""
+    flash_attn_4.compile_ahead(flash_attn_4.kernels_of(config, dtype), capability, multiprocessors)
+    with FakeTensorMode(), torch.inference_mode():
+        of = partial(torch.empty, dtype=dtype, device="cuda")
+        ints = partial(torch.empty, dtype=torch.int32, device="cuda")
+        for length in (1, flash_attn_4.LEAST_TOKENS):
+            kv = [of(64, config.num_kv_heads, BLOCK_SIZE, config.head_dim) for _ in range(2)]
+            runs = Runs(ints(2), ints(1), ints(1, 64), [length], [1024])
+            _by_pages(of(length, config.num_heads, config.head_dim), (kv[0], kv[1]), runs, AttentionSpec(1.0))
+
+
+@torch.inference_mode()
+def flash_prompts(chain: Chain, report: Report, tuning: Tuning, args: Any) -> Tuning:
+    """Chosen for prompts from that length on from which it is faster by `GAIN`, and right, at every length."""
+    if reason := flash_attn_4.unsupported_reason(chain.device, chain.dtype, chain.config.head_dim):
+        print(f"flash-attn 4 is left out: {reason}", flush=True)
+        report.facts["flash-attn 4"] = reason
+        return tuning
+    chain.tune(tuning)
+    chosen = 0
+    for length in sorted(args.prompts, reverse=True):
+        if length < flash_attn_4.LEAST_TOKENS or not _is_faster(chain, report, length, args):
+            break
+        chosen = length
+    for lens in DECODES:
+        _decodes(chain, report, lens, args.repeat)
+    return replace(tuning, flash_prompt=chosen)
+
+
+def _is_faster(chain: Chain, report: Report, length: int, args: Any) -> bool:
+    q, runs = _queries(chain, [length], [length])
+    spec = AttentionSpec(chain.config.head_dim**-0.5)
+    ways: dict[str, Callable[..., Tensor]] = {
+        "Triton": lambda kv: chain.backend.prefill(q, kv, runs, spec),
+        "flash-attn 4": lambda kv: flash_attn_4.attend_run(q, _views(kv), runs.block_tables[0], length, spec, None),
+        "flash-attn 4, pages": lambda kv: _by_pages(q, kv, runs, spec),
+    }
+    flop = 4 * chain.config.num_heads * chain.config.head_dim * length * (length + 1) / 2
+    expected, times = ways["Triton"](chain.kv[0]).float(), {}
+    for name, way in ways.items():
+        found = way(chain.kv[0])
+        error = ((found.float() - expected).square().mean().sqrt() / expected.std()).item()
+        same = all(torch.equal(way(chain.kv[0]), found) for _ in range(args.replays // 10))
+        work = record(chain.device, partial(_layers, way, chain))
+        times[name] = seconds(chain.device, work, args.repeat) / min(AT_ONCE, len(chain.kv))
+        if not error < CLOSE or not same:  # or not a number
+            report.warn(f"{name} is wrong at {length} tokens: {error:.3g} from Triton's, the same twice: {same}")
+            times[name] = float("inf")
+        host = _host_seconds(lambda way=way: way(chain.kv[0]))  # type: ignore[misc]
+        report.add(
+            {"work": "attention of a prompt alone", "tokens": length, "by": name},
+            {"us": 1e6 * times[name], "tflop_s": flop / times[name] / 1e12, "error": error, "host_us": 1e6 * host},
+        )
+    return times["flash-attn 4"] < (1 - GAIN) * times["Triton"]
+
+
+def _decodes(chain: Chain, report: Report, lens: list[int], repeat: int) -> None:
+    q, runs = _queries(chain, [1] * len(lens), lens)
+    spec = AttentionSpec(chain.config.head_dim**-0.5)
+    ways: dict[str, Callable[..., Tensor]] = {
+        "Triton": lambda kv: chain.backend.decode(q, kv, runs, spec),
+        "flash-attn 4, pages": lambda kv: _by_pages(q, kv, runs, spec),
+    }
+    size = 2 * sum(lens) * chain.config.num_kv_heads * chain.config.head_dim * q.element_size()
+    for name, way in ways.items():
+        found = seconds(chain.device, record(chain.device, partial(_layers, way, chain)), repeat)
+        found /= min(AT_ONCE, len(chain.kv))
+        case = {"work": "attention of decodes alone", "sequences": len(lens), "by": name}
+        report.add(case, {"us": 1e6 * found, "gb_s": size / found / 1e9})
+
+
+def _queries(chain: Chain, query_lens: list[int], seq_lens: list[int]) -> tuple[Tensor, Runs]:
+    """Sequences whose blocks lie anywhere in the pool; several may share some."""
+    ints = partial(torch.tensor, dtype=torch.int32, device=chain.device)
+    widths = -(-max(seq_lens) // BLOCK_SIZE)
+    tables = torch.stack([torch.randperm(chain.num_blocks, device=chain.device)[:widths] for _ in seq_lens])
+    starts = ints([0, *query_lens]).cumsum(0, dtype=torch.int32)
+    q = chain.normal(sum(query_lens), chain.config.num_heads, chain.config.head_dim)
+    return q, Runs(starts, ints(seq_lens), tables.to(torch.int32), query_lens, seq_lens)
+
+
+def _views(kv: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return kv[0].transpose(1, 2), kv[1].transpose(1, 2)
+
+
+def _by_pages(q: Tensor, kv: tuple[Tensor, Tensor], runs: Runs, spec: AttentionSpec) -> Tensor:
+    attended = flash_attn_4.functions().flash_attn_varlen_func(
+        q,
+        *_views(kv),
+        cu_seqlens_q=runs.query_start_loc,
+        seqused_k=runs.seq_lens,
+        page_table=runs.block_tables,
+        max_seqlen_q=runs.longest,
+        max_seqlen_k=max(runs.seq_lens_list),
+        softmax_scale=spec.scale,
+        causal=True,
+    )
+    return attended[0] if isinstance(attended, tuple) else attended
+
+
+def _layers(way: Callable[..., Tensor], chain: Chain) -> Tensor:
+    return [way(kv) for kv in chain.kv[:AT_ONCE]][-1]
+
+
+def _host_seconds(work: Callable[[], Tensor]) -> float:
+    """Of a launch: what the host takes until it can go on."""
+    torch.cuda.synchronize()
+    start = perf_counter()
+    for _ in range(AT_ONCE):
+        work()
+    found = (perf_counter() - start) / AT_ONCE
+    torch.cuda.synchronize()
+    return found
