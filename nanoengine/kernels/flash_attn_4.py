@@ -122,12 +122,12 @@ def attend_run(
     block_size = kv[0].shape[1]
     unseen = max(0, seq_len - len(q) + 1 - spec.window) if spec.window else 0
     first, last = unseen // block_size, -(-seq_len // block_size)
-    k, v = (cache.index_select(0, table[first:last]).flatten(0, 1) for cache in kv)
-    num_keys = seq_len - first * block_size
+    rows = slice(unseen - first * block_size, seq_len - first * block_size)
+    k, v = (cache.index_select(0, table[first:last]).flatten(0, 1)[rows] for cache in kv)
     attended = functions().flash_attn_func(
         q[None],
-        k[None, :num_keys],
-        v[None, :num_keys],
+        k[None],
+        v[None],
         softmax_scale=spec.scale,
         causal=True,
         window_size=(None, None) if spec.window is None else (spec.window - 1, 0),  # without the query's own token
