@@ -60,7 +60,7 @@ GAIN = 0.005
 LOSS = 0.04
 """And if none of them takes so much more."""
 
-PARTS = "variants", "prompts", "flash-attn 4", "drawing", "quantized"
+PARTS = "variants", "prompts", "drawing", "quantized", "flash-attn 4"
 REPLAYS = 200
 ROUNDING = 2.0
 """A variant may be so many times as far from the default as that is from float32."""
@@ -250,9 +250,9 @@ def main(arguments: Sequence[str]) -> int:
     parts: dict[str, Callable[[Tuning], Tuning]] = {
         "variants": lambda _: fastest(Chooser(args, report, chain, rates.ceiling)),
         "prompts": lambda tuning: prompts(chain, report, tuning, args.prompts, args.repeat),
-        "flash-attn 4": lambda tuning: flash_prompts(chain, report, tuning, args),
         "drawing": lambda tuning: draws(chain, report, tuning, args.draws, args.repeat),
         "quantized": lambda tuning: quantized(device, args.quantized_shape, chain.dtype, report, tuning, args),
+        "flash-attn 4": lambda tuning: flash_prompts(chain, report, tuning, args),
     }
     for name in args.parts:
         with kept_going(report, name):

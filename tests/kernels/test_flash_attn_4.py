@@ -24,6 +24,7 @@ from tests.kernels.attention.every_backend import TRITON, running
 from tests.kernels.attention.paged import Heads, Pool, Sequences, assert_attended
 
 HOPPER = (9, 0)
+CHUNKED = AttentionSpec(0.3, 8, chunked=True)
 
 
 def flash_attn_func(
@@ -97,9 +98,6 @@ def test_others_are_computed_by_triton(asked: list[int]) -> None:
             pool = Pool(Sequences(Heads(1, 1, 16), 16, lens), backend, norms=False, rotated=False, **how)
             pool.step(0, [0] * len(lens), lens)
     assert not asked
-
-
-CHUNKED = AttentionSpec(0.3, 8, chunked=True)
 
 
 def test_a_model_needs_a_kernel_for_each_kind_of_layer() -> None:
