@@ -46,10 +46,10 @@ def compile_for(config: DenseConfig, dtype: torch.dtype, capability: tuple[int, 
     with FakeTensorMode(), torch.inference_mode():
         of = partial(torch.empty, dtype=dtype, device="cuda")
         ints = partial(torch.empty, dtype=torch.int32, device="cuda")
-        for length in (1, flash_attn_4.LEAST_TOKENS):
-            kv = [of(64, config.num_kv_heads, BLOCK_SIZE, config.head_dim) for _ in range(2)]
-            runs = Runs(ints(2), ints(1), ints(1, 64), [length], [1024])
-            _by_pages(of(length, config.num_heads, config.head_dim), (kv[0], kv[1]), runs, AttentionSpec(1.0))
+        k, v = (of(64, config.num_kv_heads, BLOCK_SIZE, config.head_dim) for _ in range(2))
+        runs = Runs(ints(2), ints(1), ints(1, 64), [1], [1024])  # a decode
+        q = of(1, config.num_heads, config.head_dim)
+        flash_attn_4.attend(q, _views((k, v)), runs, AttentionSpec(1.0), None)
 
 
 @torch.inference_mode()
@@ -74,8 +74,7 @@ def _is_faster(chain: Chain, report: Report, length: int, args: Any) -> bool:
     spec = AttentionSpec(chain.config.head_dim**-0.5)
     ways: dict[str, Callable[..., Tensor]] = {
         "Triton": lambda kv: chain.backend.prefill(q, kv, runs, spec),
-        "flash-attn 4": lambda kv: flash_attn_4.attend_run(q, _views(kv), runs.block_tables[0], length, spec, None),
-        "flash-attn 4, pages": lambda kv: _by_pages(q, kv, runs, spec),
+        "flash-attn 4": lambda kv: flash_attn_4.attend(q, _views(kv), runs, spec, None),
     }
     flop = 4 * chain.config.num_heads * chain.config.head_dim * length * (length + 1) / 2
     expected, times = ways["Triton"](chain.kv[0]).float(), {}
@@ -98,7 +97,7 @@ def _decodes(chain: Chain, report: Report, lens: list[int], repeat: int) -> None
     spec = AttentionSpec(chain.config.head_dim**-0.5)
     ways: dict[str, Callable[..., Tensor]] = {
         "Triton": lambda kv: chain.backend.decode(q, kv, runs, spec),
-        "flash-attn 4, pages": lambda kv: _by_pages(q, kv, runs, spec),
+        "flash-attn 4": lambda kv: flash_attn_4.attend(q, _views(kv), runs, spec, None),
     }
     size = 2 * sum(lens) * chain.config.num_kv_heads * chain.config.head_dim * q.element_size()
     for name, way in ways.items():
@@ -136,21 +135,6 @@ def _queries(chain: Chain, query_lens: list[int], seq_lens: list[int]) -> tuple[
 
 def _views(kv: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return kv[0].transpose(1, 2), kv[1].transpose(1, 2)
-
-
-def _by_pages(q: Tensor, kv: tuple[Tensor, Tensor], runs: Runs, spec: AttentionSpec) -> Tensor:
-    attended = flash_attn_4.functions().flash_attn_varlen_func(
-        q,
-        *_views(kv),
-        cu_seqlens_q=runs.query_start_loc,
-        seqused_k=runs.seq_lens,
-        page_table=runs.block_tables,
-        max_seqlen_q=runs.longest,
-        max_seqlen_k=max(runs.seq_lens_list),
-        softmax_scale=spec.scale,
-        causal=True,
-    )
-    return attended[0] if isinstance(attended, tuple) else attended
 
 
 def _host_seconds(work: Callable[[], Tensor]) -> float:

@@ -86,8 +86,8 @@ class NativeAndTriton(Capability):
         if isinstance(found, TritonAttention) and (least := found.tuning.flash_prompt):
             reason = "it has no int8 cache" if is_int8 else _prepare_flash_attn_4(startup)
             found.flash_prompt = 0 if reason else least
-            alone = f"prompts of {least} tokens and more, alone in a step"
-            startup.passed_over += f" (not flash-attn 4: {reason})" if reason else f" and flash-attn 4 ({alone})"
+            taken = f" and flash-attn 4 (prompts from {least} tokens on)"
+            startup.passed_over += f" (not flash-attn 4: {reason})" if reason else taken
         return found
 
     def kv_cache(self, startup: Startup, num_blocks: int) -> KVCache:

@@ -1,8 +1,7 @@
-"""Attention of one long run by flash-attn 4 (`flash_attn.cute`), on Hopper and Blackwell, beside Triton's kernels.
+"""Attention of long prompts by flash-attn 4 (`flash_attn.cute`), on Hopper and Blackwell, beside Triton's kernels.
 
-It can read K/V in pages, too, but on Hopper pages of 16 tokens leave rows behind the last token as shared memory had them, and a
-NaN there spoils the sum. So K/V are copied out of their blocks: its loads then end with the last token, and are the fastest that
-it has. It compiles a kernel for each kind of layer, in seconds: another process does that, for the next start.
+It reads K/V in the pages of Triton's cache. It compiles a kernel for each kind of layer, in seconds: another process does that,
+for the next start.
 """
 
 from __future__ import annotations
@@ -21,24 +20,23 @@ import torch
 from torch import Tensor
 
 from nanoengine.caches import cache_folder
-from nanoengine.core.attention import AttentionSpec, KVLayer
+from nanoengine.core.attention import AttentionSpec, KVLayer, Runs
 from nanoengine.core.model_config import DenseConfig
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 PACKAGES = "flash-attn-4", "nvidia-cutlass-dsl", "apache-tvm-ffi"
 """Those whose versions decide whether a compiled kernel is valid."""
-LEAST_TOKENS = 256
-"""Runs of fewer tokens may need a kernel of another kind."""
+LEAST_TOKENS, MOST_RUNS = 256, 256
+"""Steps whose longest run is shorter, or that have more runs, would need kernels of another kind."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """What it compiles a kernel for. Windows of all sizes have one kernel, and so have all lengths."""
+    """What it compiles a kernel for, whatever the lengths are."""
 
     head_dim: int
     group: int  # query heads that share K and V
     dtype: str
-    window: bool = False
     sinks: bool = False
     soft_cap: float | None = None
 
@@ -60,12 +58,14 @@ def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int) 
 
 
 def kernels_of(model: DenseConfig, dtype: torch.dtype, specs: Sequence[AttentionSpec] = ()) -> list[Kernel]:
-    """One for each kind of layer that it computes. All layers must have the heads that the model says."""
+    """One for each kind of layer that it computes. In the tiles of a window it would read blocks that are forgotten, so it
+    computes layers without one. All must have the heads that the model says.
+    """
     group, name = model.num_heads // model.num_kv_heads, str(dtype).removeprefix("torch.")
     found = {
-        Kernel(model.head_dim, group, name, spec.window is not None, spec.sinks, spec.soft_cap)
+        Kernel(model.head_dim, group, name, spec.sinks, spec.soft_cap)
         for spec in specs or [AttentionSpec(1.0)]
-        if not spec.chunked
+        if spec.window is None
     }
     return sorted(found, key=repr)
 
@@ -76,6 +76,8 @@ def prepare(kernels: Sequence[Kernel], device: torch.device) -> str | None:
     Returns:
         The reason that it does not compute in this process; None if it does.
     """
+    if not kernels:
+        return "all layers have windows"
     reasons = (unsupported_reason(device, DTYPES.get(own.dtype, torch.float32), own.head_dim) for own in kernels)
     if reason := next(filter(None, reasons), None):
         return reason
@@ -104,37 +106,32 @@ def functions() -> Any:
     return flash_attn.cute
 
 
-def attend_run(
-    q: Tensor, kv: KVLayer, table: Tensor, seq_len: int, spec: AttentionSpec, sinks: Tensor | None
-) -> Tensor:
-    """Attention of one run of new tokens, the last of a sequence. The host must know its length.
+def attend(q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
+    """Attention of the last tokens of each sequence. The host need not know lengths, but for bounds.
 
     Args:
         q: [num_tokens, num_heads, head_dim], float16 or bfloat16.
         kv: each [num_blocks, block_size, num_kv_heads, head_dim], with any strides.
-        table: [width] int32, the blocks of the sequence; those that no query sees are not read.
-        seq_len: tokens of the sequence, the new ones included.
+        spec: without a window.
         sinks: [num_heads] float32.
 
     Returns:
-        As q, in one piece.
+        As q, in one piece. Rows of a sequence without tokens may hold anything.
     """
-    block_size = kv[0].shape[1]
-    unseen = max(0, seq_len - len(q) + 1 - spec.window) if spec.window else 0
-    first, last = unseen // block_size, -(-seq_len // block_size)
-    rows = slice(unseen - first * block_size, seq_len - first * block_size)
-    k, v = (cache.index_select(0, table[first:last]).flatten(0, 1)[rows] for cache in kv)
-    attended = functions().flash_attn_func(
-        q[None],
-        k[None],
-        v[None],
+    attended = functions().flash_attn_varlen_func(
+        q,
+        *kv,
+        cu_seqlens_q=runs.query_start_loc,
+        seqused_k=runs.seq_lens,
+        page_table=runs.block_tables,
+        max_seqlen_q=runs.longest,
+        max_seqlen_k=max(runs.seq_lens_list),
         softmax_scale=spec.scale,
         causal=True,
-        window_size=(None, None) if spec.window is None else (spec.window - 1, 0),  # without the query's own token
         learnable_sink=sinks,
         softcap=spec.soft_cap or 0.0,
     )
-    return (attended[0] if isinstance(attended, tuple) else attended)[0]
+    return attended[0] if isinstance(attended, tuple) else attended
 
 
 def compile_ahead(kernels: Sequence[Kernel], capability: tuple[int, int], multiprocessors: int) -> None:
@@ -150,10 +147,10 @@ def compile_ahead(kernels: Sequence[Kernel], capability: tuple[int, int], multip
             device, dtype = torch.device("cuda"), DTYPES[own.dtype]
             q = torch.empty(LEAST_TOKENS, own.group, own.head_dim, dtype=dtype, device=device)
             cache = torch.empty(32, 1, 16, own.head_dim, dtype=dtype, device=device).transpose(1, 2)
-            table = torch.empty(32, dtype=torch.int32, device=device)
-            spec = AttentionSpec(1.0, 64 if own.window else None, sinks=own.sinks, soft_cap=own.soft_cap)
+            starts, lens, tables = (torch.empty(shape, dtype=torch.int32, device=device) for shape in (2, 1, (1, 32)))
+            runs = Runs(starts, lens, tables, [LEAST_TOKENS], [2 * LEAST_TOKENS])
             sinks = torch.empty(own.group, dtype=torch.float32, device=device) if own.sinks else None
-            attend_run(q, (cache, cache.clone()), table, 300, spec, sinks)
+            attend(q, (cache, cache.clone()), runs, AttentionSpec(1.0, sinks=own.sinks, soft_cap=own.soft_cap), sinks)
         mark = _mark(own, major)
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()

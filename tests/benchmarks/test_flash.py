@@ -21,21 +21,10 @@ if importlib.util.find_spec("triton") is None:
 from benchmarks.gpu.chain import Chain
 from nanoengine.kernels.triton.tuning import DEFAULTS
 from tests.kernels.formulas import DEVICE
-from tests.kernels.test_flash_attn_4 import flash_attn_func
+from tests.kernels.test_flash_attn_4 import flash_attn_varlen_func
 
 LENGTHS = [20, 40, 33]
-WAYS = ["Triton", "flash-attn 4", "flash-attn 4, pages"]
-
-
-def by_pages(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
-    """The package's function for packed sequences, by that for one in one piece."""
-    starts, parts = how["cu_seqlens_q"].tolist(), []
-    for i, length in enumerate(how["seqused_k"].tolist()):
-        keys, values = (x[how["page_table"][i].long()].flatten(0, 1)[None, :length] for x in (k, v))
-        asked = {"softmax_scale": how["softmax_scale"], "causal": how["causal"], "window_size": (None, None)}
-        part = q[None, starts[i] : starts[i + 1]]
-        parts.append(flash_attn_func(part, keys, values, **asked, learnable_sink=None, softcap=0.0)[0][0])
-    return torch.cat(parts)
+WAYS = ["Triton", "flash-attn 4"]
 
 
 @pytest.mark.parametrize(
@@ -46,18 +35,16 @@ def by_pages(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> Tensor:
 def test_it_is_chosen_from_where_on_it_is_faster_everywhere(
     monkeypatch: pytest.MonkeyPatch, faster: tuple[int, ...], wrong: bool, chosen: int
 ) -> None:
-    def whole(q: Tensor, *tensors: Tensor, **how: Any) -> tuple[Tensor, None]:
-        out, lse = flash_attn_func(q, *tensors, **how)
-        return out * (1.1 if wrong else 1.0), lse
+    def computed(*given: Tensor, **how: Any) -> Tensor:
+        return flash_attn_varlen_func(*given, **how) * (1.1 if wrong else 1.0)
 
     def timed(_: torch.device, __: Any, ___: int) -> float:
-        """Of Triton's and of pages 1; less for the other, where it is to be faster."""
+        """Of Triton's 1; less for the other, and enough less where it is to be faster."""
         way = next(ways)
         return 0.94 if way in {f"{WAYS[1]} {length}" for length in faster} else 0.96 if way.startswith(WAYS[1]) else 1.0
 
     ways = iter([f"{way} {length}" for length in sorted(LENGTHS, reverse=True) for way in WAYS] + ["decode"] * 4)
-    functions = SimpleNamespace(flash_attn_func=whole, flash_attn_varlen_func=by_pages)
-    monkeypatch.setattr(flash_attn_4, "functions", lambda: functions)
+    monkeypatch.setattr(flash_attn_4, "functions", lambda: SimpleNamespace(flash_attn_varlen_func=computed))
     monkeypatch.setattr(flash_attn_4, "unsupported_reason", lambda *_: None)
     monkeypatch.setattr(flash_attn_4, "LEAST_TOKENS", 1)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)

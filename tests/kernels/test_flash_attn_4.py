@@ -6,7 +6,7 @@ import json
 import random
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,81 +18,96 @@ from torch import Tensor
 
 from nanoengine.core.attention import AttentionSpec
 from nanoengine.kernels import flash_attn_4
-from nanoengine.kernels.flash_attn_4 import Kernel, attend_run, kernels_of, prepare
+from nanoengine.kernels.flash_attn_4 import Kernel, kernels_of, prepare
 from nanoengine.models.architectures import read_model_config
 from tests.kernels.attention.every_backend import TRITON, running
 from tests.kernels.attention.paged import Heads, Pool, Sequences, assert_attended
 
 HOPPER = (9, 0)
-CHUNKED = AttentionSpec(0.3, 8, chunked=True)
+WINDOWED = AttentionSpec(0.3, 8)
 
 
-def flash_attn_func(
+def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     *,
+    cu_seqlens_q: Tensor,
+    seqused_k: Tensor,
+    page_table: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
     softmax_scale: float,
     causal: bool,
-    window_size: tuple[int | None, int | None],
     learnable_sink: Tensor | None,
     softcap: float,
-) -> tuple[Tensor, None]:
+) -> Tensor:
     """Attention by its definition; the diagonal ends in the bottom right corner. What is masked is multiplied by 0, NaN too."""
     assert causal
-    assert q.shape[0] == k.shape[0] == v.shape[0] == 1
-    assert all(x.stride(-1) == 1 and x.data_ptr() % 16 == 0 for x in (k, v))
-    own = torch.arange(k.shape[1] - q.shape[1], k.shape[1])[:, None]
-    seen = torch.arange(k.shape[1])
-    left = len(seen) if window_size[0] is None else window_size[0]
-    k, v = (x[0].double().repeat_interleave(q.shape[2] // x.shape[2], 1) for x in (k, v))
-    scores = torch.einsum("qhd,khd->hqk", q[0].double(), k) * softmax_scale
-    if softcap:
-        scores = softcap * (scores / softcap).tanh()
-    scores = scores.masked_fill((seen > own) | (seen < own - left), -torch.inf)
-    if learnable_sink is not None:
-        scores = torch.cat((scores, learnable_sink.double()[:, None, None].expand(-1, q.shape[1], 1)), 2)
-    weights = scores.softmax(2)[..., : len(seen)]
-    return torch.einsum("hqk,khd->qhd", weights, v)[None].to(q.dtype), None
+    assert {x.dtype for x in (cu_seqlens_q, seqused_k, page_table)} == {torch.int32}
+    starts, lens, out = cu_seqlens_q.tolist(), seqused_k.tolist(), torch.full_like(q, torch.nan)
+    assert max_seqlen_k >= max(lens)
+    for i, (start, end, length) in enumerate(zip(starts, starts[1:], lens, strict=False)):
+        assert end - start <= max_seqlen_q
+        if not length:
+            continue
+        blocks = page_table[i, : -(-length // k.shape[1])].long()
+        keys, values = (
+            x[blocks].flatten(0, 1)[:length].double().repeat_interleave(q.shape[1] // x.shape[2], 1) for x in (k, v)
+        )
+        scores = torch.einsum("qhd,khd->hqk", q[start:end].double(), keys) * softmax_scale
+        if softcap:
+            scores = softcap * (scores / softcap).tanh()
+        own, seen = torch.arange(length - (end - start), length)[:, None], torch.arange(length)
+        scores = scores.masked_fill(seen > own, -torch.inf)
+        if learnable_sink is not None:
+            scores = torch.cat((scores, learnable_sink.double()[:, None, None].expand(-1, end - start, 1)), 2)
+        weights = scores.softmax(2)[..., :length]
+        out[start:end] = torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
+    return out
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Lengths of runs that a stand-in computes."""
+    """Tokens of the steps that a stand-in computes."""
     lengths = []
 
-    def computed(q: Tensor, *tensors: Tensor, **how: Any) -> tuple[Tensor, None]:
-        lengths.append(q.shape[1])
-        return flash_attn_func(q, *tensors, **how)
+    def computed(q: Tensor, *tensors: Tensor, **how: Any) -> Tensor:
+        lengths.append(len(q))
+        return flash_attn_varlen_func(q, *tensors, **how)
 
-    monkeypatch.setattr(flash_attn_4, "functions", lambda: SimpleNamespace(flash_attn_func=computed))
+    monkeypatch.setattr(flash_attn_4, "functions", lambda: SimpleNamespace(flash_attn_varlen_func=computed))
     monkeypatch.setattr(flash_attn_4, "LEAST_TOKENS", 1)
     return lengths
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_long_run_alone_is_attention_by_its_definition(asked: list[int], seed: int) -> None:
-    """What no query sees is NaN, and its blocks are in no table."""
+def test_prompts_are_attention_by_its_definition(asked: list[int], seed: int) -> None:
+    """The first is long enough; others may be short. Some are chunks, and the host may know no more than bounds."""
     rng = random.Random(seed)
-    end = rng.randint(20, 70)
-    start = rng.choice([0, rng.randrange(end - 12)])
-    window = rng.choice([None, rng.randint(1, 40)])
-    spec = AttentionSpec(0.3, window, sinks=rng.random() < 0.5, soft_cap=rng.choice([None, 2.0]))
+    ends = [rng.randint(20, 70), *(rng.randint(1, 40) for _ in range(rng.randrange(3)))]
+    starts = [rng.randrange(ends[0] - 12), *(rng.randrange(end) for end in ends[1:])]
+    spec = AttentionSpec(0.3, sinks=rng.random() < 0.5, soft_cap=rng.choice([None, 2.0]))
     heads = Heads(rng.randint(1, 2), rng.randint(1, 3), 16)
     with running(TRITON) as backend_of:
         backend: Any = backend_of(16)
         backend.flash_prompt = 10
-        pool = Pool(Sequences(heads, 16, [end], seed=seed), backend, norms=False, rotated=False, spec=spec)
-        pool.fill([start])
-        out = pool.step(0, [start], [end])
-        assert_attended(out, pool.exact([start], [end]))
-        assert asked == [end - start]
+        pool = Pool(Sequences(heads, 16, ends, seed=seed), backend, norms=False, rotated=False, spec=spec)
+        pool.fill(starts)
+        q, rows = pool.write_span(range(len(ends)), starts, ends), range(len(ends))
+        metadata, count = pool.metadata(0, rows, starts, ends), len(q)
+        if rng.random() < 0.5:
+            metadata = replace(metadata, seq_lens_list=[n + 9 for n in metadata.seq_lens_list])
+        out = backend.attend(q, pool.kv, metadata, spec, pool.sinks)
+        assert_attended(out, pool.exact(starts, ends))
+        assert asked == [count]
 
 
-def test_others_are_computed_by_triton(asked: list[int]) -> None:
-    """Runs that are short, chunked, int8, or not alone, as those of recorded steps."""
+def test_others_are_computed_by_triton(asked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts that are short, of windows, int8, or too many."""
+    monkeypatch.setattr(flash_attn_4, "MOST_RUNS", 1)
     with running(TRITON) as backend_of:
-        for lens, how in (([9], {}), ([20, 20], {}), ([20], {"quantized": True}), ([20], {"spec": CHUNKED})):
+        for lens, how in (([9], {}), ([20, 20], {}), ([20], {"quantized": True}), ([20], {"spec": WINDOWED})):
             backend: Any = backend_of(16)
             backend.flash_prompt = 10
             pool = Pool(Sequences(Heads(1, 1, 16), 16, lens), backend, norms=False, rotated=False, **how)
@@ -104,10 +119,10 @@ def test_a_model_needs_a_kernel_for_each_kind_of_layer() -> None:
     facts = {"architectures": ["Qwen3ForCausalLM"], "hidden_size": 64, "num_attention_heads": 8, "head_dim": 64}
     facts |= {"num_key_value_heads": 2, "num_hidden_layers": 4, "intermediate_size": 64, "vocab_size": 100}
     model = read_model_config(facts | {"rms_norm_eps": 1e-6, "max_position_embeddings": 100})
-    plain, windowed = AttentionSpec(0.1), [AttentionSpec(0.2, window) for window in (4, 8)]
-    assert kernels_of(model, torch.bfloat16, [plain, *windowed, CHUNKED]) == [
-        Kernel(64, 4, "bfloat16"),
-        Kernel(64, 4, "bfloat16", window=True),
+    capped, sunk = AttentionSpec(0.1, soft_cap=5.0), AttentionSpec(0.2, sinks=True)
+    assert kernels_of(model, torch.bfloat16, [sunk, WINDOWED, capped, replace(sunk, scale=0.3)]) == [
+        Kernel(64, 4, "bfloat16", soft_cap=5.0),
+        Kernel(64, 4, "bfloat16", sinks=True),
     ]
 
 
@@ -125,7 +140,7 @@ def test_kernels_that_are_missing_are_compiled_by_another_process_for_the_next_s
     monkeypatch.setattr(flash_attn_4.subprocess, "Popen", lambda command, **_: started.append(command))
     kernels = [Kernel(64, 4, "bfloat16"), Kernel(64, 4, "bfloat16", sinks=True)]
     assert prepare(kernels, gpu) == "2 of its kernels are being compiled, for the next start"
-    monkeypatch.setattr(flash_attn_4, "attend_run", lambda *_: imported.clear())
+    monkeypatch.setattr(flash_attn_4, "attend", lambda *_: imported.clear())
     flash_attn_4.main(started[0][-1])  # as that process does
     assert prepare(kernels, gpu) is None
     assert len(started) == len(imported) == 1
@@ -145,7 +160,7 @@ def test_without_the_package_a_start_says_how_to_install_it(monkeypatch: pytest.
 @pytest.mark.parametrize(
     "kernel",
     [
-        Kernel(64, 8, "bfloat16", window=True, sinks=True),
+        Kernel(64, 8, "bfloat16", sinks=True),
         Kernel(96, 1, "float16"),
         Kernel(128, 2, "bfloat16"),
         Kernel(256, 2, "bfloat16", soft_cap=50.0),
@@ -162,15 +177,3 @@ def test_its_kernels_compile_without_a_gpu(kernel: Kernel, tmp_path: Path, monke
     assert len(compiled) == 1
     assert compiled[0].stat().st_size > 10_000
     assert len(list(tmp_path.rglob(flash_attn_4._mark(kernel, 9).name))) == 1
-
-
-@pytest.mark.usefixtures("asked")
-def test_a_run_is_of_its_last_tokens() -> None:
-    """Blocks lie anywhere, and a table may be longer than the sequence."""
-    torch.manual_seed(0)
-    k, v = torch.randn(2, 9, 16, 1, 16)
-    q, table = torch.randn(5, 2, 16), torch.tensor([7, 2, 4, 1 << 30], dtype=torch.int32)
-    out = attend_run(q, (k, v), table, 37, AttentionSpec(0.25), None)
-    rows = [x[[7, 2, 4]].flatten(0, 1)[None, :37] for x in (k, v)]
-    how = {"softmax_scale": 0.25, "causal": True, "window_size": (None, None), "learnable_sink": None, "softcap": 0.0}
-    torch.testing.assert_close(out, flash_attn_func(q[None], *rows, **how)[0][0])  # type: ignore[arg-type]

@@ -34,8 +34,8 @@ class Tuning:
             it depends on; 2: behind a product, as soon as the product has started.
         dependent_rows: in steps of more rows none is: cuBLAS computes their products, and there is little to gain.
         short_prompt: runs of up to so many new tokens are computed by smaller programs of prefill attention.
-        flash_prompt: runs of so many new tokens or more are computed by flash-attn 4, where they are alone in a step and not
-            recorded, and it is installed (`flash_attn_4.py`). 0: none is.
+        flash_prompt: prompts of a step whose longest has so many new tokens or more are computed by flash-attn 4, where it is
+            installed (`flash_attn_4.py`). 0: none is.
     """
 
     decode_tile: int = 32

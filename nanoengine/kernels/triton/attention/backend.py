@@ -54,7 +54,7 @@ class TritonAttention(AttentionBackend):
         self._int8_views = views
         self._workspace = Workspace()
         self.flash_prompt = 0
-        """New tokens from which on flash-attn 4 computes a run that is alone; 0: none. It must have been prepared."""
+        """New tokens of the longest run from which on flash-attn 4 computes a step's prompts; 0: never. It must be prepared."""
 
     @staticmethod
     def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
@@ -98,10 +98,9 @@ class TritonAttention(AttentionBackend):
     def prefill(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
         tables, starts, lens = runs.block_tables, runs.query_start_loc, runs.seq_lens
         (caches, scales), longest = self._views(kv), runs.longest
-        # A run that is recorded has padding beside it, and bounds in place of lengths.
-        is_alone = self.flash_prompt and len(runs.query_lens_list) == 1
-        if is_alone and longest >= max(self.flash_prompt, flash_attn_4.LEAST_TOKENS) and not (scales or spec.chunked):
-            return flash_attn_4.attend_run(q, caches, tables[0], runs.seq_lens_list[0], spec, sinks)
+        is_long = longest >= max(self.flash_prompt, flash_attn_4.LEAST_TOKENS) and len(lens) <= flash_attn_4.MOST_RUNS
+        if self.flash_prompt and is_long and spec.window is None and not scales:
+            return flash_attn_4.attend(q, caches, runs, spec, sinks)
         asked = {**scales, **_asked(spec), "sinks": sinks, "tuning": self.tuning}
         return self._prefill(q, *caches, tables, starts, lens, longest, spec.scale, **asked)
 
