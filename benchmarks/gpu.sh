@@ -5,10 +5,13 @@
 #     bash benchmarks/gpu.sh tests OUT     # at most 320 s: everything in tests/gpu, the Triton kernels' tests, a memory checker
 #
 # The same call again goes on where it stopped: what is done stands in OUT/done.txt. Nothing is downloaded or installed; see
-# benchmarks/gpu.md. PYTHON=python3 is the interpreter. MINIATURE=1 runs `choose` in sizes for a CPU, without a GPU.
+# benchmarks/gpu.md. PYTHON=python3 is the interpreter. WHEELS=FOLDER holds packages that the machine has not (flash-attn 4 and what it
+# needs), as wheels or as `pip install --target` leaves them; all goes on without. MINIATURE=1 runs `choose` in sizes for a CPU, without a
+# GPU.
 set -uo pipefail
 usage="usage: gpu.sh choose|tests OUT_FOLDER"
 call=${1:?$usage} out=$(realpath -m "${2:?$usage}") python=${PYTHON:-python3}
+wheels=${WHEELS:+$(realpath -m "$WHEELS")}
 cd "$(dirname "$0")/.." && mkdir -p "$out/tuning" || exit 2
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-/tmp/nanoengine-triton}
@@ -26,6 +29,13 @@ print([output.outputs[0].token_ids for output in llm.generate(['To be', 'Whether
 "
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+if [[ $wheels ]]; then
+    if compgen -G "$wheels/*.whl" >/dev/null; then
+        "$python" -m pip install --quiet --no-index --no-deps --target "$work/site" "$wheels"/*.whl
+        wheels=$work/site
+    fi
+    PYTHONPATH+=:$wheels:$wheels/nvidia_cutlass_dsl/dsl_packages # Python reads no .pth file there
+fi
 
 stage() { # NAME SECONDS COMMAND...: its log goes to OUT/logs.txt, what it saves as $work/NAME.json to a line of OUT/figures.tsv, and
     # its last words, with what must not be overlooked, to OUT/table.txt

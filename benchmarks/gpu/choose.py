@@ -26,6 +26,7 @@ from benchmarks.gpu.alone import RELEVANT, TILES, draws, of_prompts, prompt, pro
 from benchmarks.gpu.chain import BLOCK_SIZE, Chain, Inputs, seconds
 from benchmarks.gpu.clock import Clock, device_facts, measure_rates
 from benchmarks.gpu.edges import edges
+from benchmarks.gpu.flash import compile_flash, flash_prompts
 from benchmarks.gpu.parts import kept_going
 from benchmarks.gpu.specialized import main as specialized_kernels
 from benchmarks.gpu.specialized import specialized
@@ -83,7 +84,7 @@ GAIN = 0.005
 LOSS = 0.04
 """And if none of them takes so much more."""
 
-PARTS = "edges", "variants", "prompts", "specialized", "drawing", "quantized"
+PARTS = "edges", "variants", "prompts", "specialized", "drawing", "quantized", "flash-attn 4"
 REPLAYS = 200
 ROUNDING = 2.0
 """A variant may be so many times as far from the default as that is from float32."""
@@ -267,6 +268,8 @@ def warm(args: argparse.Namespace, device: torch.device) -> None:
     if mine == of - 1 and specializes_warps(device):
         specialized_kernels(["--warm"])
         return
+    if mine == of - 2:
+        compile_flash(args.shape, device, getattr(torch, args.dtype))
     chains: dict[bool, Chain] = {}
     for tuning, size in work[mine :: of - specializes_warps(device)]:
         if (int8 := size != PROMPT and is_int8(size)) not in chains:
@@ -309,6 +312,7 @@ def main(arguments: Sequence[str]) -> int:
         "specialized": lambda tuning: specialized(report, tuning) if specializes_warps(device) else tuning,
         "drawing": lambda tuning: draws(chain, report, tuning, args.draws, args.repeat),
         "quantized": lambda tuning: quantized(device, args.quantized_shape, chain.dtype, report, tuning, args),
+        "flash-attn 4": lambda tuning: flash_prompts(chain, report, tuning, args),
     }
     for name in args.parts:
         with kept_going(report, name):

@@ -123,3 +123,15 @@ def test_programs_run_on_a_cpu(script: Script, tmp_path: Path, monkeypatch: pyte
     if stage == "choose":
         (tuning,) = (script.out / "tuning").iterdir()
         assert json.loads(tuning.read_text()) == report["chosen"]
+
+
+def test_packages_that_are_brought_along_are_found(script: Script, tmp_path: Path) -> None:
+    """As files on a path with a space in it; what is not there is passed over."""
+    folder = tmp_path / "some wheels"
+    (folder / "nvidia_cutlass_dsl" / "dsl_packages" / "cutlass").mkdir(parents=True)
+    show = tmp_path / "show"
+    show.write_text(f'#!/bin/sh\necho "$PYTHONPATH" >"{tmp_path}/path"\nexec "{script.python}" "$@"\n')
+    show.chmod(0o755)
+    assert script("choose", PYTHON=str(show), WHEELS=str(folder)).returncode == 0
+    found = (tmp_path / "path").read_text().strip().split(":")
+    assert found[-2:] == [str(folder), str(folder / "nvidia_cutlass_dsl" / "dsl_packages")]

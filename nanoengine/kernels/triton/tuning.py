@@ -49,6 +49,8 @@ class Tuning:
             more of them run side by side on a multiprocessor.
         whole_prompt_tile: tokens of K and of V that are multiplied at once for a prompt that has no history and is alone in its
             step (`attention/whole_prompt.py`), 64 or 128; 0: it is computed like any other.
+        flash_prompt: prompts of a step whose longest has so many new tokens or more are computed by flash-attn 4, where it is
+            installed (`flash_attn_4.py`). 0: none is.
     """
 
     decode_tile: int = 32
@@ -70,6 +72,7 @@ class Tuning:
     prefill_tile: int = 64
     short_tile: int = 64
     whole_prompt_tile: int = 0
+    flash_prompt: int = 0
 
     def launch(self, rows: int, *, product: bool = False) -> int:
         """How a kernel of a step of so many rows is launched (`dependent.py`): only products let the next one start at once."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.core.attention import AttentionSpec, KVLayer, Runs
+from nanoengine.kernels import flash_attn_4
 from nanoengine.kernels.attention import AttentionBackend, window_of
 from nanoengine.kernels.operations import Changes
 from nanoengine.kernels.reference.kv_int8 import SCALE_BYTES
@@ -57,6 +58,8 @@ class TritonAttention(AttentionBackend):
         self._can_attend, self._keys_and_values, self._whole_prompt = can_attend, keys_and_values, whole_prompt
         self._workspace = Workspace()
         self._kept = 0  # address of the last projection in which K and V stay behind the queries
+        self.flash_prompt = 0
+        """New tokens of the longest run from which on flash-attn 4 computes a step's prompts; 0: never. It must be prepared."""
 
     @property
     def knows_whole_prompts(self) -> bool:  # type: ignore[override]
@@ -116,6 +119,9 @@ class TritonAttention(AttentionBackend):
             is_kept = q.untyped_storage().data_ptr() == self._kept
             if new is not None and is_kept and not scales and self._can_attend(q):
                 return self._whole_prompt(q, *new, spec.scale, tile)
+        is_long = longest >= max(self.flash_prompt, flash_attn_4.LEAST_TOKENS) and len(lens) <= flash_attn_4.MOST_RUNS
+        if self.flash_prompt and is_long and spec.window is None and not scales:
+            return flash_attn_4.attend(q, caches, runs, spec, sinks)
         asked = {**scales, **_asked(spec), "sinks": sinks, "tuning": self.tuning}
         return self._prefill(q, *caches, tables, starts, lens, longest, spec.scale, **asked)
 
