@@ -144,12 +144,15 @@ class LLM(CoreLLM):
         options = {"parallel": parallel_tool_calls, "template_kwargs": chat_template_kwargs}
         prompts = [self.chats.prompt(own, tools, tool_choice, **options) for own in conversations]  # type: ignore[arg-type]
         token_ids = [self.tokenizer.encode(prompt.text, add_special_tokens=False) for prompt in prompts]
-        if tools:
-            if not is_installed("sampling"):
-                raise not_installed("sampling")
-            given = params_list(sampling_params, len(prompts))
+        if tools and not is_installed("sampling"):
+            raise not_installed("sampling")
+        if is_installed("sampling"):
+            from nanoengine.features.sampling.params import SamplingParams
+
+            given = [own or self.engine.default_params for own in params_list(sampling_params, len(prompts))]
             sampling_params = [
-                prompt.params(own or self.engine.default_params) for prompt, own in zip(prompts, given, strict=True)
+                prompt.params(own) if isinstance(own, SamplingParams) else own
+                for prompt, own in zip(prompts, given, strict=True)
             ]
         return self.generate(token_ids, sampling_params, **rest)  # type: ignore[arg-type]
 

@@ -9,6 +9,7 @@ from os.path import commonprefix
 from threading import Lock
 
 from nanoengine.core.detokenizer import INCOMPLETE, Detokenizer
+from nanoengine.thought import ThoughtReader
 
 MOST_INCOMPLETE = 3
 """Bytes of a character that may be there before its last one comes, and so replacements that may still go away."""
@@ -43,6 +44,7 @@ class StopDetokenizer(Detokenizer):
         include_stop: the text ends behind its stop string or token, and not before it.
         min_tokens: with fewer tokens no string ends the text.
         until: is told each new piece of the text; not None: the text ends behind it, for this reason.
+        thought: reads where the answer begins: no string ends the text before it, and `min_tokens` are of the answer.
     """
 
     def __init__(
@@ -54,12 +56,15 @@ class StopDetokenizer(Detokenizer):
         include_stop: bool = False,
         min_tokens: int = 0,
         until: Callable[[str], str | None] | None = None,
+        thought: ThoughtReader | None = None,
     ):
         self._decode, self.num_tokens, self._lock = decode, len(prompt), Lock()
         self._min_tokens = len(prompt) + min_tokens
         self._stop = tuple(stop)
-        self._include_stop, self._until = include_stop, until
+        self._include_stop, self._until, self._thought = include_stop, until, thought
+        self._answer_start = 0  # in the text
         if not self._stop and until is None:
+            self._thought = None  # the text is read by nobody who asks where the answer begins
             self.due = len(prompt) + 1 + next(_first_due) % MOST_WAITING
         self._text = ""  # all complete characters so far
         self._num_released = 0
@@ -103,12 +108,14 @@ class StopDetokenizer(Detokenizer):
         decoded = self._decode([*self._window, *token_ids[:end]])
         if INCOMPLETE not in decoded and decoded.startswith(self._window_text):
             self.num_tokens += end
-            self._append(decoded[len(self._window_text) :], False)
+            self._append(decoded[len(self._window_text) :], True, False)
             self._window, self._num_context, self._window_text = [token_ids[end - 1]], 1, last
 
     def push(self, token_id: int, *, is_stop: bool = False) -> str | None:
         """Take the next token; returns the stop string that it completed, if any: the text ends there."""
+        is_answer = self._thought is None or self._reads_answer(self._thought, token_id)
         self.num_tokens += 1
+        self._min_tokens += not is_answer
         if is_stop and not self._include_stop:
             return None
         if self._prompt is not None:
@@ -135,12 +142,17 @@ class StopDetokenizer(Detokenizer):
             del self._window[self._num_context + FIRST_KEPT : -LAST_KEPT]
             shorter = self._decode(self._window)
             self._window_text = shorter[: len(shorter) - num_held]
-        return self._append(new, self.num_tokens >= self._min_tokens)
+        return self._append(new, is_answer, self.num_tokens >= self._min_tokens)
 
     def finish(self) -> None:
         """No more tokens come: release what was held back, incomplete characters included."""
         self._text += self._decode(self._window)[len(self._window_text) :]
         self._end_at(len(self._text))
+
+    def _reads_answer(self, thought: ThoughtReader, token_id: int) -> bool:
+        """Whether a token, which is read, is of the answer."""
+        thought.read([token_id])
+        return thought.answer_start is not None and thought.answer_start < thought.num_read
 
     def _begin_behind(self, prompt: Sequence[int]) -> None:
         """Fill the window with the last tokens of the prompt, enough of them to have some text: special tokens have none."""
@@ -156,13 +168,17 @@ class StopDetokenizer(Detokenizer):
         self._window, self._num_context, self._window_text = [], 0, ""
         self._num_released = end
 
-    def _append(self, new: str, match_stop: bool) -> str | None:
+    def _append(self, new: str, is_answer: bool, match_stop: bool) -> str | None:
         """Add text that is final but for stop strings. A stop string that ended before `min_tokens` is text."""
         start = len(self._text)
         self._text += new
-        places = [(self._text.find(stop, max(start - len(stop) + 1, 0)), stop) for stop in self._stop]
-        found = [(position, stop) for position, stop in places if position >= 0]
         reason = None if self._until is None else self._until(new)
+        if not is_answer:
+            self._num_released = self._answer_start = len(self._text)
+            return None
+        first = self._answer_start
+        places = [(self._text.find(stop, max(start - len(stop) + 1, first)), stop) for stop in self._stop]
+        found = [(position, stop) for position, stop in places if position >= 0]
         if match_stop and found:
             position, stop = min(found)
             self._end_at(position + len(stop) if self._include_stop else position)
@@ -170,7 +186,9 @@ class StopDetokenizer(Detokenizer):
         if match_stop and reason is not None:
             self._end_at(len(self._text))
             return reason
-        num_held = 0 if self._include_stop else max((_num_begun(self._text, stop) for stop in self._stop), default=0)
+        num_held = (
+            0 if self._include_stop else max((_num_begun(self._text[first:], stop) for stop in self._stop), default=0)
+        )
         self._num_released = len(self._text) - num_held
         return None
 
