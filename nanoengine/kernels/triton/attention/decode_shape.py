@@ -93,7 +93,9 @@ def decode_shape(
     beside = rows * dims * q.element_size() + tile * (68 if size == 1 else 44) + RESERVED
     count = max(1, min(count, _shared_memory(q.device) // (tiles + beside)))
     registers = min(255, REGISTERS // (32 * num_warps * count) // 8 * 8)
-    combined = COMBINED * num_warps * (2 if max_query_len is not None and registers > 128 else 1)
+    # Where registers are left for more, twice as many; those of a group of one head are not, and its parts are few.
+    is_wide = max_query_len is not None and registers > 128 and heads > 1
+    combined = COMBINED * num_warps * (2 if is_wide else 1)
     return Shape(heads, tokens, query_lots, rows, count, registers, step, max(1, combined // (heads * tokens * dims)))
 
 

@@ -46,8 +46,7 @@ def _queries_of(query_start_loc, seq, first_query):
 
 
 @triton.jit(
-    do_not_specialize=["table_stride"],
-    do_not_specialize_on_alignment=["block_tables", "query_start_loc", "seq_lens"],
+    do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["block_tables", "query_start_loc", "seq_lens"]
 )
 def _decode_kernel(
     out,
@@ -135,10 +134,9 @@ def _decode_kernel(
         ask_for(k_head, v_head, table, start, end, block_stride, slot_stride, HEAD_DIM, BLOCK_SIZE, 64)
     dependent.wait(LAUNCH)
 
-    row = tl.arange(0, ROWS)
+    row, dim = tl.arange(0, ROWS), tl.arange(0, DIMS)
     token_of, head_of = row // HEADS, row % HEADS
     head = kv_head * GROUP + first_head + head_of
-    dim = tl.arange(0, DIMS)
     # What is the same for all sequences is worked out again for each: kept, it would take too many registers.
     for seq in tl.range(first_seq, end_seq, num_stages=1, disable_licm=True):
         next_len = tl.load(seq_lens + seq + 1, mask=seq + 1 < end_seq, other=0)  # long before it is asked for
