@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The CUDA path, checked and measured on a machine with an NVIDIA GPU, in two calls:
 #
-#     bash benchmarks/gpu.sh choose OUT    # at most 500 s: checks, measures and chooses the variants for this GPU, then the engine
+#     bash benchmarks/gpu.sh choose OUT    # at most 620 s: checks, measures and chooses the variants for this GPU, then the engine
 #     bash benchmarks/gpu.sh tests OUT     # at most 320 s: everything in tests/gpu, the Triton kernels' tests, a memory checker
 #
 # The same call again goes on where it stopped: what is done stands in OUT/done.txt. Nothing is downloaded or installed; see
@@ -76,8 +76,8 @@ fi
 case $call in
 choose)
     if [[ ! ${MINIATURE:-} ]]; then "$python" -m benchmarks.random_weights qwen3-0.6b "$work/model" 2>"$work/model.log" & fi
-    stage warm 50 bash -c 'for ((i = 0; i < $1; i++)); do "${@:2}" --warm $i $1 & done; wait' warm "$processes" "$python" "${choose[@]}"
-    stage choose 180 "$python" "${choose[@]}" || exit # nothing that follows would mean anything
+    stage warm 70 bash -c 'for ((i = 0; i < $1; i++)); do "${@:2}" --warm $i $1 & done; wait' warm "$processes" "$python" "${choose[@]}"
+    stage choose 280 "$python" "${choose[@]}" || exit # nothing that follows would mean anything
     wait
     NANOENGINE_TUNING=$work/default "$python" -c "$keep_defaults"
     engine before "$work/default" 45 "one stream" workload
