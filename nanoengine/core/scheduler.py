@@ -270,9 +270,6 @@ class Scheduler:
         num_rejected = len(run.drafts) - num_accepted
         seq.num_tokens -= num_rejected
         is_current = seq.start_step <= step.number and bool(seq.block_tables)  # it was not preempted since
-        if run.drafts:
-            for part in self.parts:
-                part.settle(seq, len(run.drafts), num_accepted)
         if is_current and run.drafts:
             seq.num_computed -= num_rejected
             seq.phase = Phase.DECODING

@@ -110,9 +110,6 @@ class PolicyPart:
 
     # ---- when its result is there
 
-    def settle(self, seq: Sequence, num_drafts: int, num_accepted: int) -> None:
-        """`num_accepted` of the `num_drafts` drafts of a sequence were accepted; their tokens are appended next."""
-
     def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
         """A step was committed, or has failed, or was in flight behind one that has failed (`step.is_dropped`).
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from nanoengine.builder import details
 from nanoengine.core.config import EngineConfig
 from nanoengine.core.errors import InvalidConfig
 from nanoengine.core.llm import CoreLLM
@@ -124,7 +125,7 @@ def test_what_start_up_tells_of_speculation(tiny: Path) -> None:
     own = capability.speculation
     assert own is not None
     assert own.step_tokens == 32
-    assert "speculation: model:" in startup.details()
+    assert "speculation: model:" in details(startup)
     assert startup.most_drafts == 15
     assert startup.runs_eagerly
     assert startup.metric_sources["speculation"]() == own.stats
