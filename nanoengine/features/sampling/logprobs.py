@@ -83,7 +83,7 @@ class SampleLogprobs(RowProcessor[int]):
     def find(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         numbers = super().find(rows, positions)
         if len(numbers):
-            others = (own for own in self.sampler.processors if own is not self)
+            others = (own for own in self.sampler.processors if own is not self and own.pieces)
             self._others_change = any(len(own.find(rows, positions)) for own in others)
         return numbers
 
