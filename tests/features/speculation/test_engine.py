@@ -68,7 +68,8 @@ def opened(model: Path, **options: Any) -> Iterator[tuple[CoreLLM, Speculation]]
 
 
 def run(llm: CoreLLM, prompts: list[list[int]] = PROMPTS, params: Any = PARAMS) -> list[Any]:
-    outputs = llm.generate(prompts, params)
+    given = params if isinstance(params, list) else [params] * len(prompts)
+    outputs = llm.run([llm.engine.make_request(*pair) for pair in zip(prompts, given, strict=True)])
     return [[(own.token_ids, own.text, own.finish_reason) for own in output.outputs] for output in outputs]
 
 
