@@ -199,8 +199,10 @@ template <int KIND, bool PACKED, int PARTS, int M> static NOINLINE void multiply
 #pragma GCC unroll 4
         for (int v = 0; v < WIDE; v++) {
             Floats sum = HELD ? held[m][v] : load<Floats>(row(m, v));
-            for (size_t i = 0; task.has_minimums && i < count; i++)
-                sum = multiply_add(load<Floats>(scales.offsets[i] + v * LANES), splat(x[m].sums[i]), sum);
+            for (size_t i = 0; task.has_minimums && i < (has_own_scales(KIND) ? 2 * count : count); i++) {
+                const float bytes = has_own_scales(KIND) ? x[m].scales[i] * x[m].totals[i] : x[m].sums[i];
+                sum = multiply_add(load<Floats>(scales.offsets[i] + v * LANES), splat(bytes), sum);
+            }
             store(row(m, v), sum);
         }
 }
