@@ -57,7 +57,7 @@ template <class G> static INLINE void read_points(const G& grid, auto point, aut
 }
 
 // Eight signs of which seven are stored: an even number of them is set.
-static INLINE int eight_signs(uint32_t seven) { return seven & 127 | __builtin_parity(seven & 127) << 7; }
+static INLINE int eight_signs(uint32_t seven) { return (seven & 127) | __builtin_parity(seven & 127) << 7; }
 
 // A factor: 4 bits are s of 2 s + 1; those of even ones are the lower halves of bytes.
 static INLINE uint8_t factor(const uint8_t* halves, int i) { return 2 * (halves[i / 2] >> i % 2 * 4 & 15) + 1; }

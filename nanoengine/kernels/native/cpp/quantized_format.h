@@ -82,10 +82,10 @@ struct Format {
         switch (extra) {
             case MINIMUM: return 2 * scale_bytes();
             case ZERO_POINT: return scale_bytes() + GROUP;
-            case CELL_FACTORS: return 2 * scale_bytes() + 2 * cells * GROUP;
+            case CELL_FACTORS:
+            case HALF_CELL_PAIRS: return 2 * scale_bytes() + 2 * cells * GROUP;
             case HALF_CELL_FACTORS:
-            case HALF_CELL_FLOATS:
-            case HALF_CELL_PAIRS: return scale_bytes() + 2 * cells * GROUP;
+            case HALF_CELL_FLOATS: return scale_bytes() + 2 * cells * GROUP;
             case SIGNED_CELL_FACTORS: return scale_bytes() + cells * GROUP;
             default: return scale_bytes();
         }
