@@ -80,8 +80,8 @@ def drawn(form: Format, outputs: int, inputs: int, seed: int = 0) -> QuantizedTe
         return Grouped(bytes_below(1 << form.bits, outputs, inputs), scales, zeros, form.bits)
     values, nbytes = SIZES[form.name]
     data = bytes_below(256, outputs, inputs // values, nbytes)
-    factors = {"Q8_0": 256, "Q4_K": 1024, "Q5_K": 2048, "Q6_K": 4096, "Q3_K": 128, "IQ4_NL": 256, "IQ4_XS": 4096, "IQ3_S": 512, "IQ3_XXS": 1024}
-    factors |= {"IQ2_S": 256, "IQ2_XS": 256, "IQ2_XXS": 256}
+    factors = {"Q8_0": 256, "Q4_K": 1024, "Q5_K": 2048, "Q6_K": 4096, "Q3_K": 128, "IQ4_NL": 256, "IQ4_XS": 4096}
+    factors |= {"IQ3_S": 512, "IQ3_XXS": 1024, "IQ2_S": 256, "IQ2_XS": 256, "IQ2_XXS": 256}
     for at in HALVES.get(form.name, (0,)):
         data[:, :, at : at + 2] = (
             (sizes(outputs, inputs // values, 1) / factors.get(form.name, 16)).half().view(torch.uint8)
