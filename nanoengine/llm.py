@@ -144,12 +144,15 @@ class LLM(CoreLLM):
         options = {"parallel": parallel_tool_calls, "template_kwargs": chat_template_kwargs}
         prompts = [self.chats.prompt(own, tools, tool_choice, **options) for own in conversations]  # type: ignore[arg-type]
         token_ids = [self.tokenizer.encode(prompt.text, add_special_tokens=False) for prompt in prompts]
-        if tools:
-            if not is_installed("sampling"):
-                raise not_installed("sampling")
-            given = params_list(sampling_params, len(prompts))
+        if tools and not is_installed("sampling"):
+            raise not_installed("sampling")
+        if is_installed("sampling"):
+            from nanoengine.features.sampling.params import SamplingParams
+
+            given = [own or self.engine.default_params for own in params_list(sampling_params, len(prompts))]
             sampling_params = [
-                prompt.params(own or self.engine.default_params) for prompt, own in zip(prompts, given, strict=True)
+                prompt.params(own) if isinstance(own, SamplingParams) else own
+                for prompt, own in zip(prompts, given, strict=True)
             ]
         return self.generate(token_ids, sampling_params, **rest)  # type: ignore[arg-type]
 
@@ -293,22 +296,19 @@ class LLM(CoreLLM):
 
     def stream_request(self, request: Request) -> Generator[str, None, None]:
         """As `stream`, of a request that `make_requests` made; `request.output()` is its result, as far as it has come."""
-        sent = 0
+        sent, is_over = 0, False
         try:
             with self._interrupts:
                 self.engine.submit(request)
-            while True:
-                detokenizer = request.sequences[0].detokenizer
-                assert detokenizer is not None
-                piece = detokenizer.text_from(sent)
+            while not is_over:
+                with self._interrupts:
+                    is_over, [seq] = request.finished, request.sequences
+                    if not (piece := seq.text_from(sent)) and not is_over:
+                        self.engine.step()
+                        piece = seq.text_from(sent)
                 if piece:
                     yield piece
                     sent += len(piece)
-                elif request.finished:
-                    break
-                else:
-                    with self._interrupts:
-                        self.engine.step()
         finally:
             with self._interrupts:
                 self.engine.abort(request.request_id)

@@ -2,7 +2,8 @@
 drafts and limits act on its logits as on any other model's.
 
 A token is a byte of text, or a mark such as `<think>`. Where the engine makes it say something else, it goes on in its text
-behind the longest end of what it has said that its text holds: behind a `</think>` that was forced, say, with its answer.
+behind the longest end of what it has said that its text holds, the last one of several: behind a `</think>` that was forced,
+say, with its answer.
 """
 
 from __future__ import annotations
@@ -111,13 +112,13 @@ class Script(LogitsProcessor):
                 own[self._positions[number] :] = [int(tokens[number])]
 
     def token_behind(self, prompt: list[int], said: list[int]) -> int:
-        text = self.encode(self.text if isinstance(self.text, str) else self.text(self.decode(prompt)))
-        for size in range(len(said), 0, -1):
-            end = said[-size:]
-            for first in range(len(text) - size + 1) if size < len(said) else (0,):
-                if text[first : first + size] == end:
-                    return [*text, self.end_token][first + size]
-        return [*text, self.end_token][0]
+        tokens = self.encode(self.text if isinstance(self.text, str) else self.text(self.decode(prompt)))
+        text, end = "".join(map(chr, tokens)), "".join(map(chr, said))  # token ids as characters, to be looked for
+        start = 0 if text.startswith(end) else -1
+        while start < 0:
+            end = end[1:]
+            start = text.rfind(end) if end else 0
+        return [*tokens, self.end_token][start + len(end)]
 
 
 def folder_of(folder: Path, template: str, **config: Any) -> Path:

@@ -24,6 +24,7 @@ from nanoengine.core.sampling_params import (
     token_ids,
 )
 from nanoengine.features.sampling.stop_detokenizer import StopDetokenizer
+from nanoengine.thought import Thought, ThoughtReader
 
 MAX_LOGPROBS = 20
 """Likeliest tokens that a request can ask for, at each position."""
@@ -62,6 +63,8 @@ class SamplingParams(CoreSamplingParams):
             They are the model's own: before penalties, bias, temperature and filters.
         prompt_logprobs: the same for the tokens of the prompt, but for the first, which nothing predicts.
         structured_outputs: what the text must look like: `StructuredOutputs`, or a dict of its fields.
+        thinking_budget: most tokens of the thought in front of an answer: behind them its end is forced. Of chats alone.
+        thought: how the model marks thoughts (`Thought`), as the chat template has it. Set by `Prompt.params`.
 
     Raises:
         InvalidSamplingParams: a value outside its range.
@@ -81,6 +84,8 @@ class SamplingParams(CoreSamplingParams):
     logprobs: int | None = option(None, 0, MAX_LOGPROBS)
     prompt_logprobs: int | None = option(None, 0, MAX_LOGPROBS)
     structured_outputs: Any = None
+    thinking_budget: int | None = option(None, 0)
+    thought: Thought | None = None
 
     def __post_init__(self) -> None:
         CoreSamplingParams.__post_init__(self)
@@ -109,6 +114,19 @@ class SamplingParams(CoreSamplingParams):
     def num_logprobs(self) -> int | None:
         """How many likeliest tokens the sampler reports; 0: the chosen one only, as `best_of` needs it; None: nothing."""
         return 0 if self.logprobs is None and self.best_of is not None else self.logprobs
+
+    @property
+    def is_of_answer(self) -> bool:
+        """Whether something is asked that does not hold for a thought."""
+        asked = (
+            self.stop,
+            self.stop_token_ids,
+            self.min_tokens,
+            self.logit_bias,
+            self.allowed_token_ids,
+            self.structured_outputs,
+        )
+        return any(asked) or self.thinking_budget is not None
 
     # ---- what the core asks
 
@@ -150,6 +168,7 @@ class SamplingParams(CoreSamplingParams):
             include_stop=self.include_stop_str_in_output,
             min_tokens=self.min_tokens,
             until=None if until is None else until(),
+            thought=None if self.thought is None else ThoughtReader(self.thought, decode),
         )
 
     def choose(self, outputs: list[CompletionOutput]) -> list[CompletionOutput]:

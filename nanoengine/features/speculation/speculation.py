@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from nanoengine.core.messages import UNKNOWN
 from nanoengine.core.scheduler import Step
 from nanoengine.core.sequence import Request, Sequence
+from nanoengine.features.draft_constraint import CONSTRAINT
 from nanoengine.features.speculation.drafter import Candidate, Drafter
 from nanoengine.features.speculation.proposer import Proposer, SequenceProposer
 from nanoengine.features.speculation.statistics import SpeculationStats
@@ -27,10 +28,6 @@ STEP_TOKENS = {"cpu": 32, "cuda": 256}
 
 FIRST_DRAFTS = 4
 """Most drafts of a sequence that has had none yet."""
-
-CONSTRAINT = "constraint"
-"""In `Sequence.state` if a grammar constrains the sequence: it says which tokens must come next (`forced`), and which drafts may
-(`allowed`)."""
 
 
 @dataclass(slots=True)

@@ -9,6 +9,8 @@ from time import thread_time
 
 from llguidance import LLMatcher
 
+from nanoengine.thought import ThoughtReader
+
 SLOW = 0.05
 """Seconds of a CPU: hardly any text takes as much for a token, and all others of the step wait for it."""
 
@@ -21,27 +23,32 @@ class Constraint:
 
     Args:
         matcher: behind the empty text.
-        behind: tokens that end what a model thinks before it answers: the grammar holds behind them. Empty: from the beginning.
+        thought: that comes first, and is read before this is: the grammar holds from the answer on. None: from the beginning.
     """
 
-    def __init__(self, matcher: LLMatcher, behind: Seq[int] = ()):
-        self.matcher, self.behind = matcher, list(behind)
+    def __init__(self, matcher: LLMatcher, thought: ThoughtReader | None = None):
+        self.matcher, self.thought = matcher, thought
         self.num_read = 0  # tokens of the output
-        self.is_open = not behind
-        self._tail: list[int] = []  # the last tokens before it holds
         self.is_watched = False  # it may be slow: its masks are filled alone
         self.slow_seconds = 0.0
 
     def read(self, tokens: Seq[int]) -> None:
         """These tokens of the output come next."""
-        for place, token in enumerate(tokens):
-            if self.is_open:
-                with self.timed():
-                    self.matcher.consume_tokens(list(tokens[place:]))
-                break
-            self._tail = [*self._tail, token][-len(self.behind) :]
-            self.is_open = self._tail == self.behind
+        start = 0 if self.thought is None else self.thought.answer_start
         self.num_read += len(tokens)
+        if start is not None and start < self.num_read:
+            with self.timed():
+                self.matcher.consume_tokens(list(tokens[max(0, start - self.num_read + len(tokens)) :]))
+
+    @property
+    def holds(self) -> bool:
+        """Whether the next token must obey the grammar, or begin a thought."""
+        return self.thought is None or not self.thought.is_open or bool(self.thought.begins)
+
+    @property
+    def also(self) -> tuple[int, ...]:
+        """Tokens that may come beside those of the grammar."""
+        return () if self.thought is None else self.thought.begins
 
     @contextmanager
     def timed(self) -> Iterator[None]:
@@ -61,20 +68,17 @@ class Constraint:
 
     def forced(self, most: int) -> list[int]:
         """The next tokens, as far as there is no choice: what the tokenizer would make of the text that must come."""
-        if not self.is_open or self.is_watched:
+        if not self.holds:
+            return [] if self.thought is None else self.thought.forced(most)
+        if self.also or self.is_watched:
             return []
         with self.timed():
             return list(self.matcher.compute_ff_tokens()[:most])
 
     def allowed(self, drafts: list[int]) -> list[int]:
         """The first of some drafts, as far as the grammar allows them: none at the end of a thought, or behind it."""
-        if not self.is_open:
-            tail = self._tail
-            for place, token in enumerate(drafts):
-                tail = [*tail, token][-len(self.behind) :]
-                if tail == self.behind:
-                    return drafts[:place]
-            return drafts
+        if self.thought is not None and self.thought.is_open:
+            return self.thought.allowed(drafts)
         if not drafts or self.is_watched:
             return []
         with self.timed():

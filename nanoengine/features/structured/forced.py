@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nanoengine.core.sequence import Sequence
+from nanoengine.features.draft_constraint import CONSTRAINT, DraftConstraint
 from nanoengine.features.speculation.drafter import Candidate, Drafter
 from nanoengine.features.speculation.options import MAX_DRAFTS
-from nanoengine.features.speculation.speculation import CONSTRAINT
-from nanoengine.features.structured.constraint import Constraint
 
 
 class ForcedDrafts(Drafter):
@@ -35,7 +34,7 @@ class ForcedDrafts(Drafter):
         budget = min(budget, self.num_rows - num_decodes)
         chosen: dict[Sequence, list[int]] = {}
         for seq, _, most in candidates:
-            constraint: Constraint | None = seq.state.get(CONSTRAINT)
+            constraint: DraftConstraint | None = seq.state.get(CONSTRAINT)
             if budget > 0 and constraint is not None and getattr(seq.params, "speculate", True):
                 forced = constraint.forced(min(most, budget, MAX_DRAFTS))
                 if drafts := until_the_end(forced, seq, self.vocab_size):

@@ -29,7 +29,7 @@ class StructuredOutputs:
             beginning of a tag and its schema must follow.
         disable_any_whitespace: False: JSON may have white space wherever JSON may. True: one space behind each comma and colon.
         whitespace_pattern: an expression for the white space between parts of JSON, in the place of those.
-        behind: tokens with which a model ends what it thinks: its text must look so behind them. Empty: from the beginning.
+        with_thought: a thought in front of the answer is part of what is described. Otherwise it is free.
         until: a function that pickles, and makes one for each completion, which is told each new piece of the text and gives the
             reason if the text ends behind it: before the grammar does.
 
@@ -45,7 +45,7 @@ class StructuredOutputs:
     structural_tag: Mapping[str, Any] | str | None = None
     disable_any_whitespace: bool = True
     whitespace_pattern: str | None = None
-    behind: tuple[int, ...] = ()
+    with_thought: bool = False
     until: Callable[[], Callable[[str], str | None]] | None = field(default=None, compare=False, repr=False)
     kind: str = field(init=False)
     """Which of them is given."""

@@ -16,7 +16,8 @@ from nanoengine.core.messages import StepResult
 from nanoengine.core.scheduler import Scheduler, Step
 from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Phase, Request, Sequence
-from nanoengine.features.speculation.speculation import CONSTRAINT
+from nanoengine.features.draft_constraint import CONSTRAINT
+from nanoengine.features.sampling.thinking import THOUGHT
 from nanoengine.features.structured.constraint import SLOW, Constraint
 from nanoengine.features.structured.grammars import Grammars
 from nanoengine.features.structured.params import StructuredOutputs
@@ -92,7 +93,7 @@ class Structured(PolicyPart):
             self.parts.append(self.drafter)
         matcher = self._made.pop(request)  # who asks the grammars again may have to wait: others were asked for since
         for seq in request.sequences:
-            constraint = Constraint(matcher.deep_copy(), outputs.behind)
+            constraint = Constraint(matcher.deep_copy(), None if outputs.with_thought else seq.state.get(THOUGHT))
             constraint.read(seq.output_token_ids)
             self.constraints[seq] = seq.state[CONSTRAINT] = constraint
             seq.stop_token_ids |= set(self.grammars.eos_token_ids)  # where the grammar ends, `ignore_eos` or not
@@ -109,7 +110,7 @@ class Structured(PolicyPart):
         samples += [(seq, run.drafts) for seq, run in zip(step.runs, step.plan.runs, strict=True) if run.samples]
         for seq, drafts in samples:
             constraint = self.constraints.get(seq)
-            if constraint is not None and constraint.is_open:
+            if constraint is not None and constraint.holds:
                 asked.append((constraint, list(drafts)))
                 rows.append((seq.row, 1 + len(drafts)))
         if asked:
@@ -145,6 +146,8 @@ class Structured(PolicyPart):
             for own, _, _ in placed:
                 own.is_watched = True
         for own, first, drafts in placed:
+            for token in own.also:
+                bits[first, token // 32] |= np.uint32(1 << token % 32).astype(np.int32)
             if own.error:  # beyond a limit; otherwise it would allow an end
                 bits[first : first + 1 + len(drafts)] = 0
         return bits

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from os.path import commonprefix
 from typing import Any
 
 from nanoengine.core.errors import InvalidPrompt, InvalidSamplingParams
@@ -15,9 +17,12 @@ from nanoengine.core.outputs import RequestOutput
 from nanoengine.models.tokenizer import ModelTokenizer
 from nanoengine.models.tools.formats import END_OF_THOUGHT, HERMES, PLAIN, THINK, ToolFormat, find_format
 from nanoengine.models.tools.grammar import call_grammar
+from nanoengine.models.tools.harmony import ANALYSIS_BEGUN, END_OF_ANALYSIS, FINAL, NO_THOUGHT, message_begun
 from nanoengine.models.tools.history import TOLD_FIRST, Message, for_template, in_words, tools_for_template
 from nanoengine.models.tools.parser import Call, Event, Reading, Reasoning, answer_parser
+from nanoengine.models.tools.thinking_switch import thinking_values
 from nanoengine.models.tools.tool import Choice, choose, read_tools
+from nanoengine.thought import Thought
 
 PROBE = {"type": "function", "function": {"name": "probe", "description": "", "parameters": {"type": "object"}}}
 HELLO: list[Message] = [{"role": "user", "content": "Hello"}]
@@ -41,6 +46,8 @@ class Prompt:
         format: of calls; None: the answer has neither calls nor channels.
         choice: of tools.
         thinks, is_thinking: see `answer_parser`.
+        begun: the part of the answer that ends the text, where a message is continued.
+        end_of_thought: the tokens that end a thought which has reached its limit.
         tokens: the ids of the added tokens by their texts.
         special: texts of the special tokens, which answers do not show unless a request asks for them.
     """
@@ -52,6 +59,8 @@ class Prompt:
     is_thinking: bool
     tokens: Mapping[str, int]
     special: frozenset[str]
+    begun: str = ""
+    end_of_thought: tuple[int, ...] = ()
 
     @property
     def _kept(self) -> set[str]:
@@ -78,38 +87,74 @@ class Prompt:
             and own.kind in ("json", "json_object")
         ):
             schema = json.loads(own.text)
-        if (
-            schema is not None
-            or choice.is_forced
-            or (not choice.is_off and any(tool.is_strict for tool in choice.tools))
-        ):
+        if schema is not None or self._has_grammar:
             if own is not None and schema is None:
                 raise InvalidSamplingParams(
                     "tool_choice forces calls, or a tool is strict, and structured outputs say what the text is, other than by"
                     " a schema: give one of them"
                 )
             changes["structured_outputs"] = self._grammar(params.skip_special_tokens, schema)
-        return dataclasses.replace(params, **changes) if changes else params
+        return self.answered(dataclasses.replace(params, **changes) if changes else params)
+
+    def answered(self, params: Any) -> Any:
+        """Sampling parameters that hold for the answer, and not for the thought in front of it."""
+        if not params.is_of_answer or self.thought is None:
+            return params
+        return dataclasses.replace(params, thought=self.thought)
+
+    @property
+    def thought(self) -> Thought | None:
+        """How the answer marks its thought; None: there is none, or it has marks that are read with the text alone."""
+        if self._is_harmony:
+            end = message_begun(FINAL if self.choice.is_off else NO_THOUGHT)
+            is_answer = re.search(end, self.begun) is not None
+            return None if is_answer else Thought(end=end, forced=self.end_of_thought, body=ANALYSIS_BEGUN)
+        begin = self.tokens.get(THINK)
+        is_thinking = self.is_thinking or self.begun.lstrip().startswith(THINK)
+        is_closed = END_OF_THOUGHT in self.begun or self.text.rstrip().endswith(END_OF_THOUGHT)
+        if is_closed or not (is_thinking or (self.thinks and begin is not None and not self.begun)):
+            return None
+        calls = tuple(token for mark in self._begins if (token := self.tokens.get(mark)) is not None)
+        return Thought(
+            end=re.escape(END_OF_THOUGHT),
+            begin=None if is_thinking or begin is None else (begin, THINK),
+            calls=calls,
+            forced=self.end_of_thought,
+        )
+
+    @property
+    def _is_harmony(self) -> bool:
+        return self.format is not None and self.format.shape == "harmony"
+
+    @property
+    def _begins(self) -> tuple[str, ...]:
+        """Marks with which a call begins, where the model may call."""
+        return () if self.format is None or self.choice.is_off else self.format.begins
+
+    @property
+    def _has_grammar(self) -> bool:
+        """Whether calls must fit a grammar."""
+        return self.choice.is_forced or (not self.choice.is_off and any(tool.is_strict for tool in self.choice.tools))
 
     def _grammar(self, skip_special_tokens: bool, schema: Any) -> dict[str, Any]:
         assert self.format is not None
-        end = self.tokens.get(END_OF_THOUGHT) if self.is_thinking else None  # the grammar holds behind it
+        is_apart = self.thought is not None and not self._is_harmony  # the grammar is of the answer alone
         text = call_grammar(
             self.format,
             self.choice,
             self.tokens.get,
-            thinks=self.thinks,
-            is_thinking=self.is_thinking and end is None,
+            thinks=self.thinks and not is_apart,
+            is_thinking=self.is_thinking and not is_apart,
             schema=schema,
         )
         until = None
         if self.choice.is_forced and self.choice.most != 1:
             until = partial(_end_of_calls, self, skip_special_tokens)
-        return {"grammar": text, "behind": () if end is None else (end,), "until": until}
+        return {"grammar": text, "until": until, "with_thought": not is_apart}
 
     def parser(self, skip_special_tokens: bool = True) -> Reading:
-        """A parser for one answer."""
-        return answer_parser(
+        """A parser for one answer, behind what is begun of it."""
+        reader = answer_parser(
             self.format,
             () if self.choice.is_off else {tool.name for tool in self.choice.tools},
             thinks=self.thinks,
@@ -119,7 +164,11 @@ class Prompt:
             whole=[] if self.choice.is_off else [tool.name for tool in self.choice.tools if not tool.is_strict],
             schemas={tool.name: tool.parameters for tool in self.choice.tools},
             is_forced=self.choice.is_forced,
+            thought_calls=[mark for mark in self._begins if mark in self.tokens or not self._has_grammar],
         )
+        if self.begun:
+            reader.resume(self.begun)
+        return reader
 
     def read(self, text: str, is_cut: bool = False) -> Answer:
         """The parts of a whole answer, or of one that a limit has cut off (see `Reading.finish`)."""
@@ -162,6 +211,8 @@ class Chats:
         self._tokens = {token.content: number for number, token in added.items()}
         self._special = frozenset(token.content for token in added.values() if token.special)
         self._knows: dict[str, bool] = {}
+        texts = (f"\n{END_OF_THOUGHT}\n\n", END_OF_ANALYSIS)
+        self._ends = [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
 
     def prompt(
         self,
@@ -188,18 +239,21 @@ class Chats:
             InvalidSamplingParams: a `tool_choice` that is none.
         """
         options = (add_generation_prompt, continue_final_message)
+        template_kwargs = thinking_values(template_kwargs or {})
         choice = choose(read_tools(tools), tool_choice, parallel=parallel is not False)
         tools = tools_for_template(tools)
         turns = for_template(messages)
         template = self.tokenizer.chat_template(tools is not None)
         if self._knows_tools(template):
-            format = find_format(template) or PLAIN
-            text = self._render(turns, template_kwargs, tools, options)
+            format, render = find_format(template) or PLAIN, self._render
         else:
-            format = HERMES
-            text = self._in_words(turns, template_kwargs, None if choice.is_off else tools, options)
+            format, render, tools = HERMES, self._in_words, None if choice.is_off else tools
+        text = render(turns, template_kwargs, tools, options)
+        head = text
+        if continue_final_message and len(turns) > 1:
+            head = commonprefix([text, render(turns[:-1], template_kwargs, tools, (True, False))])  # noqa: RUF071 - characters
         is_harmony = format.shape == "harmony"
-        is_thinking = not is_harmony and text.rstrip().endswith(THINK)
+        is_thinking = not is_harmony and head.rstrip().endswith(THINK)
         return Prompt(
             text,
             None if choice.is_off and not is_harmony else format,
@@ -208,6 +262,8 @@ class Chats:
             is_thinking,
             self._tokens,
             self._special,
+            text[len(head) :],
+            self._ends[is_harmony],
         )
 
     def read(

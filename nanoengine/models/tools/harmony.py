@@ -15,6 +15,16 @@ BODY = "<|message|>"
 RECIPIENT = re.compile(r"to=(?:functions\.)?([\w.\-]+)")
 MAX_HEAD_CHARS = 1000
 
+FINAL, NO_THOUGHT = "final", "(?:final|commentary)"
+"""Expressions of channels that are of the answer: without tools, and with them."""
+ANALYSIS_BEGUN = r"<\|channel\|>analysis[^<]*<\|message\|>"
+END_OF_ANALYSIS = "<|end|><|start|>assistant<|channel|>final<|message|>"
+
+
+def message_begun(channel: str) -> str:
+    """An expression of the head of a message."""
+    return rf"<\|channel\|>{channel}[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>"
+
 
 class Harmony(Reading):
     """An answer of messages. Args: see `answer_parser`."""

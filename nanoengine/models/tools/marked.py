@@ -35,15 +35,18 @@ class Marked(Reading):
         dropped: Collection[str],
         whole: Collection[str],
         is_forced: bool,
+        thought_calls: Collection[str],
     ):
         self._begins = frozenset() if format is None else frozenset(format.begins or ["{"])
         super().__init__(most, whole, dropped, is_bare="{" not in self._begins, is_forced=is_forced)
         self.format, self.names, self.schemas, self._kinds = format, names, schemas, Kinds()
-        self._marks, self._end_of_thought = Marks((*self._begins, *dropped)), Marks([END_OF_THOUGHT])
+        self._marks = Marks((*self._begins, *dropped))
+        self._ends_of_thought = Marks([END_OF_THOUGHT, *thought_calls])
         self._is_list = is_forced and format is not None and format.is_list  # its calls are events one by one
         self._mark = ""  # of the call that is read
         self._reader: CallReader | None = None
         self._held: list[str] = []  # the text that was read behind it
+        self._num_searched = 0  # characters of a doubtful call that hold no end of a thought
         self._read_rest = self._read_text
         self._state = self._read_start if thinks or is_thinking else self._read_whole
         if is_thinking:
@@ -62,18 +65,41 @@ class Marked(Reading):
         return True
 
     def _read_thought(self, is_last: bool) -> bool:
-        mark = self._read_to(self._end_of_thought, is_last)
-        return mark is not None and self._switch(Text, self._read_whole)
+        mark = self._read_to(self._ends_of_thought, is_last)
+        if mark is None:
+            return False
+        if mark[0] == END_OF_THOUGHT:
+            return self._switch(Text, self._read_whole)
+        self._at, self._num_searched = mark.start(), 0
+        self._state = self._read_doubtful
+        return True
+
+    def _read_doubtful(self, is_last: bool) -> bool:
+        """A call in a thought is one if the thought does not end behind it: some models forget its end."""
+        end = self._text.find(END_OF_THOUGHT, self._at + self._num_searched)
+        if end < 0 and not is_last:
+            self._num_searched = max(0, len(self._text) - self._at - len(END_OF_THOUGHT))
+            return False
+        if end >= 0 or self._is_cut:
+            self._say(self._read(end if end >= 0 else len(self._text)))
+            self._state = self._read_thought
+            return end >= 0
+        mark, _ = self._ends_of_thought.find(self._text, self._at, is_last)
+        assert mark is not None
+        self._at = mark.end()
+        return self._begin_call(mark)
 
     def _read_text(self, is_last: bool) -> bool:
         mark = self._read_to(self._marks, is_last)
         if mark is None:
             return False
-        if mark[0] in self._begins:
-            self._mark, self._held, self._reader = mark[0], [], self._new_reader()
-            if mark[0] == "{":  # no mark, but the call itself
-                self._mark, self._at = "", mark.start()
-            self._state = self._read_call
+        return self._begin_call(mark) if mark[0] in self._begins else True
+
+    def _begin_call(self, mark: re.Match[str]) -> bool:
+        self._mark, self._held, self._reader = mark[0], [], self._new_reader()
+        if mark[0] == "{":  # no mark, but the call itself
+            self._mark, self._at = "", mark.start()
+        self._state = self._read_call
         return True
 
     def _read_to(self, marks: Marks, is_last: bool) -> re.Match[str] | None:
@@ -100,12 +126,12 @@ class Marked(Reading):
             return False
         read = "".join(self._held)
         if outcome is Outcome.WHOLE and self._tell(self._reader.calls, read):
-            self._held, self._state = [], self._read_end
+            self._held, self._state, self._kind = [], self._read_end, Text
             if Text not in self._told:  # white space around calls is of the text if there is text on both sides
                 self._space, self._is_fresh = [], True
             return True
-        self._state = self._read_text
-        if self._is_cut:
+        self._state = self._read_text if self._kind is Text else self._read_thought
+        if self._is_cut and self._kind is Text:
             self._read(len(self._text))
         else:
             self._say(self._mark + read)

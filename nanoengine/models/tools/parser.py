@@ -24,6 +24,7 @@ def answer_parser(
     whole: Collection[str] = (),
     schemas: Mapping[str, Any] | None = None,
     is_forced: bool = False,
+    thought_calls: Collection[str] = (),
 ) -> Reading:
     """A parser for one answer. The events, joined, do not depend on how the text was cut into pieces; what is no call is text.
 
@@ -38,9 +39,12 @@ def answer_parser(
         schemas: of the arguments, by the names of tools: a format without JSON needs them for the types of values.
         is_forced: a grammar allows only calls. Calls of a list are events one by one, and the answer ends with the first call
             that is equal to an earlier one: small models would repeat it for ever.
+        thought_calls: marks of calls that may stand in a thought which nobody ends.
     """
     if format is None and not (thinks or is_thinking or dropped or whole):
         return PlainText()
     if format is not None and format.shape == "harmony":
         return Harmony(names, most, whole)
-    return Marked(format, names, schemas or {}, most, thinks, is_thinking, tuple(dropped), whole, is_forced)
+    return Marked(
+        format, names, schemas or {}, most, thinks, is_thinking, tuple(dropped), whole, is_forced, thought_calls
+    )

@@ -87,6 +87,12 @@ class Reading:
         """The events of the next piece of text. `ended`: the finish reason if the text ends here; nothing is held back then."""
         return [*self.push(text), *(self.finish(ended == "length") if ended else ())]
 
+    def resume(self, text: str) -> None:
+        """Read what the prompt has of the answer: its events are known."""
+        self.push(text)
+        self._num_calls = 0
+        self._seen.clear()
+
     def push(self, text: str) -> list[Event]:
         """Read more of the answer; return the events that are certain now."""
         self._text, self._at = self._text[self._at :] + text, 0

@@ -135,7 +135,7 @@ class ChoicesAnswer(Generic[G]):
         rest = {
             "service_tier": None,
             "system_fingerprint": self.serving.fingerprint,
-            "usage": self.serving.usage(sum(self.num_prompt_tokens), num_new, num_cached),
+            "usage": self.serving.usage(sum(self.num_prompt_tokens), num_new, num_cached, self.num_thought(requests)),
             **self.rest(outputs[0], told),
         }
         pieces[-1] = b"]," + encode(rest)[1:]
@@ -151,6 +151,10 @@ class ChoicesAnswer(Generic[G]):
             told: log probabilities of the prompt.
         """
         raise NotImplementedError
+
+    def num_thought(self, requests: Sequence[Request]) -> int | None:
+        """Tokens of all thoughts; None: no answer here has any."""
+        return None
 
     def rest(self, output: RequestOutput, told: msgspec.Raw | None) -> dict[str, Any]:
         """More fields of the answer, beside its choices."""
@@ -229,7 +233,8 @@ class ChoicesAnswer(Generic[G]):
                 yield part
         if with_usage:
             num_new = sum(progress.num_tokens for progress in choices)
-            yield chunks.usage(serving.usage(sum(self.num_prompt_tokens), num_new, job.num_cached_tokens))
+            usages = sum(self.num_prompt_tokens), num_new, job.num_cached_tokens, self.num_thought(job.requests)
+            yield chunks.usage(serving.usage(*usages))
 
     def _first_chunks(self, chunks: Chunks, usage: bytes, job: Job) -> list[bytes]:
         return [chunks.chunk(encode(choice), rest + usage) for choice, rest in self.beginning(job)]

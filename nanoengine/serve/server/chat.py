@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -115,6 +116,9 @@ class _Chat(ChoicesAnswer[ChatRequest]):
         names = progress.names(self.serving.tokenizer, self.params, prompt, told.token_ids, told)
         num_top = self.request.top_logprobs or 0
         return self.shapes.chat(told.token_ids, names, told.logprobs or [], num_top, progress.last)
+
+    def num_thought(self, requests: Sequence[Request]) -> int:
+        return sum(self.conversation.num_thought(one.token_ids) for own in requests for one in own.output().outputs)
 
     def rest(self, output: RequestOutput, told: msgspec.Raw | None) -> dict[str, Any]:
         request = self.request

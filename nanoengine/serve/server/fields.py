@@ -75,7 +75,7 @@ INSTEAD: dict[str, tuple[str, ...]] = {
     **{f"guided_{kind}": (f'structured_outputs {{"{kind}": ...}}',) for kind in ("json", "regex", "choice", "grammar")},
     "functions": ("tools",),
     "function_call": ("tool_choice",),
-    "enable_thinking": ('chat_template_kwargs {"enable_thinking": ...}', "thinking", "think"),
+    "enable_thinking": ("thinking", "think", "reasoning"),
     "do_sample": ("temperature (0: the likeliest token)",),
     **dict.fromkeys(("n_predict", "num_predict", "max_length"), ("max_tokens", "max_output_tokens")),
     "stop_sequences": ("stop",),

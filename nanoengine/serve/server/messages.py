@@ -17,7 +17,7 @@ from nanoengine.models.tools.parser import Call, Event, Reasoning, Text
 from nanoengine.serve.server.answers import EventStream, json_response
 from nanoengine.serve.server.errors import Problem
 from nanoengine.serve.server.fields import IGNORED_MESSAGES, Body, with_fields
-from nanoengine.serve.server.protocol import Messages, Named, Stop, Table, TranslatedRequest
+from nanoengine.serve.server.protocol import Messages, Named, Stop, Table, ThinkingWish, TranslatedRequest
 from nanoengine.serve.server.replies import (
     Usage,
     Writer,
@@ -45,12 +45,6 @@ class ToolChoice(Body, kw_only=True):
     type: Literal["auto", "any", "tool", "none"] | None = None
     name: str | None = None
     disable_parallel_tool_use: bool | None = False
-
-
-class Thinking(with_fields(Body, ("budget_tokens", "display", "block_binding")), kw_only=True):  # type: ignore[misc, call-arg]
-    """Whether the model thinks."""
-
-    type: Literal["enabled", "disabled", "adaptive"] | None = None
 
 
 class Format(with_fields(Body, ("name", "description", "strict")), kw_only=True):  # type: ignore[misc, call-arg]
@@ -81,7 +75,7 @@ class _Fields(with_fields(Named, IGNORED_MESSAGES), kw_only=True):  # type: igno
     system: str | list[Table] | None = None
     tools: list[Table] | None = None
     tool_choice: ToolChoice | None = None
-    thinking: Thinking | None = None
+    thinking: ThinkingWish | None = None
     output_config: OutputConfig | None = None
     output_format: Format | None = None  # as older clients have output_config.format
     thread: Thread | None = None
@@ -100,16 +94,14 @@ class _Fields(with_fields(Named, IGNORED_MESSAGES), kw_only=True):  # type: igno
         messages = merge_system_messages(messages)
         is_begun = messages[-1]["role"] == "assistant"  # the model goes on with it
         choice, output = self.tool_choice or ToolChoice(), self.output_config or OutputConfig()
-        kwargs: Table = {"reasoning_effort": output.effort}
-        if self.thinking is not None and self.thinking.type is not None:
-            kwargs["enable_thinking"] = self.thinking.type != "disabled"
         return TranslatedRequest(
             messages=messages,
             tools=[_tool(tool) for tool in self.tools] if self.tools else None,
             tool_choice=_choice(choice) if self.tools or choice.type != "auto" else None,
             parallel_tool_calls=not choice.disable_parallel_tool_use,
             response_format=_format(output.format or self.output_format),
-            chat_template_kwargs=kwargs,
+            reasoning_effort=output.effort,
+            thinking=self.thinking,
             names={
                 "response_format": "output_config.format" if output.format else "output_format",
                 **{f"tools[{i}].function.parameters": f"tools[{i}].input_schema" for i in range(len(self.tools or ()))},
@@ -309,4 +301,5 @@ def _usage(usage: Usage) -> Table:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached,
         "output_tokens": usage.new,
+        "output_tokens_details": {"reasoning_tokens": usage.thought},
     }

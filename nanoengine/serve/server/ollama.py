@@ -53,16 +53,17 @@ class _Asked(with_fields(Body, IGNORED_OLLAMA), kw_only=True):  # type: ignore[m
         """A conversation, as /v1/chat/completions has it."""
         options = self.options or Options()
         limit = options.num_predict
-        kwargs: Table = {} if self.think is None else {"enable_thinking": self.think is not False}
-        if isinstance(self.think, str):
-            kwargs["reasoning_effort"] = self.think
+        is_begun = bool(messages) and messages[-1]["role"] == "assistant"  # the model goes on with it
         return TranslatedRequest(
             messages=messages,
+            add_generation_prompt=not is_begun,
+            continue_final_message=is_begun,
             tools=tools or None,
             stream=self.stream is not False,
             max_tokens=None if limit is None or limit < 0 else limit,
             response_format=_format(self.format),
-            chat_template_kwargs=kwargs,
+            enable_thinking=self.think is not False if self.think is not None else None,
+            reasoning_effort=self.think if isinstance(self.think, str) else None,
             names={"response_format": "format"},
             **options.of_chat(),
         )

@@ -12,6 +12,7 @@ from nanoengine.serve.server.config import ServerConfig
 from nanoengine.serve.server.errors import TOO_LONG, Problem, context
 from nanoengine.serve.server.protocol import ChatRequest, Queued, TokenizeRequest
 from nanoengine.serve.server.text import ChatEncoder, check_turns, joined
+from nanoengine.serve.server.thinking import thinking_wish
 
 CHARS_OF_A_STEP = 1 << 16
 """Characters of short texts that are encoded together, before another client's turn; a longer text is encoded alone."""
@@ -37,9 +38,9 @@ class Prompts:
         template = self.tokenizer.chat_template(bool(request.tools))
         check_turns(request.messages or (), template, getattr(request, "turns", "messages"))
         values = dict(request.chat_template_kwargs or {})
-        for name in ("reasoning_effort", "documents"):
-            if (value := getattr(request, name, None)) is not None:
-                values.setdefault(name, value)
+        if isinstance(request, ChatRequest):
+            asked = thinking_wish(request)[0] | ({} if request.documents is None else {"documents": request.documents})
+            values = asked | {name: value for name, value in values.items() if value is not None}
         return self.chats.prompt(
             [joined(message) for message in request.messages or ()],
             request.tools,

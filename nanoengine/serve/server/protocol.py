@@ -18,6 +18,7 @@ Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 MAX_STOP_TOKEN_IDS = 1024
+Budget = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 
 MAX_TOKEN_IDS = 1 << 20
 """The most token ids in a list: no sequence and no vocabulary has more."""
@@ -135,6 +136,21 @@ class CompletionRequest(Generation, kw_only=True):  # type: ignore[call-arg]
         return bool(self.echo) and self.max_tokens == 0
 
 
+class ReasoningWish(with_fields(Body, ("summary", "generate_summary", "context", "mode")), kw_only=True):  # type: ignore[misc, call-arg]
+    """OpenAI's and OpenRouter's wish for a thought."""
+
+    effort: str | None = None
+    max_tokens: Budget | None = None
+    enabled: bool | None = None
+
+
+class ThinkingWish(with_fields(Body, ("display", "block_binding")), kw_only=True):  # type: ignore[misc, call-arg]
+    """Anthropic's wish for a thought."""
+
+    type: Literal["enabled", "disabled", "adaptive"] | None = None
+    budget_tokens: Budget | None = None
+
+
 class ChatRequest(with_fields(Generation, OF_CHATS), kw_only=True):  # type: ignore[misc, call-arg]
     """POST /v1/chat/completions."""
 
@@ -147,7 +163,13 @@ class ChatRequest(with_fields(Generation, OF_CHATS), kw_only=True):  # type: ign
     tool_choice: str | Table | None = None
     parallel_tool_calls: bool | None = True
     include_reasoning: bool | None = True
+    # Whether and how long the model thinks, as different servers call it.
     reasoning_effort: str | None = None
+    reasoning: ReasoningWish | None = None
+    thinking: ThinkingWish | None = None
+    enable_thinking: bool | None = None
+    thinking_budget: Budget | None = None
+    thinking_token_budget: Budget | None = None
     add_generation_prompt: bool | None = True
     continue_final_message: bool | None = False
     chat_template_kwargs: Table | None = None

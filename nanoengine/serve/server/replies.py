@@ -6,6 +6,7 @@ have no `Writer`: with `n` choices, log probabilities and token ids they share t
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +29,7 @@ from nanoengine.serve.server.prompts import CHARS_OF_A_STEP
 from nanoengine.serve.server.protocol import ChatRequest, Table
 from nanoengine.serve.server.serving import Encoding, Serving
 from nanoengine.serve.server.text import CURRENT_CLIENT
+from nanoengine.serve.server.thinking import thinking_wish
 
 
 class Conversation:
@@ -66,6 +68,8 @@ class Conversation:
             },
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         )
+        if (budget := thinking_wish(request)[1]) is not None:
+            params = dataclasses.replace(params, thinking_budget=budget)
         return cls(serving, request, params, text)
 
     def tokens(self) -> Encoding:
@@ -80,6 +84,11 @@ class Conversation:
         token_ids = serving.prompts.chat_encoder.encode(prompt.text, **own, add_special_tokens=special)
         return [token_ids], prompt.params(self.params)
 
+    def num_thought(self, token_ids: list[int]) -> int:
+        """Tokens of a whole answer that are its thought."""
+        thought = self.prompt.thought
+        return 0 if thought is None else thought.count(token_ids, self.serving.tokenizer.decode)
+
     def parser(self) -> Reading:
         """For one answer."""
         return self.prompt.parser(skip_special_tokens=self.params.skip_special_tokens)
@@ -92,11 +101,12 @@ def ended_by(reason: str | None, has_called: bool) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Numbers of tokens: of the prompt, of its part that was in the prefix cache, and of the answer."""
+    """Numbers of tokens: of the prompt, of its part that was in the prefix cache, of the answer, and of the thought in it."""
 
     prompt: int
     cached: int = 0
     new: int = 0
+    thought: int = 0
 
 
 class Writer:
@@ -189,7 +199,7 @@ async def reply(
     job = await serving.start(http, job_id, request, conversation.params, 1, conversation.tokens, size)
     writer.prompt = conversation.prompt
     if request.stream:
-        events = _stream(job, writer, conversation.parser())
+        events = _stream(job, writer, conversation)
         return EventStream(
             serving,
             job,
@@ -203,13 +213,14 @@ async def reply(
         await job.end()
     output = job.requests[0].output()
     num_tokens = len(output.prompt_token_ids) + len(output.outputs[0].token_ids)  # a response repeats what was asked
-    whole = partial(_whole, writer, conversation.parser())
+    whole = partial(_whole, writer, conversation)
     return await serving.make(whole, output, slow=num_tokens > MANY)
 
 
-def _whole(writer: Writer, reader: Reading, output: RequestOutput) -> Response:
+def _whole(writer: Writer, conversation: Conversation, output: RequestOutput) -> Response:
     completion, num_prompt = output.outputs[0], len(output.prompt_token_ids)
-    usage = Usage(num_prompt, output.num_cached_tokens, len(completion.token_ids))
+    num_new, num_thought = len(completion.token_ids), conversation.num_thought(completion.token_ids)
+    usage, reader = Usage(num_prompt, output.num_cached_tokens, num_new, num_thought), conversation.parser()
     writer.ttft = getattr(output.metrics, "ttft", None)
     list(writer.begin(Usage(num_prompt)))
     list(writer.say(reader.read(completion.text, completion.finish_reason or "stop")))
@@ -217,17 +228,17 @@ def _whole(writer: Writer, reader: Reading, output: RequestOutput) -> Response:
     return json_response(writer.body())
 
 
-async def _stream(job: Job, writer: Writer, reader: Reading) -> AsyncIterator[bytes]:
-    num_prompt, num_new = len(job.requests[0].prompt_token_ids), 0
+async def _stream(job: Job, writer: Writer, conversation: Conversation) -> AsyncIterator[bytes]:
+    num_prompt, reader, tokens = len(job.requests[0].prompt_token_ids), conversation.parser(), list[int]()
     yield b"".join(map(writer.write, writer.begin(Usage(num_prompt))))
     async for news in job.deltas():
         events: list[Table] = []
         for _, delta in news:
-            num_new += len(delta.token_ids)
+            tokens += delta.token_ids
             is_last = delta.finish_reason is not None
             events += writer.say(reader.read(delta.text, delta.finish_reason))
             if is_last:
-                usage = Usage(num_prompt, job.num_cached_tokens, num_new)
+                usage = Usage(num_prompt, job.num_cached_tokens, len(tokens), conversation.num_thought(tokens))
                 events += _ended(writer, delta.finish_reason, delta.stop_reason, usage, job.problem)
         if events:
             yield b"".join(map(writer.write, events))

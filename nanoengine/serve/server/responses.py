@@ -15,7 +15,7 @@ from nanoengine.models.tools.parser import Call, Event, Reasoning, Text
 from nanoengine.serve.server.answers import EventStream, encode
 from nanoengine.serve.server.errors import Problem
 from nanoengine.serve.server.fields import IGNORED_RESPONSES, check_unknown, with_fields
-from nanoengine.serve.server.protocol import SAMPLING, Named, Table, TranslatedRequest
+from nanoengine.serve.server.protocol import SAMPLING, Named, ReasoningWish, Table, TranslatedRequest
 from nanoengine.serve.server.replies import Usage, Writer, choice_of, json_schema, merge_system_messages, reply
 from nanoengine.serve.server.response_items import Tools, encode_thought, turns
 from nanoengine.serve.server.scope import new_id
@@ -25,7 +25,7 @@ ENCRYPTED = "reasoning.encrypted_content"
 
 
 KNOWN = {
-    "reasoning": ("effort", "summary", "generate_summary", "context", "mode"),
+    "reasoning": ("effort", "max_tokens", "summary", "generate_summary", "context", "mode"),
     "text": ("format", "verbosity"),
 }
 """Known fields of tables; the tables are repeated in the answer."""
@@ -61,10 +61,6 @@ class ResponsesRequest(
     def chat(self, tools: Tools) -> TranslatedRequest:
         """The conversation, as /v1/chat/completions has it."""
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        effort = (self.reasoning or {}).get("effort")
-        kwargs = dict(self.chat_template_kwargs or {})
-        if effort is not None:
-            kwargs |= {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
         return TranslatedRequest(
             messages=merge_system_messages([*first, *turns(self.input)]),
             tools=tools.tables or None,
@@ -73,7 +69,8 @@ class ResponsesRequest(
             response_format=_format((self.text or {}).get("format")),
             names={"response_format": "text.format", **tools.fields},
             turns="input",
-            chat_template_kwargs=kwargs,
+            reasoning=_reasoning(self.reasoning or {}),
+            chat_template_kwargs=self.chat_template_kwargs,
             max_tokens=self.max_output_tokens,
             stream=self.stream,
             **{name: getattr(self, name) for name in SAMPLING},
@@ -91,6 +88,15 @@ async def responses(http: HTTPRequest, serving: Serving) -> Response | EventStre
     request, (chat, writer) = await serving.read_as(http, ResponsesRequest, begun)
     writer.response["model"] = request.model or serving.name
     return await reply(http, serving, chat, response_id, writer)
+
+
+def _reasoning(table: Table) -> ReasoningWish:
+    try:
+        return msgspec.convert(
+            {name: own for name, own in table.items() if name in ("effort", "max_tokens")}, ReasoningWish
+        )
+    except msgspec.ValidationError as error:
+        raise Problem(400, f"reasoning: {error}", "reasoning") from error
 
 
 def _choice(choice: str | Table | None) -> str | Table | None:
@@ -241,7 +247,7 @@ class ResponsesWriter(Writer):
                 "input_tokens": usage.prompt,
                 "input_tokens_details": {"cached_tokens": usage.cached},
                 "output_tokens": usage.new,
-                "output_tokens_details": {"reasoning_tokens": 0},  # they are not counted apart
+                "output_tokens_details": {"reasoning_tokens": usage.thought},
                 "total_tokens": usage.prompt + usage.new,
             },
         }

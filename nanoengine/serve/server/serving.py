@@ -275,13 +275,16 @@ class Serving:
         """Call a function that makes a part of an answer; in a thread for text if it is slow."""
         return await self.text.run(function, value) if slow else function(value)
 
-    def usage(self, num_prompt: int, num_completion: int, num_cached: int) -> dict[str, Any]:
-        """Tokens in and out, and how many of those in were in the prefix cache."""
+    def usage(
+        self, num_prompt: int, num_completion: int, num_cached: int, num_thought: int | None = None
+    ) -> dict[str, Any]:
+        """Tokens in and out, how many of those in were in the prefix cache, and how many of those out were thoughts."""
         return {
             "prompt_tokens": num_prompt,
             "total_tokens": num_prompt + num_completion,
             "completion_tokens": num_completion,
             "prompt_tokens_details": {"cached_tokens": num_cached},
+            **({} if num_thought is None else {"completion_tokens_details": {"reasoning_tokens": num_thought}}),
         }
 
     async def params(self, request: Generation, **values: Any) -> SamplingParams:

@@ -22,6 +22,7 @@ from nanoengine.features.structured.grammars import LEAST_BYTES, Grammars
 from nanoengine.features.structured.params import StructuredOutputs
 from nanoengine.features.structured.structured import Structured
 from nanoengine.models.names import DEMO
+from nanoengine.thought import Thought, ThoughtReader
 
 EOS = 0
 PERSON = {
@@ -256,15 +257,20 @@ def test_the_text_of_a_mark_may_have_to_come(mark: str) -> None:
 def test_a_model_that_thinks_is_free_until_it_has_thought(grammars: Grammars) -> None:
     end = grammars.tokenizer.encode("</think>")
     assert len(end) > 1
-    own = Constraint(grammars.matcher(StructuredOutputs(choice=("yes", "no"))), end)
-    thought = grammars.tokenizer.encode("Hm. </thin")
-    own.read(thought)
-    assert not own.is_open
+    reader = ThoughtReader(Thought(end="</think>"), grammars.tokenizer.decode)
+    own = Constraint(grammars.matcher(StructuredOutputs(choice=("yes", "no"))), reader)
+
+    def read(tokens: list[int]) -> None:
+        reader.read(tokens)
+        own.read(tokens)
+
+    read(grammars.tokenizer.encode("Hm. </thin"))
+    assert not own.holds
     assert (own.forced(9), own.allowed([5, 6])) == ([], [5, 6])
-    assert own.allowed([5, *end, 6]) == [5, *end[:-1]], "nothing has said yet what may be behind the end"
-    own.read([*end[:1], *end])
-    assert own.is_open
+    assert own.allowed([5, *end, 6]) == [5, *end[:-1]], "the grammar has not said yet what may be behind the end"
+    read([*end[:1], *end])
+    assert own.holds
     assert own.allowed([5]) == []
-    own.read([*grammars.tokenizer.encode("yes"), EOS])
+    read([*grammars.tokenizer.encode("yes"), EOS])
     assert not own.error
     assert own.matcher.is_stopped()

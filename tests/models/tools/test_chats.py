@@ -222,14 +222,12 @@ def test_a_schema_and_forced_calls_do_not(llm: LLM) -> None:
     assert text.outputs[0].text == "7"
 
 
-def test_a_call_is_forced_behind_the_token_that_ends_a_thought(tmp_path: Path) -> None:
+def test_a_call_is_forced_behind_the_end_of_a_thought(tmp_path: Path) -> None:
     tokenizer = HFTokenizer(folder_with(tmp_path, f"{BASE}{{# <tool_call> </think> #}}<think>\n"))
-    plain = Chats(tokenizer).prompt([USER], [NOW], "required").params(SamplingParams()).structured_outputs
-    assert (plain.behind, "rest_of_thought" in plain.text) == ((), True)
-    tokenizer.fast.add_tokens(["</think>"])
-    prompt = Chats(tokenizer).prompt([USER], [NOW], "required")
-    [end] = tokenizer.encode("</think>", add_special_tokens=False)
-    assert prompt.params(SamplingParams()).structured_outputs.behind == (end,)
+    params = Chats(tokenizer).prompt([USER], [NOW], "required").params(SamplingParams())
+    assert params.thought is not None
+    assert (params.thought.begin, params.structured_outputs.with_thought) == (None, False)
+    assert "rest_of_thought" not in params.structured_outputs.text
 
 
 def test_a_history_that_is_too_deep_is_refused(llm: LLM) -> None:

@@ -85,7 +85,7 @@ def test_what_nobody_knows_is_taken_where_it_asks_for_nothing(parrot: Server, pa
             'guided_json is not supported: give structured_outputs {"json": ...}',
         ),
         ("/v1/completions", {"guided_regex": "a"}, 'give structured_outputs {"regex": ...}'),
-        ("/v1/chat/completions", {"enable_thinking": False}, "give chat_template_kwargs"),
+        ("/v1/messages", {"enable_thinking": False}, "give thinking"),
         ("/v1/chat/completions", {"functions": [{"name": "f"}]}, "give tools"),
         ("/v1/chat/completions", {"include_usage": True}, "give stream_options.include_usage"),
         ("/v1/chat/completions", {"temprature": 0}, "leave it out; did you mean 'temperature'?"),

@@ -1,0 +1,154 @@
+"""Thought: where a model's thought ends and its answer begins, read from tokens as they come."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+LONGEST_MARK = 256
+"""Characters: the end of a thought is looked for in as many last ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thought:
+    """How a model marks what it thinks before it answers. What a request asks of the answer (a grammar, stop strings and tokens,
+    `min_tokens`, `allowed_token_ids`, biases of tokens that end it) does not hold before the answer begins.
+
+    Args:
+        end: an expression; the answer begins behind the token with which the text has a match.
+        begin: the token, and the text, with which the output begins if the model thinks. None: the prompt has begun the thought.
+        calls: tokens that begin a call of a tool: they end a thought, and are the first of the answer.
+        forced: tokens that end the thought at its limit.
+        body: an expression; the thought may be ended behind its last match with the text. None: anywhere.
+    """
+
+    end: str
+    begin: tuple[int, str] | None = None
+    calls: tuple[int, ...] = ()
+    forced: tuple[int, ...] = ()
+    body: str | None = None
+
+    def count(self, token_ids: Sequence[int], decode: Callable[..., str]) -> int:
+        """The tokens of a whole output that come before its answer."""
+        if self.begin is not None:
+            number, mark = self.begin
+            start = decode(token_ids[: len(mark) + 8], skip_special_tokens=False).lstrip()
+            if number not in token_ids[:8] and not start.startswith(mark):
+                return 0
+        end, call = (
+            re.compile(self.end),
+            next((i for i, own in enumerate(token_ids) if own in self.calls), len(token_ids)),
+        )
+        count = bisect_left(
+            range(len(token_ids)),
+            True,
+            key=lambda i: bool(end.search(decode(token_ids[: i + 1], skip_special_tokens=False))),
+        )
+        return min(count + 1, call, len(token_ids))
+
+
+class ThoughtReader:
+    """Follows one output until its answer begins.
+
+    Args:
+        decode: see `Tokenizer.decode`.
+        budget: most tokens of the thought, its marks not counted; None: no limit.
+    """
+
+    def __init__(self, thought: Thought, decode: Callable[..., str], budget: int | None = None):
+        self.thought, self._decode, self.budget = thought, decode, budget
+        self.answer_start: int | None = None
+        """The number of output tokens before the answer; None: it has not begun."""
+        self.num_read = self.num_thought = 0
+        self.has_begun = thought.begin is None  # it is a thought, whatever comes
+        self._is_in_body = thought.body is None
+        self._forced: list[int] | None = None  # what is left to say; None: the limit is not reached
+        self._end, self._body = re.compile(thought.end), thought.body and re.compile(f"(?:{thought.body})$")
+        self._tail = ""
+        if self.has_begun:
+            self._limit()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the answer has not begun."""
+        return self.answer_start is None
+
+    @property
+    def forced_token(self) -> int | None:
+        """The only next token, where the thought has reached its limit."""
+        return self._forced[0] if self._forced else None
+
+    @property
+    def begins(self) -> tuple[int, ...]:
+        """Tokens that would begin a thought now."""
+        return (self.thought.begin[0],) if self.is_open and self.thought.begin and not self.has_begun else ()
+
+    def read(self, token_ids: Sequence[int]) -> None:
+        """The next tokens of the output; those of the answer are passed over."""
+        for token in token_ids:
+            if self.is_open:
+                self._read_one(token)
+            self.num_read += 1
+
+    def _read_one(self, token: int) -> None:
+        text = self._decode([token], skip_special_tokens=False)
+        if not self.has_begun:
+            self._read_begin(token, text)
+            return
+        self._tail = (self._tail + text)[-LONGEST_MARK:]
+        self.num_thought += self._is_in_body
+        if self._forced:
+            self._forced.pop(0)
+        has_ended = self._end.search(self._tail) is not None if self._forced is None else not self._forced
+        if token in self.thought.calls:
+            self.answer_start = self.num_read
+        elif has_ended:
+            self.answer_start = self.num_read + 1
+        if self._body:
+            self._is_in_body = self._body.search(self._tail) is not None or (
+                self._is_in_body and not text.startswith("<|")
+            )
+        self._limit()
+
+    def _read_begin(self, token: int, text: str) -> None:
+        assert self.thought.begin is not None
+        number, mark = self.thought.begin
+        self._tail += text
+        said = self._tail.strip()
+        if token == number or said.startswith(mark):
+            self.has_begun = True
+            self._limit()
+        elif not mark.startswith(said):
+            self.answer_start = 0
+
+    def _limit(self) -> None:
+        is_used_up = self.budget is not None and self.num_thought >= self.budget
+        if is_used_up and self.is_open and self._is_in_body and self._forced is None:
+            self._forced = list(self.thought.forced)
+
+    # ---- what speculation asks of a constraint
+
+    def forced(self, most: int) -> list[int]:
+        """None: the end of a thought is short, and forced token by token."""
+        return []
+
+    def allowed(self, drafts: list[int]) -> list[int]:
+        """The first of some drafts, as far as what is sampled does not depend on whether they come true."""
+        if not self.is_open:
+            return drafts
+        if self._forced or not self.has_begun:
+            return []
+        copy = self.copy()
+        for count, token in enumerate(drafts):
+            copy.read([token])
+            if not copy.is_open or copy.forced_token is not None:
+                return drafts[:count]
+        return drafts
+
+    def copy(self) -> ThoughtReader:
+        made = ThoughtReader(self.thought, self._decode, self.budget)
+        vars(made).update(vars(self))
+        made._forced = None if self._forced is None else self._forced.copy()
+        return made
