@@ -93,6 +93,7 @@ class TransformersModel(Implementation):
         text = config.get_text_config(decoder=True)
         if kind is None or not isinstance(text, kind.config_class):
             kind = auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None)
+            kind = kind or getattr(transformers, f"{type(text).__name__.removesuffix('Config')}ForCausalLM", None)
             if text is config and name in dir(transformers) and name != getattr(kind, "__name__", None):
                 kind = None  # it is for something else
         if text is not config:
