@@ -200,9 +200,8 @@ class LLMEngine:
     def _collect(self) -> list[Sequence]:
         """Take the result of the oldest step in flight."""
         step: Step = self.scheduler.in_flight[0]
-        ended: list[Sequence] = []
-        if step.faults and not step.is_dropped:
-            ended = self._end_blamed(step.faults, [seq for seq in (*step.decodes, *step.runs) if not seq.finished])
+        made = (*step.decodes, *step.runs) if step.faults and not step.is_dropped else ()
+        ended = self._end_blamed(step.faults, [seq for seq in made if not seq.finished])
         result = step.launched if isinstance(step.launched, Exception) else self._try(step.launched)
         if isinstance(result, Exception) and not (step.is_dropped or step.decodes or step.runs):
             logger.error("a step that computes nothing has failed: its orders were not carried out", exc_info=result)

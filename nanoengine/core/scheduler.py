@@ -157,7 +157,7 @@ class Scheduler:
 
     def _prefill(self, step: Step, budget: int) -> None:
         """Chunks of prompts: those that were begun first, then waiting ones, while budget, rows and blocks last."""
-        prefilling = Phase.PREFILLING
+        prefilling, waiting = Phase.PREFILLING, Phase.WAITING
         for seq in [seq for seq in self.running if seq.phase is prefilling]:
             budget -= self._take_chunk(step, seq, budget)
         if not budget or len(self.running) == self.max_num_seqs:
@@ -166,8 +166,8 @@ class Scheduler:
         for part in self.active:
             candidates = ask_each(step.faults, part, "candidates", candidates, candidates)
         for seq in candidates:
-            is_queued = seq.phase is Phase.WAITING  # else a part has listed it twice
-            if not is_queued or seq.waits_for in self.blocks.pending or not self._allowed(step, seq, budget):
+            # A part may list one twice.
+            if seq.phase is not waiting or seq.waits_for in self.blocks.pending or not self._allowed(step, seq, budget):
                 continue
             if not seq.has_all_tokens:  # preempted while a token of it was in flight: nobody passes it
                 break

@@ -21,8 +21,7 @@ def ask(faults: Faults, part: Any, what: str, default: Any, *args: Any) -> Any:
     try:
         return getattr(part, what)(*args)
     except Exception as error:
-        _blame(faults, part, what, error)
-        return default
+        return _blame(faults, part, what, error, default)
 
 
 def ask_each(faults: Faults, part: Any, what: str, default: Iterable[Any], *args: Any) -> Iterator[Any]:
@@ -30,13 +29,13 @@ def ask_each(faults: Faults, part: Any, what: str, default: Iterable[Any], *args
     try:
         yield from getattr(part, what)(*args)
     except Exception as error:
-        _blame(faults, part, what, error)
-        yield from default
+        yield from _blame(faults, part, what, error, default)
 
 
-def _blame(faults: Faults, part: Any, what: str, error: Exception) -> None:
+def _blame(faults: Faults, part: Any, what: str, error: Exception, default: Any) -> Any:
     logging.getLogger("nanoengine").error("%s.%s has failed", type(part).__name__, what, exc_info=error)
     faults.append((part, error))
+    return default
 
 
 class KVLayout:

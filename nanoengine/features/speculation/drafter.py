@@ -44,7 +44,6 @@ class Drafter(PolicyPart):
             num_tokens: that the step has without drafts: decodes, and tokens of prompts.
         """
 
-    @abstractmethod
     def settle(self, seq: Sequence, num_drafts: int, num_accepted: int) -> None:
         """So many of the drafts of a sequence were accepted."""
 

@@ -46,9 +46,8 @@ class Progress:
             decode = partial(tokenizer.decode, skip_special_tokens=params.skip_special_tokens)
             self.text = StopDetokenizer(decode, prompt=prompt, include_stop=params.include_stop_str_in_output)
             self.last = list(prompt[-MOST_PARTS:])
-        is_cut = isinstance(told.stop_reason, str)
-        is_stopped = told.finish_reason == "stop" and not is_cut
-        names = names_of(self.text, token_ids, told.finish_reason is not None, is_stopped)
+        is_cut, reason = isinstance(told.stop_reason, str), told.finish_reason
+        names = names_of(self.text, token_ids, reason is not None, reason == "stop" and not is_cut)
         self.num_beyond += sum(map(len, names)) - len(told.text)
         for i in reversed(range(len(names) if is_cut else 0)):
             num_kept = len(names[i]) - self.num_beyond

@@ -13,9 +13,8 @@ extern "C" int compute_slot_mapping(const int32_t* token_ids, const int32_t* row
     for (size_t sequence = 0; sequence < sequences; sequence++) {
         const size_t row = row_of[sequence], first = query_start[sequence], end = query_start[sequence + 1];
         const bool is_padding = row == rows - 1;
-        const size_t length = is_padding ? 0 : (size_t)computed[sequence] + end - first;
-        if (row >= rows || end > tokens || first > end || length > row_stride * block_size) return 0;
-        if (!is_padding && computed[sequence] < 0) return 0;
+        const int64_t length = is_padding ? 0 : (int64_t)computed[sequence] + (end - first), room = row_stride * block_size;
+        if (row >= rows || end > tokens || first > end || length > room || (!is_padding && computed[sequence] < 0)) return 0;
         seq_lens[sequence] = is_padding ? 0 : computed[sequence] + (int32_t)(end - first);
         for (size_t token = first; token < end; token++) {
             const size_t position = is_padding ? 0 : computed[sequence] + token - first;  // its block table may be too short
