@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from nanoengine.models.tools import calls, python_calls, xml_calls
 from nanoengine.models.tools.formats import FORMATS, PLAIN
-from nanoengine.models.tools.parser import Call, Event, Reasoning, Text, answer_parser
+from nanoengine.models.tools.parser import Call, CallPiece, Event, Reasoning, Text, answer_parser
 from tests.drawn import FAST
 
 INF = float("inf")
@@ -55,23 +56,38 @@ def in_xml(tool: str, arguments: dict[str, Any]) -> str:
 
 
 def read(name: str | None, *pieces: str, **options: Any) -> list[Event]:
-    """What it says, text that follows text joined."""
+    """What it says, as `joined` has it."""
     parser = answer_parser(None if name is None else BY_NAME[name], options.pop("names", NAMES), **options)
-    events = [event for piece in pieces for event in parser.push(piece)]
-    joined: list[Event] = []
-    for event in (*events, *parser.finish()):
-        last = joined[-1] if joined else None
+    return joined([*(event for piece in pieces for event in parser.push(piece)), *parser.finish()])
+
+
+def joined(events: list[Event]) -> list[Event]:
+    """Events with text that follows text joined, and pieces of a call, too."""
+    found: list[Event] = []
+    for event in events:
+        last = found[-1] if found else None
         if isinstance(event, Text | Reasoning) and isinstance(last, type(event)):
-            joined[-1] = type(event)(last.text + event.text)
+            found[-1] = type(event)(last.text + event.text)
+        elif isinstance(event, CallPiece) and event.name is None:
+            assert isinstance(last, CallPiece)
+            found[-1] = CallPiece(event.index, last.name, last.arguments + event.arguments)
         else:
-            joined.append(event)
-    return joined
+            found.append(event)
+    return found
 
 
 def calls_of(events: list[Event]) -> list[tuple[str, Any]]:
-    found = [event for event in events if isinstance(event, Call)]
-    assert [own.index for own in found] == list(range(len(found)))
-    return [(own.name, json.loads(own.arguments)) for own in found]
+    """The whole calls. Each follows its pieces, which say the same; a call that broke has pieces alone."""
+    events = joined(events)
+    begun = [event for event in events if isinstance(event, CallPiece)]
+    assert [own.index for own in begun] == list(range(len(begun)))
+    found = [(before, own) for before, own in pairwise([None, *events]) if isinstance(own, Call)]
+    assert all(before == CallPiece(own.index, own.name, own.arguments) for before, own in found)
+    return [(own.name, json.loads(own.arguments)) for _, own in found]
+
+
+def without_pieces(events: list[Event]) -> list[Event]:
+    return [event for event in events if not isinstance(event, CallPiece)]
 
 
 def text_of(events: list[Event]) -> str:
@@ -113,15 +129,14 @@ def test_a_forced_answer_ends_with_a_call_that_repeats_another(name: str) -> Non
 @pytest.mark.parametrize("name", ["mistral", "phi", "granite", "functools", "lfm2"])
 def test_calls_of_a_forced_list_are_told_when_each_is_whole(name: str) -> None:
     parser = answer_parser(BY_NAME[name], NAMES, is_forced=True)
-    [told] = parser.push(written(name, ("weather", TOKYO), ("now", {}))[: -len("now") - len(BY_NAME[name].end) - 20])
-    assert isinstance(told, Call)
-    assert not parser.finish(is_cut=True)
+    events = parser.push(written(name, ("weather", TOKYO), ("now", {}))[: -len("now") - len(BY_NAME[name].end) - 20])
+    assert calls_of([*events, *parser.finish(is_cut=True)]) == [("weather", TOKYO)]
 
 
 @pytest.mark.parametrize("name", sorted(set(BY_NAME) - {"harmony"}))
 def test_text_around_calls_is_told(name: str) -> None:
     events = read(name, "I look.\n" + written(name, ("weather", TOKYO)) + "\nThat was it.\n")
-    assert [type(event) for event in events] == [Text, Call, Text]
+    assert [type(event) for event in without_pieces(events)] == [Text, Call, Text]
     assert text_of(events) == "I look.\n\nThat was it."
 
 
@@ -313,7 +328,7 @@ def test_a_text_of_nothing_but_marks_is_read_once(name: str, monkeypatch: pytest
 
 def test_a_call_is_told_as_soon_as_it_is_whole() -> None:
     parser = answer_parser(BY_NAME["hermes"], NAMES)
-    assert parser.push(f"<tool_call>\n{CALL}") == [Call(0, "weather", '{"city": "A"}')]
+    assert parser.push(f"<tool_call>\n{CALL}")[-1] == Call(0, "weather", '{"city": "A"}')
     assert parser.push("\n</tool_call>") == parser.finish() == []
 
 
@@ -324,6 +339,6 @@ def test_an_answer_that_is_cut_off_has_no_marks_in_its_text(name: str) -> None:
     for end in range(1, len(call)):
         parser = answer_parser(BY_NAME[name], NAMES)
         events = [*parser.push("Hi. " + call[:end]), *parser.finish(is_cut=True)]
-        text = "".join(event.text for event in events if not isinstance(event, Call))
+        text = "".join(event.text for event in events if isinstance(event, Text | Reasoning))
         assert text.strip() == "Hi." or any(isinstance(event, Call) for event in events), (call[:end], text)
         assert not any(mark in text for mark in BY_NAME[name].marks), text
