@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from nanoengine.models.tools.calls import NameAndArguments
 from nanoengine.models.tools.json_text import loads
@@ -99,3 +101,13 @@ class CallTeller:
         """All that came belongs to the prompt, but for the call that is read, which is told from its beginning."""
         self.num_whole = self._num_begun = self._num_told = 0
         self._seen.clear()
+
+
+E = TypeVar("E")
+
+
+def of_whole_calls(events: Iterable[E]) -> list[E]:
+    """Events of a whole answer, without the pieces of calls that broke or were cut off."""
+    events = list(events)
+    whole = {event.index for event in events if isinstance(event, Call)}
+    return [event for event in events if not isinstance(event, CallPiece) or event.index in whole]

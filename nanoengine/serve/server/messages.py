@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal
@@ -13,7 +13,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from nanoengine.errors import shown
-from nanoengine.models.tools.parser import Call, Event, Reasoning, Text
+from nanoengine.models.tools.parser import Call, CallPiece, Event, Reasoning, Text
 from nanoengine.serve.server.answers import EventStream, json_response
 from nanoengine.serve.server.errors import Problem
 from nanoengine.serve.server.fields import IGNORED_MESSAGES, Body, with_fields
@@ -260,21 +260,24 @@ class MessagesWriter(Writer):
         block: Table = {"type": "text", "text": ""}
         if isinstance(event, Reasoning):
             block = {"type": "thinking", "thinking": "", "signature": ""}
-        elif isinstance(event, Call):
+        elif isinstance(event, CallPiece):
             block = {"type": "tool_use", "id": self.prompt.new_id(), "name": event.name, "input": {}}
         yield {"type": "content_block_start", "index": len(self._blocks), "content_block": dict(block)}
         self._blocks.append(block)
 
     def add(self, text: str) -> Iterator[Table]:
         block = self._blocks[-1]
-        if self._kind is Call:
-            block["input"] = msgspec.Raw(text.encode())
+        if self._kind is CallPiece:
             delta = {"type": "input_json_delta", "partial_json": text}
         else:
             name = "text" if self._kind is Text else "thinking"
             block[name] += text
             delta = {"type": f"{name}_delta", name: text}
         yield {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": delta}
+
+    def called(self, call: Call) -> Iterable[Table]:
+        self._blocks[-1]["input"] = msgspec.Raw(call.arguments.encode())
+        return ()
 
     def close(self) -> Iterator[Table]:
         yield {"type": "content_block_stop", "index": len(self._blocks) - 1}

@@ -19,7 +19,7 @@ from starlette.responses import Response
 import nanoengine
 from nanoengine.builder import is_installed
 from nanoengine.errors import InvalidPrompt
-from nanoengine.models.tools.parser import Call, Event, Reasoning
+from nanoengine.models.tools.parser import Call, CallPiece, Event, Reasoning
 from nanoengine.serve.server.answers import EventStream, encode, json_response
 from nanoengine.serve.server.errors import Problem
 from nanoengine.serve.server.fields import IGNORED_OLLAMA, IGNORED_OPTIONS, Body, with_fields
@@ -254,7 +254,6 @@ class OllamaWriter(Writer):
         self._model, self._is_chat = model, is_chat
         self._said: Table = {}
         self._whole: Table = {}
-        self._name = ""  # of the tool of the open call
         self._start = time.monotonic_ns()
         self._first = 0  # the time of the first token
 
@@ -267,23 +266,21 @@ class OllamaWriter(Writer):
 
     def open(self, event: Event) -> Iterable[Table]:
         self._first = self._first or time.monotonic_ns()
-        self._name = event.name if isinstance(event, Call) else ""
         return ()
 
     def add(self, text: str) -> Iterator[Table]:
-        if self._kind is Call:
-            function = {
-                "index": len(self._said.get("tool_calls", ())),
-                "name": self._name,
-                "arguments": msgspec.Raw(text.encode()),
-            }
-            said: Table = {"tool_calls": [{"id": self.prompt.new_id(), "function": function}]}
-            self._said.setdefault("tool_calls", []).extend(said["tool_calls"])
-        else:
-            said = {"thinking" if self._kind is Reasoning else "content" if self._is_chat else "response": text}
-            for name in said:
-                self._said[name] = self._said.get(name, "") + text
+        if self._kind is CallPiece:  # its clients take whole calls
+            return
+        said = {"thinking" if self._kind is Reasoning else "content" if self._is_chat else "response": text}
+        for name in said:
+            self._said[name] = self._said.get(name, "") + text
         yield self._line(said)
+
+    def called(self, call: Call) -> Iterator[Table]:
+        calls = self._said.setdefault("tool_calls", [])
+        function = {"index": len(calls), "name": call.name, "arguments": msgspec.Raw(call.arguments.encode())}
+        calls.append({"id": self.prompt.new_id(), "function": function})
+        yield self._line({"tool_calls": calls[-1:]})
 
     def end(self, reason: str | None, stop: str | int | None, usage: Usage) -> Iterator[Table]:
         now = time.monotonic_ns()
