@@ -24,6 +24,7 @@ from nanoengine.serve.server.replies import (
     assistant_message,
     choice_of,
     merge_system_messages,
+    parts_of,
     reply,
     text_of,
     tool_call,
@@ -202,6 +203,8 @@ def _asked(role: str, blocks: list[Table], where: str) -> list[Table]:
                 if not isinstance(part, dict) or part.get("type") != "text":
                     kind = part.get("type") if isinstance(part, dict) else part
                     raise _unsupported(kind, f"{place}.content")
+            if block.get("is_error"):  # templates have no field for it
+                content = [{"type": "text", "text": "Error:"}, *parts_of(content)]
             turns.append({"role": "tool", "tool_call_id": _text(block, "tool_use_id", place), "content": content})
         elif kind == "text":
             texts.append({"type": "text", "text": _text(block, "text", place)})

@@ -60,7 +60,7 @@ class _Asked(with_fields(Body, IGNORED_OLLAMA), kw_only=True):  # type: ignore[m
             continue_final_message=is_begun,
             tools=tools or None,
             stream=self.stream is not False,
-            max_tokens=None if limit is None or limit < 0 else limit,
+            max_tokens=limit if limit is not None and limit > 0 else None,  # 0: no limit, as in Ollama
             response_format=_format(self.format),
             enable_thinking=self.think is not False if self.think is not None else None,
             reasoning_effort=self.think if isinstance(self.think, str) else None,
@@ -124,7 +124,7 @@ async def generate(http: HTTPRequest, serving: Serving) -> Response | EventStrea
     if request.suffix:
         marks = serving.prompts.fill_marks
         text, asked.stop_token_ids = marks.prompt(request.prompt or "", request.suffix), list(marks.ends)
-    asked.add_special_tokens = text is not None
+    asked.add_special_tokens, asked.turns = text is not None, "prompt"
     writer = OllamaWriter(request.model, is_chat=False)
     return await reply(http, serving, asked, new_id("ollama-", http, None), writer, text)
 

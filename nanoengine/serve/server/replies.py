@@ -113,8 +113,8 @@ class Usage:
 class Writer:
     """Makes the events of a stream, in the shape of one interface. The same calls make the whole answer (`body`), so both agree.
 
-    An answer is a list of blocks: texts, thoughts and calls. A whole answer has whole calls alone. Subclasses say what it means to open a block, to add text to it and
-    to close it. Every method returns the events of the stream; there may be none.
+    An answer is a list of blocks: texts, thoughts and calls; a whole answer has whole calls alone. Subclasses say what it means to
+    open a block, to add text to it and to close it. Every method returns the events of the stream; there may be none.
     """
 
     media_type: ClassVar[bytes] = b"text/event-stream; charset=utf-8"
@@ -284,12 +284,13 @@ def merge_system_messages(messages: list[Table]) -> list[Table]:
             parts = None
             continue
         if parts is None:
-            parts = last["content"] = [*_parts(last["content"])]
-        parts += _parts(message["content"])
+            parts = last["content"] = [*parts_of(last["content"])]
+        parts += parts_of(message["content"])
     return found
 
 
-def _parts(content: str | list[Table]) -> list[Table]:
+def parts_of(content: str | list[Table]) -> list[Table]:
+    """The parts of a content."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
