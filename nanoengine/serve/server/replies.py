@@ -113,7 +113,7 @@ class Usage:
 class Writer:
     """Makes the events of a stream, in the shape of one interface. The same calls make the whole answer (`body`), so both agree.
 
-    An answer is a list of blocks: texts, thoughts and calls; a whole answer has whole calls alone. Subclasses say what it means to
+    An answer is a list of blocks: texts, thoughts and calls; a whole answer has whole calls. Subclasses say what it means to
     open a block, to add text to it and to close it. Every method returns the events of the stream; there may be none.
     """
 

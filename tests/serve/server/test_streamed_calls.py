@@ -15,7 +15,7 @@ from tests.serve.server.test_thinking import TALKS, USER, Serve, each_talk, says
 
 __all__ = ["serve"]  # a fixture
 
-ROME, OSLO = ({"city": "Rome, \"the eternal\"\nIT"}, {"city": "Oslo"})
+ROME, OSLO = ({"city": 'Rome, "the eternal"\nIT'}, {"city": "Oslo"})
 NO_CALL = "I would write <tool_call> or <function=weather, say."
 
 
@@ -32,7 +32,9 @@ def message(own: Table) -> str:
 
 
 FORMATS = {
-    "qwen2.5": objects(ROME, OSLO, before="<tool_call>\n", between="\n</tool_call>\n<tool_call>\n", after="\n</tool_call>"),
+    "qwen2.5": objects(
+        ROME, OSLO, before="<tool_call>\n", between="\n</tool_call>\n<tool_call>\n", after="\n</tool_call>"
+    ),
     "qwen3-coder": f"<tool_call>\n{in_xml(ROME)}\n</tool_call>\n<tool_call>\n{in_xml(OSLO)}\n</tool_call>",
     "qwen3.5": f"</think>\n\n{in_xml(ROME)}\n</tool_call>\n{in_xml(OSLO)}",
     "granite": objects(ROME, OSLO, before="<|tool_call|>[", between=", ", after="]"),
