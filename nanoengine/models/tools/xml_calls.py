@@ -9,7 +9,7 @@ from typing import Any
 from nanoengine.models.tools.calls import CallReader, JsonEnd, Outcome
 from nanoengine.models.tools.formats import END_OF_FUNCTION, END_OF_PARAMETER, FUNCTION, PARAMETER
 from nanoengine.models.tools.json_text import dumps
-from nanoengine.models.tools.marks import past_space
+from nanoengine.models.tools.marks import Marks, past_space
 from nanoengine.models.tools.values import KINDS, Kinds, value_of
 
 MAX_MARK_CHARS = 600
@@ -19,6 +19,7 @@ WORD = r"([^<>\n]{1,500}?)"
 
 
 HEAD = re.compile(rf"{FUNCTION}{WORD}>")
+END = Marks([END_OF_PARAMETER])
 NEXT = re.compile(rf"{PARAMETER}{WORD}>|{END_OF_FUNCTION}")
 
 
@@ -117,17 +118,16 @@ class XmlValue:
             if outcome is Outcome.MORE:
                 return outcome, self._add(text[start:at], at)
             self._table = None
-        end = text.find(END_OF_PARAMETER, at)
-        if end < 0:
-            end = max(at, len(text) - len(END_OF_PARAMETER) + 1)
-            return Outcome.MORE, self._add(text[start:end], end)
-        self._add(text[start:end], end)
+        mark, free = END.find(text, at, is_last=False)
+        self._add(text[start:free], free)
+        if mark is None:
+            return Outcome.MORE, free
         if self._is_string:
             self.pieces.append('"')
         else:
             own = "".join(self._text).removeprefix("\n").removesuffix("\n")
             self.pieces.append(_json(own, self._kinds))
-        return Outcome.WHOLE, end + len(END_OF_PARAMETER)
+        return Outcome.WHOLE, mark.end()
 
     def _add(self, text: str, end: int) -> int:
         """Add more of its text; return the place behind it."""

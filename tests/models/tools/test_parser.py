@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from nanoengine.models.tools import calls, python_calls, xml_calls
 from nanoengine.models.tools.formats import FORMATS, PLAIN
 from nanoengine.models.tools.parser import Call, CallPiece, Event, Reasoning, Text, answer_parser
+from nanoengine.models.tools.telling import of_whole_calls
 from tests.drawn import FAST
 
 INF = float("inf")
 BY_NAME = {own.name: own for own in (*FORMATS, PLAIN)}
 NAMES = ("weather", "now")
+STRINGS = {"additionalProperties": {"type": "string"}}
 TOKYO, CALL, NOW = (
     {"city": 'Tokyo "}]</tool_call>\\'},
     '{"name": "weather", "arguments": {"city": "A"}}',
@@ -121,6 +123,7 @@ def test_a_forced_answer_ends_with_a_call_that_repeats_another(name: str) -> Non
     assert text[:end].count("Tokyo") == 2
     events = [event for letter in text[:end] for event in parser.push(letter)]
     assert calls_of([*events, *parser.finish()]) == said[:3]
+    assert len(joined(events)) == 6, "three calls and their pieces: the last was not begun"
     assert text_of(events) == ""
     for options, told in (({"is_forced": True}, said[:3]), ({}, [*said, ("weather", {"city": "Oslo"})])):
         assert calls_of(read(name, text, **options)) == told
@@ -160,6 +163,38 @@ def test_broken_calls_are_text(name: str) -> None:
     wrong = [("</", "<"), (">", " "), ("<", "< ")] if name == "qwen3_coder" else [('"', "'"), (":", ": x"), ("}", "]")]
     for broken in (whole.replace(*own) for own in wrong):
         assert (text_of(read(name, broken)), calls_of(read(name, broken))) == (broken, [])
+
+
+@pytest.mark.parametrize("name", sorted(set(BY_NAME) - {"lfm2"}))
+def test_a_call_is_begun_with_its_name_and_told_as_it_comes(name: str) -> None:
+    text = written(name, ("weather", {"city": "Rome", "day": "to\nday"}))
+    parser = answer_parser(BY_NAME[name], NAMES, schemas={"weather": STRINGS})
+    told = [[own for own in parser.push(letter) if isinstance(own, CallPiece)] for letter in text]
+    begun = next(own for own in told if own)
+    assert begun[0].name == "weather"
+    assert told.index(begun) < text.index("city")
+    for place in (text.index("Rome") + 3, text.rindex("day") + 1):
+        assert any(told[place - 3 : place + 3]), (text[:place], told)
+
+
+@pytest.mark.parametrize(
+    ("name", "broken", "begun"),
+    [
+        ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "A", oh no}}</tool_call>', '{"city": "A", '),
+        ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "\\x"}}</tool_call>', '{"city": "\\x"}'),
+        ("mistral_args", '[TOOL_CALLS]weather[ARGS]{"city" 5}', '{"city" 5}'),
+        ("granite", '<tool_call>[{"name": "weather", "arguments": {"city": <}]', '{"city": '),
+        ("qwen3_coder", "<tool_call><function=weather><parameter=city>A</parameter>B", '{"city": "A"'),
+    ],
+)
+def test_a_call_that_breaks_is_text_though_it_was_begun(name: str, broken: str, begun: str) -> None:
+    """A stream cannot take its pieces back. A whole answer is without them."""
+    after = f"[TOOL_CALLS]{CALL}" if name == "mistral_args" else written(name, ("now", {}))
+    events = read(name, broken + after)
+    assert events[:2] == [CallPiece(0, "weather", begun), Text(broken)]
+    [told, call] = events[2:]
+    assert told == CallPiece(1, call.name, call.arguments) if isinstance(call, Call) else None
+    assert of_whole_calls(events) == events[1:]
 
 
 @pytest.mark.parametrize("name", BY_NAME)
