@@ -37,6 +37,12 @@ def test_calls_in_a_thought_are_none() -> None:
     assert [type(event) for event in without_pieces(events)] == [Reasoning, Call]
 
 
+def test_of_a_broken_call_in_a_thought_nothing_is_told() -> None:
+    for call in ('{"name": "now", "arguments": {"a": x', '{"name": "now", "arguments": {"a": 1'):
+        text = f"Hm. <tool_call>{call}"
+        assert read("hermes", text, is_thinking=True, thought_calls=["<tool_call>"]) == [Reasoning(text)]
+
+
 def test_white_space_between_calls_is_of_no_text() -> None:
     text = written("hermes", ("now", {}), ("now", {}))
     assert text_of(read("hermes", f"\n{text}\n\nDone.")) == "Done."

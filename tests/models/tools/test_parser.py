@@ -197,6 +197,14 @@ def test_a_call_that_breaks_is_text_though_it_was_begun(name: str, broken: str, 
     assert of_whole_calls(events) == events[1:]
 
 
+def test_what_is_no_call_in_a_list_is_text() -> None:
+    assert without_pieces(read("granite", f"<|tool_call|>[{CALL}, {NOW}, {{1}}]")) == [
+        Call(0, "weather", '{"city": "A"}'),
+        Call(1, "now", "{}"),
+        Text(", {1}]"),
+    ]
+
+
 @pytest.mark.parametrize("name", BY_NAME)
 def test_plain_text_stays_as_it_is(name: str) -> None:
     several_lines = 'Hello {you}, [1] and <b>.\nuse functools.lru_cache\n{"a": 1}\n{'
