@@ -37,7 +37,7 @@ class Marked(Reading):
         is_forced: bool,
         thought_calls: Collection[str],
     ):
-        begins = () if format is None else (*format.begins, *bare_marks(format, whole)) or ["{"]
+        begins = () if format is None else (*format.begins, *bare_marks(format, names or ())) or ["{"]
         self._begins = frozenset(begins)
         super().__init__(most, whole, dropped, is_bare="{" not in self._begins, is_forced=is_forced)
         self.format, self.names, self.schemas, self._kinds = format, names, schemas, Kinds()

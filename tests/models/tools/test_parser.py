@@ -248,6 +248,7 @@ def test_plain_text_stays_as_it_is(name: str) -> None:
             "<tool_call><function=now>" + " <parameter=a> b" * 2 + " </parameter></function>",
             [("now", {"a": " b <parameter=a> b "})],
         ),
+        ("qwen3_coder", "So: <function=now>\n</function>\n</tool_call> <function=then>", [("now", {})]),
         ("qwen3_coder", f"<tool_call>{CALL}</tool_call>", []),
         ("qwen3_coder", "<tool_call><function=now></function></tool_call>", [("now", {})]),
         (
