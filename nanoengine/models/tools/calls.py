@@ -21,6 +21,7 @@ OBJECT = re.compile(
     r'\s{0,8}"(?:arguments|parameters)"\s{0,8}:\s{0,8}(?=\{)'
 )
 """The beginning of the object of a call, up to its arguments."""
+NAME = '{"name":"'
 MAX_HEADER_CHARS = 300
 
 NameAndArguments = tuple[str, str]
@@ -177,10 +178,13 @@ class JsonCalls(CallReader):
 
     def _may_be_head(self, text: str) -> bool:
         """Whether a text may be the beginning of a match of `OBJECT` with the name of a tool."""
-        head = "".join(text.split())
-        keys = ("arguments", "parameters")
-        heads = (f'{{"name":"{name}","{key}":{{' for name in self.names or () for key in keys)
-        return len(text) < MAX_HEADER_CHARS and any(own.startswith(head) for own in heads)
+        head, names = "".join(text.split()), self.names or ()
+        name, quote, rest = head[len(NAME) :].partition('"')
+        if not NAME.startswith(head[: len(NAME)]) or len(text) >= MAX_HEADER_CHARS:
+            return False
+        if quote:
+            return name in names and any(own.startswith(rest) for own in (',"arguments":{', ',"parameters":{'))
+        return any(own.startswith(name) for own in names)
 
     def new_end(self) -> JsonEnd:
         return JsonEnd()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from nanoengine.models.tools.calls import NameAndArguments
 from nanoengine.models.tools.json_text import loads
 
 
@@ -46,23 +47,23 @@ class CallTeller:
         self.most, self.is_forced = most, is_forced
         self.has_repeated = False  # a call came that is equal to an earlier one
         self.num_whole = self._num_begun = 0
-        self._seen: dict[NameAndArguments, None] = {}
+        self._seen: defaultdict[str, list[str]] = defaultdict(list)  # the arguments of forced calls by names, sorted
         self._name: str | None = None  # of the call that is read; None: there is none
         self._arguments: list[str] = []
-        self._size = 0  # their characters
         self._num_told = 0  # pieces of them that were told
-        self._alike: list[str] = []  # arguments of earlier calls that this one may be equal to
+        self._is_alike = False  # it may become equal to an earlier call
 
     def add(self, name: str, arguments: str) -> list[CallPiece]:
         """A piece of the call that is read; the first begins it."""
         if self._name is None:
-            self._name, self._arguments, self._size, self._num_told = name, [], 0, 0
-            self._alike = [own for tool, own in self._seen if tool == name]
-        self._alike = [own for own in self._alike if own.startswith(arguments, self._size)]
-        self._size += len(arguments)
+            self._name, self._arguments, self._num_told, self._is_alike = name, [], 0, True
         if arguments or not self._arguments:
             self._arguments.append(arguments)
-        return [] if self._alike else self._news()
+        if self._is_alike:
+            begun, seen = "".join(self._arguments), self._seen[name]
+            place = bisect_left(seen, begun)
+            self._is_alike = place < len(seen) and seen[place].startswith(begun)
+        return [] if self._is_alike else self._news()
 
     def _news(self) -> list[CallPiece]:
         """What is not told yet of the call that is read."""
@@ -84,8 +85,8 @@ class CallTeller:
         name, arguments = self._name, "".join(self._arguments)
         loads(arguments, strict=True)
         if self.is_forced:
-            self.has_repeated |= (name, arguments) in self._seen
-            self._seen[name, arguments] = None
+            self.has_repeated |= self._is_alike
+            insort(self._seen[name], arguments)
         news = self._news()
         self._name = None
         if not self._num_told or self.has_repeated:
