@@ -80,7 +80,7 @@ def test_a_processor_that_no_row_has_asked_for_is_not_called() -> None:
 
     bench = Bench(2, 10)
     bench.sampler.processors.append(Strange())
-    bench.start(begin(0, own := sampling(logprobs=2, presence_penalty=1.0)))
+    bench.start(begin(0, own := sampling(logprobs=2)))
     result = bench.sample(random_logits(3, 1, 10), [0], [own.num_prompt_tokens])
     assert len(logprobs_of(result)) == 1
 
