@@ -10,7 +10,7 @@ import re
 import threading
 from collections.abc import Sequence as Seq
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag
 
@@ -20,7 +20,9 @@ from nanoengine.errors import GrammarsUnavailable
 from nanoengine.features.fair_cache import FairCache
 from nanoengine.features.structured.params import StructuredOutputs
 from nanoengine.features.structured.trial import Trial, TrialFailed
-from nanoengine.models.tools.schemas import JSON_OPTIONS, MAX_ORDERS, OF_FIELD, ONE_SPACE, promised
+from nanoengine.models.tools.json_rules import MAX_COUNT, MAX_ITEMS
+from nanoengine.models.tools.rules import Rules
+from nanoengine.models.tools.schemas import OF_FIELD, ONE_SPACE, promised
 
 MAX_CACHED_BYTES = 256 << 20
 """Of the grammars that are kept for the next request of the same client that asks for the same; a large one has 60 MiB."""
@@ -43,6 +45,14 @@ states of the lexer. None of 250 schemas of MaskBench is refused for them."""
 
 ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 """In GBNF. llguidance's translator leaves out the zeros at the beginning of a code point, and cannot read what it has written."""
+
+ADVICE = {
+    '"uniqueItems"': f"it can be where items is an enum of at most {MAX_ITEMS} values, or maxItems is 1",
+    '"contains"': f"it can be beside items, minItems and maxItems alone, with maxItems up to {MAX_COUNT}",
+    "are not disjoint": "a name that fits both would have two schemas; write expressions that no name fits both of",
+    "NoExtensionBias": "no text fits it",
+}
+"""What a user can do, by what llguidance says."""
 
 
 class Grammars:
@@ -128,13 +138,18 @@ class Grammars:
             raise InvalidSamplingParams(f"structured_outputs.{outputs.kind}: {error}") from error
         try:
             verdict = self._trial.verdict(grammar, notation)
+            if (
+                verdict.error and outputs.kind == "json"
+            ):  # llguidance leaves out a property that nothing fits, if it may
+                grammar = json_grammar(outputs, is_apart=False)
+                verdict = self._trial.verdict(grammar)
         except TrialFailed as error:
             raise GrammarsUnavailable(f"structured outputs: {error}") from error
         if not verdict.error:
             matcher = LLMatcher(tokenizer, verdict.grammar or grammar, limits=LLParserLimits(**LIMITS), log_level=0)
             verdict = verdict._replace(error=str(matcher.get_error()))
         if verdict.error:
-            raise InvalidSamplingParams(_told(verdict.error, outputs))
+            raise InvalidSamplingParams(_told(verdict.error, outputs, grammar))
         return matcher, verdict.num_bytes
 
 
@@ -161,7 +176,7 @@ def _with_marks_apart(text: str, marks: set[str]) -> str:
 def grammar_of(outputs: StructuredOutputs) -> tuple[str, str]:
     """The grammar, and its notation as `Trial` takes it. All work here grows with the length of the text and no faster."""
     if outputs.kind in ("json", "json_object"):
-        return json_grammar(outputs.text, outputs), "llguidance"
+        return json_grammar(outputs), "llguidance"
     if outputs.kind == "structural_tag":
         return tag_grammar(json.loads(outputs.text)), "llguidance"
     if outputs.kind == "choice":  # one terminal: of those, a row of the parser holds 2,000
@@ -183,17 +198,17 @@ def _read_escape(found: re.Match[str]) -> str:
     return chr(code) if code < 0xD800 or 0xDFFF < code < 0x110000 else found[0]
 
 
-def json_grammar(schema: str, outputs: StructuredOutputs) -> str:
-    # Last and strongest: a schema can have options of llguidance in itself, and could make itself weaker.
-    overrides: dict[str, Any] = dict(JSON_OPTIONS)
+def json_grammar(outputs: StructuredOutputs, *, is_apart: bool = True) -> str:
+    """Of a schema, which may be taken apart."""
+    spaces: dict[str, Any] = {"whitespace_flexible": True}
     if outputs.whitespace_pattern is not None:
-        overrides |= {"whitespace_flexible": True, "whitespace_pattern": outputs.whitespace_pattern}
+        spaces |= {"whitespace_pattern": outputs.whitespace_pattern}
     elif outputs.disable_any_whitespace:
-        overrides |= ONE_SPACE
-    else:
-        overrides |= {"whitespace_flexible": True}
-    own = json.dumps(promised(json.loads(schema), f"structured_outputs.{outputs.kind}"), ensure_ascii=False)
-    return str(LLMatcher.grammar_from_json_schema(own, overrides=cast(Any, overrides)))
+        spaces = ONE_SPACE
+    field = f"structured_outputs.{outputs.kind}"
+    rules = Rules(lambda _: None)
+    rules.rules["start"] = rules.json(promised(json.loads(outputs.text), field), field, spaces, is_apart=is_apart)
+    return rules.text()
 
 
 def tag_grammar(table: dict[str, Any]) -> str:
@@ -224,14 +239,15 @@ def tag_grammar(table: dict[str, Any]) -> str:
     return StructTag.to_grammar(tags, assume_special=False)
 
 
-def _told(message: str, outputs: StructuredOutputs) -> str:
+def _told(message: str, outputs: StructuredOutputs, grammar: str) -> str:
     """The field at fault, and why: without the parser's state, and without advice to allow what is not allowed here."""
     field = f"structured_outputs.{outputs.kind}"
     place = re.match(r"at (\d+)\(\d+\): failed to compile JSON schema: ", message)
-    lines = outputs.text.split("\n")[int(place[1]) - 1 :] if place is not None else []
+    lines = grammar.split("\n")[int(place[1]) - 1 :] if place is not None else []
     if lines and OF_FIELD in lines[0]:
         field, message = lines[0].rpartition(OF_FIELD)[2], re.split(r"\n *\d+ \| ", message.partition("schema: ")[2])[0]
     why = " ".join(re.split(r"\n<state>|<backtrace>|\. Enable 'coerce_one_of'", message)[0].split())[:500]
-    if '"uniqueItems"' in why:
-        why += f": it can be where items is an enum of few values, in at most {MAX_ORDERS} orders, or maxItems is 1"
+    for keyword, words in ADVICE.items():
+        if keyword in why:
+            why += f": {words}"
     return f"{field}: {why}"
