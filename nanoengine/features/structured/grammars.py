@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from functools import cached_property
 from typing import Any
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from nanoengine.core.errors import EngineClosed, InvalidSamplingParams, shown
 from nanoengine.core.tokenizer import Tokenizer
@@ -178,7 +178,7 @@ def grammar_of(outputs: StructuredOutputs) -> tuple[str, str]:
     if outputs.kind in ("json", "json_object"):
         return json_grammar(outputs), "llguidance"
     if outputs.kind == "structural_tag":
-        return tag_grammar(json.loads(outputs.text)), "llguidance"
+        return tag_grammar(outputs), "llguidance"
     if outputs.kind == "choice":  # one terminal: of those, a row of the parser holds 2,000
         choices = sorted(set(json.loads(outputs.text)))
         return "start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, choices)), "lark"
@@ -200,18 +200,20 @@ def _read_escape(found: re.Match[str]) -> str:
 
 def json_grammar(outputs: StructuredOutputs, *, is_apart: bool = True) -> str:
     """Of a schema, which may be taken apart."""
-    spaces: dict[str, Any] = {"whitespace_flexible": True}
-    if outputs.whitespace_pattern is not None:
-        spaces |= {"whitespace_pattern": outputs.whitespace_pattern}
-    elif outputs.disable_any_whitespace:
-        spaces = ONE_SPACE
-    field = f"structured_outputs.{outputs.kind}"
-    rules = Rules(lambda _: None)
-    rules.rules["start"] = rules.json(promised(json.loads(outputs.text), field), field, spaces, is_apart=is_apart)
+    rules, field = Rules(lambda _: None), f"structured_outputs.{outputs.kind}"
+    schema = promised(json.loads(outputs.text), field)
+    rules.rules["start"] = rules.json(schema, field, _spaces(outputs), is_apart=is_apart)
     return rules.text()
 
 
-def tag_grammar(table: dict[str, Any]) -> str:
+def _spaces(outputs: StructuredOutputs) -> dict[str, Any]:
+    if outputs.whitespace_pattern is not None:
+        return {"whitespace_flexible": True, "whitespace_pattern": outputs.whitespace_pattern}
+    return ONE_SPACE if outputs.disable_any_whitespace else {"whitespace_flexible": True}
+
+
+def tag_grammar(outputs: StructuredOutputs) -> str:
+    table = json.loads(outputs.text)
     structures, triggers = table.get("structures"), table.get("triggers")
     if not isinstance(structures, list) or not structures or not isinstance(triggers, list):
         raise InvalidSamplingParams("structured_outputs.structural_tag must have lists of structures and of triggers")
@@ -219,7 +221,8 @@ def tag_grammar(table: dict[str, Any]) -> str:
         raise InvalidSamplingParams(
             f"structured_outputs.structural_tag has {len(triggers)} triggers: at most {MAX_TRIGGERS} can be"
         )
-    tags = []
+    rules, field = Rules(lambda _: None), "structured_outputs.structural_tag"
+    tags: list[str] = []
     for own in structures:
         begin, end, schema = (own.get(name) if isinstance(own, dict) else None for name in ("begin", "end", "schema"))
         if not isinstance(begin, str) or not isinstance(end, str) or not isinstance(schema, dict):
@@ -231,12 +234,12 @@ def tag_grammar(table: dict[str, Any]) -> str:
             raise InvalidSamplingParams(
                 f"structured_outputs.structural_tag: {shown(begin)} begins with none of the triggers"
             )
-        tags.append(
-            StructTag(
-                trigger=trigger, begin=begin, grammar=promised(schema, "structured_outputs.structural_tag"), end=end
-            )
-        )
-    return StructTag.to_grammar(tags, assume_special=False)
+        tags.append(f"tag_{len(tags)}")
+        rest, value = begin.removeprefix(trigger), rules.json(promised(schema, field), field, _spaces(outputs))
+        rules.rules[f"{tags[-1]}_trigger[lazy]"] = f"TEXT {json.dumps(trigger)}"
+        rules.rules[tags[-1]] = " ".join((f"{tags[-1]}_trigger", json.dumps(rest), value, json.dumps(end)))
+    rules.rules["start"] = f"({' | '.join(tags)})* TEXT"
+    return rules.text()
 
 
 def _told(message: str, outputs: StructuredOutputs, grammar: str) -> str:

@@ -135,8 +135,6 @@ class JsonRules:
         if asked.get("uniqueItems") is True:
             values = values_of(item, self.root) or []
             most = len(values) if most is None else min(most, len(values))
-            if not most:
-                return self._closed("[]", "")
             bits = f"[0:{len(values)}]"
             end = f"bit_count_ge({bits}, {least})" if least else ""
             on = f"bit_count_lt({bits}, {most})"
@@ -166,6 +164,8 @@ class JsonRules:
             more: an item that may come again.
             end, on: conditions of the end, and of one more item; "": always.
         """
+        if not items and not more:
+            return self._closed(marks, "")
         name = self._new()
         several = [f"{item} {name}_on::set_bit({bit}) %if bit_clear({bit})" for bit, item in enumerate(items)]
         several += [f"{more} {name}_on::_"] if more else []
