@@ -12,12 +12,14 @@ from collections.abc import Sequence as Seq
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from nanoengine.core.errors import EngineClosed, InvalidSamplingParams, shown
 from nanoengine.core.tokenizer import Tokenizer
 from nanoengine.errors import GrammarsUnavailable
 from nanoengine.features.fair_cache import FairCache
+from nanoengine.features.structured.long_text import LongText
 from nanoengine.features.structured.params import StructuredOutputs
 from nanoengine.features.structured.trial import Trial, TrialFailed
 from nanoengine.models.tools.json_rules import MAX_COUNT, MAX_ITEMS
@@ -67,6 +69,7 @@ class Grammars:
         self.tokenizer, self.vocab_size, self.eos_token_ids = tokenizer, vocab_size, list(eos_token_ids)
         self._lock, self._loading = threading.Lock(), threading.Lock()
         self._own: LLTokenizer | None = None  # it takes up to a second: made when it is asked for
+        self.long_text: LongText | None = None  # with it
         self._trial: Trial | None = None
         self._is_closed = False
         self.cache: FairCache[Any, LLMatcher] = FairCache(MAX_CACHED_BYTES)
@@ -97,6 +100,7 @@ class Grammars:
                 raise EngineClosed("the engine is closed: make a new one")
             if self._own is None:
                 self._own, self._trial = self._new_tokenizer()
+                self.long_text = LongText(self._own)
         compiled, num_bytes = self._compile(outputs, self._own)
         with self._lock:
             self.num_compiled += 1
@@ -150,6 +154,8 @@ class Grammars:
             verdict = verdict._replace(error=str(matcher.get_error()))
         if verdict.error:
             raise InvalidSamplingParams(_told(verdict.error, outputs, grammar))
+        bits = np.zeros(-(-self.mask_size // 32), np.int32)
+        matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)  # what the first mask takes, no step does
         return matcher, verdict.num_bytes
 
 
