@@ -169,6 +169,7 @@ class Constraint:
                 elif count:
                     self.matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
                 else:
+                    self.is_long = False
                     return False
                 if draft is None or not row[draft // 32] >> (draft % 32) & 1 or not self.matcher.consume_token(draft):
                     break

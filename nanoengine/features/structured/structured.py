@@ -110,7 +110,7 @@ class Structured(PolicyPart):
                 matcher.deep_copy(), None if outputs.with_thought else seq.state.get(THOUGHT), **options
             )
             constraint.read(seq.output_token_ids)
-            constraint.is_long = constraint.is_large  # it may be: whoever asks next looks
+            constraint.is_long = constraint.is_large  # who asks next looks
             self.constraints[seq] = seq.state[CONSTRAINT] = constraint
             seq.stop_token_ids |= set(self.grammars.eos_token_ids)  # where the grammar ends, `ignore_eos` or not
 
