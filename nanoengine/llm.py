@@ -296,22 +296,19 @@ class LLM(CoreLLM):
 
     def stream_request(self, request: Request) -> Generator[str, None, None]:
         """As `stream`, of a request that `make_requests` made; `request.output()` is its result, as far as it has come."""
-        sent = 0
+        sent, is_over = 0, False
         try:
             with self._interrupts:
                 self.engine.submit(request)
-            while True:
-                detokenizer = request.sequences[0].detokenizer
-                assert detokenizer is not None
-                piece = detokenizer.text_from(sent)
+            while not is_over:
+                with self._interrupts:
+                    is_over, [seq] = request.finished, request.sequences
+                    if not (piece := seq.text_from(sent)) and not is_over:
+                        self.engine.step()
+                        piece = seq.text_from(sent)
                 if piece:
                     yield piece
                     sent += len(piece)
-                elif request.finished:
-                    break
-                else:
-                    with self._interrupts:
-                        self.engine.step()
         finally:
             with self._interrupts:
                 self.engine.abort(request.request_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from benchmarks.gpu.chain import BLOCK_SIZE, Chain, record, seconds
 from benchmarks.report import Report
 from nanoengine.core.attention import AttentionSpec, Runs
 from nanoengine.core.sampling import SamplingTable
+from nanoengine.kernels.triton.draws.repeated import RepeatedDraws
+from nanoengine.kernels.triton.draws.sampling import choose_tokens
 from nanoengine.kernels.triton.tuning import Tuning
 from nanoengine.models.quantization.at_load import quantizer
 
@@ -74,7 +77,8 @@ def _add(
 
 @torch.inference_mode()
 def draws(chain: Chain, report: Report, tuning: Tuning, rows: Sequence[int], repeat: int) -> Tuning:
-    """Drawing a token for each row: greedy, at random, and from what filters leave. There is nothing to choose."""
+    """Drawing a token for each row: greedy, at random, and from what filters leave; and the host's time to launch
+    that, once and again. There is nothing to choose."""
     chain.tune(tuning)
     device, vocab = chain.device, chain.config.vocab_size
     for count in rows:
@@ -89,12 +93,28 @@ def draws(chain: Chain, report: Report, tuning: Tuning, rows: Sequence[int], rep
             seeds = torch.arange(count + 1, dtype=torch.int64, device=device)
             filtering = set(range(count)) if top_k else set()
             table = SamplingTable(ones * temperature, ones.int() * top_k, ones * top_p, ones * 0, seeds, filtering)
-            work = partial(chain.kernels.choose_tokens, logits, table, entries, entries)
-            found = seconds(device, record(device, work), repeat)
-            report.add(
-                {"work": "drawing", "rows": count, "how": how}, {"us": 1e6 * found, "gb_s": logits.nbytes / found / 1e9}
-            )
+            given = logits, table, entries, entries, None, tuning.launch(count)
+            once, again = partial(choose_tokens, *given), partial(RepeatedDraws().choose, *given)
+            found = seconds(device, record(device, once), repeat)
+            figures = {"us": 1e6 * found, "gb_s": logits.nbytes / found / 1e9}
+            expected, _ = once(), again()
+            if not torch.equal(again(), expected):
+                report.warn(f"wrong: a draw that is made again chooses other tokens: {how}, {count} rows")
+            if device.type == "cuda":
+                figures |= {
+                    "host_once_us": 1e6 * launch_seconds(once, repeat),
+                    "host_again_us": 1e6 * launch_seconds(again, repeat),
+                }
+            report.add({"work": "drawing", "rows": count, "how": how}, figures)
     return tuning
+
+
+def launch_seconds(work: Callable[[], object], repeat: int) -> float:
+    """What the host takes to launch some work, in the mean; the device may still be at it then."""
+    start = perf_counter()
+    for _ in range(repeat):
+        work()
+    return (perf_counter() - start) / repeat
 
 
 @torch.inference_mode()

@@ -1,8 +1,8 @@
-"""Detokenizer: turns tokens into text as they come."""
+"""Detokenizer: turns the tokens of a completion into text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from os.path import commonprefix
 
 INCOMPLETE = "\ufffd"  # what decoders put in the place of bytes that are not (yet) a whole character
@@ -17,8 +17,11 @@ class Detokenizer:
         prompt: the tokens before: decoders drop a space at the beginning of a text, and of that alone.
     """
 
+    due = 0  # the number of tokens of the sequence from which on `read` is to be called; until then some may wait
+
     def __init__(self, decode: Callable[[Sequence[int]], str], prompt: Sequence[int] = ()):
         self.decode = decode
+        self.num_tokens = len(prompt)  # those of the sequence that it has taken
         self.text = ""  # that is final
         # Tokens whose text was told, as context, then those whose text is held back.
         self._window = list(prompt[-NUM_CONTEXT:])
@@ -28,8 +31,16 @@ class Detokenizer:
         """The final text from this character on."""
         return self.text[start:]
 
+    def read(self, token_ids: Sequence[int], stop_token_ids: Container[int] = ()) -> str | None:
+        """Take those of the sequence's tokens that are new, up to a string that ends the text; returns that, if any."""
+        for token in token_ids[self.num_tokens :]:
+            if (stop := self.push(token, is_stop=token in stop_token_ids)) is not None:
+                return stop
+        return None
+
     def push(self, token_id: int, *, is_stop: bool = False) -> str | None:
         """Take the next token; one that stops the sequence has no text. Returns a string that ends the text here, if any."""
+        self.num_tokens += 1
         if not is_stop:
             self._window.append(token_id)
             self._release(self.decode(self._window))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -29,18 +28,17 @@ class Device:
         Returns:
             A function that waits until all work given so far is done, and raises the error of that work.
         """
+        if self.is_cuda:
+            with torch.cuda.device(self.torch_device):
+                work()
+            return torch.cuda.current_stream(self.torch_device).record_event().synchronize
         before = torch.get_num_threads()
         try:
             torch.set_num_threads(self.num_threads)
-            with torch.cuda.device(self.torch_device) if self.is_cuda else nullcontext():
-                work()
+            work()
         finally:
             torch.set_num_threads(before)
-        if not self.is_cuda:
-            return lambda: None
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self.torch_device))
-        return event.synchronize
+        return lambda: None
 
     def host_tensor(self, size: int, dtype: torch.dtype) -> Tensor:
         """Unset host memory that the device can read by itself. It is handed out again only when the copies from it are over."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import partial
 from itertools import count
+from operator import attrgetter
 from typing import Any, Protocol, TypeVar
 
 from nanoengine.core.errors import (
@@ -172,7 +173,7 @@ class LLMEngine:
             return False
         for seq in [own for own in request.sequences if not own.finished]:
             self.scheduler.finish(seq, reason)
-            self._retire(seq)
+            self._make_text(seq)
         self._settle_if_idle()
         return True
 
@@ -193,21 +194,21 @@ class LLMEngine:
             step.launched = self._try(partial(self.executor.launch, step.plan))
         seqs = self._collect() if self.scheduler.in_flight else []
         self._settle_if_idle()
-        return list(dict.fromkeys(seq.request for seq in seqs))
+        return list(dict.fromkeys(map(attrgetter("request"), seqs)))
 
     def _collect(self) -> list[Sequence]:
         """Take the result of the oldest step in flight."""
-        scheduler = self.scheduler
-        step: Step = scheduler.in_flight[0]
+        step: Step = self.scheduler.in_flight[0]
         result = step.launched if isinstance(step.launched, Exception) else self._try(step.launched)
         if isinstance(result, Exception) and not (step.is_dropped or step.decodes or step.runs):
             logger.error("a step that computes nothing has failed: its orders were not carried out", exc_info=result)
-        seqs = scheduler.fail(result) if isinstance(result, Exception) else scheduler.commit(result)
+        seqs = self.scheduler.fail(result) if isinstance(result, Exception) else self.scheduler.commit(result)
         self._tell("after_step", seqs, step, result, seqs)
         if isinstance(result, Exception):
             _forget_locals(result)
         for seq in seqs:
-            self._make_text(seq)
+            if seq.finish_reason or len(seq.token_ids) >= seq.detokenizer.due:
+                self._make_text(seq)
         return seqs
 
     def _try(self, work: Callable[[], T]) -> T | Exception:
@@ -225,38 +226,25 @@ class LLMEngine:
             raise
 
     def _make_text(self, seq: Sequence) -> None:
-        """Text of the new tokens of a sequence. A stop string ends the sequence; its finish reason
-        replaces any other."""
-        detokenizer, start = seq.detokenizer, seq.num_prompt_tokens
-        assert detokenizer is not None
+        """Text of the new tokens of a sequence, and the end of one that has ended. A stop string ends it, too; its finish reason
+        replaces any other. With the last of its sequences a request has ended."""
+        request, detokenizer = seq.request, seq.detokenizer
         try:
-            while start + seq.num_detokenized < len(seq.token_ids):
-                token = seq.token_ids[start + seq.num_detokenized]
-                seq.num_detokenized += 1
-                stop = detokenizer.push(token, is_stop=token in seq.stop_token_ids)
-                if stop is not None:
-                    # Tokens behind the stop came in the same step, from drafts: without drafts they would not be there.
-                    del seq.token_ids[start + seq.num_detokenized :]
-                    self.scheduler.finish(seq, "stop")
-                    seq.finish_reason, seq.stop_reason = "stop", stop
+            if (stop := detokenizer.read(seq.token_ids, seq.stop_token_ids)) is not None:
+                # Tokens behind the stop came in the same step, from drafts: without drafts they would not be there.
+                del seq.token_ids[detokenizer.num_tokens :]
+                self.scheduler.finish(seq, "stop")
+                seq.finish_reason, seq.stop_reason = "stop", stop
+            if seq.finished:
+                detokenizer.finish()
         except Exception as error:  # the tokenizer's: only this sequence is concerned
             self.scheduler.finish(seq, "error", error)
         if seq.finished:
-            self._retire(seq)
-
-    def _retire(self, seq: Sequence) -> None:
-        """A sequence has ended; with the last of them the request has."""
-        request = seq.request
-        assert seq.detokenizer is not None
-        try:
-            seq.detokenizer.finish()
-        except Exception as error:
-            seq.error, seq.finish_reason = error, "error"
-        request.error = request.error or seq.error
-        request.num_finished += 1
-        if request.finished:
-            self.requests.pop(request.request_id, None)
-        self._tell("finished", (), seq)
+            request.error = request.error or seq.error
+            request.num_finished += 1
+            if request.finished:
+                self.requests.pop(request.request_id, None)
+            self._tell("finished", (), seq)
 
     def _tell(self, what: str, seqs: Seq[Sequence], *args: Any) -> None:
         """Tell all parts; of `seqs` those end that a part which raises has lost track of."""

@@ -91,11 +91,11 @@ class StepPlan:
     @property
     def num_drafted(self) -> int:
         """Runs with drafts."""
-        return sum(bool(run.drafts) for run in self.runs)
+        return sum(bool(run.drafts) for run in self.runs) if self.runs else 0
 
     @property
     def num_tokens(self) -> int:
-        return len(self.decode_rows) + sum(run.num_new for run in self.runs)
+        return len(self.decode_rows) + (sum(run.num_new for run in self.runs) if self.runs else 0)
 
     @property
     def num_samples(self) -> int:

@@ -87,7 +87,7 @@ class ModelRunner:
             self.parts.clear()  # they and the processors know the runner: without these circles, memory is free at once
             self.sampler.processors.clear()
             self.recorder = None
-            del self.model, self.kv_cache, self.rows, self.sampler
+            del self.model, self.kernels, self.kv_cache, self.rows, self.sampler
             if self.device.is_cuda:
                 torch.cuda.empty_cache()
 
@@ -130,7 +130,7 @@ class ModelRunner:
 
     def send(self, packed: PackedStep) -> None:
         """Put the numbers of a step where `batch` reads them."""
-        self.numbers[: len(packed.numbers)].copy_(packed.numbers, non_blocking=True)
+        self.numbers[: packed.numbers.numel()].copy_(packed.numbers, non_blocking=True)
 
     def batch(self, packed: PackedStep) -> InputBatch:
         """The tensors of a step whose numbers were sent, or will be."""

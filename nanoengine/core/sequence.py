@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import InitVar, dataclass, field
 from enum import Enum
 from typing import Any
@@ -40,15 +41,9 @@ class Request:
     def output(self) -> RequestOutput:
         """The result so far, as a value that does not change any more."""
         outputs = self.params.choose([seq.output() for seq in self.sequences])
-        cached = self.sequences[0].num_cached_tokens if self.sequences else None
+        cached = (self.sequences[0].num_cached_tokens or 0) if self.sequences else 0
         return RequestOutput(
-            self.request_id,
-            self.prompt,
-            self.prompt_token_ids,
-            outputs,
-            cached or 0,
-            self.metrics,
-            self.prompt_logprobs,
+            self.request_id, self.prompt, self.prompt_token_ids, outputs, cached, self.metrics, self.prompt_logprobs
         )
 
 
@@ -108,9 +103,7 @@ class Sequence:
     num_slots: int = 0
     reads_cache: bool = True  # False: all prompt tokens must be computed (their mean or log probabilities are wanted)
     waits_for: bytes | None = None  # hash of a block that another sequence computes or loads
-    # The text's: set by the engine.
-    detokenizer: Detokenizer | None = None
-    num_detokenized: int = 0  # output tokens that were made into text
+    detokenizer: Detokenizer = field(init=False)  # set by the engine
     logprobs: list[Any] | None = None  # as a listener collected them
     state: dict[str, Any] = field(default_factory=dict)  # what capabilities keep for it
 
@@ -138,10 +131,16 @@ class Sequence:
     def output_token_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt_tokens :]
 
+    def text_from(self, start: int) -> str:
+        """The final text of its tokens so far, from this character on."""
+        if self.detokenizer.due and not self.finished:
+            with suppress(Exception):  # the tokenizer's: the engine meets it again, and ends the sequence
+                self.detokenizer.read(self.token_ids, self.stop_token_ids)
+        return self.detokenizer.text_from(start)
+
     def output(self) -> CompletionOutput:
         """Its tokens and text so far."""
-        text = "" if self.detokenizer is None else self.detokenizer.text
-        tokens = self.output_token_ids
+        text, tokens = self.text_from(0), self.output_token_ids
         logprobs = self.params.shown_logprobs(self.logprobs, tokens)
         return CompletionOutput(self.index, text, tokens, self.finish_reason, self.stop_reason, *logprobs)
 

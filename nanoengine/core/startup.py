@@ -65,6 +65,7 @@ class Startup:
         self.has_chunks = False  # whether windows stand still
         self.state_shapes: Seq[tuple[int, ...]] | None = None  # of a layer with states; None: there is none
         self.num_ranks = 1  # processes that share the model
+        self.gpus_elsewhere = False  # other processes compute, on GPUs
         self.new_carrier: Callable[[int], Any] | None = None  # seed of all hashes -> what starts replicas elsewhere
         # From `model` on:
         self.factory: Callable[..., Any] | None = None  # what makes the layers of a rank

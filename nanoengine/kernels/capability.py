@@ -29,8 +29,12 @@ from nanoengine.kernels.reference.attention import TorchAttention
 from nanoengine.kernels.reference.operations import TorchKernels
 from nanoengine.kernels.triton import launch
 from nanoengine.kernels.triton.attention.backend import TritonAttention
+from nanoengine.kernels.triton.tuning import load_tuning
 
 logger = logging.getLogger("nanoengine")
+
+ON_CUDA: tuple[type[AttentionBackend], ...] = (TritonAttention, FlashAttention, TorchAttention)
+ON_CPU: tuple[type[AttentionBackend], ...] = (NativeAttention, TorchAttention)
 
 
 class NativeAndTriton(Capability):
@@ -49,6 +53,8 @@ class NativeAndTriton(Capability):
 
     def kernels(self, startup: Startup) -> CoreKernels:
         own, device = startup.config.of(KernelOptions), startup.device.torch_device
+        if startup.gpus_elsewhere:
+            return TorchKernels("processes with GPUs compute")
         asked = own.activation_dtype
         if asked == "auto" and startup.config.dtype == "float32":
             asked = "float32"
@@ -71,6 +77,9 @@ class NativeAndTriton(Capability):
 
     def backend(self, startup: Startup) -> CoreAttentionBackend:
         own, name = startup.config.of(KernelOptions), startup.config.attention_backend
+        if startup.gpus_elsewhere:  # nothing attends here; blocks are as large as there
+            theirs = next((each for each in ON_CUDA if name in ("auto", each.name)), TorchAttention)
+            return TorchAttention(startup.config.block_size or theirs.default_block_size)
         if own.kv_cache_dtype == "int8":
             startup.kv_dtype = torch.int8
         is_plain = startup.kernels.name == "torch" and (own.kernels == "torch" or not startup.device.is_cuda)
@@ -160,7 +169,7 @@ def choose_kernels(
         return NativeKernels(activation_dtype=activation_dtype, num_threads=num_threads)
     from nanoengine.kernels.triton.operations import TritonKernels  # only now: the package triton need not be there
 
-    return TritonKernels()
+    return TritonKernels(load_tuning(device))
 
 
 def choose_backend(
@@ -186,13 +195,11 @@ def choose_backend(
     Raises:
         InvalidConfig: no such backend, or it cannot run here, or not for these layers; the message says why.
     """
-    on_cuda: tuple[type[AttentionBackend], ...] = (TritonAttention, FlashAttention, TorchAttention)
-    on_cpu: tuple[type[AttentionBackend], ...] = (NativeAttention, TorchAttention)
-    backends = {backend.name: backend for backend in (*on_cuda, *on_cpu)}
+    backends = {backend.name: backend for backend in (*ON_CUDA, *ON_CPU)}
     if name != "auto" and name not in backends:
         raise InvalidConfig(f"attention_backend is {shown(name)}: it must be one of auto, {', '.join(backends)}")
     reasons: dict[str, str] = {}
-    in_order = on_cuda if device.type == "cuda" else on_cpu
+    in_order = ON_CUDA if device.type == "cuda" else ON_CPU
     for backend in in_order if name == "auto" else (backends[name],):
         size = block_size or backend.default_block_size
         of_sizes = (
@@ -202,7 +209,7 @@ def choose_backend(
         if reason is None and quantized and not backend.quantizes:
             reason = "it has no int8 cache, and kv_cache_dtype is 'int8': choose 'auto'"
         if reason is None:
-            found = backend(size)
+            found = TritonAttention(size, load_tuning(device)) if backend is TritonAttention else backend(size)
             found.quantized = quantized
             return found, _list(reasons)
         reasons[backend.name] = reason

@@ -14,6 +14,7 @@ from benchmarks.gpu.modes import MODES, Mode, running_in
 from nanoengine import LLM, SamplingParams
 from nanoengine.core.sequence import Phase, Request
 from nanoengine.kernels.recording.buckets import Bucket, decode_buckets, prompt_buckets
+from nanoengine.kernels.recording.cuda_recorder import CudaRecorder
 from nanoengine.kernels.recording.recorded_steps import RecordedSteps
 from tests.e2e.small_engine import assert_idle, submit
 from tests.gpu.engines import MAX_LEN, VOCAB_SIZE, generate, open_llm
@@ -114,3 +115,21 @@ def test_every_size_of_a_prompt_replays_what_an_unrecorded_step_does(
             prompt = [(length + 7 * j) % VOCAB_SIZE for j in range(length)]
             generate(llm, [prompt], [SamplingParams(temperature=0.0, max_tokens=1)])
         both.check(dtype, prompts=True)
+
+
+def test_all_sizes_have_their_results_in_the_memory_of_the_largest() -> None:
+    recorder, ones = CudaRecorder(torch.device("cuda", torch.cuda.current_device())), torch.ones(64, device="cuda")
+
+    def double(size: int) -> torch.Tensor:
+        return 2 * ones[:size, None].repeat(1, 1 << 16)
+
+    replays = {64: recorder.record(partial(double, 64))}
+    torch.cuda.empty_cache()
+    reserved = torch.cuda.memory_reserved()
+    replays |= {size: recorder.record(partial(double, size)) for size in (48, 32, 8)}
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= reserved
+    for size, replay in replays.items():
+        found = replay()
+        assert found.shape == (size, 1 << 16)
+        assert (found == 2).all()

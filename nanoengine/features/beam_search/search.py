@@ -98,8 +98,7 @@ class Search:
 
     def _text(self, beam: FinishedBeam) -> str:
         made = self.sampling.new_detokenizer(self.engine.tokenizer.decode, self.first.prompt_token_ids)
-        for token in beam.token_ids[: len(beam.token_ids) - beam.stopped]:
-            made.push(token)
+        made.read([*self.first.prompt_token_ids, *beam.token_ids[: len(beam.token_ids) - beam.stopped]])
         made.finish()
         return made.text
 

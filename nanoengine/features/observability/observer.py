@@ -38,7 +38,7 @@ sequences that wait for files.
 class SequenceTimes:
     """When things happened to one sequence, in seconds of the observer's clock, and how many of its tokens were counted."""
 
-    num_counted: int = 0  # output tokens
+    num_counted: int = 0  # tokens of the sequence, its prompt included
     started: float | None = None  # the first time
     first_token: float | None = None
     last_token: float | None = None
@@ -102,7 +102,7 @@ class Observer(PolicyPart):
         request.metrics = RequestMetrics()
         self.num_requests += 1
         for seq in request.sequences:
-            seq.state[TIMES] = SequenceTimes(len(seq.output_token_ids))
+            seq.state[TIMES] = SequenceTimes(len(seq.token_ids))
 
     def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
         now, start = self.clock(), self._starts.pop(step.number)
@@ -111,26 +111,26 @@ class Observer(PolicyPart):
             return
         self._flush()
         chunks = {seq: run.num_new for seq, run in zip(step.runs, step.plan.runs, strict=True) if not run.drafts}
-        num_generated = num_of_decodes = 0
+        num_generated = num_of_prompts = 0  # new tokens, and those of them that chunks have sampled
         gaps: Counter[float] = Counter()  # by when the token before came: mostly in the step before, for all
         for seq in seqs:
             times: SequenceTimes = seq.state[TIMES]
-            num_new = len(seq.token_ids) - seq.num_prompt_tokens - times.num_counted
+            num_tokens, last = len(seq.token_ids), times.last_token
+            num_new = num_tokens - times.num_counted
             if not num_new:
                 continue
-            times.num_counted += num_new
+            times.num_counted, times.last_token = num_tokens, now
             num_generated += num_new
-            if seq not in chunks:
-                num_of_decodes += num_new
-            if times.last_token is None:
+            if chunks and seq in chunks:
+                num_of_prompts += num_new
+            if last is None:
                 self._first_token(seq, times, now)
             else:
-                gaps[times.last_token] += 1
-            times.last_token = now
+                gaps[last] += 1
         for last, count in gaps.items():
             self.times.inter_token_latency.observe(now - last, count)
         num_prompt = sum(chunks.values())
-        self.steps.record(num_prompt, step.plan.num_tokens - num_prompt, num_of_decodes, seconds)
+        self.steps.record(num_prompt, step.plan.num_tokens - num_prompt, num_generated - num_of_prompts, seconds)
         self._last_step = num_prompt, num_generated
 
     def _first_token(self, seq: Sequence, times: SequenceTimes, now: float) -> None:
@@ -157,7 +157,7 @@ class Observer(PolicyPart):
     def finished(self, seq: Sequence) -> None:
         times, request = seq.state[TIMES], seq.request
         # Tokens behind a stop string were accepted drafts of the last step. They are dropped when its text is made.
-        num_dropped = times.num_counted - (len(seq.token_ids) - seq.num_prompt_tokens)
+        num_dropped = times.num_counted - len(seq.token_ids)
         if num_dropped:
             self.steps.decode_tokens -= num_dropped
             self._last_step = self._last_step[0], self._last_step[1] - num_dropped

@@ -1,9 +1,12 @@
-"""StopDetokenizer: turns tokens into text as they come, holds back what may still change, and finds stop strings."""
+"""StopDetokenizer: turns tokens into text, holds back what may still change, and finds stop strings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
 from os.path import commonprefix
+from threading import Lock
 
 from nanoengine.core.detokenizer import INCOMPLETE, Detokenizer
 from nanoengine.thought import ThoughtReader
@@ -18,6 +21,14 @@ last 3 replacements stand for at most 9 bytes, and of the last 12 bytes at most 
 
 CONTEXTS = (8, 32, 256)
 """Tokens of a prompt, the next where so many have no text."""
+
+
+MOST_WAITING = 32
+"""Tokens that may wait for others, where nobody reads the text and no part of it may end it: all of them cost two calls of
+`decode`, as one does. Not more, for the engine's steps wait meanwhile."""
+
+_first_due = itertools.count()
+"""Sequences that begin together take turns: not all of their texts are made behind the same step."""
 
 
 class StopDetokenizer(Detokenizer):
@@ -47,11 +58,14 @@ class StopDetokenizer(Detokenizer):
         until: Callable[[str], str | None] | None = None,
         thought: ThoughtReader | None = None,
     ):
-        self._decode = decode
-        self._min_tokens, self._num_tokens = min_tokens, 0
+        self._decode, self.num_tokens, self._lock = decode, len(prompt), Lock()
+        self._min_tokens = len(prompt) + min_tokens
         self._stop = tuple(stop)
         self._include_stop, self._until, self._thought = include_stop, until, thought
         self._answer_start = 0  # in the text
+        if not self._stop and until is None:
+            self._thought = None  # the text is read by nobody who asks where the answer begins
+            self.due = len(prompt) + 1 + next(_first_due) % MOST_WAITING
         self._text = ""  # all complete characters so far
         self._num_released = 0
         self._prompt: Sequence[int] | None = prompt  # until the first token comes
@@ -68,10 +82,40 @@ class StopDetokenizer(Detokenizer):
         """The final text from this character on."""
         return self._text[start : self._num_released]
 
+    def read(self, token_ids: Sequence[int], stop_token_ids: Container[int] = ()) -> str | None:
+        if self._stop or self._until is not None:
+            return super().read(token_ids, stop_token_ids)
+        with self._lock:  # the engine's thread, and any that asks for the text
+            self.due = 0  # after an error: at the next token again
+            num_whole = len(token_ids) - (token_ids[-1] in stop_token_ids)
+            if num_whole > self.num_tokens + 1:
+                with suppress(Exception):  # `push` meets it, at the token that is to blame
+                    self._push_whole(token_ids[self.num_tokens : num_whole])
+            super().read(token_ids, stop_token_ids)
+            self.due = len(token_ids) + MOST_WAITING
+        return None
+
+    def _push_whole(self, token_ids: Sequence[int]) -> None:
+        """As `push` for all tokens up to the last that has whole characters alone, if their text has nothing else."""
+        for end in range(len(token_ids), 0, -1):
+            last = self._decode(token_ids[end - 1 : end])
+            if last and INCOMPLETE not in last:
+                break
+        else:
+            return
+        if self._prompt is not None:
+            self._begin_behind(self._prompt)
+        decoded = self._decode([*self._window, *token_ids[:end]])
+        if INCOMPLETE not in decoded and decoded.startswith(self._window_text):
+            self.num_tokens += end
+            self._append(decoded[len(self._window_text) :], True, False)
+            self._window, self._num_context, self._window_text = [token_ids[end - 1]], 1, last
+
     def push(self, token_id: int, *, is_stop: bool = False) -> str | None:
         """Take the next token; returns the stop string that it completed, if any: the text ends there."""
         is_answer = self._thought is None or self._reads_answer(self._thought, token_id)
-        self._num_tokens += is_answer
+        self.num_tokens += 1
+        self._min_tokens += not is_answer
         if is_stop and not self._include_stop:
             return None
         if self._prompt is not None:
@@ -98,7 +142,7 @@ class StopDetokenizer(Detokenizer):
             del self._window[self._num_context + FIRST_KEPT : -LAST_KEPT]
             shorter = self._decode(self._window)
             self._window_text = shorter[: len(shorter) - num_held]
-        return self._append(new, is_answer, self._num_tokens >= self._min_tokens)
+        return self._append(new, is_answer, self.num_tokens >= self._min_tokens)
 
     def finish(self) -> None:
         """No more tokens come: release what was held back, incomplete characters included."""

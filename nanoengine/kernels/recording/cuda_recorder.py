@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class CudaRecorder:
-    """Captures CUDA graphs. They share memory, since only one of them runs at a time: a result is good until the next runs."""
+    """Captures CUDA graphs. They share all memory, since only one runs at a time: a result is good until the next runs."""
 
     records_ahead = True
 
@@ -38,12 +38,21 @@ class CudaRecorder:
             # Another thread may serve with another engine meanwhile.
             with torch.cuda.graph(graph, pool=self._memory, stream=side, capture_error_mode="thread_local"):
                 result = work()
+            result = _not_held(result)
 
         def replay() -> Tensor:
             graph.replay()
             return result
 
         return replay
+
+
+def _not_held(tensor: Tensor) -> Tensor:
+    """The same numbers, without a hold on their memory: a graph that is captured later may use it, too."""
+    whole = tensor.untyped_storage()
+    storage = torch._C._construct_storage_from_data_pointer(whole.data_ptr(), tensor.device, whole.nbytes())
+    same = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return same.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
 @cache

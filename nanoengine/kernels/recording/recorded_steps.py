@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +26,17 @@ class Recorder(Protocol):
     def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """Call `work`, and return what replays it; the result is the same tensor each time."""
         ...
+
+
+class Steady(NamedTuple):
+    """A replayed step of decodes alone. The next one mostly has the same rows, each one token further."""
+
+    rows: np.ndarray  # of its plan: where they are the same in the next one, that has this very array
+    variant: object
+    packed: PackedStep
+    computed: slice  # the numbers that change
+    positions: slice
+    replay: Callable[[], Tensor]
 
 
 class RecordedSteps:
@@ -50,6 +62,7 @@ class RecordedSteps:
         self._max_len, self._reads_shared_once = max_len, reads_shared_once
         # The key of a recording beside its bucket, such as which adapters are in use.
         self.variant: Callable[[], object] = lambda: None
+        self._last: Steady | None = None
         self._replays: dict[tuple[Bucket, object], Callable[[], Tensor]] = {}
 
     def __len__(self) -> int:
@@ -83,11 +96,15 @@ class RecordedSteps:
             return None
         if not self._recorder.records_ahead and torch.autograd._profiler_enabled():
             return None  # it is to see the operations, which a replay goes without
+        last, variant = self._last, self.variant()
+        if last is not None and plan.decode_rows is last.rows and not plan.runs and variant == last.variant:
+            return self._one_further(last, plan)
+        self._last = None
         size = size_of(plan)
         bucket = None if size is None else next((own for own in self.buckets if own.holds(size)), None)
         if bucket is None:
             return None
-        key = bucket, self.variant()
+        key = bucket, variant
         if key not in self._replays:
             if self._recorder.records_ahead:
                 return None
@@ -101,4 +118,22 @@ class RecordedSteps:
         if (len(packed.query_lens), packed.num_tokens) != (len(shape.query_lens), shape.num_tokens):
             packed = pad(packed, shape, runner.rows)
         runner.send(packed)
+        if not plan.runs:
+            _, computed, *_, positions = (
+                slice(own.start, own.start + len(plan.decode_rows)) for own in packed.sections
+            )
+            self._last = Steady(plan.decode_rows, variant, packed, computed, positions, self._replays[key])
         return self._replays[key](), packed
+
+    def _one_further(self, last: Steady, plan: StepPlan) -> tuple[Tensor, PackedStep]:
+        """The step of `last` with other tokens before it: all but two sections of its numbers are as they were."""
+        packed, before = last.packed, last.packed.numbers.numpy()
+        packed.numbers = self._runner.device.host_tensor(before.size, torch.int32)
+        numbers = packed.numbers.numpy()
+        numbers[:] = before
+        numbers[last.computed] = plan.decode_starts
+        positions = numbers[last.positions]
+        np.add(plan.decode_starts, 1, out=positions)
+        packed.sampled = [packed.sampled[0], positions]
+        self._runner.send(packed)
+        return last.replay(), packed

@@ -16,6 +16,7 @@ from nanoengine.kernels.operations import ExpertWeights, Kernels, Mixture, Norm
 from nanoengine.kernels.reference.operations import RowMajor, dense_matrices
 from nanoengine.kernels.triton.attention.split_kv import Workspace
 from nanoengine.kernels.triton.compute_slot_mapping import compute_slot_mapping
+from nanoengine.kernels.triton.draws.repeated import RepeatedDraws
 from nanoengine.kernels.triton.draws.sampling import choose_tokens
 from nanoengine.kernels.triton.launch import float8_unsupported_reason
 from nanoengine.kernels.triton.products.activation import gate_and_multiply, sigmoid_gate
@@ -46,7 +47,7 @@ class TritonKernels(Kernels):
     the device does that. Experts, and what comes in other formats, are dequantized as they are loaded.
 
     Args:
-        tuning: what to compute by which of our own products; what was chosen for this GPU if not given.
+        tuning: what to compute by which of our own products; what was chosen for the current GPU if not given.
     """
 
     name = "triton"
@@ -60,7 +61,7 @@ class TritonKernels(Kernels):
 
     def __init__(self, tuning: Tuning | None = None) -> None:
         self.tuning = tuning or load_tuning()
-        self._workspace = Workspace()
+        self._workspace, self._draws = Workspace(), RepeatedDraws()
 
     def _launch(self, rows: Tensor) -> int:
         """Of all that is no product, by the rows of a step."""
@@ -116,7 +117,8 @@ class TritonKernels(Kernels):
     def choose_tokens(
         self, logits: Tensor, table: SamplingTable, rows: Tensor, positions: Tensor, last_tokens: Tensor | None = None
     ) -> Tensor:
-        return choose_tokens(logits, table, rows, positions, last_tokens, self._launch(logits))
+        choose = self._draws.choose if logits.is_cuda else choose_tokens
+        return choose(logits, table, rows, positions, last_tokens, self._launch(logits))
 
     def new_experts(
         self, experts: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device

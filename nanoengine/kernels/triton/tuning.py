@@ -79,13 +79,17 @@ def file_for(device_name: str) -> Path:
     return (Path(os.path.expanduser(named)) if named else cache_folder("tuning")) / file_name(device_name)
 
 
-def load_tuning() -> Tuning:
-    """What was chosen for the current GPU, here or for the package; the defaults if nothing was, or there is no GPU."""
-    if not torch.cuda.is_available():
+def load_tuning(device: torch.device | None = None) -> Tuning:
+    """What was chosen for a GPU of this kind, here or for the package; the defaults if nothing was, or it is no GPU.
+
+    Args:
+        device: None: the current GPU, if there is one.
+    """
+    if not torch.cuda.is_available() or (device is not None and device.type != "cuda"):
         return DEFAULTS
-    can_depend = torch.cuda.get_device_capability() >= (9, 0)
+    can_depend = torch.cuda.get_device_capability(device) >= (9, 0)
     defaults = DEPENDENT if can_depend else DEFAULTS
-    name = torch.cuda.get_device_name()
+    name = torch.cuda.get_device_name(device)
     for path in (file_for(name), MEASURED / file_name(name)):
         if path.is_file() and (chosen := _read(path)) is not None:
             return chosen if can_depend else replace(chosen, dependent_launch=0)

@@ -55,6 +55,7 @@ class Replicas(Capability):
         check_lora_bytes(config)
         is_on_gpus = startup.new_carrier is None and config.device != "cpu"
         self._num_gpus = gpus_of_each(config, torch.cuda.device_count() if is_on_gpus else 0)
+        startup.gpus_elsewhere = self._num_gpus > 0
         options = {kind: kind() if kind.__name__ in OF_REPLICAS else own for kind, own in config.options.items()}
         startup.config, self._asked = dataclasses.replace(config, device="cpu", options=options), config
         self._others = take_model_away(startup, self)

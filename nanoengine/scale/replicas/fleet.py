@@ -189,7 +189,6 @@ class Fleet:
             seq.num_cached_tokens = delta.num_cached_tokens
         seq.token_ids += delta.token_ids
         seq.num_tokens = len(seq.token_ids)
-        assert seq.detokenizer is not None
         seq.detokenizer.text += delta.text
         if delta.logprobs is not None and seq.logprobs is not None:
             seq.logprobs += delta.logprobs
@@ -276,7 +275,7 @@ def resumable(request: Request) -> Resumable:
         request.prompt_token_ids,
         request.params,
         {seq.index: seq.output_token_ids for seq in open_seqs},
-        {seq.index: len(seq.detokenizer.text) for seq in open_seqs if seq.detokenizer is not None},
+        {seq.index: len(seq.detokenizer.text) for seq in open_seqs},
         request.cache_salt,
         request.priority,
         request.client,

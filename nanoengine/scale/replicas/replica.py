@@ -155,8 +155,7 @@ class Replica:
         tokens = seq.token_ids[seq.num_prompt_tokens + told :]
         if not tokens and not seq.finished:
             return None
-        assert seq.detokenizer is not None
-        text = seq.detokenizer.text_from(held.num_chars.get(seq.index, 0))
+        text = seq.text_from(held.num_chars.get(seq.index, 0))
         logprobs = None if seq.logprobs is None else seq.logprobs[told : told + len(tokens)]
         finish = None
         if seq.finish_reason is not None:

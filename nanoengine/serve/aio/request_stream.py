@@ -40,14 +40,13 @@ class _Cursor:
     def take(self, least: int) -> Delta | None:
         """The part behind the cursor; None: it is empty, or it is in the middle and has fewer than `least` tokens."""
         seq, is_over = self.seq, self.seq.finished
-        assert seq.detokenizer is not None
         num_tokens = len(seq.token_ids) - seq.num_prompt_tokens
         num_new = num_tokens - self.num_tokens
         if not is_over and (num_new == 0 or (num_new < least and self.num_tokens)):
             return None
         tokens = seq.token_ids[seq.num_prompt_tokens + self.num_tokens :]
         logprobs = None if seq.logprobs is None else seq.logprobs[self.num_tokens : num_tokens]
-        text = seq.detokenizer.text_from(self.num_chars)
+        text = seq.text_from(self.num_chars)
         delta = Delta(
             index=seq.index,
             text=text,

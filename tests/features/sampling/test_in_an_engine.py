@@ -16,7 +16,7 @@ from nanoengine.core.sequence import Request
 from nanoengine.features.sampling.collector import MOST_TOLD
 from nanoengine.features.sampling.params import SamplingParams
 from tests.core.lives import check_lives
-from tests.core.toys import VOCAB, run
+from tests.core.toys import VOCAB, ToyTokenizer, run
 from tests.features.sampling.toy_engine import SampledToy, alone, digest_of, logits_of, make
 from tests.features.speculation.toys import Drafted, ToyDrafter
 
@@ -181,7 +181,8 @@ def test_a_stop_string_ends_the_log_probabilities_too() -> None:
     request = engine.make_request([1], params)
     run(engine, [request])
     [output] = request.output().outputs
-    assert output.text == text[: text.index(text[4])]
+    end = text.index(text[4])
+    assert (output.text, output.token_ids) == (text[:end], truth[1][1 : end + 2])
     assert output.logprobs is not None
     assert [next(iter(entry)) for entry in output.logprobs] == output.token_ids
     assert output.cumulative_logprob == pytest.approx(
@@ -244,6 +245,49 @@ def test_a_request_that_forbids_everything_costs_nobody_else_anything(policy: st
     assert last.output().num_cached_tokens == 24, "though no neighbour has computed it again"
 
 
+class HalfCharacters(ToyTokenizer):
+    def decode(self, token_ids: Any, *, skip_special_tokens: bool = True) -> str:
+        pieces = [[b"\xe2", b"\x82\xac", b"a", b" b", b"\xc3\xa9", b""][token * token % 6] for token in token_ids]
+        return b"".join(pieces).decode(errors="replace")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_text_is_the_same_whenever_it_is_read(seed: int) -> None:
+    """One engine is asked for all texts behind each step, the other for few; stops, ends and aborts come in between."""
+    rng, depth = random.Random(seed), 1 + seed % 2
+    engines = [make(depth=depth, num_blocks=200, max_model_len=200) for _ in range(2)]
+    common: dict[str, Any] = {"temperature": 1.0, "ignore_eos": True, "n": rng.randint(1, 2)}
+    wishes: list[dict[str, Any]] = [
+        {"max_tokens": rng.randint(1, 120), "allowed_token_ids": rng.sample(range(1, VOCAB), 30)} for _ in range(6)
+    ]
+    wishes[0] |= {"stop": ["a€"], "min_tokens": 5}
+    wishes[1] |= {"stop_token_ids": wishes[1]["allowed_token_ids"][:1], "include_stop_str_in_output": True}
+    wishes[2] |= {"stop_token_ids": wishes[2]["allowed_token_ids"][:1]}
+    for engine in engines:
+        engine.tokenizer = HalfCharacters()
+    pairs = [
+        [engine.make_request([1, number], SamplingParams(seed=number, **common, **wish)) for engine in engines]
+        for number, wish in enumerate(wishes)
+    ]
+    for pair in pairs:
+        for engine, request in zip(engines, pair, strict=True):
+            engine.submit(request)
+    num_late = 0
+    while any(engine.has_unfinished for engine in engines):
+        for engine in engines:
+            engine.step()
+        for read, late in pairs:
+            expected = read.output().outputs
+            num_late += any(own.detokenizer.num_tokens < len(own.token_ids) for own in late.sequences)
+            if rng.random() < 0.02 or late.finished:
+                assert late.output().outputs == expected
+        if rng.random() < 0.01:
+            number = rng.randrange(6)
+            assert len({engine.abort(f"request-{number}") for engine in engines}) == 1
+    assert num_late > 20
+    assert {seq.finish_reason for pair in pairs for request in pair for seq in request.sequences} >= {"stop", "length"}
+
+
 def test_each_failing_request_is_told_its_own_reason() -> None:
     model = SampledToy(4, broken=[(9, 0)])
     engine = make(model)
@@ -264,7 +308,7 @@ def test_best_of_ranks_a_completion_that_failed_behind_those_that_did_not() -> N
     request = engine.make_request([1, 2], params)
     engine.submit(request)
     engine.scheduler.finish(request.sequences[0], "error")
-    engine._retire(request.sequences[0])
+    engine._make_text(request.sequences[0])
     run(engine, [])
     assert request.sequences[0].finish_reason == "error"
     outputs = request.output().outputs

@@ -180,6 +180,74 @@ def test_without_stops_the_pieces_join_to_the_whole(pieces: list[bytes]) -> None
     assert stream(pieces)[-1] == b"".join(pieces).decode(errors="replace")
 
 
+LLAMA = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+WORDS: dict[str, tuple[decoders.Decoder | None, list[str]]] = {
+    "bytes": (None, ["e2 82 ac", "c3 a9", "f0 9f 98 80", "61", "2062", "efbfbd", "e282 acc3 a962", "ff", "20"]),
+    "byte fallback": (
+        decoders.Sequence(LLAMA),
+        [
+            "<0xE2> <0x82> <0xAC>",
+            "<0xC3> <0xA9>",
+            "<0x41>",
+            "<0xF0> <0x9F> <0x98> <0x80>",
+            "▁",
+            "▁a",
+            "b",
+            "é",
+            "<0xFF>",
+        ],
+    ),
+    "byte-level": (decoders.ByteLevel(), ["â Ĥ ¬", "âĤ ¬a", "Ġ", "Ġa", "Ã ©", "Ã ©âĤ ¬", "ÿ"]),
+    "word pieces": (decoders.WordPiece(), ["a", "##b", ".", "n't", "'", "##é"]),
+    "ends of words": (decoders.BPEDecoder(), ["a</w>", "b", "é</w>", "</w>"]),
+}
+"""Tokens of texts by decoder, those of a word or a character together; without one they are bytes."""
+
+
+@FAST
+@given(st.sampled_from(sorted(WORDS)), st.randoms(use_true_random=False), st.sampled_from([0, 0, 0.02, 0.5]))
+def test_tokens_that_are_read_together_have_the_text_of_each_in_turn(
+    kind: str, rng: random.Random, num_broken: float
+) -> None:
+    decoder, words = WORDS[kind]
+    pieces = ["", *dict.fromkeys(" ".join(words).split())]  # the first is special
+
+    def decode(ids: Sequence[int]) -> str:
+        own = [pieces[token] for token in ids if pieces[token]]
+        return str(decoder.decode(own)) if decoder else bytes.fromhex("".join(own)).decode(errors="replace")
+
+    few, length, include_stop = rng.sample(words, rng.randint(1, 4)), rng.choice([1, 5, 90]), rng.random() < 0.5
+    tokens: list[int] = []
+    while len(tokens) < length:
+        tokens += [pieces.index(piece) for piece in rng.choice(few).split()] + [0] * (rng.random() < 0.1)
+        if rng.random() < num_broken:
+            tokens.append(rng.randrange(len(pieces)))
+    stop = len(pieces)
+    pieces.append(pieces[1])
+    tokens += [stop] * rng.randint(0, 1)
+    prompt = tokens[: rng.choice([0, 0, 1, 4])]
+    each, together = (StopDetokenizer(decode, prompt=prompt, include_stop=include_stop) for _ in range(2))
+    for length in range(len(prompt) + 1, len(tokens) + 1):
+        each.push(tokens[length - 1], is_stop=tokens[length - 1] == stop)
+        if rng.random() < 0.05 or length == len(tokens):
+            assert together.read(tokens[:length], {stop}) is None
+            assert together.text == each.text
+            assert together.num_tokens == length < together.due
+    each.finish()
+    together.finish()
+    assert together.text == each.text
+
+
+def test_whole_characters_that_nobody_reads_yet_cost_two_calls() -> None:
+    calls = list[Sequence[int]]()
+    text = "Ein Käse, zwei Käse. "
+    detokenizer = StopDetokenizer(lambda ids: (calls.append(ids), "".join(text[i % len(text)] for i in ids))[1])
+    detokenizer.read(range(32))
+    detokenizer.read(range(64))
+    assert detokenizer.text == (text * 4)[:64]
+    assert len(calls) == 5, "one is of the prompt"
+
+
 # ---- stop strings
 
 

@@ -8,6 +8,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from nanoengine.kernels.recording import cuda_recorder as module
 from nanoengine.kernels.recording.cuda_recorder import CudaRecorder
@@ -51,6 +52,23 @@ def test_all_recordings_on_a_device_share_a_stream_and_those_of_a_recorder_the_w
     for _, _, options in (call for call in cuda.mock_calls if call[0] == "graph"):
         assert options["stream"] is cuda.Stream()
         assert options["capture_error_mode"] == "thread_local"
+
+
+@pytest.mark.usefixtures("cuda")
+def test_a_result_is_where_it_was_recorded_and_holds_no_memory() -> None:
+    """Another recording may use that memory: so all of an engine have their logits there."""
+    made: list[tuple[object, ...]] = []
+
+    def views() -> Tensor:
+        whole = torch.zeros(4, 6, dtype=torch.float32)
+        made.append((whole.data_ptr() + 4, StorageWeakRef(whole.untyped_storage())))
+        return whole[:3, 1:]
+
+    found = CudaRecorder(DEVICE).record(views)()
+    address, storage = made[-1]
+    assert (found.data_ptr(), found.shape, found.stride(), found.dtype) == (address, (3, 5), (6, 1), torch.float32)
+    assert isinstance(storage, StorageWeakRef)
+    assert storage.expired()
 
 
 def test_a_replay_gives_the_recorded_result(cuda: MagicMock) -> None:

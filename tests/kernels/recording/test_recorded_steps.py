@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from nanoengine.builder import build_engine, read_config
+from nanoengine.core.inputs import pack
 from nanoengine.core.sampling_params import CoreSamplingParams
+from nanoengine.kernels.recording.buckets import Bucket, pad
 from nanoengine.kernels.recording.recorded_steps import RecordedSteps
 from tests.kernels.marks import needs_kernels
 
@@ -68,6 +70,31 @@ def test_recorded_steps_change_no_token(options: dict[str, Any]) -> None:
     replays = watch(recording)
     assert answer(recording, mixed(), together=True) == answer(eager, mixed(), together=True)
     assert len(replays) > 10
+
+
+def test_a_step_one_further_has_the_numbers_of_one_that_is_packed() -> None:
+    """Requests of drawn lengths: steps with the same rows as the one before them, and others; in each, all numbers."""
+    engine = build(max_num_seqs=5, async_scheduling=True)
+    steps, runner = engine.executor.recorder, engine.executor
+    steps.buckets = [Bucket(False, size, 1) for size in (2, 5)]  # most steps are padded
+    one_further, seen = steps._one_further, list[int]()
+
+    def numbers(packed: Any) -> Any:
+        used = [packed.numbers.numpy()[section].tolist() for section in packed.sections]
+        return used, [own.tolist() for own in packed.sampled]
+
+    def compared(last: Any, plan: Any) -> Any:
+        logits, packed = one_further(last, plan)
+        seen.append(len(plan.decode_rows))
+        given = pack(plan, runner.rows)
+        shape = Bucket(False, len(packed.query_lens), 1).shape(steps._max_len)
+        assert numbers(packed) == numbers(pad(given, shape, runner.rows))
+        return logits, packed
+
+    steps._one_further = compared
+    answer(engine, mixed(), together=True)
+    assert len(seen) > 20
+    assert len(set(seen)) > 3
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ import torch
 from nanoengine.kernels.triton import tuning as module
 from nanoengine.kernels.triton.tuning import DEFAULTS, DEPENDENT, Tuning, file_for, file_name, load_tuning
 
-NAME = "NVIDIA H100 80GB HBM3"
+NAME, OTHER = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"
+SECOND = torch.device("cuda", 1)
+"""Not the current one."""
 
 
 @pytest.fixture(autouse=True)
@@ -21,8 +23,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NANOENGINE_TUNING", str(tmp_path))
     monkeypatch.setattr(module, "MEASURED", tmp_path / "of the package")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: NAME)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: OTHER if device == SECOND else NAME)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0) if device == SECOND else (9, 0))
 
 
 def test_what_is_saved_is_found_again() -> None:
@@ -52,10 +54,17 @@ def test_without_a_gpu_there_are_defaults(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_an_older_gpu_has_no_dependent_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = replace(DEFAULTS, decode_tile=64, dependent_launch=1)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     assert load_tuning() == DEFAULTS
     chosen.save(NAME)
     assert load_tuning() == replace(chosen, dependent_launch=0)
+
+
+def test_each_gpu_has_the_choice_for_its_kind() -> None:
+    replace(DEFAULTS, decode_tile=64).save(OTHER)
+    assert load_tuning(torch.device("cuda", 0)) == DEPENDENT
+    assert load_tuning(SECOND).decode_tile == 64
+    assert load_tuning(torch.device("cpu")) == DEFAULTS
 
 
 def test_choices_of_the_package_are_of_this_version() -> None:

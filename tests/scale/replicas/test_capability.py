@@ -6,6 +6,7 @@ import os
 from typing import NoReturn
 
 import pytest
+import torch
 
 from nanoengine.builder import build_engine, read_config
 from nanoengine.core.config import EngineConfig
@@ -41,9 +42,18 @@ def test_blocks_are_as_large_as_where_they_are_looked_up(monkeypatch: pytest.Mon
         raise Started(config.block_size)
 
     monkeypatch.setattr(capability, "LocalCarrier", start)
-    for given, size in (({}, 16), ({"block_size": 256}, 256)):
-        with pytest.raises(Started, match=f"^{size}$"):
-            build_engine(read_config("demo", {"replicas": 1, "device": "cpu", **given}), use_tqdm=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    on_gpus: list[tuple[dict[str, object], int]] = [
+        ({"attention_backend": "flash_attn"}, 256),
+        ({"attention_backend": "triton", "kernels": "triton", "kv_cache_dtype": "int8"}, 16),
+        ({}, 16),
+        ({"attention_backend": "flash_attn", "block_size": 512}, 512),
+    ]
+    on_cpu: list[tuple[dict[str, object], int]] = [({}, 16), ({"block_size": 256}, 256)]
+    for device, cases in (("cuda", on_gpus), ("cpu", on_cpu)):
+        for given, size in cases:
+            with pytest.raises(Started, match=f"^{size}$"):
+                build_engine(read_config("demo", {"replicas": 1, "device": device, **given}), use_tqdm=False)
 
 
 def test_replicas_share_the_memory_of_snapshots() -> None:

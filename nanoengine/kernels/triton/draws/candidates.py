@@ -16,6 +16,7 @@ from nanoengine.core.sampling import SamplingTable
 from nanoengine.kernels.triton import dependent
 from nanoengine.kernels.triton.dependent import LAUNCH_PLAIN
 from nanoengine.kernels.triton.launch import num_multiprocessors
+from nanoengine.kernels.triton.prepared import Launch, launch_once
 
 TILE = 1024
 """Logits that a program looks at together."""
@@ -200,7 +201,9 @@ def mass_kept(row, size, value, equals, highest, inverse, TILE: tl.constexpr):
     return tl.sum(total) + tl.minimum(tl.sum(count), equals) * tl.exp((value - highest) * inverse)
 
 
-def find_peaks(logits: Tensor, table: SamplingTable, rows: Tensor, launch: int = LAUNCH_PLAIN) -> tuple[Tensor, Tensor]:
+def find_peaks(
+    logits: Tensor, table: SamplingTable, rows: Tensor, launch: int = LAUNCH_PLAIN, start: Launch = launch_once
+) -> tuple[Tensor, Tensor]:
     """The highest logit of each group of tokens, of the rows that have filters: the arguments are those of `choose_tokens`.
 
     Returns:
@@ -211,22 +214,12 @@ def find_peaks(logits: Tensor, table: SamplingTable, rows: Tensor, launch: int =
     part_size = size_of_parts(n, vocab_size, num_multiprocessors(logits.device, interpreted=1))
     peaks = torch.empty(n, triton.cdiv(vocab_size, GROUP.value), dtype=torch.float32, device=logits.device)
     masses = torch.empty_like(peaks)
-    _find_peaks_kernel[(n, triton.cdiv(vocab_size, part_size))](
-        logits,
-        table.temperature,
-        table.top_k,
-        table.top_p,
-        table.min_p,
-        rows,
-        peaks,
-        masses,
-        vocab_size,
-        row_stride(logits),
-        part_size,
-        LAUNCH=launch,
-        TILE=TILE,
-        num_warps=NUM_WARPS,
-        **dependent.options(launch),
+    columns = table.temperature, table.top_k, table.top_p, table.min_p
+    start(
+        _find_peaks_kernel,
+        (n, triton.cdiv(vocab_size, part_size)),
+        (logits, *columns, rows, peaks, masses, vocab_size, row_stride(logits), part_size),
+        {"LAUNCH": launch, "TILE": TILE, "num_warps": NUM_WARPS, **dependent.options(launch)},
     )
     return peaks, masses
 

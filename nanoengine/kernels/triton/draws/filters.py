@@ -34,6 +34,7 @@ from nanoengine.kernels.triton.draws.candidates import (
     tile,
     weight_of,
 )
+from nanoengine.kernels.triton.prepared import Launch, launch_once
 
 TILE = 4096
 """Logits that are looked at together: of a whole row many must be on their way at once, of candidates there are but hundreds."""
@@ -206,11 +207,13 @@ def _find_limits_kernel(
     tl.store(counts + i, count)
 
 
-def find_limits(logits: Tensor, table: SamplingTable, rows: Tensor, launch: int = LAUNCH_PLAIN) -> Limits:
+def find_limits(
+    logits: Tensor, table: SamplingTable, rows: Tensor, launch: int = LAUNCH_PLAIN, start: Launch = launch_once
+) -> Limits:
     """What the filters of each row keep; the arguments are those of `choose_tokens`."""
     n, vocab_size = logits.shape
     device = logits.device
-    peaks, masses = find_peaks(logits, table, rows, launch)
+    peaks, masses = find_peaks(logits, table, rows, launch, start)
     groups = torch.empty(n, MOST_GROUPS.value, dtype=torch.int32, device=device)
     candidates = torch.empty(n, MOST_GROUPS.value * GROUP.value, dtype=torch.float32, device=device)
     limits = Limits(
@@ -220,22 +223,11 @@ def find_limits(logits: Tensor, table: SamplingTable, rows: Tensor, launch: int 
         candidates=candidates,
         candidate_ids=torch.empty_like(candidates, dtype=torch.int32),
     )
-    _find_limits_kernel[(n,)](
-        logits,
-        table.temperature,
-        table.top_k,
-        table.top_p,
-        table.min_p,
-        rows,
-        peaks,
-        masses,
-        groups,
-        *limits,
-        vocab_size,
-        row_stride(logits),
-        LAUNCH=launch,
-        TILE=TILE,
-        num_warps=NUM_WARPS,
-        **dependent.options(launch),
+    columns = table.temperature, table.top_k, table.top_p, table.min_p
+    start(
+        _find_limits_kernel,
+        (n,),
+        (logits, *columns, rows, peaks, masses, groups, *limits, vocab_size, row_stride(logits)),
+        {"LAUNCH": launch, "TILE": TILE, "num_warps": NUM_WARPS, **dependent.options(launch)},
     )
     return limits

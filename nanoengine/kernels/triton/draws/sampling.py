@@ -32,6 +32,7 @@ from nanoengine.kernels.triton.draws.candidates import (
 )
 from nanoengine.kernels.triton.draws.filters import Limits, find_limits
 from nanoengine.kernels.triton.launch import num_multiprocessors
+from nanoengine.kernels.triton.prepared import Launch, launch_once
 
 GOLDEN_GAMMA = tl.constexpr(randomness.GOLDEN_GAMMA)
 MIX_1 = tl.constexpr(randomness.MIX_1)
@@ -265,6 +266,11 @@ def _choose_best_kernel(
         tl.store(last_tokens + tl.load(rows + i), token)
 
 
+def is_filtered(table: SamplingTable) -> bool:
+    """Whether any row of a table may keep less than all tokens."""
+    return table.filtering is None or bool(table.filtering)
+
+
 def choose_tokens(
     logits: Tensor,
     table: SamplingTable,
@@ -272,11 +278,13 @@ def choose_tokens(
     positions: Tensor,
     last_tokens: Tensor | None = None,
     launch: int = LAUNCH_PLAIN,
+    start: Launch = launch_once,
 ) -> Tensor:
     """`Kernels.choose_tokens`; rows of logits may have gaps between them. Where no row of the table has filters, two launches do.
 
     Args:
         launch: plain or dependent (`dependent.py`).
+        start: launches each kernel.
     """
     n, vocab_size = logits.shape
     assert logits.dtype == torch.float32
@@ -284,47 +292,26 @@ def choose_tokens(
     chosen = torch.empty(n, dtype=torch.int64, device=logits.device)
     if not n:
         return chosen
-    filtered = table.filtering is None or len(table.filtering) > 0
-    limits = find_limits(logits, table, rows, launch) if filtered else [None] * len(Limits._fields)
+    filtered = is_filtered(table)
+    limits = find_limits(logits, table, rows, launch, start) if filtered else [None] * len(Limits._fields)
     part_size = size_of_parts(n, vocab_size, num_multiprocessors(logits.device, interpreted=1))
     parts = triton.cdiv(vocab_size, part_size)
     scores = torch.empty(n, parts, dtype=torch.float32, device=logits.device)
     tokens = torch.empty(n, parts, dtype=torch.int32, device=logits.device)
     highest = torch.empty_like(scores)
-    _draw_kernel[(n, parts)](
-        logits,
-        table.temperature,
-        table.top_k,
-        table.top_p,
-        table.min_p,
-        table.seeds,
-        rows,
-        positions,
-        *limits,
-        scores,
-        tokens,
-        highest,
-        vocab_size,
-        row_stride(logits),
-        part_size,
-        FILTERED=filtered,
-        LAUNCH=launch,
-        TILE=TILE,
-        num_warps=NUM_WARPS,
-        **dependent.options(launch),
+    columns = table.temperature, table.top_k, table.top_p, table.min_p, table.seeds
+    sizes = vocab_size, row_stride(logits), part_size
+    dependence = dependent.options(launch)
+    start(
+        _draw_kernel,
+        (n, parts),
+        (logits, *columns, rows, positions, *limits, scores, tokens, highest, *sizes),
+        {"FILTERED": filtered, "LAUNCH": launch, "TILE": TILE, "num_warps": NUM_WARPS, **dependence},
     )
-    _choose_best_kernel[(n,)](
-        scores,
-        tokens,
-        highest,
-        chosen,
-        last_tokens,
-        rows,
-        parts,
-        MOST_PARTS=MOST_PARTS,
-        KEEP=last_tokens is not None,
-        LAUNCH=launch,
-        num_warps=1,
-        **dependent.options(launch),
+    start(
+        _choose_best_kernel,
+        (n,),
+        (scores, tokens, highest, chosen, last_tokens, rows, parts),
+        {"MOST_PARTS": MOST_PARTS, "KEEP": last_tokens is not None, "LAUNCH": launch, "num_warps": 1, **dependence},
     )
     return chosen
