@@ -189,6 +189,9 @@ def test_properties_come_in_any_order_each_once(grammars: Grammars, is_open: boo
             tokens = [*grammars.tokenizer.encode(f"{{{text}}}"), EOS]
             return matcher.deep_copy().validate_tokens(tokens) == len(tokens)
 
+        begun = separators[0].join(f"{json.dumps(name, ensure_ascii=False)}{separators[1]}1" for name in names)
+        tokens = grammars.tokenizer.encode(f"{{{begun}{separators[0]}")
+        assert (matcher.deep_copy().validate_tokens(tokens) == len(tokens)) == is_open, "no way leads on"
         for _ in range(5):
             members = [name for name in names if name in required or rng.random() < 0.5]
             rng.shuffle(members)
