@@ -202,7 +202,7 @@ def fetch(args: argparse.Namespace) -> None:
 
 def _standard_input() -> str:
     try:
-        return sys.stdin.read()
+        return sys.stdin.read().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise InvalidPrompt(f"standard input is no text: {error}") from error
 
@@ -238,7 +238,7 @@ def _structured_outputs(args: argparse.Namespace) -> dict[str, Any] | None:
 
 def _schema_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidSamplingParams(f"--json-schema {path} cannot be read: {error}") from error
 
