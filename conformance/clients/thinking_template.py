@@ -8,6 +8,6 @@ from pathlib import Path
 
 from nanoengine.models.gguf.file import GGUFFile
 
-THINKS = "{%- if add_generation_prompt and enable_thinking %}{{- '<think>\\n' }}{%- endif %}{#- </think> #}"
+THINKS = "{%- if add_generation_prompt %}{{- '<think>\\n' if enable_thinking else '<think>\\n\\n</think>\\n\\n' }}{%- endif %}"
 
 print(GGUFFile.open(Path(sys.argv[1])).metadata["tokenizer.chat_template"] + THINKS, end="")
