@@ -8,6 +8,7 @@ from pathlib import Path
 
 from nanoengine.models.gguf.file import GGUFFile
 
-THINKS = "{%- if add_generation_prompt %}{{- '<think>\\n' if enable_thinking else '<think>\\n\\n</think>\\n\\n' }}{%- endif %}"
+THINKS = "{%- if add_generation_prompt and enable_thinking %}{{- '<think>\\n' }}{%- endif %}"
+"""No end of a thought stands in it: without the wish the model is one that does not think."""
 
 print(GGUFFile.open(Path(sys.argv[1])).metadata["tokenizer.chat_template"] + THINKS, end="")
