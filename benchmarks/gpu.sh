@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
 # The CUDA path, checked and measured on a machine with an NVIDIA GPU, in two calls:
 #
-#     bash benchmarks/gpu.sh choose OUT    # at most 500 s: checks, measures and chooses the variants for this GPU, then the engine
+#     bash benchmarks/gpu.sh choose OUT    # at most 620 s: checks, measures and chooses the variants for this GPU, then the engine
 #     bash benchmarks/gpu.sh tests OUT     # at most 320 s: everything in tests/gpu, the Triton kernels' tests, a memory checker
 #
 # The same call again goes on where it stopped: what is done stands in OUT/done.txt. Nothing is downloaded or installed; see
-# benchmarks/gpu.md. PYTHON=python3 is the interpreter. MINIATURE=1 runs `choose` in sizes for a CPU, without a GPU.
+# benchmarks/gpu.md. PYTHON=python3 is the interpreter. WHEELS=FOLDER holds packages that the machine has not (flash-attn 4 and what it
+# needs), as wheels or as `pip install --target` leaves them; all goes on without. MINIATURE=1 runs `choose` in sizes for a CPU, without a
+# GPU.
 set -uo pipefail
 usage="usage: gpu.sh choose|tests OUT_FOLDER"
 call=${1:?$usage} out=$(realpath -m "${2:?$usage}") python=${PYTHON:-python3}
+wheels=${WHEELS:+$(realpath -m "$WHEELS")}
 cd "$(dirname "$0")/.." && mkdir -p "$out/tuning" || exit 2
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-/tmp/nanoengine-triton}
@@ -26,6 +29,13 @@ print([output.outputs[0].token_ids for output in llm.generate(['To be', 'Whether
 "
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+if [[ $wheels ]]; then
+    if compgen -G "$wheels/*.whl" >/dev/null; then
+        "$python" -m pip install --quiet --no-index --no-deps --target "$work/site" "$wheels"/*.whl
+        wheels=$work/site
+    fi
+    PYTHONPATH+=:$wheels:$wheels/nvidia_cutlass_dsl/dsl_packages # Python reads no .pth file there
+fi
 
 stage() { # NAME SECONDS COMMAND...: its log goes to OUT/logs.txt, what it saves as $work/NAME.json to a line of OUT/figures.tsv, and
     # its last words, with what must not be overlooked, to OUT/table.txt
@@ -49,7 +59,7 @@ peers=()
 model=(--model "$work/model" --option tokenizer=demo --option max_model_len=4096)
 processes=14
 if [[ ${MINIATURE:-} ]]; then # the interpreter is slow: everything once, as small as it can be
-    choose+=(--device cpu --dtype float32 --shape tiny --quantized-shape tiny --sizes 2 --scale 40 --repeat 1 --replays 2 --most-moves 4
+    choose+=(--device cpu --dtype float32 --shape tiny --quantized-shape tiny --sizes 2 int8-2 --scale 40 --repeat 1 --replays 2 --most-moves 4
         --prompts 9 --draws 1)
     model=(--device cpu --dtype float32 --model demo --option num_kv_blocks=60 --stream-len 8 3 --repeat 1 --num-seqs 2
         --input-len 3 9 --output-len 2 4 --decode-len 4 --decode-steps 2)
@@ -66,8 +76,8 @@ fi
 case $call in
 choose)
     if [[ ! ${MINIATURE:-} ]]; then "$python" -m benchmarks.random_weights qwen3-0.6b "$work/model" 2>"$work/model.log" & fi
-    stage warm 50 bash -c 'for ((i = 0; i < $1; i++)); do "${@:2}" --warm $i $1 & done; wait' warm "$processes" "$python" "${choose[@]}"
-    stage choose 180 "$python" "${choose[@]}" || exit # nothing that follows would mean anything
+    stage warm 70 bash -c 'for ((i = 0; i < $1; i++)); do "${@:2}" --warm $i $1 & done; wait' warm "$processes" "$python" "${choose[@]}"
+    stage choose 280 "$python" "${choose[@]}" || exit # nothing that follows would mean anything
     wait
     NANOENGINE_TUNING=$work/default "$python" -c "$keep_defaults"
     engine before "$work/default" 45 "one stream" workload

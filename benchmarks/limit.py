@@ -7,11 +7,14 @@ tokens. Its time is at least the longer of the two (the roofline model: Williams
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.workload import Workload
 from nanoengine.core.messages import StepPlan
 from nanoengine.models.model_config import ModelConfig
+
+if TYPE_CHECKING:  # it brings torch, and `--cpu` must come before that
+    from nanoengine.core.attention import KVLayer
 
 
 @dataclass(frozen=True)
@@ -39,18 +42,35 @@ class StepWork(NamedTuple):
         return cls(plan.num_tokens, plan.num_samples, context, pairs)
 
 
+def kv_bytes_per_token(pool: KVLayer, block_size: int, num_layers: int) -> int:
+    """Bytes of the K and V of one token, scales included, in all layers that have some.
+
+    Args:
+        pool: K and V of one layer: the first dimension of each is that of blocks.
+        block_size: tokens of a block.
+        num_layers: those with K and V, whether or not some of them share memory: each keeps a token in a block of its group.
+    """
+    return num_layers * sum(tensor[0].nbytes for tensor in pool) // block_size
+
+
 class ModelLimit:
-    """The least time of a step of one model.
+    """The least time of a step of one model. Layers with windows count as if they read all tokens, states of layers as nothing.
 
     Args:
         model: its shapes.
-        dtype_bytes: of a weight and of an element of the KV cache.
+        dtype_bytes: of a weight.
+        kv_bytes: K and V of one token in all layers, as the pool holds them.
         weight_bytes: of all matrices, if they do not have that dtype.
         num_weights: of the files; None: as many as the shapes of a family say.
     """
 
     def __init__(
-        self, model: ModelConfig, dtype_bytes: int, weight_bytes: int | None = None, num_weights: int | None = None
+        self,
+        model: ModelConfig,
+        dtype_bytes: int,
+        kv_bytes: int,
+        weight_bytes: int | None = None,
+        num_weights: int | None = None,
     ):
         from nanoengine.models.loader import num_parameters  # it brings torch, and `--cpu` must come before that
 
@@ -59,7 +79,7 @@ class ModelLimit:
         read = all_weights - (0 if model.tie_word_embeddings else head)  # of an untied embedding few rows are read
         every = all_weights * dtype_bytes if weight_bytes is None else weight_bytes
         self.weight_bytes = every * read // all_weights
-        self.kv_bytes = model.kv_bytes_per_token(dtype_bytes)
+        self.kv_bytes = kv_bytes
         self.token_flop = 2 * (read - head)
         self.logits_flop = 2 * head
         self.pair_flop = 4 * model.num_layers * model.num_heads * model.head_dim

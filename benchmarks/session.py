@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.ceiling import is_slower_than_float32, measure_ceiling
 from benchmarks.drive import NO_PARAMS, TEMPERATURE, Adapt, Run, drive
-from benchmarks.limit import Ceiling, ModelLimit
+from benchmarks.limit import Ceiling, ModelLimit, kv_bytes_per_token
 from benchmarks.options import check_lengths, engine_options
 from benchmarks.progress import bar
 from benchmarks.random_weights import SHAPES, random_checkpoint
@@ -82,8 +82,10 @@ class Session:
 
     @cached_property
     def limit(self) -> ModelLimit:
+        config, runner = self.model_config, self.runner
+        kv_bytes = kv_bytes_per_token(runner.kv_cache.places[0], runner.block_size, len(config.attention_layers))
         num_weights = self.llm.built.models.num_parameters
-        return ModelLimit(self.model_config, self.dtype.itemsize, weight_bytes(model_of(self.runner)), num_weights)
+        return ModelLimit(config, self.dtype.itemsize, kv_bytes, weight_bytes(model_of(runner)), num_weights)
 
     @property
     def backend(self) -> str:

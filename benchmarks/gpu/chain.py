@@ -18,7 +18,9 @@ from torch import Tensor
 from benchmarks.random_weights import SHAPES
 from nanoengine.core.attention import AttentionMetadata
 from nanoengine.kernels.operations import QuantizedSlot
+from nanoengine.kernels.reference.kv_int8 import MOST
 from nanoengine.kernels.triton.attention.backend import TritonAttention
+from nanoengine.kernels.triton.attention.kv_int8 import views
 from nanoengine.kernels.triton.operations import TritonKernels
 from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning
 from nanoengine.models.architectures import read_model_config
@@ -65,6 +67,7 @@ class Chain:
         num_tokens: of K/V, for all sequences of a step.
         num_layers: of the model, if fewer than the shape has.
         quantize: makes the weights that layers get; none: they stay numbers.
+        int8_kv: K and V have 8 bits.
     """
 
     def __init__(
@@ -75,6 +78,8 @@ class Chain:
         num_tokens: int,
         num_layers: int | None = None,
         quantize: Quantizer | None = None,
+        *,
+        int8_kv: bool = False,
     ):
         facts = SHAPES[shape] | {"dtype": str(dtype).removeprefix("torch.")}
         if num_layers is not None:
@@ -92,13 +97,23 @@ class Chain:
         self.num_blocks = MOST_SEQS + -(-num_tokens // BLOCK_SIZE)
         self.max_len = self.config.max_position_embeddings
         self.model.prepare(self.max_len)
+        self.backend.quantized = int8_kv
         shape_of_kv = self.backend.kv_shape(self.num_blocks, self.config.num_kv_heads, self.config.head_dim)
-        self.kv = [(self.normal(*shape_of_kv), self.normal(*shape_of_kv)) for _ in range(self.config.num_layers)]
+        make = self.numbers if int8_kv else self.normal
+        self.kv = [(make(*shape_of_kv), make(*shape_of_kv)) for _ in range(self.config.num_layers)]
 
     def normal(self, *shape: int) -> Tensor:
         """The same numbers in every dtype: they are rounded to bfloat16 first."""
         numbers = torch.empty(shape, dtype=torch.bfloat16, device=self.device).normal_(generator=self.random)
         return numbers.to(self.dtype)
+
+    def numbers(self, *shape: int) -> Tensor:
+        """K or V of 8 bits: `normal`, cut off at three standard deviations."""
+        pool = torch.empty(shape, dtype=torch.int8, device=self.device)
+        numbers, scales = views(pool, BLOCK_SIZE)
+        numbers.copy_((self.normal(*numbers.shape) * (MOST / 3)).round_().clamp_(-MOST, MOST))
+        scales.fill_(3 / MOST)
+        return pool
 
     def tune(self, tuning: Tuning) -> None:
         self.kernels.tuning = self.backend.tuning = tuning
@@ -146,7 +161,12 @@ class Chain:
     def written(self, step: Inputs) -> Tensor:
         """K and V that a step has written: [layers, 2, num_seqs, heads, head_dim] of the first and the last layer."""
         block, place = step.slots // BLOCK_SIZE, step.slots % BLOCK_SIZE
-        return torch.stack([torch.stack([cache[block, :, place] for cache in self.kv[i]]) for i in (0, -1)])
+        caches = [cache for layer in (self.kv[0], self.kv[-1]) for cache in layer]
+        if self.backend.quantized:
+            rows = [views(cache, BLOCK_SIZE)[0][block, place] for cache in caches]
+        else:
+            rows = [cache[block, :, place] for cache in caches]
+        return torch.stack(rows).unflatten(0, (2, 2))
 
 
 def record(device: torch.device, work: Callable[[], Tensor]) -> Callable[[], Tensor]:

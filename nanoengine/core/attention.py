@@ -28,7 +28,7 @@ class AttentionSpec:
 @dataclass
 class Runs:
     """Runs of new tokens that are computed together. The lists are host copies of the tensors, so that nobody waits for the
-    device."""
+    device; where a step is recorded, they are bounds, and those of the two lengths are the same only if the lengths are."""
 
     query_start_loc: Tensor  # [num_seqs + 1] int32: the new tokens of sequence i are [start[i], start[i + 1])
     seq_lens: Tensor  # [num_seqs] int32: tokens that attention sees, the new ones included; 0 in a padding row
@@ -42,6 +42,11 @@ class Runs:
     def longest(self) -> int:
         """Most new tokens of a run."""
         return max(self.query_lens_list)
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether no run has tokens before the new ones."""
+        return self.seq_lens_list == self.query_lens_list
 
 
 @dataclass(kw_only=True)

@@ -16,6 +16,7 @@ from nanoengine.core.kv_cache import KVCache
 from nanoengine.core.model_config import DenseConfig
 from nanoengine.core.startup import Startup
 from nanoengine.errors import InvalidConfig, shown
+from nanoengine.kernels import flash_attn_4
 from nanoengine.kernels.attention import AttentionBackend
 from nanoengine.kernels.flash_attn import FlashAttention
 from nanoengine.kernels.kv_cache import BlockMajorKVCache, HugePageKVCache
@@ -91,6 +92,11 @@ class NativeAndTriton(Capability):
         found, passed_over = choose_backend(name, *where, *layers, quantized=is_int8)
         if passed_over:
             startup.passed_over = f" (not {passed_over})"
+        if isinstance(found, TritonAttention) and (least := found.tuning.flash_prompt):
+            reason = "it has no int8 cache" if is_int8 else _prepare_flash_attn_4(startup)
+            found.flash_prompt = 0 if reason else least
+            taken = f" and flash-attn 4 (prompts from {least} tokens on)"
+            startup.passed_over += f" (not flash-attn 4: {reason})" if reason else taken
         return found
 
     def kv_cache(self, startup: Startup, num_blocks: int) -> KVCache:
@@ -114,6 +120,15 @@ class NativeAndTriton(Capability):
         if isinstance(kernels, Kernels) and formats.keys() - {plain}:
             products = f" ({kernels.quantized_products})"
         return f"weights: {listed or 'in other processes'}{products}"
+
+
+def _prepare_flash_attn_4(startup: Startup) -> str | None:
+    """The reason that flash-attn 4 does not compute long prompts; None if it does."""
+    model = startup.model_config
+    if set(startup.head_dims) - {model.head_dim}:
+        return f"layers have heads of several sizes: {sorted(set(startup.head_dims))}"
+    kernels = flash_attn_4.kernels_of(model, startup.dtype, startup.attention_specs)
+    return flash_attn_4.prepare(kernels, startup.device.torch_device)
 
 
 def choose_dtype(asked: str, checkpoint: str, device: torch.device) -> torch.dtype:
@@ -209,7 +224,9 @@ def choose_backend(
         if reason is None and quantized and not backend.quantizes:
             reason = "it has no int8 cache, and kv_cache_dtype is 'int8': choose 'auto'"
         if reason is None:
-            found = TritonAttention(size, load_tuning(device)) if backend is TritonAttention else backend(size)
+            found = backend(size)
+            if isinstance(found, TritonAttention):
+                found.tuning = load_tuning(device)
             found.quantized = quantized
             return found, _list(reasons)
         reasons[backend.name] = reason

@@ -59,6 +59,7 @@ class SelfAttention(DenseAttention):
     """
 
     prefix = "self_attn"
+    attention: Attention
 
     def __init__(
         self, config: ModelConfig, layer: int, spec: AttentionSpec, factory: Factory, backend: AttentionBackend
@@ -93,10 +94,14 @@ class SelfAttention(DenseAttention):
         self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None, angles: Angles | None, metadata: AttentionMetadata
     ) -> tuple[Tensor, Tensor]:
         assert isinstance(norm, OffsetNorm)
-        qkv, residual = norm.then_linear(hidden, residual, self.qkv_proj)
-        gate, qkv = (qkv[:, : self.gate_size], qkv[:, self.gate_size :]) if self.gate_size else (None, qkv)
-        seen = self.attention(qkv, angles, metadata).flatten(-2)
-        return self.o_proj(seen if gate is None else self.kernels.sigmoid_gate(seen, gate)), residual
+        if self.gate_size:
+            both, residual = norm.then_linear(hidden, residual, self.qkv_proj)
+            seen = self.attention(both[:, self.gate_size :], angles, metadata).flatten(-2)
+            return self.o_proj(self.kernels.sigmoid_gate(seen, both[:, : self.gate_size])), residual
+        (x, own), linear = norm.before(hidden, residual), self.qkv_proj
+        write = self.attention.writing(angles, metadata)
+        q, residual = self.kernels.heads(x, linear.weight, linear.bias, write, **own)
+        return self.o_proj(self.attention.attend(q, metadata).flatten(-2)), residual
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         slots = super().slots(prefix)

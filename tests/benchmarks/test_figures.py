@@ -33,7 +33,7 @@ def test_latencies_over_requests_and_gaps() -> None:
     assert stream_figures(Run(requests[2:])) == {"ttft_ms": pytest.approx(500)}
 
 
-LIMIT, CEILING = ModelLimit(QWEN3_06B, 2), Ceiling(1e10, 1e12)
+LIMIT, CEILING = ModelLimit(QWEN3_06B, 2, QWEN3_06B.kv_bytes_per_token(2)), Ceiling(1e10, 1e12)
 
 
 def make_step(kind: Kind | None, start: float, end: float, model: float, work: StepWork) -> Step:

@@ -78,7 +78,7 @@ def test_a_call_and_the_same_call_again(script: Script) -> None:
 
 
 def test_after_a_stage_that_failed_it_goes_on_there(script: Script) -> None:
-    assert script("choose", FAIL="int8").returncode == 0
+    assert script("choose", FAIL="kv_cache_dtype=int8").returncode == 0
     assert script.names() == CHOOSE, "others do not hang on it"
     assert script("choose").stdout.count("int8kv: exit 0") == 1
     assert script.names() == ["engine", "table"]
@@ -123,3 +123,15 @@ def test_programs_run_on_a_cpu(script: Script, tmp_path: Path, monkeypatch: pyte
     if stage == "choose":
         (tuning,) = (script.out / "tuning").iterdir()
         assert json.loads(tuning.read_text()) == report["chosen"]
+
+
+def test_packages_that_are_brought_along_are_found(script: Script, tmp_path: Path) -> None:
+    """As files on a path with a space in it; what is not there is passed over."""
+    folder = tmp_path / "some wheels"
+    (folder / "nvidia_cutlass_dsl" / "dsl_packages" / "cutlass").mkdir(parents=True)
+    show = tmp_path / "show"
+    show.write_text(f'#!/bin/sh\necho "$PYTHONPATH" >"{tmp_path}/path"\nexec "{script.python}" "$@"\n')
+    show.chmod(0o755)
+    assert script("choose", PYTHON=str(show), WHEELS=str(folder)).returncode == 0
+    found = (tmp_path / "path").read_text().strip().split(":")
+    assert found[-2:] == [str(folder), str(folder / "nvidia_cutlass_dsl" / "dsl_packages")]

@@ -1,16 +1,21 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from benchmarks.limit import Ceiling, ModelLimit, StepWork
+from benchmarks.report import Report
+from benchmarks.session import Session, runner_of
 from benchmarks.workload import Workload
 from nanoengine.core.messages import Run, StepPlan
+from tests.models.families import engine, family_checkpoint
 from tests.support import QWEN3_06B
 
 NO_COMPUTE = Ceiling(read_bytes_s=32.3e9, flop_s=float("inf"))
 NO_MEMORY = Ceiling(read_bytes_s=float("inf"), flop_s=2.63e12)
-LIMIT = ModelLimit(QWEN3_06B, dtype_bytes=2)
+LIMIT = ModelLimit(QWEN3_06B, 2, QWEN3_06B.kv_bytes_per_token(2))
 
 
 def test_a_decode_step_reads_all_weights_and_the_context() -> None:
@@ -57,3 +62,18 @@ def test_a_workload_is_one_prefill_and_the_decode_steps_that_are_needed() -> Non
     for limit in (NO_COMPUTE, NO_MEMORY, Ceiling(1e10, 1e12)):
         expected = sum(LIMIT.seconds(step, limit) for step in steps)
         assert LIMIT.workload_seconds(workload, limit) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("kv_cache_dtype", "numbers", "scale"), [("auto", 4, 0), ("int8", 1, 4)])
+@pytest.mark.parametrize(("shape", "num_layers"), [("Qwen3, yarn", 2), ("Gemma3", 7), ("LFM2", 1)])
+def test_kv_of_a_token_is_what_the_pool_holds_of_it(
+    shape: str, num_layers: int, kv_cache_dtype: str, numbers: int, scale: int, tmp_path: Path
+) -> None:
+    """Layers that share memory, as those with windows and those without do, all keep the token; layers with states do not."""
+    with engine(family_checkpoint(tmp_path, shape), kv_cache_dtype=kv_cache_dtype) as llm:
+        session = Session(llm, Report("some"), runner_of(llm))
+        config = session.model_config
+        head = config.head_dim * numbers + scale
+        assert session.limit.kv_bytes == 2 * num_layers * config.num_kv_heads * head
+        one, two = (session.limit.seconds(StepWork(1, 1, context, context), NO_COMPUTE) for context in (0, 100))
+        assert two - one == pytest.approx(100 * session.limit.kv_bytes / NO_COMPUTE.read_bytes_s)

@@ -12,8 +12,9 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import triton
@@ -21,12 +22,16 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from nanoengine.kernels.triton.attention.split_kv import Workspace
 from nanoengine.kernels.triton.products.gemv import gemv
+from nanoengine.kernels.triton.products.heads import heads_of_product
+from nanoengine.kernels.triton.products.mlp import AHEAD, HELD, fitting_sizes, mlp_of_one_row
 from nanoengine.kernels.triton.products.norm import add_rms_norm
 from nanoengine.kernels.triton.products.packed import Packed
 from nanoengine.kernels.triton.products.packed_gemv import packed_gemv
 from nanoengine.kernels.triton.products.swap_ab import swap_ab
+from nanoengine.kernels.triton.tuning import DEFAULTS
+from nanoengine.kernels.triton.workspace import Workspace
+from tests.kernels.launches import attend
 from tests.kernels.noting import Launch, noting
 
 INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)(.*?);", re.MULTILINE)
@@ -47,6 +52,7 @@ class Code:
         trigger: whether the next kernel may start before the wait.
         spills: loads and stores of registers that found no place.
         conversions: of integers to floats.
+        matrix_loads: reads of matrices from shared memory to where tensor cores want numbers.
     """
 
     kernel: str
@@ -59,6 +65,7 @@ class Code:
     trigger: bool
     spills: int
     conversions: int
+    matrix_loads: int
 
 
 def disassembler() -> str | None:
@@ -72,7 +79,9 @@ def some(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 def launch_some() -> None:
-    """The products of a layer of 1,024 dimensions, one of very many inputs, one that swaps factors, and a norm."""
+    """The products of a layer of 1,024 dimensions, one of very many inputs, one that swaps factors, a norm, and decode attention
+    over K and V of 8 bits.
+    """
     norm = some(1024, dtype=torch.float32)
     one, two = some(1, 1024), some(2, 1024)
     gemv(one, some(4096, 1024), residual=one, norm=norm, eps=1e-6, launch=2)
@@ -83,8 +92,21 @@ def launch_some() -> None:
         numbers, scales = some(outputs, 2560 * bits // 8, dtype=torch.uint8), some(outputs, 1, dtype=torch.float32)
         weight, large, norms = Packed(numbers, scales, None, bits), some(1, 2560), some(2560, dtype=torch.float32)
         packed_gemv(large, weight, residual=large, norm=norms, eps=1e-6, launch=launch)
+    ahead = some(1024, 2048), some(6144, 1024)
+    k, v = (some(9, 16, 8, 128) for _ in range(2))
+    angles = some(1, 1, 64, dtype=torch.float32)
+    changes, slots = (norm[:128], norm[:128], 1e-6, angles, angles), some(1, dtype=torch.int64)
+    around: dict[str, Any] = {"residual": one, "norm": norm, "eps": 1e-6, "launch": 2}
+    heads_of_product(one, some(4096, 1024), Workspace(), changes, (k, v), slots, **around, ahead=ahead)
+    for how in (HELD, AHEAD):
+        sizes = fitting_sizes(1024, 3072, 2, one.device, how)
+        assert sizes is not None
+        mlp_of_one_row(one, some(6144, 1024), some(1024, 3072), Workspace(), sizes, "silu", **around, how=how)
     swap_ab(some(16, 2048), some(1024, 2048), Workspace(), launch=2)
     add_rms_norm(two, two, norm, 1e-6, launch=1)
+    for tile, count in ((0, 2), (32, 4), (64, 3)):
+        tuning = replace(DEFAULTS, int8_pair_tile=tile, int8_programs_per_sm=count, dependent_launch=1)
+        attend(torch.bfloat16, 128, tuning=tuning, int8=True)
 
 
 def read(launch: Launch) -> Code:
@@ -99,7 +121,7 @@ def read(launch: Launch) -> Code:
     names = [found[1] for found in INSTRUCTION.finditer(listing)]
     waits = [i for i, name in enumerate(names) if name.startswith("ACQBULK")]
     wait = waits[0] if waits else 0
-    threads = 32 * launch.options["num_warps"]
+    threads = 32 * launch.options.get("num_warps", 4)
 
     def loaded(part: list[str]) -> int:
         loads = [name.split(".")[1:] for name in part if re.match(r"LDG(STS)?\b", name)]
@@ -119,6 +141,7 @@ def read(launch: Launch) -> Code:
         count(names[:wait], "PREEXIT") > 0,
         count(names, "LDL", "STL"),
         count(names, "I2F", "I2FP"),
+        count(names, "LDSM"),
     )
 
 
@@ -129,4 +152,6 @@ if __name__ == "__main__":
     with noting() as launches:
         launch_some()
     for launch in launches:
+        if "LAUNCH" in launch.values and not launch.values["LAUNCH"]:
+            continue  # it waits for nothing
         print(json.dumps(asdict(read(launch))))

@@ -15,19 +15,21 @@ from nanoengine.core.sampling import SamplingTable
 from nanoengine.kernels.recurrences import Decay, StateRuns, Stores
 from nanoengine.kernels.reference.gates import ACTIVATIONS
 from nanoengine.kernels.reference.kv_int8 import SCALE_BYTES
-from nanoengine.kernels.triton.attention.drafted_decode import drafted_decode
 from nanoengine.kernels.triton.attention.kv_int8 import views
 from nanoengine.kernels.triton.attention.paged_decode import Plans, paged_decode
 from nanoengine.kernels.triton.attention.paged_prefill import paged_prefill
 from nanoengine.kernels.triton.attention.rotate_and_write import rotate_and_write, write_kv
-from nanoengine.kernels.triton.attention.split_kv import Workspace
+from nanoengine.kernels.triton.attention.whole_prompt import whole_prompt
 from nanoengine.kernels.triton.compute_slot_mapping import compute_slot_mapping
 from nanoengine.kernels.triton.draws.sampling import choose_tokens
 from nanoengine.kernels.triton.products.activation import gate_and_multiply, sigmoid_gate
 from nanoengine.kernels.triton.products.experts import sum_of_experts
 from nanoengine.kernels.triton.products.few_rows import MANY_OUTPUTS, ROWS, most_rows, product_of_few_rows
 from nanoengine.kernels.triton.products.float8 import quantize_rows, scale_sums
+from nanoengine.kernels.triton.products.gated_product import gated_product
 from nanoengine.kernels.triton.products.gemv import MOST_ROWS, gemv
+from nanoengine.kernels.triton.products.heads import heads_of_product
+from nanoengine.kernels.triton.products.mlp import AHEAD, HELD, fitting_sizes, mlp_of_one_row
 from nanoengine.kernels.triton.products.norm import add_rms_norm, gated_norm, rms_norm
 from nanoengine.kernels.triton.products.packed import Packed
 from nanoengine.kernels.triton.products.packed_gemv import packed_gemv
@@ -35,6 +37,7 @@ from nanoengine.kernels.triton.products.swap_ab import swap_ab
 from nanoengine.kernels.triton.recurrence import delta_rule, mamba2
 from nanoengine.kernels.triton.short_conv import short_conv
 from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning
+from nanoengine.kernels.triton.workspace import Workspace
 
 HALF, FULL = (torch.bfloat16, torch.float16), torch.float32
 DTYPES = (*HALF, FULL)
@@ -116,6 +119,18 @@ def launch_products(dtype: torch.dtype) -> None:
                 for count, launch in ((5, 2), (64, 1)):
                     swap_ab(some(count, inputs, dtype=dtype), weight, Workspace(), **options, launch=launch)
     gemv(some(1, 9728, dtype=dtype), some(2560, 9728, dtype=dtype), launch=1)
+    one, ahead = some(1, 1024, dtype=dtype), (some(1024, 2048, dtype=dtype), some(6144, 1024, dtype=dtype))
+    for launch, how in product((0, 2), (HELD, AHEAD)):
+        around: dict[str, Any] = {"norm": some(1024), "residual": one, "eps": 1e-6, "launch": launch}
+        gemv(one, some(4096, 1024, dtype=dtype), **around, ahead=ahead[:how])
+        if (sizes := fitting_sizes(1024, 3072, dtype.itemsize, one.device, how)) is not None:
+            both, down = some(6144, 1024, dtype=dtype), some(1024, 3072, dtype=dtype)
+            mlp_of_one_row(one, both, down, Workspace(), sizes, "silu", **around, how=how)
+        for rows, dim in ((1, 128), (MOST_ROWS, 64)):
+            x, angles = some(rows, 1024, dtype=dtype), some(rows, 1, dim // 2)
+            changes, slots = (some(dim), some(dim), 1e-6, angles, angles), some(rows, dtype=torch.int64)
+            own, kv = {**around, "residual": x, "ahead": ahead[:how]}, written(caches(dtype, 8, dim, 16, int8=False))
+            heads_of_product(x, some(32 * dim, 1024, dtype=dtype), Workspace(), changes, kv["kv"], slots, **own)
     if dtype is not FULL:
         swap_ab(some(32, 1000, dtype=dtype), some(2500, 1000, dtype=dtype), Workspace(), bias=some(2500, dtype=dtype))
     for format in FORMATS:
@@ -195,9 +210,8 @@ def attend(
     given |= {"block_tables": whole(seqs, 256), "seq_lens": whole(seqs), "scale": 0.1, "tuning": tuning}
     if queries is None:
         paged_prefill(q, **given, query_start_loc=starts, max_query_len=100)
-    elif queries > 1:
-        drafted_decode(q, **given, workspace=Workspace(), query_start_loc=starts, max_query_len=queries)
     else:
+        given |= {"query_start_loc": starts, "max_query_len": queries} if queries > 1 else {}
         plans = Plans()
         for _ in range(2):  # the second layer finds the plan of the first
             paged_decode(q, **given, workspace=Workspace(), plans=plans)
@@ -228,8 +242,20 @@ def launch_attention(dtype: torch.dtype) -> None:
         attend(dtype, head_dim, group, tuning=early)
     attend(dtype, 128, queries=8, tuning=early)
     attend(dtype, 128, queries=None, tuning=replace(DEFAULTS, short_prompt=0))
+    for head_dim, tile in product((64, 128), (64, 128)):
+        qkv = some(300, 32, head_dim, dtype=dtype)
+        q, k, v = qkv.split((16, 8, 8), dim=1)
+        whole_prompt(q, k, v, 0.1, tile)
+    for rows in (200, 1000, 3000):
+        gated_product(some(rows, 1024, dtype=dtype), some(2 * 3072, 1024, dtype=dtype), "silu")
     for head_dim, int8 in product((64, 128), (False, True)):
         attend(dtype, head_dim, 8, soft_cap=50.0, int8=int8)
+    for tile, count, launch in ((32, 4, 2), (64, 3, 0)):
+        tuning = replace(DEFAULTS, int8_pair_tile=tile, int8_programs_per_sm=count, dependent_launch=launch)
+        for head_dim in (96, 128, 256):
+            attend(dtype, head_dim, 2, tuning=tuning, int8=True)
+        attend(dtype, 64, 8, tuning=tuning, int8=True, window=128, sinks=True)
+        attend(dtype, 128, 4, tuning=tuning, int8=True, soft_cap=50.0)
 
 
 def launch_states(dtype: torch.dtype) -> None:

@@ -103,6 +103,7 @@ class Products:
     def install(self) -> None:
         """Replace `product` of the kernels by that of this class."""
         self.kernels.product = self.product  # type: ignore[method-assign]
+        self.kernels.can_fuse = False
 
     def put(self, slot: int, adapter: Adapter) -> None:
         """Keep an adapter on the device under its slot."""

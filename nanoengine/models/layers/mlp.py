@@ -26,14 +26,13 @@ class MLP(DenseMLP):
         self.kernels, self.activation, self.gate_up_names = factory.kernels, config.activation, config.names.gate_up
 
     def __call__(self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        linear = self.gate_up_proj
+        linear, down = self.gate_up_proj, self.down_proj
         assert isinstance(norm, OffsetNorm)
         if linear.bias is None:
-            gated, residual = norm.then_linear(hidden, residual, linear, self.activation)
-        else:
-            both, residual = norm.then_linear(hidden, residual, linear)
-            gated = self.kernels.gate(both, self.activation)
-        return self.down_proj(gated), residual
+            x, own = norm.before(hidden, residual)
+            return self.kernels.mlp(x, linear.weight, down.weight, self.activation, **own)
+        both, residual = norm.then_linear(hidden, residual, linear)
+        return down(self.kernels.gate(both, self.activation)), residual
 
 
 class SparseMLP(DenseMLP):

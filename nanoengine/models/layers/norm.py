@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from nanoengine.core.kernels import WeightSlot
@@ -27,8 +29,12 @@ class OffsetNorm(RMSNorm):
         self, x: Tensor, residual: Tensor | None, linear: Linear, activation: str | None = None
     ) -> tuple[Tensor, Tensor]:
         """A linear layer of `add_and_norm`, and the gate of it if there is an activation, and the sum."""
-        norm = Norm(self.weight, self.eps)
-        return self.kernels.product(x, linear.weight, linear.bias, norm=norm, residual=residual, activation=activation)
+        x, own = self.before(x, residual)
+        return self.kernels.product(x, linear.weight, linear.bias, activation=activation, **own)
+
+    def before(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, dict[str, Any]]:
+        """The input of a product that norms it, and the norm and the residual as `Kernels.product` takes them."""
+        return x, {"norm": Norm(self.weight, self.eps), "residual": residual}
 
 
 class NoNorm(OffsetNorm):
@@ -44,8 +50,5 @@ class NoNorm(OffsetNorm):
         residual = x if residual is None else x + residual
         return residual, residual
 
-    def then_linear(
-        self, x: Tensor, residual: Tensor | None, linear: Linear, activation: str | None = None
-    ) -> tuple[Tensor, Tensor]:
-        x, residual = self.add_and_norm(x, residual)
-        return self.kernels.product(x, linear.weight, linear.bias, activation=activation)
+    def before(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, dict[str, Any]]:
+        return self.add_and_norm(x, residual)[0], {"norm": None, "residual": None}

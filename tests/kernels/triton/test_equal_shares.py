@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -17,8 +18,7 @@ from nanoengine.core.attention import AttentionMetadata, AttentionSpec
 from nanoengine.kernels.triton.attention import equal_shares
 from nanoengine.kernels.triton.attention import paged_decode as module
 from nanoengine.kernels.triton.attention.backend import TritonAttention
-from nanoengine.kernels.triton.attention.equal_shares import plan_shares
-from nanoengine.kernels.triton.attention.split_kv import STEP
+from nanoengine.kernels.triton.attention.equal_shares import STEP, plan_shares
 from nanoengine.kernels.triton.tuning import DEFAULTS
 from tests.kernels.attention.every_backend import DEVICE, written_in_torch
 from tests.kernels.attention.paged import PLAIN, Heads, Pool, Sequences, assert_attended
@@ -31,7 +31,9 @@ FULL = AttentionSpec(0.3, window=100, sinks=True, soft_cap=9.0)
 LENS = [1, 0, 64, 65, 200, 128, 63, 0]
 """All around the ends of units; together 12 of these."""
 
-STARTS = [max(0, n - 1) for n in LENS]
+ONE_EACH = [1] * len(LENS)
+SEVERAL = [1, 0, 9, 2, 8, 1, 5, 30]
+"""New tokens of each sequence, at most 9; the last is padding, which may have more."""
 
 
 @pytest.fixture(autouse=True)
@@ -56,19 +58,28 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     lens=st.lists(st.one_of(st.integers(0, 3 * STEP), st.integers(0, 1 << 14)), min_size=1, max_size=40),
     num_shares=st.one_of(st.integers(1, 20), st.integers(1, 140)),
     window=st.sampled_from([0, 0, 1, STEP, 1000, -STEP, -100]),
+    queries=st.sampled_from([None, [1], [3, 0, 9, 1]]),
     seqs=st.sampled_from([16, 256]),
 )
-def test_shares_are_equal_and_hold_every_token_once(lens: list[int], num_shares: int, window: int, seqs: int) -> None:
+def test_shares_are_equal_and_hold_every_token_once(
+    lens: list[int], num_shares: int, window: int, queries: list[int] | None, seqs: int
+) -> None:
+    """Those of several new tokens begin with what the first of these sees, and have longer units."""
+    step, counts, starts_of = STEP, [1] * len(lens), None
+    if queries is not None:
+        step, counts = 2 * STEP, [queries[i % len(queries)] for i in range(len(lens))]
+        starts_of = torch.tensor(list(accumulate(counts, initial=0)), dtype=torch.int32)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(equal_shares, "SEQS", seqs)
-        plan = plan_shares(torch.tensor(lens, dtype=torch.int32), num_shares, window).T.tolist()
+        plan = plan_shares(torch.tensor(lens, dtype=torch.int32), num_shares, window, 0, starts_of, step).T.tolist()
     starts = [0] * len(lens)
     if window:
-        starts = [max(0, n - window if window > 0 else max(n - 1, 0) // -window * -window) for n in lens]
+        position = [n - count for n, count in zip(lens, counts, strict=True)]
+        starts = [max(0, i + 1 - window if window > 0 else i // -window * -window) for i in position]
     units = [
         (seq, start, n)
         for seq, (first, n) in enumerate(zip(starts, lens, strict=True))
-        for start in range(first, max(n, first + 1), STEP)
+        for start in range(first, max(n, first + 1), step)
     ]
     whose: dict[int, list[int]] = {}  # the shares that read something of a sequence
     begins = []
@@ -92,52 +103,74 @@ def test_shares_are_equal_and_hold_every_token_once(lens: list[int], num_shares:
 # ---- what attention says
 
 
-def step_of(heads: Heads, spec: AttentionSpec) -> tuple[Pool, Tensor, AttentionMetadata]:
+def step_of(
+    heads: Heads, spec: AttentionSpec, counts: list[int] = ONE_EACH, *, quantized: bool = False
+) -> tuple[Pool, Tensor, AttentionMetadata]:
     """The last tokens of sequences whose tokens are all in the cache; those of padding, too."""
     backend, count = written_in_torch(TritonAttention(16, ONE)), len(LENS)
-    pool = Pool(Sequences(heads, 16, LENS), backend, norms=False, rotated=False, spec=spec)
+    sequences = Sequences(heads, 16, LENS)
+    pool = Pool(sequences, backend, norms=False, rotated=False, spec=spec, quantized=quantized)
     pool.fill(LENS)
     metadata = replace(
-        pool.metadata(count, range(count), STARTS, LENS),
-        query_start_loc=torch.arange(count + 1, dtype=torch.int32),
-        query_lens_list=[1] * count,
+        pool.metadata(count, range(count), starts_of(counts), LENS),
+        query_start_loc=torch.tensor(list(accumulate(counts, initial=0)), dtype=torch.int32),
+        query_lens_list=[min(own, 9) for own in counts],
     )
     nothing = torch.zeros_like(pool.sequences.qkv[0][:1])
-    qkv = torch.cat([own[n - 1 :] if n else nothing for own, n in zip(pool.sequences.qkv, LENS, strict=True)])
-    return pool, qkv.unflatten(1, (-1, heads.dim))[:, : heads.num * heads.group], metadata
+    qkv = [
+        own[n - new :] if n else nothing.expand(new, -1)
+        for own, n, new in zip(sequences.qkv, LENS, counts, strict=True)
+    ]
+    return pool, torch.cat(qkv).unflatten(1, (-1, heads.dim))[:, : heads.num * heads.group], metadata
+
+
+def starts_of(counts: list[int]) -> list[int]:
+    return [max(0, n - new) for n, new in zip(LENS, counts, strict=True)]
 
 
 @pytest.mark.parametrize(
-    ("heads", "spec"),
+    ("heads", "spec", "counts", "quantized"),
     [
-        (Heads(1, 3, 16), SCALED),
-        (Heads(1, 3, 16), FULL),
-        (Heads(1, 3, 16), replace(FULL, chunked=True)),
-        (Heads(1, 20, 16), FULL),
+        (Heads(1, 3, 16), SCALED, ONE_EACH, False),
+        (Heads(1, 3, 16), FULL, ONE_EACH, False),
+        (Heads(1, 3, 16), replace(FULL, chunked=True), ONE_EACH, False),
+        (Heads(1, 20, 16), FULL, ONE_EACH, False),
+        (Heads(1, 1, 16), SCALED, SEVERAL, False),
+        (Heads(1, 3, 16), replace(FULL, chunked=True), SEVERAL, False),
+        (Heads(1, 3, 16), FULL, SEVERAL, True),
+        (Heads(1, 20, 16), replace(FULL, window=5), SEVERAL, False),
     ],
-    ids=["plain", "full", "chunked", "a group in two lots"],
+    ids=["plain", "full", "chunked", "two lots", "drafts", "drafts, chunked", "drafts, int8", "drafts, ten lots"],
 )
 def test_shares_that_end_anywhere_say_the_same(
-    heads: Heads, spec: AttentionSpec, shares: list[int], monkeypatch: pytest.MonkeyPatch
+    heads: Heads,
+    spec: AttentionSpec,
+    counts: list[int],
+    quantized: bool,
+    shares: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """From one program that reads all to more than there is work for, and again in the same workspace. Memory held NaN before."""
-    pool, q, metadata = step_of(heads, spec)
-    exact, there, empty = pool.exact(STARTS, LENS), torch.tensor(LENS) > 0, torch.empty
+    pool, q, metadata = step_of(heads, spec, counts, quantized=quantized)
+    exact, empty = pool.exact(starts_of(counts), LENS), torch.empty
+    there = torch.tensor(LENS).repeat_interleave(torch.tensor(counts)) > 0
 
     def full(*shape: int, **options: Any) -> Tensor:
         made = empty(*shape, **options)
         return made.fill_(torch.nan if made.dtype.is_floating_point else -(1 << 30))
 
     monkeypatch.setattr(torch, "empty", full)
+    lots = -(-heads.group // 16) if counts is ONE_EACH else 4
     for count in (1, 3, 7, 12, 13, 40):
-        shares[0] = count * -(-heads.group // 16)
+        shares[0] = count * lots
         out = pool.backend.attend(q, pool.kv, metadata, spec, pool.sinks)
         assert_attended(out[there], exact)
-        assert not out[~there].any(), "a padding row is zeros"
+        if counts is ONE_EACH:
+            assert not out[~there].any(), "a padding row is zeros"
         assert isinstance(pool.backend, TritonAttention)
         assert not pool.backend._workspace.counters(1, DEVICE).any()
     again = pool.backend.attend(q, pool.kv, replace(metadata), spec, pool.sinks)
-    assert torch.equal(again, out)
+    assert torch.equal(again[there], out[there])
 
 
 # ---- how it is launched

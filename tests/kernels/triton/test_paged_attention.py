@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import permutations
-from typing import Any
 
 import pytest
 import torch
@@ -15,46 +14,45 @@ import triton
 from torch import Tensor
 
 from nanoengine.core.attention import AttentionMetadata, AttentionSpec
-from nanoengine.kernels.triton.attention import drafted_decode, paged_decode, split_kv
+from nanoengine.kernels.triton.attention import paged_decode
 from nanoengine.kernels.triton.attention.backend import TritonAttention
+from nanoengine.kernels.triton.attention.decode_shape import COMBINED
+from nanoengine.kernels.triton.attention.equal_shares import STEP
 from nanoengine.kernels.triton.attention.paged_cache import cache_strides
 from nanoengine.kernels.triton.attention.paged_walk import ROWS
-from nanoengine.kernels.triton.attention.split_kv import COMBINED, STEP
 from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning
 from tests.kernels.attention.contract import check_step
 from tests.kernels.attention.every_backend import DEVICE, TRITON, written_in_torch
 from tests.kernels.attention.paged import PLAIN, Heads, Pool, Sequences, assert_attended
-from tests.kernels.noting import Launch, noting
+from tests.kernels.noting import noting
 
 ONE = replace(DEFAULTS, decode_programs_per_sm=1)
 DRAFTED_STEP = 8 * ROWS
-"""Tokens that parts are multiples of, where those of drafts fill 16 rows."""
+"""Tokens that shares begin at multiples of, where those of drafts fill 16 rows."""
 
 FULL = AttentionSpec(0.3, window=100, sinks=True, soft_cap=9.0)
 SCALED = replace(PLAIN, scale=0.3)
 whole_or_in_parts = pytest.mark.parametrize("in_parts", [False, True], indirect=True, ids=["whole", "in parts"])
 
 
-def cut(monkeypatch: pytest.MonkeyPatch, shares: int, longest_part: int, to_fill: int = 1) -> None:
-    """How many programs read what sequences of one token have; how long parts of the others are, and how many fill the device."""
+def cut(monkeypatch: pytest.MonkeyPatch, shares: int) -> None:
+    """How many programs a device has side by side."""
     monkeypatch.setattr(paged_decode, "num_multiprocessors", lambda *_: shares)
-    monkeypatch.setattr(drafted_decode, "num_multiprocessors", lambda *_: to_fill)
-    monkeypatch.setattr(split_kv, "LONGEST_PART", longest_part)
 
 
 @pytest.fixture(autouse=True)
 def everything_is_on_the_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """And no sequence is cut."""
-    cut(monkeypatch, 1, 1 << 20)
+    cut(monkeypatch, 1)
     with DEVICE:
         yield
 
 
 @pytest.fixture
 def in_parts(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Every sequence is cut, those with drafts into as many parts as they have steps."""
+    """Every long sequence is cut."""
     if getattr(request, "param", True):
-        cut(monkeypatch, 12, 1)
+        cut(monkeypatch, 12)
 
 
 def pool_of(
@@ -111,8 +109,8 @@ def test_any_step_however_it_is_launched(part: int, monkeypatch: pytest.MonkeyPa
         tile, warps, stages = rng.choice([(32, 4, 5), (16, 2, 7), (64, 4, 5)])
         tuning = replace(DEFAULTS, decode_tile=tile, decode_warps=warps, decode_stages=stages)
         tuning = replace(tuning, decode_programs_per_sm=rng.choice([1, 8]), short_prompt=rng.choice([0, 400]))
-        longest_part = rng.choice([STEP, STEP, 100, 2 * STEP, 1 << 20])
-        cut(monkeypatch, rng.choice([1, 3, 10, 40]), longest_part, rng.choice([1, 1, 7, 132]))
+        tuning = replace(tuning, prefill_tile=rng.choice([32, 64]), short_tile=rng.choice([32, 64]))
+        cut(monkeypatch, rng.choice([1, 3, 10, 40, 132]))
         check_step(LARGE, lambda size, t=tuning: written_in_torch(TritonAttention(size, t)), seed)  # type: ignore[misc]
 
 
@@ -129,18 +127,11 @@ def test_sequences_that_have_several_tokens_one_or_none() -> None:
 def test_more_parts_than_are_combined_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last lot is full or is not."""
     assert COMBINED * 8 // (2 * 256) == 8
-    monkeypatch.setattr(paged_decode, "num_multiprocessors", lambda *_: 8 + 9 + 17)
+    cut(monkeypatch, 8 + 9 + 17)
     check(pool_of(Heads(1, 2, 256), [8 * STEP, 8 * STEP + 1, 17 * STEP - 3], block_size=256))
-    assert drafted_decode._constants(2, 2, 32, 16, 16, launch=0)["AT_ONCE"] == 8
-    check(pool_of(Heads(1, 2, 32), [8 * DRAFTED_STEP, 8 * DRAFTED_STEP + 1]), [2, 2])
-
-
-@pytest.mark.usefixtures("in_parts")
-def test_where_parts_would_be_too_many_they_are_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    for each in (drafted_decode, split_kv):
-        monkeypatch.setattr(each, "MAX_PARTS", 4)
-    lens = [7 * DRAFTED_STEP, 7 * DRAFTED_STEP - 5, 3 * DRAFTED_STEP + 1, DRAFTED_STEP, 0]
-    check(pool_of(Heads(1, 1, 16), lens), [2, 2, 1, 2, 0])
+    assert 2 * COMBINED * 8 // (16 * 64) == 8
+    cut(monkeypatch, 8 + 9)
+    check(pool_of(Heads(1, 2, 64), [8 * DRAFTED_STEP, 8 * DRAFTED_STEP + 1]), [2, 2])
 
 
 @pytest.mark.usefixtures("in_parts")
@@ -168,19 +159,9 @@ def test_scores_that_are_equal_and_scores_far_apart(num_decodes: int, count: int
 
 
 @pytest.mark.usefixtures("in_parts")
-def test_parts_that_nobody_wrote_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is in memory before: here NaN is. Decodes of one token are in test_equal_shares.py."""
-    pool, empty = pool_of(Heads(2, 2, 32), [1, 0, DRAFTED_STEP, DRAFTED_STEP + 1, 300]), torch.empty
-    counts = [1, 0, 2, 2, 1]
-    step, starts = last(pool, counts), [n - count for n, count in zip(pool.sequences.lens, counts, strict=True)]
-    monkeypatch.setattr(torch, "empty", lambda *args, **options: empty(*args, **options).fill_(torch.nan))
-    assert_attended(attend(pool, *step), pool.exact(starts, pool.sequences.lens))
-
-
-@pytest.mark.usefixtures("in_parts")
 @whole_or_in_parts
 def test_drafts_are_decoded_the_same_alone_and_in_a_batch() -> None:
-    """And again, in the same workspace."""
+    """To rounding, since a batch is cut as a whole. And the same to the bit again, in the same workspace."""
     pool, counts = pool_of(Heads(2, 2, 32), [150, 3, 0, 64]), [4, 2, 0, 1]
     q, metadata = last(pool, counts)
     together, first = attend(pool, q, metadata), 0
@@ -189,7 +170,7 @@ def test_drafts_are_decoded_the_same_alone_and_in_a_batch() -> None:
         n, rows = pool.sequences.lens[i], slice(first, first + count)
         if count:
             bounded = replace(pool.metadata(1, [i], [n - count], [n]), query_lens_list=[4])
-            assert torch.equal(attend(pool, q[rows], bounded), together[rows])
+            torch.testing.assert_close(attend(pool, q[rows], bounded), together[rows], rtol=0, atol=1e-5)
         first += count
 
 
@@ -212,7 +193,7 @@ def test_padding_with_more_tokens_than_there_may_be_changes_nothing(spec: Attent
         seq_lens_list=[150, 40, 0, 0],
     )
     more = torch.cat((q, torch.randn(padding, *q.shape[1:])))
-    assert torch.equal(attend(pool, more, padded)[:7], alone)
+    torch.testing.assert_close(attend(pool, more, padded)[:7], alone, rtol=0, atol=1e-5)
     chunks = replace(padded, num_decodes=0, query_lens_list=[4, 3, padding, 0])
     prefilled = attend(pool, more, chunks)
     torch.testing.assert_close(prefilled[:7], alone, rtol=0, atol=1e-5)
@@ -220,12 +201,10 @@ def test_padding_with_more_tokens_than_there_may_be_changes_nothing(spec: Attent
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="a GPU has an order of its own")
-@pytest.mark.parametrize(("count", "step", "axis"), [(1, STEP, 1), (2, DRAFTED_STEP, 2)])
-def test_whoever_comes_last_combines_the_same(
-    count: int, step: int, axis: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`axis` of the grid is that of the parts, of which there are three."""
-    cut(monkeypatch, 3, 1)
+@pytest.mark.parametrize(("count", "step"), [(1, STEP), (2, DRAFTED_STEP)])
+def test_whoever_comes_last_combines_the_same(count: int, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three shares."""
+    cut(monkeypatch, 3)
     pool = pool_of(Heads(1, 2, 16), [3 * step, 2 * step - 1, 2])
     q, metadata = last(pool, [count] * 3)
     expected = attend(pool, q, metadata)
@@ -233,9 +212,8 @@ def test_whoever_comes_last_combines_the_same(
     set_place = builder.set_grid_idx
     for order in permutations(range(3)):
 
-        def in_order(*place: int, order: Sequence[int] = order) -> None:
-            moved = order[place[axis]] if builder.grid_dim[axis] == 3 else place[axis]
-            set_place(*place[:axis], moved, *place[axis + 1 :])
+        def in_order(lot: int, share: int, last: int, order: Sequence[int] = order) -> None:
+            set_place(lot, order[share] if builder.grid_dim[1] == 3 else share, last)
 
         monkeypatch.setattr(builder, "set_grid_idx", in_order)
         assert torch.equal(attend(pool, q, metadata), expected)
@@ -261,28 +239,6 @@ def test_a_cache_that_lies_otherwise_is_refused(caches: Callable[[Tensor, Tensor
 # ---- how it is launched
 
 
-def launch_of(
-    heads: Heads, tuning: Tuning, *, width: int = 20, longest: int = 2, dtype: torch.dtype = torch.float32, **asked: Any
-) -> Launch:
-    """How drafts of one sequence are decoded that has a block table of that width."""
-    pool = pool_of(heads, [40], tuning, replace(SCALED, **asked), dtype=dtype)
-    q, metadata = last(pool, [longest])
-    with noting() as launches:
-        attend(pool, q, replace(metadata, block_tables=torch.zeros(1, width, dtype=torch.int32)))
-    [launch] = launches
-    return launch
-
-
-@pytest.mark.parametrize(("window", "parts"), [(None, 66), (128, 2), (8192, 65), (512, 5), (-512, 5)])
-def test_a_launch_has_programs_for_what_can_be_seen_and_no_more(
-    monkeypatch: pytest.MonkeyPatch, window: int | None, parts: int
-) -> None:
-    """However long the sequence is that a block table has room for, and however long the one is that is there."""
-    monkeypatch.undo()  # what a device has, and LONGEST_PART
-    asked = {"window": window and abs(window), "chunked": (window or 0) < 0}
-    assert launch_of(Heads(8, 1, 16), DEFAULTS, width=32_768 // 16, **asked).grid == (8, 1, parts)
-
-
 def test_a_launch_depends_on_bounds_alone() -> None:
     with noting() as launches:
         for lens, counts in (([150, 40], [4, 1]), ([9, 3], [1, 1])):
@@ -290,45 +246,53 @@ def test_a_launch_depends_on_bounds_alone() -> None:
             q, metadata = last(pool, counts)
             tables = torch.zeros(2, 20, dtype=torch.int32)
             attend(pool, q[:2], replace(metadata, block_tables=tables, query_lens_list=[5, 5]))
-    assert (launches[0].grid, launches[0].key()) == (launches[1].grid, launches[1].key())
+    first, second = ([(each.grid, each.key()) for each in half] for half in (launches[:2], launches[2:]))
+    assert first == second
 
 
 @pytest.mark.parametrize("dependent", [0, 1])
 def test_it_is_launched_early_if_it_is_tuned_so(dependent: int) -> None:
+    """But for the layer that plans."""
     tuning = replace(ONE, decode_tile=16, decode_warps=2, decode_stages=5, dependent_launch=dependent)
-    found = launch_of(Heads(2, 20, 32), tuning, dtype=torch.bfloat16)
-    assert found.grid == (4, 1, 1)
-    assert (found.values["LAUNCH"], found.values["TILE"]) == (dependent, 64)
-    assert found.options == {"num_warps": 2, "num_stages": 5, "maxnreg": 255} | (
+    pool = pool_of(Heads(2, 20, 32), [40], tuning, dtype=torch.bfloat16)
+    backend, (q, metadata) = TritonAttention(16, tuning), last(pool, [2])
+    with noting() as launches:
+        for _ in range(2):
+            backend.attend(q, pool.kv, metadata, pool.spec)
+    assert [launch.name for launch in launches] == ["_plan_kernel", "_decode_kernel", "_decode_kernel"]
+    assert [launch.values["LAUNCH"] for launch in launches] == [dependent, 0, dependent]
+    assert launches[2].grid == (4, 1)
+    assert launches[2].values["TILE"] == 64
+    assert launches[2].options == {"num_warps": 2, "num_stages": 5, "maxnreg": 255} | (
         {"launch_pdl": True} if dependent else {}
     )
 
 
-@pytest.mark.parametrize(
-    ("counts", "names"),
-    [
-        ([1, 1], ["_plan_kernel", "_decode_kernel"]),
-        ([2, 1], ["_drafted_kernel"]),
-        ([2, 2], ["_drafted_kernel"]),
-        ([1, 0], ["_drafted_kernel"]),
-    ],
-)
-def test_decodes_of_one_token_each_have_a_kernel_of_their_own(counts: list[int], names: list[str]) -> None:
+@pytest.mark.parametrize("counts", [[1, 1], [2, 1], [2, 2], [1, 0]])
+def test_what_drafts_take_is_not_taken_by_decodes_of_one_token_each(counts: list[int]) -> None:
     pool = pool_of(Heads(1, 2, 16), [20, 3])
     with noting() as launches:
         attend(pool, *last(pool, counts))
-    assert [launch.name for launch in launches] == names
+    assert [launch.values["query_start_loc"] is None for launch in launches] == [counts == [1, 1]] * 2
 
 
 def test_short_prompts_have_smaller_programs() -> None:
-    tuning = replace(DEFAULTS, short_prompt=40)
-    for count, shape in ((20, (64, 4, 4)), (40, (64, 4, 4)), (41, (128, 8, 5))):
+    of_64 = replace(DEFAULTS, short_prompt=40)
+    of_32 = replace(of_64, prefill_tile=32, short_tile=32)
+    for tuning, count, shape in (
+        (of_64, 20, (64, 64, 4, 4, None)),
+        (of_64, 40, (64, 64, 4, 4, None)),
+        (of_64, 41, (128, 64, 8, 5, None)),
+        (of_32, 40, (64, 32, 4, 5, 168)),
+        (of_32, 41, (128, 32, 8, 5, 128)),
+    ):
         pool = pool_of(Heads(1, 2, 32), [50], tuning, dtype=torch.bfloat16)
         q, metadata = last(pool, [count])
         with noting() as launches:
             attend(pool, q, replace(metadata, num_decodes=0))
         [launch] = launches
-        assert (launch.values["ROWS"], launch.options["num_warps"], launch.options["num_stages"]) == shape
+        options = (launch.options.get(name) for name in ("num_warps", "num_stages", "maxnreg"))
+        assert (launch.values["ROWS"], launch.values["TILE"], *options) == shape
 
 
 def test_engines_do_not_count_together() -> None:

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nanoengine.kernels.triton.attention.split_kv import Workspace
 from nanoengine.kernels.triton.operations import TritonKernels
 from nanoengine.kernels.triton.products import swap_ab as module
 from nanoengine.kernels.triton.products.swap_ab import LEAST_PARTS, LEAST_STEPS, MOST_ROWS, swap_ab
 from nanoengine.kernels.triton.tuning import DEFAULTS
+from nanoengine.kernels.triton.workspace import Workspace
 from tests.kernels.contract import Case, Kind, Operation, after_norm, check_operation, gated_linear, id_of, linear
 from tests.kernels.formulas import DEVICE, assert_gated, assert_linear, random
 

@@ -1,6 +1,7 @@
-"""Sequences cut so that all programs of decode attention read equally many tokens, whatever sequences those are of.
+"""Sequences cut so that all programs of decode attention read equally many tokens, whatever sequences those are of, and the
+results of a sequence's parts combined (Flash-Decoding, Dao et al., 2023).
 
-All sequences stand one behind the other, in units of STEP tokens, and every program has as many units as another, or one more. It
+All sequences stand one behind the other, in units of some tokens, and every program has as many units as another, or one more. It
 may end one sequence, read others, and begin one more. Stream-K (Osama et al., 2023) cuts products like that.
 """
 
@@ -13,7 +14,9 @@ from torch import Tensor
 
 from nanoengine.kernels.triton import dependent
 from nanoengine.kernels.triton.attention.paged_cache import LOWEST, first_seen, within
-from nanoengine.kernels.triton.attention.split_kv import STEP
+
+STEP = 64
+"""Tokens: shares begin and end at multiples of them at least, and they are a multiple of every tile."""
 
 FIELDS = 5
 """What is planned of each share: see `plan_shares`."""
@@ -33,20 +36,25 @@ def _share_of(unit, base, rest):
 
 
 @triton.jit
-def _lengths(seq_lens, seq, num_seqs, WINDOW: tl.constexpr, STEP: tl.constexpr):
+def _lengths(seq_lens, query_start_loc, seq, num_seqs, WINDOW: tl.constexpr, STEP: tl.constexpr):
     """Tokens of sequences, the first that is seen, and units; one of length 0 has a unit, too, and what is none has no unit."""
     length = tl.load(seq_lens + seq, mask=seq < num_seqs, other=0)
     start = length * 0
     if WINDOW:
-        start = first_seen(length - 1, WINDOW)
+        queries = 1
+        if query_start_loc is not None:
+            starts = query_start_loc + seq
+            queries = tl.load(starts + 1, mask=seq < num_seqs, other=0) - tl.load(starts, mask=seq < num_seqs, other=0)
+        start = first_seen(length - queries, WINDOW)
     units = tl.where(seq < num_seqs, tl.maximum(tl.cdiv(length - start, STEP), 1), 0)
     return length, start, units
 
 
-@triton.jit(do_not_specialize=["num_seqs"], do_not_specialize_on_alignment=["seq_lens"])
+@triton.jit(do_not_specialize=["num_seqs"], do_not_specialize_on_alignment=["seq_lens", "query_start_loc"])
 def _plan_kernel(
     plan,
     seq_lens,
+    query_start_loc,
     num_seqs,
     num_shares,
     WINDOW: tl.constexpr,
@@ -60,7 +68,7 @@ def _plan_kernel(
     dependent.wait(LAUNCH)
     total = 0
     for first in range(0, num_seqs, SEQS):
-        _, _, units = _lengths(seq_lens, first + tl.arange(0, SEQS), num_seqs, WINDOW, STEP)
+        _, _, units = _lengths(seq_lens, query_start_loc, first + tl.arange(0, SEQS), num_seqs, WINDOW, STEP)
         total += tl.sum(units, axis=0)
     base, rest = total // num_shares, total % num_shares
 
@@ -71,7 +79,7 @@ def _plan_kernel(
     before = 0
     for first in range(0, num_seqs, SEQS):
         seq = first + tl.arange(0, SEQS)
-        length, start, units = _lengths(seq_lens, seq, num_seqs, WINDOW, STEP)
+        length, start, units = _lengths(seq_lens, query_start_loc, seq, num_seqs, WINDOW, STEP)
         ends = (before + tl.cumsum(units, axis=0))[None, :]
         begins = ends - units[None, :]
         seq_of += tl.sum(((ends <= begin) & (seq < num_seqs)[None, :]).to(tl.int32), axis=1)
@@ -93,13 +101,22 @@ def _plan_kernel(
     tl.store(plan + 4 * size + share, parts, mask=exists)
 
 
-def plan_shares(seq_lens: Tensor, num_shares: int, window: int = 0, launch: int = 0) -> Tensor:
+def plan_shares(
+    seq_lens: Tensor,
+    num_shares: int,
+    window: int = 0,
+    launch: int = 0,
+    query_start_loc: Tensor | None = None,
+    step: int = STEP,
+) -> Tensor:
     """Which tokens of which sequences each share has.
 
     Args:
         seq_lens: [num_seqs] int32, on the device; one of length 0 is work, too: somebody writes its zeros.
         window: as for `paged_decode`.
         launch: see `dependent.py`.
+        query_start_loc: as for `paged_decode`.
+        step: tokens of a unit, a multiple of STEP.
 
     Returns:
         [FIELDS, num_shares + 1] int32. Share j begins in sequence [0, j], which has [2, j] tokens, with token [1, j]. The first
@@ -110,10 +127,11 @@ def plan_shares(seq_lens: Tensor, num_shares: int, window: int = 0, launch: int 
     _plan_kernel[(triton.cdiv(num_shares + 1, SHARES),)](
         plan,
         seq_lens,
+        query_start_loc,
         len(seq_lens),
         num_shares,
         WINDOW=window,
-        STEP=STEP,
+        STEP=step,
         SHARES=SHARES,
         SEQS=SEQS,
         LAUNCH=launch,
@@ -148,7 +166,7 @@ def combine_shares(
     Args:
         place, exists: [ROWS], where in `out` each row goes, and whether there is such a row.
         results: [parts by `part_of`, ROWS, HEAD_DIM], of which those of the shares from `first_share` on are written.
-        log_sums: [parts by `part_of`, ROWS], the logarithms of sums of weights, finite.
+        log_sums: [parts by `part_of`, ROWS], the logarithms of sums of weights; -inf where nothing has weight.
     """
     row = tl.arange(0, ROWS)
     dim = tl.arange(0, triton.next_power_of_2(HEAD_DIM))

@@ -53,6 +53,29 @@ def capped(scores, CAP: tl.constexpr):
 
 
 @triton.jit
+def weigh(scores, visible, highest, scale, CAP: tl.constexpr):
+    """Weights of a tile: 2 to the power of (scores * scale, capped, minus the highest of a row so far).
+
+    The highest is taken of scores as they come: so an exponent is one multiplication with an addition.
+
+    Args:
+        scores: [rows, tokens] float32, products of queries and keys.
+        visible: [rows, tokens], which of them count; None: all.
+        highest: [rows] float32, of the tiles before, with the scale in it. Where no score of a row counts, it is finite.
+        scale: above 0, with log2(e) in it.
+
+    Returns:
+        The weights; what sums of the tiles before are multiplied by, [rows]; the new highest, [rows].
+    """
+    if CAP > 0:
+        scores, scale = capped(scores * scale, CAP), 1.0
+    if visible is not None:
+        scores = tl.where(visible, scores, float("-inf"))
+    higher = tl.maximum(highest, tl.max(scores, axis=1) * scale)
+    return tl.exp2(scores * scale - higher[:, None]), tl.exp2(highest - higher), higher
+
+
+@triton.jit
 def within(exists, dim, HEAD_DIM: tl.constexpr):
     """[rows, dimensions], or [rows, 1]: what there is of rows, in registers for a power of two of dimensions."""
     PADDED: tl.constexpr = dim.shape[0] > HEAD_DIM

@@ -1,13 +1,11 @@
-"""Attention of the last token of each sequence over its paged K/V, by programs that all read equally many tokens.
+"""Attention of the last token of each sequence, or of the last few, over paged K/V: all programs read equally many tokens.
 
-It knows block tables and lengths. Whose tokens they are, and how the cache came to be filled, it does not know. Several tokens of
-a sequence are `drafted_decode`.
+It knows block tables and lengths. Whose tokens they are, and how the cache came to be filled, it does not know.
 """
 
 from __future__ import annotations
 
 import math
-from functools import cache
 
 import torch
 import triton
@@ -15,32 +13,41 @@ import triton.language as tl
 from torch import Tensor
 
 from nanoengine.kernels.triton import dependent
+from nanoengine.kernels.triton.attention.decode_shape import decode_shape
 from nanoengine.kernels.triton.attention.equal_shares import combine_shares, part_of, plan_shares
+from nanoengine.kernels.triton.attention.int8_walk import pair_tile, walk_int8
 from nanoengine.kernels.triton.attention.kv_int8 import NUMBERS_IN_SCALE
 from nanoengine.kernels.triton.attention.paged_cache import (
     LOG2E,
+    LOWEST,
     aligned,
     ask_for,
     cache_strides,
     first_seen,
     within,
 )
-from nanoengine.kernels.triton.attention.paged_walk import ROWS, tile_shape, walk
-from nanoengine.kernels.triton.attention.split_kv import COMBINED, STEP, Workspace
+from nanoengine.kernels.triton.attention.paged_walk import tile_shape, walk
 from nanoengine.kernels.triton.launch import num_multiprocessors
 from nanoengine.kernels.triton.tuning import Tuning
-
-REGISTERS = 1 << 16
-"""Of a multiprocessor. Programs that do not run side by side with the others would begin when those end."""
-
-RESERVED = 1 << 10
-"""Bytes of shared memory that CUDA takes for every program."""
+from nanoengine.kernels.triton.workspace import Workspace
 
 Plans = dict[tuple[int, int], Tensor]
 """Those of a step, by window and number of shares."""
 
 
-@triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["block_tables", "seq_lens"])
+@triton.jit
+def _queries_of(query_start_loc, seq, first_query):
+    """Token `first_query` of a sequence among the new tokens of all, and how many it has from there on; 0 or less is none."""
+    first_token, count = seq, 1
+    if query_start_loc is not None:
+        start, end = tl.load(query_start_loc + seq), tl.load(query_start_loc + seq + 1)
+        first_token, count = (start + first_query).to(tl.int64), end - start - first_query
+    return first_token, count
+
+
+@triton.jit(
+    do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["block_tables", "query_start_loc", "seq_lens"]
+)
 def _decode_kernel(
     out,
     results,
@@ -53,6 +60,7 @@ def _decode_kernel(
     k_scales,
     v_scales,
     block_tables,
+    query_start_loc,
     seq_lens,
     sinks,
     scale,
@@ -64,32 +72,40 @@ def _decode_kernel(
     table_stride,
     GROUP: tl.constexpr,
     HEADS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    QUERY_LOTS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
-    STEP: tl.constexpr,
     AT_ONCE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
+    PAIRS: tl.constexpr,
     LAUNCH: tl.constexpr,
 ):
-    """Program (i, j): share j of all tokens, for the i-th lot of HEADS query heads that share a KV head.
+    """Program (i, j): share j of all tokens, for the i-th lot of the rows that share a KV head.
 
-    The share that reads all of a sequence writes to `out`. Others write their rows to `results`, [lots, 2 * shares, HEADS,
+    Rows of a lot are HEADS query heads of each of TOKENS tokens; QUERY_LOTS of them hold all new tokens of a sequence, which is
+    one if there is no `query_start_loc`. `out` is [num_tokens, num_heads, HEAD_DIM].
+
+    The share that reads all of a sequence writes to `out`. Others write their rows to `results`, [lots, 2 * shares, rows,
     HEAD_DIM], at `part_of`, and the logarithms of the sums of their weights to `log_sums`, both float32; the last of them to
     arrive, by the count of `arrivals`, [lots, shares], combines them all. `scale` has log2(e) in it.
     """
     dependent.start(LAUNCH)
     DIMS: tl.constexpr = triton.next_power_of_2(HEAD_DIM)
-    LOTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
+    KEPT: tl.constexpr = TOKENS * HEADS
+    HEAD_LOTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
+    LOTS: tl.constexpr = HEAD_LOTS * QUERY_LOTS
     ALIGNED: tl.constexpr = 16 // (k_cache.dtype.element_ty.primitive_bitwidth // 8)  # elements in 16 bytes
     Q_ALIGNED: tl.constexpr = 16 // (q.dtype.element_ty.primitive_bitwidth // 8)
     lot, share = tl.program_id(0), tl.program_id(1)
     num_shares, num_heads = tl.num_programs(1), tl.num_programs(0) // LOTS * GROUP
-    kv_head, first_head = lot // LOTS, lot % LOTS * HEADS
-    results += lot.to(tl.int64) * (2 * num_shares * HEADS * HEAD_DIM)
-    log_sums += lot * (2 * num_shares * HEADS)
+    kv_head, first_head = lot // LOTS, lot % HEAD_LOTS * HEADS
+    first_query = lot % LOTS // HEAD_LOTS * TOKENS
+    results += lot.to(tl.int64) * (2 * num_shares * KEPT * HEAD_DIM)
+    log_sums += lot * (2 * num_shares * KEPT)
 
     # Where this share begins, and where the next one does: see `plan_shares`.
     size = num_shares + 1
@@ -115,49 +131,59 @@ def _decode_kernel(
     if LAUNCH:
         table = block_tables + first_seq.to(tl.int64) * table_stride
         end = tl.where(first_seq == last_seq, stop, seq_len)
-        ask_for(k_head, v_head, table, start, end, block_stride, slot_stride, HEAD_DIM, BLOCK_SIZE, STEP)
+        ask_for(k_head, v_head, table, start, end, block_stride, slot_stride, HEAD_DIM, BLOCK_SIZE, 64)
     dependent.wait(LAUNCH)
 
-    row = tl.arange(0, ROWS)
-    exists = (row < HEADS) & (row < GROUP - first_head)
-    head = kv_head * GROUP + first_head + row
-    dim = tl.arange(0, DIMS)
-    there = within(exists, dim, HEAD_DIM)
+    row, dim = tl.arange(0, ROWS), tl.arange(0, DIMS)
+    token_of, head_of = row // HEADS, row % HEADS
+    head = kv_head * GROUP + first_head + head_of
     # What is the same for all sequences is worked out again for each: kept, it would take too many registers.
     for seq in tl.range(first_seq, end_seq, num_stages=1, disable_licm=True):
         next_len = tl.load(seq_lens + seq + 1, mask=seq + 1 < end_seq, other=0)  # long before it is asked for
         is_first = (seq > first_seq) | (first_share == share)  # the share that has the first tokens of the sequence
         is_last = (seq < last_seq) | (is_cut == 0)  # the one that has its last token
+        first_token, count = _queries_of(query_start_loc, tl.cast(seq, tl.int64), first_query)
+        exists = (token_of < count) & (head_of < GROUP - first_head)
+        there = within(exists, dim, HEAD_DIM)
         # Not carried over from the sequence before: Triton 3.6 takes what an outer loop carries for a constant, where nothing but
         # the bounds of an inner loop use it.
-        begin = first_seen(seq_len - 1, WINDOW) if WINDOW else 0
+        begin = first_seen(seq_len - count - first_query, WINDOW) if WINDOW else 0
         begin = tl.where(seq == first_seq, start, begin)
         end = tl.where(is_last, seq_len, stop)
-        token = tl.cast(seq, tl.int64)
-        table = block_tables + token * table_stride
+        if QUERY_LOTS > 1:
+            end = tl.where(count > 0, end, begin)  # there is no such token
+        table = block_tables + tl.cast(seq, tl.int64) * table_stride
 
-        highest = tl.full([ROWS], float("-inf"), tl.float32)
+        # Rows of several tokens may see nothing of a tile: then there is no score, and no weight.
+        highest = tl.full([ROWS], LOWEST, tl.float32)
         sums = tl.zeros([ROWS, TILE], tl.float32)
         acc = tl.zeros([ROWS, DIMS], tl.float32)
         if sinks is not None:  # a weight without a value, which the first part counts for all
             sink = tl.load(sinks + head, mask=exists, other=0.0) * LOG2E
-            highest = tl.where(is_first, sink, highest)
+            highest = tl.where(is_first, tl.maximum(sink, highest), highest)
             sums = tl.where(is_first & (tl.arange(0, TILE) == 0)[None, :], 1.0, sums)
         # The launch has made sure of these multiples of 16 bytes. To know them makes loads wide.
-        place = tl.multiple_of(head.to(tl.int64) * q_head_stride, Q_ALIGNED)[:, None] + dim[None, :]
-        query = tl.load(tl.multiple_of(q + token * q_token_stride, 16) + place, mask=there, other=0.0)
-        acc, sums, highest = walk(
-            acc, sums, highest, query, None, None, begin, end, k_head, v_head, k_scales, v_scales, table, block_stride,
+        place = head.to(tl.int64) * q_head_stride
+        position, row_start = None, None
+        if query_start_loc is not None:
+            place += token_of * q_token_stride
+            position = seq_len - count + token_of
+            row_start = first_seen(position, WINDOW)
+        place = tl.multiple_of(place, Q_ALIGNED)[:, None] + dim[None, :]
+        query = tl.load(tl.multiple_of(q + first_token * q_token_stride, 16) + place, mask=there, other=0.0)
+        loop: tl.constexpr = walk_int8 if PAIRS else walk
+        acc, sums, highest = loop(
+            acc, sums, highest, query, position, row_start, begin, end, k_head, v_head, k_scales, v_scales, table, block_stride,
             slot_stride, scale, HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP,
         )  # fmt: skip
 
         total = tl.sum(sums, axis=1)
         result = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # zeros, if the sequence is empty
         if is_first & is_last:
-            pointer = out + (token * num_heads + head[:, None]) * HEAD_DIM + dim[None, :]
+            pointer = out + ((first_token + token_of[:, None]) * num_heads + head[:, None]) * HEAD_DIM + dim[None, :]
             tl.store(pointer, result.to(out.dtype.element_ty), mask=there)
         else:
-            index = part_of(share, is_first) * HEADS + row
+            index = part_of(share, is_first) * KEPT + row
             tl.store(results + index[:, None] * HEAD_DIM + dim[None, :], result, mask=there)
             tl.store(log_sums + index, highest + tl.log2(total), mask=exists)
         seq_len = next_len
@@ -171,14 +197,17 @@ def _decode_kernel(
         its_first_share = tl.where(here, share, first_share)
         its_parts = tl.where(here, next_parts, parts)
         if tl.where(here, next_first_share == share, first_share < share):
-            count = arrivals + lot * num_shares + its_first_share
-            if tl.atomic_add(count, 1, sem="acq_rel", scope="gpu") == its_parts - 1:
-                tl.store(count, 0)  # nobody else comes before the next launch
-                kept = tl.arange(0, HEADS)
-                its_place = (kv_head * GROUP + first_head + kept) * HEAD_DIM
+            arrived = arrivals + lot * num_shares + its_first_share
+            if tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") == its_parts - 1:
+                tl.store(arrived, 0)  # nobody else comes before the next launch
+                first_token, count = _queries_of(query_start_loc, its_seq, first_query)
+                kept = tl.arange(0, KEPT)
+                its_head, its_token = kept % HEADS, kept // HEADS
+                exists = (its_token < count) & (its_head < GROUP - first_head)
+                place = (its_token * num_heads + kv_head * GROUP + first_head + its_head) * HEAD_DIM
                 combine_shares(
-                    out + its_seq * num_heads * HEAD_DIM, its_place, kept < GROUP - first_head, results, log_sums,
-                    its_first_share, its_parts, HEAD_DIM, HEADS, AT_ONCE,
+                    out + first_token * num_heads * HEAD_DIM, place, exists, results, log_sums, its_first_share, its_parts,
+                    HEAD_DIM, KEPT, AT_ONCE,
                 )  # fmt: skip
 
 
@@ -193,42 +222,49 @@ def paged_decode(
     tuning: Tuning,
     plans: Plans,
     *,
+    query_start_loc: Tensor | None = None,
+    max_query_len: int | None = None,
     k_scales: Tensor | None = None,
     v_scales: Tensor | None = None,
     window: int = 0,
     sinks: Tensor | None = None,
     soft_cap: float | None = None,
 ) -> Tensor:
-    """Attention of the last token of each sequence over the tokens that it sees, in one launch, and one more that plans.
+    """Attention of the last tokens of each sequence, one or a few, over what each sees: one launch, and one more that plans.
 
-    K and V are read once for all query heads that share them, with a running maximum (Dao et al., FlashAttention, 2022). There
-    are as many programs as run side by side, whatever the lengths are, so that a launch can be captured in a CUDA graph. All read
-    equally many tokens, to within STEP of them: none is waited for that has a longer sequence. The last program that ends a part
-    of a sequence combines all of them (Flash-Decoding, Dao et al., 2023).
+    K and V are read once for all query heads that share them, and for as many tokens as fill a program's rows, with a running
+    maximum (Dao et al., FlashAttention, 2022). There are as many programs as run side by side, whatever the lengths are: a launch
+    can be captured in a CUDA graph. All read equally many tokens, to within a step of them: none is waited for that has a longer
+    sequence. The last program that ends a part of a sequence combines all of them (Flash-Decoding, Dao et al., 2023).
 
-    Args are those of `paged_prefill`, where token i is the last one of sequence i, and:
+    The earlier of the last tokens multiply V of the later ones by 0, so that V which is not finite spoils them all.
+
+    Args are those of `paged_prefill`, where the new tokens of a sequence are its last ones, and:
         workspace: of the engine; no other launch may use it at the same time.
         plans: those of layers before with the same lengths; this one's is added if it is not there.
+        query_start_loc, max_query_len: none: token i is the last one of sequence i. Only a sequence of length 0 may have more
+            tokens than that; those may get anything.
     """
-    num_seqs, (num_tokens, num_heads, head_dim) = len(seq_lens), q.shape
-    assert num_tokens == num_seqs, "a sequence has one token"
+    num_tokens, num_heads, head_dim = q.shape
+    assert query_start_loc is not None or num_tokens == len(seq_lens), "a sequence has one token"
     block_size, num_kv_heads = k_cache.shape[1:3]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not num_tokens:
         return out
     q = aligned(q)
     tile, num_warps, num_stages = tile_shape(q.dtype, head_dim, tuning, int8=k_scales is not None)
-    group = num_heads // num_kv_heads
-    heads = triton.next_power_of_2(min(group, ROWS))
-    lots = num_kv_heads * triton.cdiv(group, heads)
-    side_by_side = _side_by_side(q, k_cache, tile, num_stages, tuning)
-    shares = max(1, num_multiprocessors(q.device, 132) * side_by_side // lots)
+    pairs = pair_tile(q, k_cache, tuning) if query_start_loc is None else 0
+    tile = pairs or tile
+    shape = decode_shape(q, k_cache, max_query_len, tile, num_warps, num_stages, tuning, pairs=pairs > 0)
+    group, kept = num_heads // num_kv_heads, shape.heads * shape.tokens
+    lots = num_kv_heads * triton.cdiv(group, shape.heads) * shape.query_lots
+    shares = max(1, num_multiprocessors(q.device, 132) * shape.side_by_side // lots)
     launch = tuning.launch(num_tokens)
     if (window, shares) not in plans:
-        plans[window, shares] = plan_shares(seq_lens, shares, window, launch)
+        plans[window, shares] = plan_shares(seq_lens, shares, window, launch, query_start_loc, shape.step)
         launch = dependent.LAUNCH_PLAIN  # this reads the plan at once
-    results = torch.empty(lots, 2 * shares, heads, head_dim, dtype=torch.float32, device=q.device)
-    log_sums = torch.empty(lots, 2 * shares, heads, dtype=torch.float32, device=q.device)
+    results = torch.empty(lots, 2 * shares, kept, head_dim, dtype=torch.float32, device=q.device)
+    log_sums = torch.empty(lots, 2 * shares, kept, dtype=torch.float32, device=q.device)
     _decode_kernel[(lots, shares)](
         out,
         results,
@@ -241,6 +277,7 @@ def paged_decode(
         k_scales,
         v_scales,
         block_tables,
+        query_start_loc,
         seq_lens,
         sinks,
         scale * math.log2(math.e),
@@ -248,44 +285,21 @@ def paged_decode(
         *cache_strides(k_cache, v_cache, k_scales, v_scales),
         block_tables.stride(0),
         GROUP=group,
-        HEADS=heads,
+        HEADS=shape.heads,
+        TOKENS=shape.tokens,
+        QUERY_LOTS=shape.query_lots,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
-        ROWS=ROWS,
+        ROWS=shape.rows,
         TILE=tile,
-        STEP=STEP,
-        AT_ONCE=max(1, COMBINED * num_warps // (heads * triton.next_power_of_2(head_dim))),
+        AT_ONCE=shape.at_once,
         WINDOW=window,
         SOFT_CAP=soft_cap or 0.0,
+        PAIRS=pairs > 0,
         num_warps=num_warps,
         num_stages=num_stages,
-        maxnreg=min(255, REGISTERS // (32 * num_warps * side_by_side) // 8 * 8),
+        maxnreg=shape.registers,
         LAUNCH=launch,
         **dependent.options(launch),
     )
     return out
-
-
-def _side_by_side(q: Tensor, k_cache: Tensor, tile: int, num_stages: int, tuning: Tuning) -> int:
-    """Programs that run side by side on a multiprocessor: those of the tuning, if it has room for them.
-
-    Those of float32 have twice as many warps, numbers of 8 bits are dequantized in registers, and long tiles have more scores
-    there: fewer have registers. Shared memory holds the tiles of K and V that are on their way, the query, block ids and scales;
-    Triton 3.6 takes just that.
-    """
-    count, dims, size = tuning.decode_programs_per_sm, triton.next_power_of_2(q.shape[2]), k_cache.element_size()
-    if q.dtype is torch.float32 or size == 1:
-        count //= 2
-    elif tile > 32:
-        count = count * 3 // 4
-    tiles = 2 * tile * dims * size * ((num_stages - 3) // 2 + 1)
-    beside = ROWS * dims * q.element_size() + tile * (68 if size == 1 else 44) + RESERVED
-    return max(1, min(count, _shared_memory(q.device) // (tiles + beside)))
-
-
-@cache
-def _shared_memory(device: torch.device) -> int:
-    """Bytes that a multiprocessor has; for the interpreter those of an H100."""
-    if device.type != "cuda":
-        return 228 << 10
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor)

@@ -18,10 +18,10 @@ from nanoengine.kernels.triton.attention.paged_cache import (
     LOWEST,
     aligned,
     cache_strides,
-    capped,
     dot,
     first_seen,
     load_heads,
+    weigh,
     within,
 )
 from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning
@@ -75,16 +75,11 @@ def _walk(
             scale_place = block * (block_stride // NUMBERS_IN_SCALE) + token % BLOCK_SIZE
             k = dequantized(k, tl.load(k_scales + scale_place), query.dtype)
             v = dequantized(v, tl.load(v_scales + scale_place), query.dtype)
-        scores = dot(query, tl.trans(k), tl.zeros([ROWS, TILE], tl.float32)) * scale
-        scores = capped(scores, SOFT_CAP)
-        if MASKED:
-            scores = tl.where(visible, scores, float("-inf"))
-        higher = tl.maximum(highest, tl.max(scores, axis=1))  # finite: LOWEST, or every row sees the first token
-        shrink = tl.exp2(highest - higher)
-        weights = tl.exp2(scores - higher[:, None])
+        scores = dot(query, tl.trans(k), tl.zeros([ROWS, TILE], tl.float32))
+        # Finite is the highest: LOWEST, or every row sees the first token.
+        weights, shrink, highest = weigh(scores, visible if MASKED else None, highest, scale, SOFT_CAP)
         total = total * shrink + tl.sum(weights, axis=1)
         acc = dot(weights.to(v.dtype), v, acc * shrink[:, None])
-        highest = higher
     return acc, total, highest
 
 
@@ -224,7 +219,7 @@ def paged_prefill(
         query_start_loc: [num_seqs + 1] int32: the new tokens of sequence i are [start[i], start[i + 1]).
         seq_lens: [num_seqs] int32, new tokens included; if it is 0, the results of that sequence are zeros.
         max_query_len: of all sequences, or more.
-        scale: factor of the scores, before the softmax.
+        scale: factor of the scores, before the softmax; above 0.
         k_scales, v_scales: those of an int8 cache: see `kv_int8.views`.
         window: tokens that each sees, its own included; all if 0. Less than 0: windows begin at multiples of that size.
             In a block table, what stands before the first of them is not read.
@@ -248,8 +243,9 @@ def paged_prefill(
     group = num_heads // num_kv_heads
     heads = min(triton.next_power_of_2(group), MOST_HEADS)
     is_short = max_query_len <= tuning.short_prompt
-    rows, tile, num_warps, num_stages = _shape(q.dtype, head_dim, int8=k_scales is not None, is_short=is_short)
-    grid = (num_kv_heads * triton.cdiv(group, heads), len(seq_lens), triton.cdiv(max_query_len, rows // heads))
+    shape = _shape(q.dtype, head_dim, int8=k_scales is not None, is_short=is_short, tuning=tuning)
+    tiles = triton.cdiv(max_query_len, shape["ROWS"] // heads)
+    grid = (num_kv_heads * triton.cdiv(group, heads), len(seq_lens), tiles)
     _prefill_kernel[grid](
         out,
         q,
@@ -269,28 +265,30 @@ def paged_prefill(
         HEADS=heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
-        ROWS=rows,
-        TILE=tile,
         WINDOW=window,
         SOFT_CAP=soft_cap or 0.0,
-        num_warps=num_warps,
-        num_stages=num_stages,
+        **shape,
     )
     return out
 
 
-def _shape(dtype: torch.dtype, head_dim: int, *, int8: bool, is_short: bool) -> tuple[int, int, int, int]:
-    """Rows and tokens in a tile, warps and stages: what fits the 163 KB of shared memory of an A100, without spills.
+def _shape(dtype: torch.dtype, head_dim: int, *, int8: bool, is_short: bool, tuning: Tuning) -> dict[str, int]:
+    """Rows and tokens in a tile, warps, stages, a limit of registers: what fits 163 KB of shared memory (A100), without spills.
 
-    Short prompts have few tiles: smaller ones are work for more multiprocessors, two of them for each.
+    Short prompts have few tiles: smaller ones are work for more multiprocessors, two of them for each. With 32 tokens in a tile,
+    one multiprocessor has two programs of 128 rows, or three of 64.
 
     float32 is multiplied without tensor cores, to be exact; its small tiles are for the compiler, which unrolls all of one.
     An int8 tile passes through registers on its way: there is room for fewer rows, and in float32 for no tile ahead of its turn.
     """
+    rows, tile, warps, stages, registers = 64 if int8 else 128, 64, 8, 5, 0
     if dtype is torch.float32:
-        return 32, 16, 8, 1 if int8 else 3
-    if head_dim > 128:
-        return 64, 32, 8, 5
-    if is_short and not int8:
-        return 64, 64, 4, 4
-    return 64 if int8 else 128, 64, 8, 5
+        rows, tile, stages = 32, 16, 1 if int8 else 3
+    elif head_dim > 128:
+        rows, tile = 64, 32
+    elif is_short and not int8:
+        rows, tile, warps, stages, registers = (64, 32, 4, 5, 168) if tuning.short_tile == 32 else (64, 64, 4, 4, 0)
+    elif not int8 and tuning.prefill_tile == 32:
+        tile, registers = 32, 128
+    limit = {"maxnreg": registers} if registers else {}
+    return {"ROWS": rows, "TILE": tile, "num_warps": warps, "num_stages": stages, **limit}

@@ -6,9 +6,9 @@ import torch
 import triton
 import triton.language as tl
 
+from nanoengine.kernels.triton.attention.equal_shares import STEP
 from nanoengine.kernels.triton.attention.kv_int8 import NUMBERS_IN_SCALE, dequantized
-from nanoengine.kernels.triton.attention.paged_cache import capped, dot, load_heads
-from nanoengine.kernels.triton.attention.split_kv import STEP
+from nanoengine.kernels.triton.attention.paged_cache import dot, load_heads, weigh
 from nanoengine.kernels.triton.tuning import Tuning
 
 ROWS = 16
@@ -70,14 +70,11 @@ def walk(
             scale_place = block * (block_stride // NUMBERS_IN_SCALE) + token % BLOCK_SIZE
             k = dequantized(k, tl.load(k_scales + scale_place), query.dtype)
             v = dequantized(v, tl.load(v_scales + scale_place), query.dtype)
-        scores = dot(query, tl.trans(k), tl.zeros(sums.shape, tl.float32)) * scale
-        scores = tl.where(visible, capped(scores, SOFT_CAP), float("-inf"))
-        higher = tl.maximum(highest, tl.max(scores, axis=1))  # finite: LOWEST, or a tile holds at least one token
-        shrink = tl.exp2(highest - higher)[:, None]
-        weights = tl.exp2(scores - higher[:, None])
-        sums = sums * shrink + weights
-        acc = dot(weights.to(v.dtype), v, acc * shrink)
-        highest = higher
+        scores = dot(query, tl.trans(k), tl.zeros(sums.shape, tl.float32))
+        # Finite is the highest: LOWEST, or a tile holds at least one token.
+        weights, shrink, highest = weigh(scores, visible, highest, scale, SOFT_CAP)
+        sums = sums * shrink[:, None] + weights
+        acc = dot(weights.to(v.dtype), v, acc * shrink[:, None])
     return acc, sums, highest
 
 

@@ -5,6 +5,8 @@ missing.
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -53,7 +55,7 @@ def _store(
 
 
 @triton.jit
-def _rotate_and_write_kernel(
+def rotate_and_write_kernel(
     q,
     k,
     v,
@@ -64,6 +66,7 @@ def _rotate_and_write_kernel(
     sin,
     slots,
     q_out,
+    k_out,
     k_cache,
     v_cache,
     k_scales,
@@ -73,6 +76,7 @@ def _rotate_and_write_kernel(
     q_stride,
     k_stride,
     v_stride,
+    q_out_stride,
     angle_stride,
     k_block_stride,
     k_slot_stride,
@@ -86,13 +90,19 @@ def _rotate_and_write_kernel(
     NORM: tl.constexpr,
     ROTATE: tl.constexpr,
     LAUNCH: tl.constexpr,
+    token=None,
+    group=None,
 ):
-    """Program (i, j): group j of the heads of token i. The groups of q come first, then those of k and those of v."""
+    """Program (i, j): group j of the heads of token i. The groups of q come first, then those of k and those of v.
+
+    The last programs of a product call it, too, with the token and the group that they have computed (`products/heads.py`).
+    """
     HALF: tl.constexpr = HEAD_DIM // 2
-    dependent.start(LAUNCH)
-    dependent.wait(LAUNCH)  # the kernel before may still write what this one reads, or read where it writes
-    token = tl.program_id(0).to(tl.int64)
-    group = tl.program_id(1)
+    if token is None:
+        dependent.start(LAUNCH)
+        dependent.wait(LAUNCH)  # the kernel before may still write what this one reads, or read where it writes
+        token = tl.program_id(0).to(tl.int64)
+        group = tl.program_id(1)
     q_groups = tl.cdiv(num_heads, HEADS)
     kv_groups = tl.cdiv(num_kv_heads, HEADS)
     is_q = group < q_groups
@@ -120,21 +130,29 @@ def _rotate_and_write_kernel(
         )  # fmt: skip
     else:
         there = (pair < HALF) if pair.shape[0] > HALF else None
+        # All loads come before the sum, for which warps wait: they are on their way at the same time.
+        if NORM:
+            weight = (q_weight if is_q else k_weight) + pair
+            first_factor, second_factor = tl.load(weight, mask=there), tl.load(weight + HALF, mask=there)
+        if ROTATE:
+            angle = token * angle_stride + pair
+            cosine, sine = tl.load(cos + angle, mask=there), tl.load(sin + angle, mask=there)
         if NORM:
             square = tl.sum(first * first + second * second, axis=1) / HEAD_DIM
             scale = (1.0 / tl.sqrt(square + eps))[:, None]
-            weight = (q_weight if is_q else k_weight) + pair
-            first = first * scale * tl.load(weight, mask=there)[None, :]
-            second = second * scale * tl.load(weight + HALF, mask=there)[None, :]
+            first, second = first * scale * first_factor[None, :], second * scale * second_factor[None, :]
         if ROTATE:
-            angle = token * angle_stride + pair
-            cosine, sine = tl.load(cos + angle, mask=there)[None, :], tl.load(sin + angle, mask=there)[None, :]
+            cosine, sine = cosine[None, :], sine[None, :]
             first, second = first * cosine - second * sine, second * cosine + first * sine
         if is_q:
-            target = q_out + token * num_heads * HEAD_DIM + (head * HEAD_DIM)[:, None] + pair[None, :]
+            target = q_out + token * q_out_stride + (head * HEAD_DIM)[:, None] + pair[None, :]
             tl.store(target, first.to(q_out.dtype.element_ty), mask=mask)
             tl.store(target + HALF, second.to(q_out.dtype.element_ty), mask=mask)
         else:
+            if k_out is not None:
+                target = k_out + token * k_stride + (head * HEAD_DIM)[:, None] + pair[None, :]
+                tl.store(target, first.to(k_out.dtype.element_ty), mask=mask)
+                tl.store(target + HALF, second.to(k_out.dtype.element_ty), mask=mask)
             _store(
                 k_cache, k_scales, block, place, head, k_block_stride, k_slot_stride, k_head_stride, first, second, written,
                 k.dtype.element_ty, HALF,
@@ -150,6 +168,7 @@ def rotate_and_write(
     k_scales: Tensor | None = None,
     v_scales: Tensor | None = None,
     launch: int = 0,
+    in_place: bool = False,
 ) -> Tensor:
     """Norm and rotate the heads of q and k, write k and v to the cache, and return q.
 
@@ -163,6 +182,7 @@ def rotate_and_write(
         slot_mapping: [num_tokens] int64: where each token is written, in slots of the cache; -1 is nowhere.
         k_scales, v_scales: those of an int8 cache: see `kv_int8.views`.
         launch: see `dependent.py`.
+        in_place: q and k take the places of what they were in qkv, and V is behind them there.
 
     Returns:
         q, [num_tokens, num_heads, head_dim], of the dtype of qkv.
@@ -172,8 +192,8 @@ def rotate_and_write(
     num_heads = width // head_dim - 2 * num_kv_heads
     assert qkv.stride(1) == 1
     q, k, v = qkv.unflatten(1, (-1, head_dim)).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
-    q_out = q.new_empty(q.shape)
-    _launch(q, k, v, changes, slot_mapping, q_out, kv, k_scales, v_scales, launch)
+    q_out = q if in_place else q.new_empty(q.shape)
+    _launch(q, k, v, changes, slot_mapping, q_out, k if in_place else None, kv, k_scales, v_scales, launch)
     return q_out
 
 
@@ -193,7 +213,7 @@ def write_kv(
         kv, slot_mapping, k_scales, v_scales: as for `rotate_and_write`.
     """
     no_q, unchanged = k[:, :0], (None, None, 0.0, None, None)
-    _launch(no_q, k, v, unchanged, slot_mapping, no_q, kv, k_scales, v_scales, dependent.LAUNCH_PLAIN)
+    _launch(no_q, k, v, unchanged, slot_mapping, no_q, None, kv, k_scales, v_scales, dependent.LAUNCH_PLAIN)
 
 
 def _launch(
@@ -203,15 +223,42 @@ def _launch(
     changes: Changes,
     slot_mapping: Tensor,
     q_out: Tensor,
+    k_out: Tensor | None,
     kv: KVLayer,
     k_scales: Tensor | None,
     v_scales: Tensor | None,
     launch: int,
 ) -> None:
-    """q, k and v are [num_tokens, heads, head_dim]; rows may have gaps, heads may not."""
-    (q_weight, k_weight, _, cos, sin), (k_cache, v_cache) = changes, kv
     num_tokens, num_kv_heads, head_dim = k.shape
-    num_heads = q.shape[1]
+    if not num_tokens:
+        return
+    heads = heads_of_a_group(head_dim)
+    grid = (num_tokens, triton.cdiv(q.shape[1], heads) + 2 * triton.cdiv(num_kv_heads, heads))
+    given, sizes = arguments(q, k, v, changes, slot_mapping, q_out, k_out, kv, k_scales, v_scales)
+    rotate_and_write_kernel[grid](
+        *given, **sizes, HEADS=heads, LAUNCH=launch, num_warps=_num_warps(k.itemsize), **dependent.options(launch)
+    )
+
+
+def arguments(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    changes: Changes,
+    slot_mapping: Tensor,
+    q_out: Tensor,
+    k_out: Tensor | None,
+    kv: KVLayer,
+    k_scales: Tensor | None,
+    v_scales: Tensor | None,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What the kernel is given, and the sizes that are compiled into it, but for HEADS and LAUNCH.
+
+    Args:
+        q, k, v: [num_tokens, heads, head_dim]; rows may have gaps, heads may not.
+    """
+    (q_weight, k_weight, _, cos, sin), (k_cache, v_cache) = changes, kv
+    _, num_kv_heads, head_dim = k.shape
     assert k.stride()[1:] == v.stride()[1:] == (head_dim, 1)
     assert k_cache.stride(3) == v_cache.stride(3) == 1
     assert slot_mapping.is_contiguous()
@@ -223,37 +270,22 @@ def _launch(
         assert cos.stride(2) == sin.stride(2) == 1
         angle_stride = cos.stride(0)
         assert sin.stride(0) == angle_stride
-    if not num_tokens:
-        return
-    heads = heads_of_a_group(head_dim)
-    grid = (num_tokens, triton.cdiv(num_heads, heads) + 2 * triton.cdiv(num_kv_heads, heads))
-    _rotate_and_write_kernel[grid](
-        q,
-        k,
-        v,
-        *changes,
-        slot_mapping,
-        q_out,
-        *kv,
-        k_scales,
-        v_scales,
-        num_heads,
-        num_kv_heads,
+    tensors = q, k, v, *changes, slot_mapping, q_out, k_out, *kv, k_scales, v_scales
+    strides = (
         q.stride(0),
         k.stride(0),
         v.stride(0),
+        q_out.stride(0),
         angle_stride,
         *k_cache.stride()[:3],
         *v_cache.stride()[:3],
-        BLOCK_SIZE=k_cache.shape[1],
-        HEAD_DIM=head_dim,
-        HEADS=heads,
-        NORM=q_weight is not None and k_weight is not None,
-        ROTATE=cos is not None and sin is not None,
-        LAUNCH=launch,
-        num_warps=_num_warps(k.itemsize),
-        **dependent.options(launch),
     )
+    return (*tensors, q.shape[1], num_kv_heads, *strides), {
+        "BLOCK_SIZE": k_cache.shape[1],
+        "HEAD_DIM": head_dim,
+        "NORM": q_weight is not None and k_weight is not None,
+        "ROTATE": cos is not None and sin is not None,
+    }
 
 
 def heads_of_a_group(head_dim: int) -> int:

@@ -15,9 +15,10 @@ from torch import Tensor
 from nanoengine.kernels.reference.gates import ACTIVATIONS
 from nanoengine.kernels.triton import dependent
 from nanoengine.kernels.triton.attention.paged_cache import INTERPRETED, dot
-from nanoengine.kernels.triton.attention.split_kv import Workspace
 from nanoengine.kernels.triton.launch import num_multiprocessors
 from nanoengine.kernels.triton.products.activation import gated
+from nanoengine.kernels.triton.products.ahead import prefetch
+from nanoengine.kernels.triton.workspace import Workspace
 
 MOST_ROWS = 64
 """Rows of a program. For more of them, programs that share rows as well as weights are quicker."""
@@ -39,23 +40,6 @@ LEAST_PARTS = 3
 
 NUM_WARPS = 4
 NUM_STAGES = 4
-
-
-@triton.jit
-def _prefetch(pointers, counts):
-    """Ask for so many elements behind each pointer, a multiple of 16 bytes that begins at one; for none if it is not positive.
-
-    A thread asks at a time, all others of its warp after it: a few large pieces are quicker than many small ones.
-    """
-    sizes = counts * (pointers.dtype.element_ty.primitive_bitwidth // 8)
-    tl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.gt.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
-        "=r,l,r",
-        [pointers, sizes],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -98,7 +82,7 @@ def _swap_ab_kernel(
         HALF: tl.constexpr = PART // 2
         piece = start + tl.arange(0, 2)[None, :] * HALF
         count = tl.where((output < OUTPUTS)[:, None], tl.minimum(end - piece, HALF), 0)
-        _prefetch(line_start[:, None] + piece, count)
+        prefetch(line_start[:, None] + piece, count)
     if BIAS:
         offset = tl.load(bias + output, mask=output < OUTPUTS, other=0.0).to(tl.float32)
     dependent.wait(LAUNCH)
