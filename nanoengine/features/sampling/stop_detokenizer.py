@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from threading import Lock
@@ -17,9 +16,6 @@ CONTEXTS = (8, 32, 256)
 MOST_WAITING = 32
 """Tokens that may wait for others, where nobody reads the text and no part of it may end it: all of them cost two calls of
 `decode`, as one does. Not more, for the engine's steps wait meanwhile."""
-
-_first_due = itertools.count()
-"""Sequences that begin together take turns: not all of their texts are made behind the same step."""
 
 
 class StopDetokenizer(Detokenizer):
@@ -57,7 +53,8 @@ class StopDetokenizer(Detokenizer):
         self._answer_start = 0  # in the text
         if not self._stop and until is None:
             self._thought = None  # the text is read by nobody who asks where the answer begins
-            self.due = len(prompt) + 1 + next(_first_due) % MOST_WAITING
+            # Sequences that begin together take turns: not all of their texts are made behind the same step.
+            self.due = len(prompt) + 1 + id(self) // 64 % MOST_WAITING
         self._text = ""  # all complete characters so far
         self._num_released = 0
         self._prompt: Sequence[int] | None = prompt  # until the first token comes
