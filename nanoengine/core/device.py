@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nanoengine.core.cgroups import within_quota
 from nanoengine.core.errors import InvalidConfig, shown
 from nanoengine.core.ram import available_ram
 
@@ -20,7 +21,8 @@ class Device:
 
     def __init__(self, torch_device: torch.device):
         self.torch_device, self.is_cuda = torch_device, torch_device.type == "cuda"
-        self.num_threads = torch.get_num_threads()  # of all work, whoever changes it later: sums depend on it
+        # Of all work, whoever changes torch's later: sums depend on it.
+        self.num_threads = within_quota(torch.get_num_threads())
 
     def run(self, work: Callable[[], object]) -> Callable[[], None]:
         """Do some work after all that was given before. On a GPU it runs later: host memory that it reads must not be modified.

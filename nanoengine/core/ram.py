@@ -7,20 +7,21 @@ import resource
 from contextlib import suppress
 from pathlib import Path
 
-CGROUP = Path("/sys/fs/cgroup")
-"""Where control groups, version 2, say what a container may use."""
+from nanoengine.core.cgroups import limits
+
+LIMITS = "memory.max memory.current", "memory.high memory.current", "memory.limit_in_bytes memory.usage_in_bytes"
+"""Files with a limit of a control group, and what it uses, in bytes; at "high" the kernel lets nothing run but its search for
+memory."""
 
 
 def available_ram() -> int:
-    """Bytes of RAM that this process can still take: of the machine, or of its container or own limit where that has less."""
-    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    with suppress(OSError, KeyError):
-        available = _table(Path("/proc/meminfo"))["MemAvailable:"] * 1024
-    with suppress(OSError, ValueError):  # there are no control groups, or this one has no limit: "max"
-        limit, used = (int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
-        stat = _table(CGROUP / "memory.stat")
-        # Cached files count as used, but are given back on demand.
-        file_cache = stat.get("inactive_file", 0) + stat.get("active_file", 0)
+    """Bytes of RAM that this process can still take: of the machine, or of its control groups or `ulimit -v` where that is less."""
+    half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2048
+    available = _table(Path("/proc/meminfo")).get("MemAvailable:", half) * 1024
+    for folder, limit, used in limits("memory", *LIMITS):
+        # Cached files count as used, but are given back on demand; in version 1, those of groups below have names of their own.
+        stat = _table(folder / "memory.stat")
+        file_cache = sum(stat.get(f"total_{name}", stat.get(name, 0)) for name in ("inactive_file", "active_file"))
         available = min(available, max(limit - used + file_cache, 0))
     with suppress(OSError):
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -30,4 +31,6 @@ def available_ram() -> int:
 
 
 def _table(path: Path) -> dict[str, int]:
-    return {words[0]: int(words[1]) for words in map(str.split, path.read_text().splitlines())}
+    with suppress(OSError):
+        return {words[0]: int(words[1]) for words in map(str.split, path.read_text().splitlines())}
+    return {}
