@@ -17,7 +17,7 @@ from nanoengine.core.config import EngineConfig
 from nanoengine.core.errors import InvalidConfig
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.interrupts import InterruptGuard, prepare_forks
-from nanoengine.plugins import PluginOptions
+from nanoengine.plugins import PluginOptions, code_of_others
 from nanoengine.sizes import size
 
 if TYPE_CHECKING:
@@ -115,7 +115,8 @@ def read_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
     types = option_types(PluginOptions(plugins=options.get("plugins")))
     sizes = {own.name for kind in types for own in fields(kind) if own.metadata.get("unit") == "bytes"}
     values = {k: size(k, v) if k in sizes and isinstance(v, str) else v for k, v in options.items()}
-    return EngineConfig.from_options(model, values, tuple(types[1:]))
+    with code_of_others("the options of a plugin cannot be"):
+        return EngineConfig.from_options(model, values, tuple(types[1:]))
 
 
 def build_engine(config: EngineConfig, use_tqdm: bool = True) -> Built:

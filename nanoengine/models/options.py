@@ -53,5 +53,5 @@ class ModelOptions:
 def _table(value: Any) -> dict[str, Any]:
     try:
         return dict(json.loads(value if isinstance(value, str) else json.dumps(dict(value))).items())
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
         raise InvalidConfig(f"rope_scaling is {shown(value)}: it must be a table, or JSON of one: {error}") from error

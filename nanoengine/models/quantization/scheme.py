@@ -179,9 +179,9 @@ def _weights(weights: ConfigFields, form: object) -> Scheme:
     kind = weights.get("type", "int")
     if form == "naive-quantized":
         form = f"{kind}-quantized"
-    if form not in FORMATS:
+    if not isinstance(form, str) or form not in FORMATS:
         raise weights.wrong("format", form, f"supported are {', '.join(FORMATS)}, naive-quantized; {INSTEAD}")
-    expected, bits, layout = FORMATS[str(form)]
+    expected, bits, layout = FORMATS[form]
     weights.expect("type", expected)
     weights.expect("num_bits", *bits)
     weights.expect("dynamic", False)
