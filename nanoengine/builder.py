@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib import import_module
@@ -115,7 +116,7 @@ def read_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
     types = option_types(PluginOptions(plugins=options.get("plugins")))
     sizes = {own.name for kind in types for own in fields(kind) if own.metadata.get("unit") == "bytes"}
     values = {k: size(k, v) if k in sizes and isinstance(v, str) else v for k, v in options.items()}
-    with code_of_others("the options of a plugin cannot be"):
+    with code_of_others("an option of a plugin cannot be that") if options.get("plugins") else nullcontext():
         return EngineConfig.from_options(model, values, tuple(types[1:]))
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nanoengine.errors import NanoEngineError
@@ -19,24 +20,25 @@ VALUES: list[Any] = [
 """What JSON can hold."""
 
 
-def changed(table: Any, depth: int = 4) -> Iterator[tuple[str, Any]]:
+def changed(table: Any, values: Sequence[Any] = VALUES, depth: int = 4) -> Iterator[tuple[str, Any]]:
     """The table once for each field in it, at any depth, and each value: with the value in place of the field's. Each comes with
     the name of the field."""
     if not depth or not isinstance(table, Mapping | list):
         return
     for key, inner in table.items() if isinstance(table, Mapping) else enumerate(table[:2]):
-        for name, value in (*((str(key), value) for value in VALUES), *changed(inner, depth - 1)):
+        for name, value in (*((str(key), value) for value in values), *changed(inner, values, depth - 1)):
             copy: Any = dict(table) if isinstance(table, Mapping) else list(table)
             copy[key] = value
             yield name, copy
 
 
-def wrong(attempts: Iterator[tuple[str, Callable[[], Any]]]) -> list[str]:
-    """What ended otherwise than well or with an error of ours that is short."""
-    found = {}
-    for name, attempt in attempts:
+def wrong(read: Callable[[Any], Any], table: Any, most: int = 10**6, values: Sequence[Any] = VALUES) -> list[str]:
+    """The fields of a table with whose values `read` ends otherwise than well, or with an error of ours that is short; of all
+    tables, at most so many are drawn."""
+    found, tables = {}, list(changed(table, values))
+    for name, other in random.Random(0).sample(tables, min(most, len(tables))):
         try:
-            attempt()
+            read(other)
         except NanoEngineError as error:
             if not 0 < len(str(error)) < 2100:
                 found[name] = f"{len(str(error))} characters"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import product
 from pathlib import Path, PurePosixPath
 
 GROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
@@ -18,17 +19,14 @@ def limits(controller: str, *kinds: str) -> Iterator[tuple[Path, int, int]]:
     numbers in the files of one of `kinds`. Groups without such files, or whose limit is "max", are left out. (In a container the
     path may be the host's: its folders are not there, and the root is the container's group.)
     """
-    memberships = "0::/"
     with suppress(OSError):
-        memberships = MEMBERSHIP.read_text()
-    for _, names, path in (line.split(":", 2) for line in memberships.splitlines()):
-        if not names or controller in names.split(","):
-            group = PurePosixPath(path.lstrip("/"))
-            for folder in (GROUPS / (names and controller) / each for each in (group, *group.parents)):
-                for files in map(str.split, kinds):
-                    with suppress(OSError, ValueError):
-                        limit, other = (int(word) for name in files for word in (folder / name).read_text().split())
-                        yield folder, limit, other
+        for _, names, path in (line.split(":", 2) for line in MEMBERSHIP.read_text().splitlines()):
+            group, top = PurePosixPath(path.lstrip("/")), GROUPS / controller if names else GROUPS
+            folders = (group, *group.parents) if not names or controller in names.split(",") else ()
+            for folder, files in product((top / each for each in folders), map(str.split, kinds)):
+                with suppress(OSError, ValueError):
+                    limit, other = (int(word) for name in files for word in (folder / name).read_text().split())
+                    yield folder, limit, other
 
 
 def within_quota(num_threads: int) -> int:

@@ -15,7 +15,7 @@ memory."""
 
 
 def available_ram() -> int:
-    """Bytes of RAM that this process can still take: of the machine, or of its control groups or `ulimit -v` where that is less."""
+    """Bytes of RAM that this process can still take: of the machine, of its control groups or by `ulimit -v`, the least."""
     half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2048
     available = _table(Path("/proc/meminfo")).get("MemAvailable:", half) * 1024
     for folder, limit, used in limits("memory", *LIMITS):
