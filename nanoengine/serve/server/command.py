@@ -32,7 +32,8 @@ MODEL = (
 CONFIG = "a TOML file of options, such as max-waiting = 64; the command line comes first"
 VERBOSE = "show how the model was loaded: --log-level debug"
 
-MAX_CONFIG_BYTES = 1 << 20
+MAX_CONFIG_BYTES = 32 << 10
+"""Of a file of options: tomllib takes the third power of the length of a key with many dots, here 4 s."""
 
 TOML = {bool: (bool,), int: (int,), float: (float, int), byte_count: (int, str)}
 """Types that a value may have in a file, for each kind of option that is no string."""
