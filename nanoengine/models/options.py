@@ -44,10 +44,9 @@ class ModelOptions:
             from nanoengine.models.chat_template import read_template  # Jinja is loaded for chats only
 
             object.__setattr__(self, "chat_template", read_template(self.chat_template))
-        if isinstance(self.tokenizer, Path):
-            object.__setattr__(self, "tokenizer", str(self.tokenizer))
-        if self.tokenizer is not None and not isinstance(self.tokenizer, str):
+        if not isinstance(self.tokenizer, str | Path | None):
             raise InvalidConfig(f"tokenizer is {shown(self.tokenizer)}: it must be a folder or a name")
+        object.__setattr__(self, "tokenizer", self.tokenizer and str(self.tokenizer))
 
 
 def _table(value: Any) -> dict[str, Any]:

@@ -132,8 +132,7 @@ class ServerConfig:
         for name in ("host", *TLS):
             if getattr(self, name) == "":
                 raise InvalidConfig(f"{name} is empty: give one, or leave the option out")
-        for name in TLS:
-            if getattr(self, name) and self.ssl_certfile is None:
+            if name in TLS and getattr(self, name) and self.ssl_certfile is None:
                 raise InvalidConfig(f"{name} is given without ssl_certfile")
         for name in ("served_model_name", "api_key", "admin_key", "cors_origin", "allowed_host", "forwarded_allow_ips"):
             given = getattr(self, name)

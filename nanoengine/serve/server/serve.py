@@ -143,8 +143,7 @@ def _socket(config: ServerConfig) -> socket.socket:
 
 
 def _cannot_listen(config: ServerConfig, error: Exception) -> InvalidConfig:
-    where = f"host {shown(config.host)}, port {config.port}"
-    return InvalidConfig(f"cannot listen at {where}: {error}; choose another host or port")
+    return InvalidConfig(f"cannot listen at {shown(config.host)}, port {config.port}: {error}; choose other ones")
 
 
 def _end_hard(engine: AsyncLLMEngine, over: threading.Event) -> None:

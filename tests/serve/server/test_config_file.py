@@ -138,7 +138,7 @@ def test_files_that_tls_cannot_use_are_named_before_the_model_is_loaded(
         (["--ssl-certfile", "none"], "ssl_certfile='none': [Errno 2]"),
         (["--ssl-certfile", "pipe"], "ssl_certfile='pipe': it is no regular file"),
         (["--config", "pipe"], "config is 'pipe', which cannot be read: it is no regular file"),
-        *((["--host", host], f"cannot listen at host {host!r}") for host in ("é.ü", "a b", "a" * 70, "x:y", "1.2.3")),
+        *((["--host", host], f"cannot listen at {host!r}") for host in ("é.ü", "a b", "a" * 70, "x:y", "1.2.3")),
         ([*own, "--ssl-keyfile", "none"], "ssl_keyfile='none': [Errno 2]"),
         ([*own, "--ssl-keyfile", "other.pem"], "(?i)ssl_keyfile='other.pem': .*mismatch"),
         ([*own, *encrypted], "ssl_keyfile='encrypted.pem': "),
