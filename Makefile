@@ -2,9 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-# Tests of what depends on the instructions of the CPU; other targets than its own are compiled for tests/kernels/test_targets.py.
-BY_CPU := tests/kernels/native tests/kernels/quantized tests/models/quantization $(addprefix tests/e2e/test_,\
-	against_transformers.py quantized_folders.py failures.py beams.py endings.py)
+# Tests of what depends on the instructions of the CPU. (tests/kernels/test_targets.py compiles for others by itself.)
+BY_CPU := tests/kernels/native tests/kernels/quantized tests/models/quantization tests/e2e/test_against_transformers.py \
+	tests/e2e/test_quantized_folders.py tests/e2e/test_failures.py
 
 .PHONY: setup dev demo chat test test-avx2 lint docs bench clean
 
