@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
+from nanoengine.cgroups import within_quota
 from nanoengine.core.capability import Capability
-from nanoengine.core.cgroups import within_quota
 from nanoengine.core.config import EngineConfig
 from nanoengine.core.errors import InvalidConfig
 from nanoengine.scale.replicas.carrier import Carrier, LocalCarrier

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from nanoengine import cgroups
 from nanoengine.builder import read_config
-from nanoengine.core import cgroups
-from nanoengine.core.cgroups import within_quota
-from nanoengine.core.device import open_device
-from nanoengine.core.ram import available_ram
+from nanoengine.cgroups import within_quota
+from nanoengine.core.startup import Startup
+from nanoengine.kernels.capability import NativeAndTriton
+from nanoengine.ram import available_ram
 from nanoengine.scale.replicas.capability import config_of_each
 
 GIB = 2**30
@@ -127,14 +128,15 @@ def test_what_is_no_group_of_ours_limits_nothing(tree: Tree) -> None:
 
 
 def test_a_quota_decides_the_threads_of_an_engine_and_of_its_replicas(tree: Tree) -> None:
-    write(tree[0], cpu__max="150000 100000")
-    before = torch.get_num_threads()
+    startup, before = Startup(read_config("demo", {"device": "cpu"})), torch.get_num_threads()
     try:
         torch.set_num_threads(3)
-        assert open_device("cpu").num_threads == 1
-        write(tree[0], cpu__max="200000 100000")
-        assert open_device("cpu").num_threads == 2
+        for quota, expected in ((150_000, 1), (200_000, 2), (900_000, 3)):
+            write(tree[0], cpu__max=f"{quota} 100000", memory__max=5000, memory__current=1000)
+            device = NativeAndTriton().device(startup)
+            assert (device.num_threads, device.available()) == (expected, 4000)
     finally:
         torch.set_num_threads(before)
+    write(tree[0], cpu__max="200000 100000")
     each = config_of_each(read_config("demo", {"replicas": 2}), 101, has_gpus=False)
     assert each.num_threads == max(1, min(2, len(os.sched_getaffinity(0))) // 2)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nanoengine.core import cgroups, ram
-from nanoengine.core.ram import available_ram
+from nanoengine import cgroups, ram
+from nanoengine.ram import available_ram
 
 GIB = 2**30
 
