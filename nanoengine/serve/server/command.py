@@ -146,7 +146,7 @@ class ConfigFile(argparse.Action):
 def read_options(path: str) -> dict[str, Any]:
     """The table in a TOML file; raises InvalidConfig if it cannot be read."""
     try:
-        return tomllib.loads(read_file(Path(path), MAX_CONFIG_BYTES).decode())
+        return tomllib.loads(read_file(Path(path), MAX_CONFIG_BYTES).decode("utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidConfig(f"config is {shown(path)}, which cannot be read: {error}") from error
 
