@@ -14,6 +14,7 @@ import transformers
 from nanoengine import LLM, SamplingParams
 from nanoengine.errors import InvalidWeights
 from nanoengine.kernels.native.c_functions import c_functions
+from tests.kernels.marks import needs_kernels
 from tests.models.families import partial
 from tests.models.quantization.packed_models import (
     FORMS,
@@ -137,6 +138,7 @@ def expert_formats(llm: LLM) -> dict[str, int]:
     return dict(sum((Counter(weights.formats()) for weights in experts.mixture.weights), Counter()))
 
 
+@needs_kernels
 def test_experts_of_gpt_oss_as_they_are_stored(gpt_oss: Path) -> None:
     assert_tokens_are_those_of_transformers(gpt_oss)
     width = c_functions().panel_width()  # outputs that lie together: the CPU's
@@ -150,6 +152,7 @@ def test_experts_of_gpt_oss_as_they_are_stored(gpt_oss: Path) -> None:
         assert expert_formats(llm) == {"MXFP4": 4 * (size(2 * 96, 64) + size(64, 96))}
 
 
+@needs_kernels
 @pytest.mark.parametrize(("quantization", "form"), [("int8", "int8"), ("int4", "int4-32")])
 def test_experts_of_gpt_oss_are_quantized_as_they_are_loaded(gpt_oss: Path, quantization: str, form: str) -> None:
     """As long as they are stored as numbers."""
