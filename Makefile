@@ -2,7 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup dev demo chat test lint docs bench clean
+# Tests of what depends on the instructions of the CPU. (tests/kernels/test_targets.py compiles for others by itself.)
+BY_CPU := tests/kernels/native tests/kernels/quantized tests/models/quantization tests/e2e/test_against_transformers.py \
+	tests/e2e/test_quantized_folders.py tests/e2e/test_failures.py
+
+.PHONY: setup dev demo chat test test-avx2 lint docs bench clean
 
 setup: .venv/.installed
 dev: .venv/.dev
@@ -29,6 +33,10 @@ chat: setup
 
 test: dev
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# Once more as a CPU with AVX2 alone computes, where this one has more.
+test-avx2: dev
+	if grep -qw avx512vl /proc/cpuinfo; then NANOENGINE_CPU=x86-64-v3 $(BIN)/python -m pytest -n auto --dist worksteal $(BY_CPU); fi
 
 lint: dev
 	$(BIN)/ruff check .

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib import import_module
@@ -18,7 +19,7 @@ from nanoengine.core.config import EngineConfig
 from nanoengine.core.errors import InvalidConfig
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.interrupts import InterruptGuard, prepare_forks
-from nanoengine.plugins import PluginOptions
+from nanoengine.plugins import PluginOptions, code_of_others
 from nanoengine.sizes import size
 
 if TYPE_CHECKING:
@@ -119,7 +120,8 @@ def read_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
     types = option_types(PluginOptions(plugins=options.get("plugins")))
     sizes = {own.name for kind in types for own in fields(kind) if own.metadata.get("unit") == "bytes"}
     values = {k: size(k, v) if k in sizes and isinstance(v, str) else v for k, v in options.items()}
-    return EngineConfig.from_options(model, values, tuple(types[1:]))
+    with code_of_others("an option of a plugin cannot be that") if options.get("plugins") else nullcontext():
+        return EngineConfig.from_options(model, values, tuple(types[1:]))
 
 
 def build_engine(config: EngineConfig, use_tqdm: bool = True) -> Built:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, get_type_hints
 
 from nanoengine.core.capability import Capability
-from nanoengine.core.errors import InvalidConfig, shown
+from nanoengine.core.errors import InvalidConfig, NanoEngineError, shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,22 @@ class PluginOptions:
                     why = "must have another name" if field.name in taken else "must have a default"
                     raise InvalidConfig(f"{name}.options: the field {shown(field.name)} {why}")
                 taken.add(field.name)
+            with code_of_others(f"the types of {name}.options cannot be read"):
+                get_type_hints(kind)
         return [kind for _, kind in found]
+
+
+@contextmanager
+def code_of_others(what: str) -> Iterator[None]:
+    """Code of a plugin runs inside, and raises what it likes, such as SystemExit: it becomes an InvalidConfig that begins with
+    `what`. Errors with names stay, and so does Ctrl-C.
+    """
+    try:
+        yield
+    except (NanoEngineError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise InvalidConfig(f"{what}: {type(error).__name__}: {str(error)[:200]}") from error
 
 
 def _in_another_process(names: tuple[str, ...] | None, paths: Sequence[str]) -> PluginOptions:
@@ -71,12 +87,9 @@ def _in_another_process(names: tuple[str, ...] | None, paths: Sequence[str]) -> 
 
 def _load(name: str) -> tuple[type[Capability] | None, Any]:
     """The capability of a module, and the module itself if it is a family; raises InvalidConfig if there is neither."""
-    try:
+    where = "it must be installed, or in a folder of PYTHONPATH"
+    with code_of_others(f"plugins names {shown(name)}, which cannot be imported ({where})"):
         module = import_module(name)
-    except Exception as error:  # a module raises what it likes
-        where = "it must be installed, or in a folder of PYTHONPATH"
-        reason = f"{type(error).__name__}: {str(error)[:200]}"
-        raise InvalidConfig(f"plugins names {shown(name)}, which cannot be imported ({where}): {reason}") from error
     own = getattr(module, "CAPABILITY", None)
     is_family = hasattr(module, "ARCHITECTURES") and callable(getattr(module, "read_config", None))
     if not (is_family if own is None else isinstance(own, type) and issubclass(own, Capability)):

@@ -17,6 +17,7 @@ from nanoengine.core.config import EngineConfig
 from nanoengine.errors import NanoEngineError
 from nanoengine.features.beam_search.params import BeamSearchParams
 from nanoengine.features.pooling.params import PoolingParams
+from nanoengine.serve.server.config import ServerConfig
 
 DEEP: Any = []
 for _ in range(300):
@@ -73,6 +74,7 @@ CLASSES: dict[type, Callable[..., Any]] = {
     BeamSearchParams: lambda **values: BeamSearchParams(**{"beam_width": 2} | values),
     EngineConfig: lambda **options: read_config("demo", options),
     **{kind: lambda **options: read_config("demo", options) for kind in option_types()},
+    ServerConfig: ServerConfig,
 }
 
 

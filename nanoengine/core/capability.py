@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     import torch
 
     from nanoengine.core.attention import CoreAttentionBackend
+    from nanoengine.core.device import Device
     from nanoengine.core.kernels import CoreKernels
     from nanoengine.core.kv_cache import KVCache
     from nanoengine.core.llm_engine import LLMEngine
@@ -27,6 +28,9 @@ class Capability:
 
     def describe(self, startup: Startup) -> tuple[DenseConfig, Tokenizer, Seq[int]] | None:
         """Read the model's sizes, its tokenizer and its end-of-text tokens from its files. No weight is read."""
+
+    def device(self, startup: Startup) -> Device | None:
+        """Where the model is computed, and what this process may take there."""
 
     def dtype(self, startup: Startup) -> torch.dtype | None:
         """The dtype that `model` is computed in."""

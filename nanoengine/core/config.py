@@ -35,7 +35,7 @@ class EngineConfig:
         kv_cache_memory: size of the KV pool in bytes, or as "2GiB". None: from free memory.
         gpu_memory_utilization: share of the GPU's memory that the engine may fill, weights included.
         enable_prefix_caching: reuse the K/V of equal prefixes. False: only within one request.
-        num_threads: threads that compute on the CPU. None: torch's own choice.
+        num_threads: threads that compute on the CPU. None: torch's own choice, within the quotas of control groups.
         attention_backend: by name, or "auto": the fastest that can run.
         async_scheduling: schedule and launch a step while the one before it runs. None: on a GPU.
         seed: of the requests that have none of their own.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.core.errors import InvalidConfig, shown
-from nanoengine.core.ram import available_ram
+from nanoengine.core.ram import free_ram
 
 CPU_SHARE, CPU_CAP = 0.5, 4 << 30
 """The default size of the KV pool: half of the available RAM, and at most 4 GiB."""
@@ -21,6 +21,7 @@ class Device:
     def __init__(self, torch_device: torch.device):
         self.torch_device, self.is_cuda = torch_device, torch_device.type == "cuda"
         self.num_threads = torch.get_num_threads()  # of all work, whoever changes it later: sums depend on it
+        self.available_ram = free_ram
 
     def run(self, work: Callable[[], object]) -> Callable[[], None]:
         """Do some work after all that was given before. On a GPU it runs later: host memory that it reads must not be modified.
@@ -52,7 +53,7 @@ class Device:
 
     def available(self) -> int:
         """Bytes of free memory."""
-        return torch.cuda.mem_get_info(self.torch_device)[0] if self.is_cuda else available_ram()
+        return torch.cuda.mem_get_info(self.torch_device)[0] if self.is_cuda else self.available_ram()
 
     def kv_bytes(self, utilization: float, num_needed: Callable[[], int], later: int = 0) -> int:
         """Bytes for the KV pool: of a GPU, what is left of the share `utilization` of it beside what is in use and what the

@@ -106,7 +106,7 @@ class Startup:
     def load(self) -> None:
         """The model with its weights, and what computes it."""
         config = self.config
-        self.device = open_device(config.device)
+        self.device = self._first("device", lambda: open_device(config.device))
         self.device.num_threads = config.num_threads or self.device.num_threads
         self.dtype: torch.dtype = self._first("dtype", self._choose_dtype)
         self.kernels: CoreKernels = self._first("kernels", CoreKernels)

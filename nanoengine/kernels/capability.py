@@ -9,8 +9,10 @@ from dataclasses import fields
 
 import torch
 
+from nanoengine.cgroups import within_quota
 from nanoengine.core.attention import AttentionSpec, CoreAttentionBackend
 from nanoengine.core.capability import Capability
+from nanoengine.core.device import Device, open_device
 from nanoengine.core.kernels import CoreKernels
 from nanoengine.core.kv_cache import KVCache
 from nanoengine.core.model_config import DenseConfig
@@ -31,6 +33,7 @@ from nanoengine.kernels.reference.operations import TorchKernels
 from nanoengine.kernels.triton import launch
 from nanoengine.kernels.triton.attention.backend import TritonAttention
 from nanoengine.kernels.triton.tuning import load_tuning
+from nanoengine.ram import available_ram
 
 logger = logging.getLogger("nanoengine")
 
@@ -40,6 +43,11 @@ ON_CPU: tuple[type[AttentionBackend], ...] = (NativeAttention, TorchAttention)
 
 class NativeAndTriton(Capability):
     options = KernelOptions
+
+    def device(self, startup: Startup) -> Device:
+        device = open_device(startup.config.device)
+        device.num_threads, device.available_ram = within_quota(device.num_threads), available_ram
+        return device
 
     def dtype(self, startup: Startup) -> torch.dtype:
         asked, checkpoint, device = startup.config.dtype, startup.model_config.dtype, startup.device.torch_device

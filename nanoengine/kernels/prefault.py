@@ -11,9 +11,9 @@ import weakref
 
 from nanoengine.core.messages import StepPlan, StepResult
 from nanoengine.core.model_runner import RunnerPart
-from nanoengine.core.ram import available_ram
 from nanoengine.kernels.kv_cache import BlockMajorKVCache
 from nanoengine.kernels.memory import HUGE_PAGE
+from nanoengine.ram import available_ram
 
 MADV_POPULATE_WRITE = 23
 """Of madvise(2), since Linux 5.14: as if every page were written; what is in them stays."""

@@ -10,13 +10,13 @@ from textwrap import shorten
 from typing import Any
 
 from nanoengine.core.model_config import read_file
-from nanoengine.core.ram import available_ram
 from nanoengine.errors import ModelNotFound, NanoEngineError
 from nanoengine.models.architectures import UnsupportedArchitecture, read_model_config
 from nanoengine.models.description import config_table
 from nanoengine.models.fetch import DOWNLOADS, models_folder
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.models.names import WEIGHT_FILES, find_model, first_parts
+from nanoengine.ram import available_ram
 
 COLUMNS = ("model", "architecture", "on disk", "KV of 1,000 tokens", "runs here")
 LONGEST_PROBLEM = 160

@@ -44,14 +44,13 @@ class ModelOptions:
             from nanoengine.models.chat_template import read_template  # Jinja is loaded for chats only
 
             object.__setattr__(self, "chat_template", read_template(self.chat_template))
-        if isinstance(self.tokenizer, Path):
-            object.__setattr__(self, "tokenizer", str(self.tokenizer))
-        if self.tokenizer is not None and not isinstance(self.tokenizer, str):
+        if not isinstance(self.tokenizer, str | Path | None):
             raise InvalidConfig(f"tokenizer is {shown(self.tokenizer)}: it must be a folder or a name")
+        object.__setattr__(self, "tokenizer", self.tokenizer and str(self.tokenizer))
 
 
 def _table(value: Any) -> dict[str, Any]:
     try:
         return dict(json.loads(value if isinstance(value, str) else json.dumps(dict(value))).items())
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
         raise InvalidConfig(f"rope_scaling is {shown(value)}: it must be a table, or JSON of one: {error}") from error

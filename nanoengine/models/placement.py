@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from nanoengine.core.ram import available_ram
 from nanoengine.errors import InvalidConfig
+from nanoengine.ram import available_ram
 from nanoengine.sizes import told
 
 

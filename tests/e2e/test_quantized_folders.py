@@ -13,6 +13,8 @@ import transformers
 
 from nanoengine import LLM, SamplingParams
 from nanoengine.errors import InvalidWeights
+from nanoengine.kernels.native.c_functions import c_functions
+from tests.kernels.marks import needs_kernels
 from tests.models.families import partial
 from tests.models.quantization.packed_models import (
     FORMS,
@@ -114,6 +116,9 @@ def test_layers_of_other_families(tmp_path: Path, family: str, form: Form, optio
     assert_tokens_are_those_of_transformers(pack_folder(original, tmp_path / "packed", form))
 
 
+LINE = 64
+"""Bytes of a line of the CPU's cache."""
+
 GPT_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "intermediate_size": 96, "hidden_size": 64}
 
 
@@ -133,13 +138,21 @@ def expert_formats(llm: LLM) -> dict[str, int]:
     return dict(sum((Counter(weights.formats()) for weights in experts.mixture.weights), Counter()))
 
 
+@needs_kernels
 def test_experts_of_gpt_oss_as_they_are_stored(gpt_oss: Path) -> None:
     assert_tokens_are_those_of_transformers(gpt_oss)
-    numbers = 4 * 3 * 64 * 96
+    width = c_functions().panel_width()  # outputs that lie together: the CPU's
+
+    def size(outputs: int, inputs: int) -> int:
+        """4 bits, and of 32 an exponent as a bfloat16; those of a panel are whole lines of the cache."""
+        scales = -(-width * inputs // 32 * 2 // LINE) * LINE
+        return outputs // width * (scales + width * inputs // 2)
+
     with open_llm(gpt_oss) as llm:
-        assert expert_formats(llm) == {"MXFP4": numbers * 9 // 16}, "4 bits, and of 32 an exponent as a bfloat16"
+        assert expert_formats(llm) == {"MXFP4": 4 * (size(2 * 96, 64) + size(64, 96))}
 
 
+@needs_kernels
 @pytest.mark.parametrize(("quantization", "form"), [("int8", "int8"), ("int4", "int4-32")])
 def test_experts_of_gpt_oss_are_quantized_as_they_are_loaded(gpt_oss: Path, quantization: str, form: str) -> None:
     """As long as they are stored as numbers."""

@@ -121,7 +121,10 @@ def test_on_a_cpu_tritons_run_only_if_they_are_interpreted(monkeypatch: pytest.M
     assert choose("auto").name != "triton"
 
 
-@pytest.mark.parametrize(("attention", "expected"), [("auto", "torch"), ("native", "native"), ("torch", "torch")])
+@pytest.mark.parametrize(
+    ("attention", "expected"),
+    [("auto", "torch"), pytest.param("native", "native", marks=needs_kernels), ("torch", "torch")],
+)
 def test_torch_kernels_bring_torch_attention_unless_it_is_named(attention: str, expected: str) -> None:
     options = {"attention_backend": attention, "num_kv_blocks": 20, "dtype": "float32", "device": "cpu"}
     with LLM("demo", kernels="torch", use_tqdm=False, **options) as llm:

@@ -9,7 +9,6 @@ import xxhash
 
 from nanoengine.core.capability import Capability
 from nanoengine.core.errors import InvalidConfig, shown
-from nanoengine.core.ram import available_ram
 from nanoengine.core.weights import weight_files
 from nanoengine.features.kv_offload.block_copier import BlockCopier
 from nanoengine.features.kv_offload.disk_tier import DiskTier
@@ -19,6 +18,7 @@ from nanoengine.features.kv_offload.host_tier import HostTier
 from nanoengine.features.kv_offload.kv_folder import KVFolder
 from nanoengine.features.kv_offload.offload import Offload
 from nanoengine.features.kv_offload.options import STAGING_BLOCKS, STAGING_BYTES, KVOffloadOptions
+from nanoengine.ram import available_ram
 
 if TYPE_CHECKING:
     from nanoengine.core.startup import Startup

@@ -18,7 +18,7 @@ from nanoengine.core.model_config import read_file
 MODES = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean", "lasttoken": "last", "mean": "mean"}
 """Flags, as older versions write them; and values of `pooling_mode`, as newer ones do."""
 
-NUMBERS = {0: "last", 1: "mean", 3: "last"}  # 0: none, the file is of a model that writes
+NUMBERS = {"0": "last", "1": "mean", "3": "last"}  # 0: none, the file is of a model that writes
 STEPS = ("Transformer", "Pooling", "Normalize")
 MAX_BYTES = 1 << 20
 
@@ -54,7 +54,7 @@ def of_folder(folder: Path) -> Made:
 
 def of_gguf(metadata: Mapping[str, Any]) -> Made:
     """As the metadata of a GGUF file say."""
-    return Made(NUMBERS.get(metadata.get(f"{metadata.get('general.architecture')}.pooling_type", 0)))
+    return Made(NUMBERS.get(str(metadata.get(f"{metadata.get('general.architecture')}.pooling_type", 0))))
 
 
 def _read(path: Path, kind: type) -> Any:

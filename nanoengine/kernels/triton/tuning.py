@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from nanoengine.caches import cache_folder
+from nanoengine.core.model_config import read_file
 
 logger = logging.getLogger("nanoengine")
 
@@ -128,11 +129,11 @@ def load_tuning(device: torch.device | None = None) -> Tuning:
 def _read(path: Path) -> Tuning | None:
     """What a file holds; None, and a warning, if it is of another version."""
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(read_file(path, 1 << 20))
         wrong = [field.name for field in fields(Tuning) if type(found[field.name]) is not int]
         if wrong or len(found) != len(fields(Tuning)):
             raise ValueError(f"not a number of this version: {', '.join(wrong) or sorted(found)}")
         return Tuning(**found)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         logger.warning("%s holds no tuning of this version and is left out: %s", path, error)
         return None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from nanoengine.models.config_fields import ConfigFields
+from nanoengine.models.config_fields import REQUIRED, ConfigFields
 from nanoengine.models.families.common import biases_of, head_dim_of, read_decoder
 from nanoengine.models.model_config import ModelConfig, TensorNames
-from nanoengine.models.rope_config import take_out
+from nanoengine.models.rope_config import SCALES, take_out
 
 ARCHITECTURES = ("HunYuanDenseV1ForCausalLM",)
 NAMES = TensorNames(replaced=((".q_norm.", ".query_layernorm."), (".k_norm.", ".key_layernorm.")))
@@ -35,6 +35,6 @@ def _stretch(fields: ConfigFields, size: int) -> None:
             continue
         theta = own.number("rope_theta", fields.number("rope_theta", 10_000.0))
         if size > 2:
-            theta *= own.number("alpha") ** (size / (size - 2))
+            theta *= own.number("alpha", REQUIRED, *SCALES) ** (size / (size - 2))
         take_out(fields, "alpha", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "type", "factor")
         fields.table = {**fields.table, key: {**fields.table_of(key), "rope_type": "default", "rope_theta": theta}}

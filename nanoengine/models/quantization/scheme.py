@@ -84,16 +84,10 @@ def _awq(fields: ConfigFields) -> Scheme:
 OF_GPTQ = (
     *("desc_act", "static_groups", "true_sequential", "act_group_aware", "damp_percent", "damp_auto_increment", "mse"),
     *("model_name_or_path", "model_file_base_name", "lm_head", "meta", "quantizer", "dataset", "tokenizer", "backend"),
-    *(
-        "batch_size",
-        "pad_token_id",
-        "model_seqlen",
-        "max_input_length",
-        "cache_block_outputs",
-        "block_name_to_quantize",
-    ),
+    *("batch_size", "pad_token_id", "model_seqlen", "max_input_length", "cache_block_outputs"),
     *("module_name_preceding_first_block", "modules_in_block_to_quantize", "use_cuda_fp16", "use_exllama"),
-    *("disable_exllama", "exllama_config", "iters", "autoround_version", "low_gpu_mem_usage"),
+    *("disable_exllama", "exllama_config", "block_name_to_quantize"),
+    *("iters", "autoround_version", "low_gpu_mem_usage"),
 )
 """How GPTQ found its numbers, and what others compute with them; in which order inputs are grouped, g_idx says."""
 
@@ -179,9 +173,9 @@ def _weights(weights: ConfigFields, form: object) -> Scheme:
     kind = weights.get("type", "int")
     if form == "naive-quantized":
         form = f"{kind}-quantized"
-    if form not in FORMATS:
+    if not isinstance(form, str) or form not in FORMATS:
         raise weights.wrong("format", form, f"supported are {', '.join(FORMATS)}, naive-quantized; {INSTEAD}")
-    expected, bits, layout = FORMATS[str(form)]
+    expected, bits, layout = FORMATS[form]
     weights.expect("type", expected)
     weights.expect("num_bits", *bits)
     weights.expect("dynamic", False)
@@ -209,14 +203,8 @@ def _fp8(fields: ConfigFields) -> Scheme:
     """vLLM's and AutoFP8's (https://github.com/neuralmagic/AutoFP8), and with blocks DeepSeek-V3's."""
     fields.expect("activation_scheme", "dynamic", "static")
     fields.expect("fmt", "e4m3", "float8_e4m3fn")
-    fields.ignore(
-        "kv_cache_scheme",
-        "ignored_layers",
-        "ignore_patterns",
-        "modules_to_not_convert",
-        "modules_to_convert",
-        "scale_fmt",
-    )
+    fields.ignore("kv_cache_scheme", "scale_fmt")
+    fields.ignore("ignored_layers", "ignore_patterns", "modules_to_not_convert", "modules_to_convert")
     fields.expect("dequantize", False)
     block = _block(fields, "weight_block_size")
     return Scheme(layout="float8", bits=8, block=block, block_scales="weight_scale_inv")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
+from nanoengine.cgroups import within_quota
 from nanoengine.core.capability import Capability
 from nanoengine.core.config import EngineConfig
 from nanoengine.core.errors import InvalidConfig
@@ -137,7 +138,7 @@ def config_of_each(
     if has_gpus:
         return dataclasses.replace(own, device="cuda")
     if config.num_threads is None:
-        own = dataclasses.replace(own, num_threads=max(1, len(os.sched_getaffinity(0)) // count))
+        own = dataclasses.replace(own, num_threads=max(1, within_quota(len(os.sched_getaffinity(0))) // count))
     if count > 1 and config.num_kv_blocks is None and config.kv_cache_memory is None:
         own = dataclasses.replace(own, num_kv_blocks=max(1, num_blocks // count))
     if snapshot_memory is not None:

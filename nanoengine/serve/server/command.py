@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from nanoengine.builder import not_installed, option_types
+from nanoengine.core.model_config import read_file
 from nanoengine.errors import InvalidConfig, MissingPackage, NanoEngineError, UnknownOption, did_you_mean, shown
 from nanoengine.log import show_log
-from nanoengine.plugins import PluginOptions
+from nanoengine.plugins import PluginOptions, code_of_others
 from nanoengine.serve.arguments import Parser, byte_count, docstring
 from nanoengine.serve.server.config import ServerConfig
 
@@ -30,6 +31,9 @@ MODEL = (
 
 CONFIG = "a TOML file of options, such as max-waiting = 64; the command line comes first"
 VERBOSE = "show how the model was loaded: --log-level debug"
+
+MAX_CONFIG_BYTES = 32 << 10
+"""Of a file of options: tomllib takes the third power of the length of a key with many dots, here 4 s."""
 
 TOML = {bool: (bool,), int: (int,), float: (float, int), byte_count: (int, str)}
 """Types that a value may have in a file, for each kind of option that is no string."""
@@ -66,10 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser, plugins: PluginOptions | None
         for field in fields(kind):
             if field.name not in NO_OPTIONS:
                 kind_of = byte_count if field.metadata.get("unit") == "bytes" else hints[field.name]
-                try:
+                # Of a plugin: the server can have an option of this name, or its type be none of an argument.
+                with code_of_others(f"{kind.__qualname__} of {kind.__module__}"):
                     _add(group, field.name, kind_of, helps.get(field.name, ""), field.default)
-                except argparse.ArgumentError as error:  # of a plugin: the server has an option of this name
-                    raise InvalidConfig(f"{kind.__qualname__} of {kind.__module__}: {error}") from error
 
 
 def configs(args: argparse.Namespace) -> tuple[dict[str, Any], ServerConfig]:
@@ -80,7 +83,7 @@ def configs(args: argparse.Namespace) -> tuple[dict[str, Any], ServerConfig]:
     server = {field.name: given[field.name] for field in fields(ServerConfig) if field.name in given}
     texts: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in server.items()}
     if "api_key" not in texts and (key := os.environ.get("NANOENGINE_API_KEY")) is not None:
-        if not key:  # as of a secret that was not found: everybody would be served
+        if not (key := key.strip()):  # as of a secret that was not found: everybody would be served
             raise InvalidConfig("NANOENGINE_API_KEY is empty: give it a key, or unset it to serve everybody")
         texts["api_key"] = (key,)
     return {name: value for name, value in given.items() if name in engine}, ServerConfig(**texts)
@@ -143,7 +146,7 @@ class ConfigFile(argparse.Action):
 def read_options(path: str) -> dict[str, Any]:
     """The table in a TOML file; raises InvalidConfig if it cannot be read."""
     try:
-        return tomllib.loads(Path(path).read_text("utf-8-sig"))
+        return tomllib.loads(read_file(Path(path), MAX_CONFIG_BYTES).decode("utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidConfig(f"config is {shown(path)}, which cannot be read: {error}") from error
 

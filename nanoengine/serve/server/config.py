@@ -6,30 +6,13 @@ import ipaddress
 from dataclasses import dataclass
 from typing import Any
 
-from nanoengine.core.options import option
+from nanoengine.core.options import check, option
 from nanoengine.errors import InvalidConfig, shown
 from nanoengine.log import FORMATS, LEVELS
 from nanoengine.sizes import told
 
 PART_OF_A_CLIENT = 4
 """Of the bytes that requests may hold, one client may hold this part."""
-
-BOUNDS = {
-    "port": (0, 65535),
-    "max_body_bytes": (1, 1 << 30),
-    "max_held_body_bytes": (4, 1 << 40),
-    "max_answer_bytes": (4, 1 << 40),
-    "max_connections": (8, 1 << 20),
-    "max_text_chars": (1, 1 << 30),
-    "max_prompts": (1, 1024),
-    "max_n": (1, 16384),
-    "max_stop_strings": (1, 1024),
-    "max_waiting": (0, 1 << 20),
-    "max_waiting_tokens": (1, 1 << 40),
-    "stream_interval": (1, 1 << 20),
-    "text_threads": (1, 64),
-    "token_cache_chars": (0, 1 << 32),
-}
 
 TLS = ("ssl_certfile", "ssl_keyfile", "ssl_keyfile_password")
 
@@ -83,34 +66,34 @@ class ServerConfig:
     """
 
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: int = option(8000, 0, 65535)
     served_model_name: tuple[str, ...] | None = None
     api_key: tuple[str, ...] | None = None
     admin_key: str | None = None
     separate_addresses: bool = False
     allowed_host: tuple[str, ...] | None = None
     forwarded_allow_ips: tuple[str, ...] | None = None
-    max_connections: int = 512
-    max_text_chars: int = 1 << 20
-    max_body_bytes: int = option(8 << 20, unit="bytes")
-    max_held_body_bytes: int = option(256 << 20, unit="bytes")
-    max_answer_bytes: int = option(1 << 30, unit="bytes")
-    max_prompts: int = 1024
-    max_n: int = 128
-    max_stop_strings: int = 16
-    max_waiting: int = 1024
-    max_waiting_tokens: int = 1 << 24
-    max_step_seconds: float = 120.0
-    request_timeout: float | None = None
-    shutdown_timeout: float = 10.0
-    stream_interval: int = 1
-    text_threads: int = 2
-    token_cache_chars: int = 16 << 20
+    max_connections: int = option(512, 8, 1 << 20)
+    max_text_chars: int = option(1 << 20, 1, 1 << 30)
+    max_body_bytes: int = option(8 << 20, 1, 1 << 30, unit="bytes")
+    max_held_body_bytes: int = option(256 << 20, 4, 1 << 40, unit="bytes")
+    max_answer_bytes: int = option(1 << 30, 4, 1 << 40, unit="bytes")
+    max_prompts: int = option(1024, 1, 1024)
+    max_n: int = option(128, 1, 16384)
+    max_stop_strings: int = option(16, 1, 1024)
+    max_waiting: int = option(1024, 0, 1 << 20)
+    max_waiting_tokens: int = option(1 << 24, 1, 1 << 40)
+    max_step_seconds: float = option(120.0, 0, 1e9, above=True)
+    request_timeout: float | None = option(None, 0, 1e9, above=True)
+    shutdown_timeout: float = option(10.0, 0, 1e9)
+    stream_interval: int = option(1, 1, 1 << 20)
+    text_threads: int = option(2, 1, 64)
+    token_cache_chars: int = option(16 << 20, 0, 1 << 32)
     cors_origin: tuple[str, ...] | None = None
     page: bool = True
     access_log: bool = True
-    log_level: str = "info"
-    log_format: str = "text"
+    log_level: str = option("info", choices=LEVELS)
+    log_format: str = option("text", choices=FORMATS)
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
     ssl_keyfile_password: str | None = None
@@ -133,47 +116,44 @@ class ServerConfig:
     @property
     def hosts(self) -> frozenset[str] | None:
         """Names that the server may be called by; None: any."""
-        own = frozenset(self.allowed_host or ())
+        own = frozenset(map(str.lower, self.allowed_host or ()))
         if self.is_local:
             return own | {"localhost", "[::1]", "127.0.0.1", self.host}
         return own or None
 
     def __post_init__(self) -> None:
-        for name, (least, most) in BOUNDS.items():
-            value = getattr(self, name)
-            if type(value) is not int or not least <= value <= most:
-                told_most = told(most) if name.endswith("_bytes") else most
-                raise InvalidConfig(f"{name} is {shown(value)}: it must be an integer from {least} to {told_most}")
-        for name, words in (("log_level", LEVELS), ("log_format", FORMATS)):
-            if getattr(self, name) not in words:
-                raise InvalidConfig(f"{name} is {shown(getattr(self, name))}: it must be one of {', '.join(words)}")
+        check(self)
         if self.max_body_bytes > self.max_held_body_bytes // PART_OF_A_CLIENT:
             raise InvalidConfig(
                 f"max_body_bytes is {told(self.max_body_bytes)}: it must be at most a quarter of max_held_body_bytes, which is "
                 f"{told(self.max_held_body_bytes)}"
             )
         # A shell writes "" for a variable that it does not know: every address, or none that has a name.
-        for name in ("host", "admin_key", *TLS):
+        for name in ("host", *TLS):
             if getattr(self, name) == "":
                 raise InvalidConfig(f"{name} is empty: give one, or leave the option out")
-        for name in TLS:
-            if getattr(self, name) and self.ssl_certfile is None:
+            if name in TLS and getattr(self, name) and self.ssl_certfile is None:
                 raise InvalidConfig(f"{name} is given without ssl_certfile")
-        for name in ("served_model_name", "api_key", "cors_origin", "allowed_host", "forwarded_allow_ips"):
-            texts = getattr(self, name)
-            if texts is not None and (not texts or not all(isinstance(text, str) and text for text in texts)):
-                raise InvalidConfig(f"{name} is {shown(texts)}: it must be strings of at least one character, or None")
+        for name in ("served_model_name", "api_key", "admin_key", "cors_origin", "allowed_host", "forwarded_allow_ips"):
+            given = getattr(self, name)
+            texts = (given,) if name == "admin_key" and given is not None else given
+            if texts is not None and not (isinstance(texts, tuple) and texts and all(map(_is_word, texts))):
+                value = "" if name.endswith("_key") else f" {shown(given)}"  # keys are secrets
+                raise InvalidConfig(
+                    f"{name} cannot be{value}: it must be printable text, not empty, without blanks around it"
+                )
+        if self.admin_key in (self.api_key or ()):
+            raise InvalidConfig("admin_key is one of api_key, whose client would be the admin: give it another value")
         for text in self.forwarded_allow_ips or ():
             if text != "*" and not _is_network(text):
                 raise InvalidConfig(
                     f"forwarded_allow_ips holds {shown(text)}: give addresses, networks such as 10.0.0.0/8, or *"
                 )
-        if self.request_timeout is not None and not 0 < self.request_timeout < 1e9:
-            raise InvalidConfig(f"request_timeout is {shown(self.request_timeout)}: it must be above 0, in seconds")
-        if not 0 < self.max_step_seconds < 1e9:
-            raise InvalidConfig(f"max_step_seconds is {shown(self.max_step_seconds)}: it must be above 0, in seconds")
-        if not 0 <= self.shutdown_timeout < 1e9:
-            raise InvalidConfig(f"shutdown_timeout is {shown(self.shutdown_timeout)}: it must be 0 or more, in seconds")
+
+
+def _is_word(text: object) -> bool:
+    """Whether a header of HTTP can hold it as it is."""
+    return isinstance(text, str) and text.isprintable() and bool(text) and text == text.strip()
 
 
 def _is_network(text: str) -> bool:

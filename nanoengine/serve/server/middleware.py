@@ -135,12 +135,14 @@ class Identify:
         if counts.total() > len(counts):  # of two, a proxy may have read the other
             twice = next(name for name, count in counts.items() if count > 1).decode()
             return Problem(400, f"there are several {twice} headers: send one")
-        if b"host" not in headers and scope["http_version"] == "1.1":
-            return Problem(400, "there is no Host header: HTTP/1.1 asks for one")
+        host = re.sub(r":\d*$", "", headers.get(b"host", b"").decode("latin-1")).lower()
+        if not host and (b"host" in headers or scope["http_version"] == "1.1"):
+            return Problem(400, "there is no Host header with a name: HTTP/1.1 asks for one")
+        if headers.get(b"expect", b"100-continue").lower() != b"100-continue":
+            return Problem(417, "the header Expect must be 100-continue, or not be there")
         if int(headers.get(b"content-length", b"0")) > self._max_bytes:
             close = {"connection": "close"} if b"expect" in headers else None  # a body that does not come has no end
             return body_too_long(self._max_bytes, close)
-        host = re.sub(r":\d*$", "", headers.get(b"host", b"").decode("latin-1")).lower()
         if host and self._hosts is not None and host not in self._hosts:
             return Problem(403, f"the host {host[:80]!r} is not a name of this server: see allowed_host")
         origin = headers.get(b"origin", b"").decode("latin-1")

@@ -22,6 +22,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from nanoengine.builder import build_engine, is_installed, read_config
+from nanoengine.core.model_config import read_file
 from nanoengine.errors import InvalidConfig, shown
 from nanoengine.kernels.options import KernelOptions
 from nanoengine.serve.aio.async_llm_engine import AsyncLLMEngine
@@ -32,6 +33,8 @@ from nanoengine.serve.server.jobs import LAST_EVENT_SECONDS
 from nanoengine.serve.server.serving import Serving
 
 logger = logging.getLogger("nanoengine.serve.server")
+
+MAX_PEM_BYTES = 1 << 20
 
 OTHER_DESCRIPTORS = 256
 """Open files that are no connections."""
@@ -86,7 +89,7 @@ def _check_tls(config: ServerConfig) -> None:
     password = config.ssl_keyfile_password or " "  # without one, OpenSSL asks the terminal
     try:
         for path in files.values():  # OpenSSL does not say which one is not there
-            Path(path).read_bytes()
+            read_file(Path(path), MAX_PEM_BYTES)
         uvicorn.Config(Starlette(), log_config=None, **config.tls | {"ssl_keyfile_password": password}).load()
     except (OSError, ValueError) as error:
         named = ", ".join(f"{name}={shown(path)}" for name, path in files.items())
@@ -135,13 +138,12 @@ def _socket(config: ServerConfig) -> socket.socket:
         own.bind((config.host, config.port))
         own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # until it listens: others that bind it must fail now
         return own
-    except OSError as error:
+    except (OSError, TypeError, ValueError) as error:  # of what is no name of a host, Python says the others
         raise _cannot_listen(config, error) from error
 
 
-def _cannot_listen(config: ServerConfig, error: OSError) -> InvalidConfig:
-    where = f"{config.host}, port {config.port}"
-    return InvalidConfig(f"cannot listen at {where}: {error}; choose another host or port")
+def _cannot_listen(config: ServerConfig, error: Exception) -> InvalidConfig:
+    return InvalidConfig(f"cannot listen at {shown(config.host)}, port {config.port}: {error}; choose other ones")
 
 
 def _end_hard(engine: AsyncLLMEngine, over: threading.Event) -> None:

@@ -37,7 +37,8 @@ def test_what_is_saved_is_found_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", "7", json.dumps({"decode_tile": 64}), '{"decode_tile": "64"}', '{"other": 1}']
+    "text",
+    ["", "[" * 20_000, "[]", "{}", "7", json.dumps({"decode_tile": 64}), '{"decode_tile": "64"}', '{"other": 1}'],
 )
 def test_a_file_of_another_version_is_the_defaults(text: str, caplog: pytest.LogCaptureFixture) -> None:
     file_for(NAME).write_text(text)

@@ -44,7 +44,7 @@ def test_every_option_is_there_with_help(parser: argparse.ArgumentParser) -> Non
 
 
 def test_a_key_may_come_by_the_environment(parser: argparse.ArgumentParser, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NANOENGINE_API_KEY", "secret")
+    monkeypatch.setenv("NANOENGINE_API_KEY", " secret\n")  # as a file with a secret has it
     assert configs(parser.parse_args(["demo"]))[1].api_key == ("secret",)
     assert configs(parser.parse_args(["demo", "--api-key", "other"]))[1].api_key == ("other",)
 
@@ -72,6 +72,7 @@ def test_an_empty_key_in_the_environment_serves_nobody(
         ("max_step_seconds", 0),
         *(("shutdown_timeout", value) for value in (-1, float("nan"))),
         *(("api_key", value) for value in ((), ("",))),
+        *(("api_key", value) for value in ("text", ("a\n",), (" a",), ("\udcff",), 5)),
         ("cors_origin", ("",)),
         ("host", ""),
     ],
@@ -79,6 +80,13 @@ def test_an_empty_key_in_the_environment_serves_nobody(
 def test_what_cannot_work_is_refused_by_name(option: str, value: object) -> None:
     with pytest.raises(InvalidConfig, match=option):
         ServerConfig(**{option: value})  # type: ignore[arg-type]
+
+
+def test_no_client_has_the_key_of_the_admin() -> None:
+    with pytest.raises(InvalidConfig, match=r"admin_key is one of api_key") as refused:
+        ServerConfig(api_key=("secret", "other"), admin_key="secret")
+    assert "secret" not in str(refused.value)
+    assert ServerConfig(allowed_host=("Name.Example",)).hosts == ServerConfig(allowed_host=("name.example",)).hosts
 
 
 def test_a_server_without_a_key_is_open_to_other_machines() -> None:

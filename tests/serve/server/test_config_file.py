@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import ssl
@@ -129,12 +130,16 @@ def test_files_that_tls_cannot_use_are_named_before_the_model_is_loaded(
 ) -> None:
     monkeypatch.setattr("nanoengine.serve.server.serve.open_serving", None)
     monkeypatch.chdir(certificates)
+    os.mkfifo("pipe")
     own, key = ["--ssl-certfile", "certificate.pem"], ["--ssl-keyfile", "key.pem"]
     encrypted = ["--ssl-keyfile", "encrypted.pem"]
     assert "ssl_keyfile is given without ssl_certfile" in refusal(capsys, *key)
     assert "ssl_certfile is empty" in refusal(capsys, "--ssl-certfile", "")
     for options, said in (
         (["--ssl-certfile", "none"], "ssl_certfile='none': [Errno 2]"),
+        (["--ssl-certfile", "pipe"], "ssl_certfile='pipe': it is no regular file"),
+        (["--config", "pipe"], "config is 'pipe', which cannot be read: it is no regular file"),
+        *((["--host", host], f"cannot listen at {host!r}") for host in ("é.ü", "a b", "a" * 70, "x:y", "1.2.3")),
         ([*own, "--ssl-keyfile", "none"], "ssl_keyfile='none': [Errno 2]"),
         ([*own, "--ssl-keyfile", "other.pem"], "(?i)ssl_keyfile='other.pem': .*mismatch"),
         ([*own, *encrypted], "ssl_keyfile='encrypted.pem': "),

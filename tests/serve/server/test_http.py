@@ -42,7 +42,7 @@ def test_a_long_head_in_one_packet_is_refused_too(parrot: Server, head: bytes) -
     assert parrot.get("/version").status == 200
 
 
-@pytest.mark.parametrize("hosts", [[], ["localhost", "localhost"], ["localhost", "evil.example"]])
+@pytest.mark.parametrize("hosts", [[], [""], [":8000"], ["localhost", "localhost"], ["localhost", "evil.example"]])
 def test_there_is_one_host(parrot: Server, hosts: list[str]) -> None:
     """A proxy before this server may read another one of two."""
     lines = "".join(f"host: {host}\r\n" for host in hosts)
@@ -50,6 +50,12 @@ def test_there_is_one_host(parrot: Server, hosts: list[str]) -> None:
     assert read_all(parrot.connect((request % "1.1").encode())).startswith(b"HTTP/1.1 400 ")
     expected = b"HTTP/1.1 400 " if hosts else b"HTTP/1.1 200 "  # older clients send none
     assert read_all(parrot.connect((request % "1.0").encode())).startswith(expected)
+
+
+def test_what_else_a_client_expects_is_refused(parrot: Server) -> None:
+    for value, status in (("999", b"417"), ("", b"417"), ("100-Continue", b"200")):
+        head = f"GET /version HTTP/1.1\r\nhost: localhost\r\nexpect: {value}\r\nconnection: close\r\n\r\n"
+        assert b"HTTP/1.1 " + status in read_all(parrot.connect(head.encode()))
 
 
 def test_a_client_that_sends_no_more_is_taken_to_be_gone(parrot: Server) -> None:

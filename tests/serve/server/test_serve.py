@@ -184,7 +184,7 @@ def test_a_port_that_is_taken_is_said_so_before_the_model_is_loaded(capsys: pyte
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         said = refusal(capsys, "--port", str(port))
-    assert f"127.0.0.1, port {port}" in said
+    assert f"127.0.0.1', port {port}" in said
     assert "in use" in said
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nanoengine.core import ram
-from nanoengine.core.ram import available_ram
+from nanoengine import cgroups, ram
+from nanoengine.ram import available_ram
 
 GIB = 2**30
 
@@ -31,7 +31,7 @@ MEMINFO = {"/proc/meminfo": "MemTotal:       33554432 kB\nMemFree: 1 kB\nMemAvai
 def cgroup(limit: str, used: int, active_file: int = 0, inactive_file: int = 0) -> dict[str, str]:
     stat = f"anon 5\nfile 7\ninactive_anon 11\ninactive_file {inactive_file}\nactive_file {active_file}\nslab 13\n"
     files = {"memory.max": f"{limit}\n", "memory.current": f"{used}\n", "memory.stat": stat}
-    return {str(ram.CGROUP / name): content for name, content in files.items()}
+    return {str(cgroups.MEMBERSHIP): "0::/\n"} | {str(cgroups.GROUPS / name): files[name] for name in files}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,29 @@
+"""How much memory this process can still take."""
+
+from __future__ import annotations
+
+import resource
+from contextlib import suppress
+from pathlib import Path
+
+from nanoengine.cgroups import limits
+from nanoengine.core.ram import free_ram, numbers_by_name
+
+LIMITS = "memory.max memory.current", "memory.high memory.current", "memory.limit_in_bytes memory.usage_in_bytes"
+"""Files with a limit of a control group, and what it uses, in bytes; at "high" the kernel lets nothing run but its search for
+memory."""
+
+
+def available_ram() -> int:
+    """Bytes of RAM that this process can still take: of the machine, of its control groups or by `ulimit -v`, the least."""
+    available = free_ram()
+    for folder, limit, used in limits("memory", *LIMITS):
+        # Cached files count as used, but are given back on demand; in version 1, those of groups below have names of their own.
+        stat = numbers_by_name(folder / "memory.stat")
+        file_cache = sum(stat.get(f"total_{name}", stat.get(name, 0)) for name in ("inactive_file", "active_file"))
+        available = min(available, max(limit - used + file_cache, 0))
+    with suppress(OSError):
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        if (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:  # `ulimit -v`
+            available = min(available, max(limit - used, 0))
+    return available

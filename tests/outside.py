@@ -1,0 +1,47 @@
+"""Values of every type and depth, for every field of a table that comes from outside."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from nanoengine.errors import NanoEngineError
+
+DEEP_LIST, DEEP_TABLE = json.loads("[" * 300 + "]" * 300), json.loads('{"a":' * 300 + "1" + "}" * 300)
+
+VALUES: list[Any] = [
+    *(None, True, False, 0, 1, -1, 3, 2**31, 2**63, -(2**70), 10**400, 0.5, 1e308, 5e-324, float("inf"), float("nan")),
+    *("", "x", "4", "\ud800", "\0", "[" * 20_000, "a" * 10**6, "nan", "-", "é.ü", "a\n"),
+    *([], [None], [1], [-1, 10**400], ["x"], [[]], [{}], [1.5, float("nan")], [[1, 2], [3]], DEEP_LIST),
+    *({}, {"": []}, {"a": 1}, {"a": {"b": None}}, {"0": {}}, {"content": 7}, {"type": []}, DEEP_TABLE),
+]
+"""What JSON can hold."""
+
+
+def changed(table: Any, values: Sequence[Any] = VALUES, depth: int = 4) -> Iterator[tuple[str, Any]]:
+    """The table once for each field in it, at any depth, and each value: with the value in place of the field's. Each comes with
+    the name of the field."""
+    if not depth or not isinstance(table, Mapping | list):
+        return
+    for key, inner in table.items() if isinstance(table, Mapping) else enumerate(table[:2]):
+        for name, value in (*((str(key), value) for value in values), *changed(inner, values, depth - 1)):
+            copy: Any = dict(table) if isinstance(table, Mapping) else list(table)
+            copy[key] = value
+            yield name, copy
+
+
+def wrong(read: Callable[[Any], Any], table: Any, most: int = 10**6, values: Sequence[Any] = VALUES) -> list[str]:
+    """The fields of a table with whose values `read` ends otherwise than well, or with an error of ours that is short; of all
+    tables, at most so many are drawn."""
+    found, tables = {}, list(changed(table, values))
+    for name, other in random.Random(0).sample(tables, min(most, len(tables))):
+        try:
+            read(other)
+        except NanoEngineError as error:
+            if not 0 < len(str(error)) < 2100:
+                found[name] = f"{len(str(error))} characters"
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {str(error)[:80]}"
+    return [f"{name}: {text}" for name, text in found.items()]
