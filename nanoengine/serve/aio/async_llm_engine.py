@@ -298,7 +298,12 @@ class AsyncLLMEngine:
         stream = self._streams.get(request.request_id)
         if stream is None:
             return None
-        deltas = stream.collect()
+        try:
+            deltas = stream.collect()
+        except Exception as error:  # of its parameters' own functions: it ends this request alone
+            del self._streams[request.request_id]
+            self.engine.abort(request.request_id)
+            return stream, [], True, error
         if request.finished:
             del self._streams[request.request_id]
             return stream, deltas, True, failure_of(request)

@@ -15,9 +15,9 @@ from contextlib import ExitStack
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nanoengine.serve.server.config import ServerConfig
+from nanoengine.serve.server.connections import client_of
 from nanoengine.serve.server.endpoint import Access, Endpoint
 from nanoengine.serve.server.errors import REASON, Problem, body_too_long, problem_of
-from nanoengine.serve.server.http import client_of
 from nanoengine.serve.server.page import FILES
 from nanoengine.serve.server.protocol import MAX_ID_CHARS
 from nanoengine.serve.server.scope import ADMIN, CLIENT, HELD, REQUEST_ID, SENT
@@ -119,7 +119,7 @@ class Identify:
             await app(scope, receive, send)
 
         client = scope[CLIENT]
-        async with self._work_share.turn(client, int(headers.get(b"content-length", b"0"))):
+        async with self._work_share.turn(client, min(int(headers.get(b"content-length", b"0")), self._max_bytes)):
             await self._work_share.measured(client, work())
 
     def _problem(self, scope: Scope, headers: dict[bytes, bytes]) -> Problem | None:
