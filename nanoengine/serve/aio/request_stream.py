@@ -110,7 +110,7 @@ class RequestStream:
     # ---- on the loop
 
     def deliver(self, deltas: list[Delta], is_over: bool, error: BaseException | None = None) -> None:
-        """Take deltas, and wake the reader. It is the reader who gets an error of `begun` or `take_now`: others are delivered to."""
+        """Take deltas, and wake the reader. An error of `begun` or `take_now` goes to the reader, and to nobody else."""
         if self.is_over or self._error is not None:
             return
         has_reader = self._waiter is not None and not self._waiter.done()

@@ -61,6 +61,7 @@ def http_settings(serving: Serving) -> uvicorn.Config:
     )
     if serving.config.tls:
         settings.load()
+        assert settings.ssl is not None
         settings.http_protocol_class = partial(CountedTLS.of, connections, settings.ssl)  # type: ignore[assignment]
         settings.ssl = None  # a layer of asyncio below the protocol would count nothing before its handshake
     return settings

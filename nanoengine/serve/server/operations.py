@@ -85,12 +85,7 @@ async def reset_prefix_cache(_: HTTPRequest, serving: Serving) -> Response:
 
 
 async def restart_replicas(_: HTTPRequest, serving: Serving) -> Response:
-    """Start all replicas anew, one after the other; requests go on."""
-
-    def restart(engine: LLMEngine) -> bool:
-        own = getattr(engine, "restart", None)  # of an engine that has replicas
-        if own is not None:
-            own()
-        return own is not None
-
-    return json_response({"success": await serving.engine.call(restart)})
+    """Start all replicas anew, one after the other; requests go on. The answer has their number, which may be 0."""
+    restart = lambda engine: engine.restart() if hasattr(engine, "restart") else 0  # noqa: E731 - of one that has replicas
+    count = await serving.engine.call(restart)
+    return json_response({"success": count > 0, "restarting": count})
