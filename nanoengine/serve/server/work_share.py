@@ -28,7 +28,7 @@ SECONDS_OF_A_BYTE = 2e-9
 """The least that a request takes, which is charged before it is read: several of one client are not read at once."""
 
 MOST_OWED = 2.0
-"""Most seconds that a client owes, or has paid before: streams are written without a wait, and would add to an account for ever."""
+"""Most seconds that a client owes, or has paid before: the writing of streams never waits, and would add to it for ever."""
 
 SECONDS_OF_A_REFUSAL = 0.1
 """What a client owes that was told to come later: reading what it sends at once would be work for nothing."""
