@@ -115,7 +115,8 @@ class TimeShare(PolicyPart):
                 decodes[seq.request.client].append(seq)
             elif seq.phase is Phase.PREFILLING:
                 prompts[seq.request.client].append(seq)
-        starting = self._starting(running) if waiting else frozenset[str]()
+        num_rows = Counter([seq.request.client for seq in running]) if waiting else Counter[str]()
+        starting = self._starting(len(running), num_rows) if waiting else frozenset[str]()
         clients = [own for own in self.num_unfinished if own in decodes or own in prompts or own in starting]
         if not clients:
             return []
@@ -124,7 +125,7 @@ class TimeShare(PolicyPart):
         clients.remove(leader)
         self.accounts.leads(leader)
         if leader in starting:
-            self._first = self._first_of(leader, running, waiting)
+            self._first = self._first_of(leader, self.num_rows - len(running), num_rows[leader], waiting)
         self._own = own = decodes[leader]
         longest = LONGEST * self.cost.prompts.at(1)
         num_tokens, seconds = self._prompts_of([*prompts[leader], *self._first], self.max_tokens - len(own), longest)
@@ -133,14 +134,14 @@ class TimeShare(PolicyPart):
         left, room = alone * len(clients), self.max_tokens - len(own) - self._kept
         if self._is_trial(own, num_tokens):
             left = 0.0
-        num_rows = len(own)
+        num_decodes = len(own)
         if self.is_mixed or not num_tokens:
-            num_rows, left = self._place(decodes, clients, num_tokens, left, room)
+            num_decodes, left = self._place(decodes, clients, num_tokens, left, room)
         if num_tokens or self.is_mixed:  # else prompts of others would take the step from the leader's decodes
             with_prompts = [client for client in clients if prompts[client] or client in starting]
             if with_prompts:
-                self._allow_prompts(with_prompts, num_rows, num_tokens, left)
-        if num_rows == len(running):
+                self._allow_prompts(with_prompts, num_decodes, num_tokens, left)
+        if num_decodes == len(running):
             self._all = list(running)
         return []
 
@@ -152,18 +153,16 @@ class TimeShare(PolicyPart):
         most = self.cost.prompts.most(least + left) - num_rows - num_tokens
         self._left, self._of_token = dict.fromkeys(clients, left / len(clients)), left / max(1.0, most)
 
-    def _starting(self, running: Seq[Sequence]) -> Set[str]:
-        """Clients that have a sequence that waits, and a row for it."""
-        num_running = Counter(seq.request.client for seq in running)
+    def _starting(self, num_running: int, num_rows: Mapping[str, int]) -> Set[str]:
+        """Clients that have a sequence that waits, and a row for it. `num_rows`: how many rows each has."""
         own_rows = max(1, self.num_rows // len(self.num_unfinished))  # who has fewer is given one: see `block_share.py`
-        has_room = len(running) < self.num_rows
-        waiting = (client for client, count in self.num_unfinished.items() if count > num_running[client])
-        return {client for client in waiting if has_room or num_running[client] < own_rows}
+        has_room = num_running < self.num_rows
+        waiting = (client for client, count in self.num_unfinished.items() if count > num_rows[client])
+        return {client for client in waiting if has_room or num_rows[client] < own_rows}
 
-    def _first_of(self, client: str, running: Seq[Sequence], waiting: Seq[Sequence]) -> list[Sequence]:
-        """The sequences of a client that may start in this step, the first in order."""
-        num_waiting = self.num_unfinished[client] - sum(seq.request.client == client for seq in running)
-        most = min(max(1, self.num_rows - len(running)), num_waiting, self.max_tokens)
+    def _first_of(self, client: str, num_free: int, num_own: int, waiting: Seq[Sequence]) -> list[Sequence]:
+        """The sequences of a client that may start in this step, the first in order. `num_free`: rows; `num_own`: rows it has."""
+        most = min(max(1, num_free), self.num_unfinished[client] - num_own, self.max_tokens)
         return list(islice((seq for seq in waiting if seq.request.client == client), most))
 
     def _prompts_of(self, seqs: Iterable[Sequence], budget: int, longest: float) -> tuple[int, float]:
