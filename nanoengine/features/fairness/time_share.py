@@ -73,7 +73,10 @@ class TimeShare(PolicyPart):
         self._all: list[Sequence] = []  # the sequences that run, where all of them were in the last step
         self._num_alike = 0  # steps since that was found out
         self._num_waiting = self._num_free = 0  # sequences that waited beside them, and free blocks
-        self._is_stuck, self._has_newcomer = False, False  # there was no room for who waits; nothing of some client runs
+        self._is_stuck, self._has_newcomer = (
+            False,
+            False,
+        )  # there was no room for who waits; nothing of some client runs
         # The rest is of the step that is made.
         self._leader = ""
         self._first: list[Sequence] = []  # waiting sequences of the leader
