@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from collections.abc import Sequence as Seq
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 
 from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.messages import StepResult
@@ -73,10 +73,7 @@ class TimeShare(PolicyPart):
         self._all: list[Sequence] = []  # the sequences that run, where all of them were in the last step
         self._num_alike = 0  # steps since that was found out
         self._num_waiting = self._num_free = 0  # sequences that waited beside them, and free blocks
-        self._is_stuck, self._has_newcomer = (
-            False,
-            False,
-        )  # there was no room for who waits; nothing of some client runs
+        self._has_newcomer = False  # nothing of some client runs
         # The rest is of the step that is made.
         self._leader = ""
         self._first: list[Sequence] = []  # waiting sequences of the leader
@@ -106,14 +103,18 @@ class TimeShare(PolicyPart):
     def make_way(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> list[Sequence]:
         """Choose for whom the step is, how long it may take, and which decodes of the others are in it."""
         began = self.accounts.begin_step()
-        if running and running == self._all and self._num_alike < MOST_ALIKE and len(waiting) == self._num_waiting:
-            if not waiting or self.blocks.num_free <= self._num_free:
-                self._num_alike, self._first, self._left = self._num_alike + 1, [], {}
-                return []
+        is_same = running == self._all and len(waiting) == self._num_waiting
+        if (
+            is_same
+            and running
+            and self._num_alike < MOST_ALIKE
+            and (not waiting or self.blocks.num_free <= self._num_free)
+        ):
+            self._num_alike, self._first, self._left = self._num_alike + 1, [], {}
+            return []
         self.accounts.charge_due()
         self._own, self._held, self._first, self._leader, self._left, self._all = [], [], [], "", {}, []
-        self._num_alike, self._is_stuck = 0, False
-        self._num_waiting, self._num_free = len(waiting), self.blocks.num_free
+        self._num_alike, self._num_waiting, self._num_free = 0, len(waiting), self.blocks.num_free
         self.is_idle = len(self.num_unfinished) < 2 and began - self._alone_since > RECENT_SECONDS
         self._is_untouched = True
         decodes, prompts = defaultdict[str, list[Sequence]](list), defaultdict[str, list[Sequence]](list)
@@ -261,12 +262,7 @@ class TimeShare(PolicyPart):
 
     def candidates(self, waiting: Iterable[Sequence]) -> Iterator[Sequence]:
         """Those of the leader first, and others while there is time for them."""
-        for seq in chain(self._first, self._others_of(waiting)):
-            self._is_stuck = True
-            yield seq
-            self._is_stuck = False
-
-    def _others_of(self, waiting: Iterable[Sequence]) -> Iterator[Sequence]:
+        yield from self._first
         left = self._left
         for seq in waiting if left else ():
             if left.get(seq.request.client, 0.0) > 0.0:
@@ -292,7 +288,6 @@ class TimeShare(PolicyPart):
         return int(self._left[seq.request.client] / of_next)
 
     def took(self, seq: Sequence, count: int) -> None:
-        self._is_stuck = False
         if seq.request.client == self._leader:
             self._own_left, self._kept = self._own_left - count, max(0, self._kept - count)
         else:
@@ -302,7 +297,7 @@ class TimeShare(PolicyPart):
 
     def complete(self, step: Step) -> None:
         self.accounts.charge(step, is_new=not self._num_alike)
-        if self._is_stuck and not (step.runs or self._has_newcomer):
+        if self._first and not (step.runs or self._has_newcomer):  # there was no room for them
             self._all = step.decodes.copy()
 
     def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import types
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
 from contextlib import asynccontextmanager
@@ -138,23 +139,14 @@ class WorkShare:
         finally:
             self.charge(client, self.worked() - start)
 
-    def measured(self, client: str, work: Coroutine[Any, Any, None]) -> Measured:
-        """Await this in place of the work, and its time on the event loop is charged."""
-        return Measured(self, client, work)
-
-
-class Measured:
-    """Steps through a coroutine, and charges the time between two of its pauses."""
-
-    def __init__(self, share: WorkShare, client: str, work: Coroutine[Any, Any, None]):
-        self._share, self._client, self._work = share, client, work
-
-    def __await__(self) -> Generator[Any, Any, None]:
+    @types.coroutine
+    def measured(self, client: str, work: Coroutine[Any, Any, None]) -> Generator[Any, Any, None]:
+        """Await this in place of the work: its time on the event loop, between two of its pauses, is charged."""
         error: BaseException | None = None
         while True:
-            go_on: Callable[[Any], Any] = self._work.send if error is None else self._work.throw
+            go_on: Callable[[Any], Any] = work.send if error is None else work.throw
             try:
-                awaited = self._share.charged(self._client, go_on, error)
+                awaited = self.charged(client, go_on, error)
             except StopIteration:
                 return
             try:
