@@ -68,6 +68,6 @@ class CountedTLS(_Counted, SSLProtocol):  # type: ignore[misc]
     @classmethod
     def of(cls, connections: Quota, context: ssl.SSLContext, **options: Any) -> CountedTLS:
         """`options`: of `BoundedHTTP`, which the connection carries."""
-        limits = {"ssl_handshake_timeout": HANDSHAKE_SECONDS, "ssl_shutdown_timeout": HANDSHAKE_SECONDS}
-        http = BoundedHTTP(**options)
-        return cls(connections, asyncio.get_running_loop(), http, context, None, server_side=True, **limits)
+        limits = dict.fromkeys(("ssl_handshake_timeout", "ssl_shutdown_timeout"), HANDSHAKE_SECONDS)
+        loop, http = asyncio.get_running_loop(), BoundedHTTP(**options)
+        return cls(connections, loop, http, context, None, server_side=True, **limits)
