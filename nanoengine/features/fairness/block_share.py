@@ -88,8 +88,7 @@ class BlockShare(PolicyPart):
 
     def _growth(self, seqs: Iterable[Sequence]) -> int:
         """Blocks that the next tokens of some sequences need."""
-        decoding = Phase.DECODING
-        grow = [seq.num_slots <= seq.num_computed and seq.phase is decoding for seq in seqs]
+        grow = [seq.num_slots <= seq.num_computed and seq.phase is Phase.DECODING for seq in seqs]
         return len(self.blocks.layouts) * sum(grow)
 
     def _need(self, seq: Sequence) -> int:

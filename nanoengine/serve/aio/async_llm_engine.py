@@ -72,12 +72,9 @@ class AsyncLLMEngine:
     def __init__(self, make: Callable[[], LLMEngine]):
         self.error: BaseException | None = None  # that has ended the engine
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
-        self._lines: dict[
-            str, deque[_Message]
-        ] = {}  # messages that wait for their turn, by client; used by the thread alone
-        self._streams: dict[
-            str, RequestStream
-        ] = {}  # by request id, of the requests that run; used by the thread alone
+        # The thread alone uses these two:
+        self._lines: dict[str, deque[_Message]] = {}  # messages that wait for their turn, by client
+        self._streams: dict[str, RequestStream] = {}  # of the requests that run, by request id
         self._num_sent = 0  # sequences that were put into the inbox, counted by the callers
         self._num_received = 0  # sequences that were taken out of it, counted by the thread
         self._step_began: float | None = None  # the time at which the running step began
@@ -197,7 +194,7 @@ class AsyncLLMEngine:
         """The result of a function of the engine, called in its thread between two steps, unless nobody awaits it any more."""
         self._check_alive()
         answer = Future[T]()
-        refuse = lambda error: answer.cancelled() or answer.set_exception(error)  # type: ignore[func-returns-value]  # noqa: E731
+        refuse = lambda error: answer.set_running_or_notify_cancel() and answer.set_exception(error)  # type: ignore[func-returns-value]  # noqa: E731
         self._put(_Message(partial(self._call, function, answer), refuse))
         return await asyncio.wrap_future(answer)
 

@@ -8,7 +8,7 @@ import asyncio
 import ipaddress
 import ssl
 from asyncio.sslproto import SSLProtocol
-from typing import Any
+from typing import Any, cast
 
 from nanoengine.serve.server.http import BoundedHTTP
 from nanoengine.serve.server.quota import Quota
@@ -44,22 +44,15 @@ class _Counted(asyncio.BaseProtocol):
         self._connections.take(self._address)  # also if it is refused, until it is closed
         super().connection_made(transport)
         if not has_room:
-            self.refuse_all(transport)
+            cast(Any, self).refuse(b"503 Service Unavailable")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.give_back(self._address)
         super().connection_lost(exc)
 
-    def refuse_all(self, transport: asyncio.Transport) -> None:
-        """There is no room for this connection."""
-        transport.abort()
-
 
 class CountedHTTP(_Counted, BoundedHTTP):
     """A connection in plain HTTP."""
-
-    def refuse_all(self, transport: asyncio.Transport) -> None:
-        self.refuse(b"503 Service Unavailable")
 
 
 class CountedTLS(_Counted, SSLProtocol):  # type: ignore[misc]
@@ -71,3 +64,7 @@ class CountedTLS(_Counted, SSLProtocol):  # type: ignore[misc]
         limits = dict.fromkeys(("ssl_handshake_timeout", "ssl_shutdown_timeout"), HANDSHAKE_SECONDS)
         loop, http = asyncio.get_running_loop(), BoundedHTTP(**options)
         return cls(connections, loop, http, context, None, server_side=True, **limits)
+
+    def refuse(self, _: bytes) -> None:
+        """Close the connection without a word, which would take a handshake."""
+        cast(Any, self._transport).abort()

@@ -86,6 +86,5 @@ async def reset_prefix_cache(_: HTTPRequest, serving: Serving) -> Response:
 
 async def restart_replicas(_: HTTPRequest, serving: Serving) -> Response:
     """Start all replicas anew, one after the other; requests go on. The answer has their number, which may be 0."""
-    restart = lambda engine: engine.restart() if hasattr(engine, "restart") else 0  # noqa: E731 - of one that has replicas
-    count = await serving.engine.call(restart)
+    count = await serving.engine.call(lambda engine: getattr(engine, "restart", int)())  # 0 without replicas
     return json_response({"success": count > 0, "restarting": count})

@@ -15,10 +15,8 @@ import types
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
 from contextlib import asynccontextmanager
-from itertools import takewhile
 from typing import Any, TypeVar
 
-A = TypeVar("A")
 R = TypeVar("R")
 
 RECENT_SECONDS = 0.1
@@ -70,7 +68,7 @@ class WorkShare:
         """Clients that are there, beside one."""
         now, left = self.clock(), self._left
         if left and now - next(iter(left.values())) > RECENT_SECONDS:
-            for gone in list(takewhile(lambda own: now - left[own] > RECENT_SECONDS, left)):
+            for gone in [own for own, at in left.items() if now - at > RECENT_SECONDS]:
                 del left[gone]
                 self._counted.pop(gone, None)
             self._ready = {own: at for own, at in self._ready.items() if at > now}
@@ -131,7 +129,7 @@ class WorkShare:
                 self._prepaid.pop(client, None)
                 self._left[client] = self.clock()
 
-    def charged(self, client: str, function: Callable[[A], R], value: A) -> R:
+    def charged(self, client: str, function: Callable[[Any], R], value: Any) -> R:
         """The result of a function, whose time on the event loop is charged."""
         start = self.worked()
         try:
