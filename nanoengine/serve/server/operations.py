@@ -80,8 +80,7 @@ async def abort_requests(http: HTTPRequest, serving: Serving) -> Response:
 
 async def reset_prefix_cache(_: HTTPRequest, serving: Serving) -> Response:
     """Forget all cached prefixes; refused while requests run."""
-    done = await serving.engine.call(LLMEngine.reset_prefix_cache)
-    return json_response({"success": done})
+    return json_response({"success": await serving.engine.call(LLMEngine.reset_prefix_cache)})
 
 
 async def restart_replicas(_: HTTPRequest, serving: Serving) -> Response:
