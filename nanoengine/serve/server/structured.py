@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
-from nanoengine.errors import InvalidSamplingParams
-from nanoengine.serve.server.errors import Problem
-from nanoengine.serve.server.protocol import Generation, Queued
+from nanoengine.errors import InvalidPrompt, InvalidSamplingParams
+from nanoengine.serve.server.errors import Problem, problem_of
+from nanoengine.serve.server.protocol import ChatRequest, Generation, Queued
 
 
 def is_structured(request: Generation) -> bool:
@@ -20,11 +20,11 @@ def is_structured(request: Generation) -> bool:
 
 @contextmanager
 def named_as_sent(request: Queued, names: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
-    """A context in which errors about `structured_outputs`, and about the fields of `names`, are given the names that the client
-    has sent.
+    """A context in which errors about the prompt, `structured_outputs` and the fields of `names` get the name of the field that the
+    client has sent.
 
     Raises:
-        InvalidSamplingParams: the error, with the name of that field.
+        InvalidSamplingParams, Problem: the error, with the name of that field.
     """
     try:
         yield
@@ -36,6 +36,18 @@ def named_as_sent(request: Queued, names: Mapping[str, str] = MappingProxyType({
         for ours, theirs in {**names, **getattr(request, "names", {})}.items():
             message = re.sub(rf"^{re.escape(ours)}\b", theirs, message)
         raise InvalidSamplingParams(message) from error
+    except (InvalidPrompt, Problem) as error:
+        problem = problem_of(error)
+        if problem.param == "prompt":
+            problem.param = _field_of_prompt(request)
+            problem.message = re.sub(r"^prompt\b", problem.param, problem.message)
+        raise problem from None
+
+
+def _field_of_prompt(request: Queued) -> str:
+    if isinstance(request, ChatRequest):
+        return getattr(request, "turns", "messages")
+    return "prompt" if isinstance(request, Generation) else "input"
 
 
 def structured_outputs(request: Generation) -> dict[str, Any] | None:
