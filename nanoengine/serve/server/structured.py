@@ -20,8 +20,8 @@ def is_structured(request: Generation) -> bool:
 
 @contextmanager
 def named_as_sent(request: Queued, names: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
-    """A context in which errors about the prompt, `structured_outputs` and the fields of `names` get the name of the field that the
-    client has sent.
+    """A context in which errors about the prompt, `structured_outputs` and the fields of `names` get the names that the client
+    has sent.
 
     Raises:
         InvalidSamplingParams, Problem: the error, with the name of that field.
