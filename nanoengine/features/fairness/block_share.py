@@ -13,7 +13,7 @@ A sequence that needs more than the part of its client may have it while nobody 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 
@@ -44,8 +44,11 @@ class BlockShare(PolicyPart):
         self._is_tight, self._starting = False, None
         if not was_tight and not is_full and len(running) * len(self.blocks.layouts) <= self.blocks.num_free:
             return []
-        part, num_rows = self.blocks.num_blocks // len(self.clients), Counter(seq.request.client for seq in running)
-        short = sum(map(self._growth, running)) - self.blocks.num_free
+        short = self._growth(running) - self.blocks.num_free
+        if not was_tight and not is_full and short <= 0:
+            return []
+        part = self.blocks.num_blocks // len(self.clients)
+        num_rows = Counter([seq.request.client for seq in running])
         victims = self._victims(running, part, short) if short > 0 else []
         if victims:
             self._starting = set()  # what they give back is not for them
@@ -83,10 +86,10 @@ class BlockShare(PolicyPart):
                 victims.append(seq)
         return victims
 
-    def _growth(self, seq: Sequence) -> int:
-        """Blocks that its next token needs."""
-        grows = seq.phase is Phase.DECODING and seq.num_slots <= seq.num_computed
-        return len(self.blocks.layouts) if grows else 0
+    def _growth(self, seqs: Iterable[Sequence]) -> int:
+        """Blocks that the next tokens of some sequences need."""
+        grow = [seq.num_slots <= seq.num_computed and seq.phase is Phase.DECODING for seq in seqs]
+        return len(self.blocks.layouts) * sum(grow)
 
     def _need(self, seq: Sequence) -> int:
         """Blocks that it is admitted with, if it finds none of them in the cache."""
@@ -97,27 +100,21 @@ class BlockShare(PolicyPart):
         """The last sequences of clients that have more than their part, as many as free so many blocks; none if that is not
         enough.
         """
-        held: dict[str, Counter[int]] = {client: Counter() for client in self.clients}
-        growth = Counter[str]()
+        seqs = defaultdict[str, list[Sequence]](list)  # that stay
         for seq in running:
-            held[seq.request.client].update(_blocks_of(seq))
-            growth[seq.request.client] += self._growth(seq)
+            seqs[seq.request.client].append(seq)
+        held = {client: self._growth(own) + len(_blocks_of(own)) for client, own in seqs.items()}
         victims: list[Sequence] = []
         gone = Counter[int]()
         for seq in reversed(running):
             client = seq.request.client
-            own = held[client]
-            if len(own) + growth[client] <= part or seq.phase is Phase.ENDING:
+            if held[client] <= part or seq.phase is Phase.ENDING:
                 continue
             victims.append(seq)
-            growth[client] -= self._growth(seq)
-            short -= self._growth(seq)
-            for block in _blocks_of(seq):
-                own[block] -= 1
-                gone[block] += 1
-                if not own[block]:
-                    del own[block]
-                short -= gone[block] == self.blocks.ref_counts[block]
+            seqs[client].remove(seq)
+            held[client] = self._growth(seqs[client]) + len(_blocks_of(seqs[client]))
+            gone.update(blocks := _blocks_of([seq]))
+            short -= self._growth([seq]) + sum(gone[block] == self.blocks.ref_counts[block] for block in blocks)
             if short <= 0:
                 return victims
         return []
@@ -134,5 +131,6 @@ class BlockShare(PolicyPart):
         self._is_tight = False
 
 
-def _blocks_of(seq: Sequence) -> Iterator[int]:
-    return (block for table in seq.block_tables for block in table if block != NULL_BLOCK)
+def _blocks_of(seqs: Iterable[Sequence]) -> set[int]:
+    """The blocks that some sequences hold."""
+    return set[int]().union(*[table for seq in seqs for table in seq.block_tables]) - {NULL_BLOCK}

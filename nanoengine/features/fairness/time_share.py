@@ -35,7 +35,7 @@ RECENT_SECONDS = 0.2
 """So long after others have gone, steps stay as short: who chats comes again, and waits for the step that runs."""
 
 MOST_ALIKE = 8
-"""So many steps are made alike while the same sequences decode, and have room in one step."""
+"""So many steps are made alike while the same sequences decode, have room in one step, and nobody who waits has room to start."""
 
 
 class TimeShare(PolicyPart):
@@ -72,6 +72,8 @@ class TimeShare(PolicyPart):
         self._last_trial = float("-inf")  # when a step was made for its leader's decodes alone
         self._all: list[Sequence] = []  # the sequences that run, where all of them were in the last step
         self._num_alike = 0  # steps since that was found out
+        self._num_waiting = self._num_free = 0  # sequences that waited beside them, and free blocks
+        self._has_newcomer = False  # nothing of some client runs
         # The rest is of the step that is made.
         self._leader = ""
         self._first: list[Sequence] = []  # waiting sequences of the leader
@@ -101,12 +103,18 @@ class TimeShare(PolicyPart):
     def make_way(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> list[Sequence]:
         """Choose for whom the step is, how long it may take, and which decodes of the others are in it."""
         began = self.accounts.begin_step()
-        if running and running == self._all and not waiting and self._num_alike < MOST_ALIKE:
-            self._num_alike += 1
+        is_same = running == self._all and len(waiting) == self._num_waiting
+        if (
+            is_same
+            and running
+            and self._num_alike < MOST_ALIKE
+            and (not waiting or self.blocks.num_free <= self._num_free)
+        ):
+            self._num_alike, self._first, self._left = self._num_alike + 1, [], {}
             return []
         self.accounts.charge_due()
         self._own, self._held, self._first, self._leader, self._left, self._all = [], [], [], "", {}, []
-        self._num_alike = 0
+        self._num_alike, self._num_waiting, self._num_free = 0, len(waiting), self.blocks.num_free
         self.is_idle = len(self.num_unfinished) < 2 and began - self._alone_since > RECENT_SECONDS
         self._is_untouched = True
         decodes, prompts = defaultdict[str, list[Sequence]](list), defaultdict[str, list[Sequence]](list)
@@ -115,7 +123,8 @@ class TimeShare(PolicyPart):
                 decodes[seq.request.client].append(seq)
             elif seq.phase is Phase.PREFILLING:
                 prompts[seq.request.client].append(seq)
-        starting = self._starting(running) if waiting else frozenset[str]()
+        num_rows = Counter([seq.request.client for seq in running]) if waiting else Counter[str]()
+        starting = self._starting(len(running), num_rows) if waiting else frozenset[str]()
         clients = [own for own in self.num_unfinished if own in decodes or own in prompts or own in starting]
         if not clients:
             return []
@@ -124,7 +133,7 @@ class TimeShare(PolicyPart):
         clients.remove(leader)
         self.accounts.leads(leader)
         if leader in starting:
-            self._first = self._first_of(leader, running, waiting)
+            self._first = self._first_of(leader, self.num_rows - len(running), num_rows[leader], waiting)
         self._own = own = decodes[leader]
         longest = LONGEST * self.cost.prompts.at(1)
         num_tokens, seconds = self._prompts_of([*prompts[leader], *self._first], self.max_tokens - len(own), longest)
@@ -133,15 +142,16 @@ class TimeShare(PolicyPart):
         left, room = alone * len(clients), self.max_tokens - len(own) - self._kept
         if self._is_trial(own, num_tokens):
             left = 0.0
-        num_rows = len(own)
+        num_decodes = len(own)
         if self.is_mixed or not num_tokens:
-            num_rows, left = self._place(decodes, clients, num_tokens, left, room)
+            num_decodes, left = self._place(decodes, clients, num_tokens, left, room)
         if num_tokens or self.is_mixed:  # else prompts of others would take the step from the leader's decodes
             with_prompts = [client for client in clients if prompts[client] or client in starting]
             if with_prompts:
-                self._allow_prompts(with_prompts, num_rows, num_tokens, left)
-        if num_rows == len(running):
+                self._allow_prompts(with_prompts, num_decodes, num_tokens, left)
+        if num_decodes == len(running) and not waiting:
             self._all = list(running)
+        self._has_newcomer = sum(map(bool, num_running.values())) < len(self.num_unfinished)
         return []
 
     def _allow_prompts(self, clients: list[str], num_rows: int, num_tokens: int, left: float) -> None:
@@ -152,18 +162,16 @@ class TimeShare(PolicyPart):
         most = self.cost.prompts.most(least + left) - num_rows - num_tokens
         self._left, self._of_token = dict.fromkeys(clients, left / len(clients)), left / max(1.0, most)
 
-    def _starting(self, running: Seq[Sequence]) -> Set[str]:
-        """Clients that have a sequence that waits, and a row for it."""
-        num_running = Counter(seq.request.client for seq in running)
+    def _starting(self, num_running: int, num_rows: Mapping[str, int]) -> Set[str]:
+        """Clients that have a sequence that waits, and a row for it. `num_rows`: how many rows each has."""
         own_rows = max(1, self.num_rows // len(self.num_unfinished))  # who has fewer is given one: see `block_share.py`
-        has_room = len(running) < self.num_rows
-        waiting = (client for client, count in self.num_unfinished.items() if count > num_running[client])
-        return {client for client in waiting if has_room or num_running[client] < own_rows}
+        has_room = num_running < self.num_rows
+        waiting = (client for client, count in self.num_unfinished.items() if count > num_rows[client])
+        return {client for client in waiting if has_room or num_rows[client] < own_rows}
 
-    def _first_of(self, client: str, running: Seq[Sequence], waiting: Seq[Sequence]) -> list[Sequence]:
-        """The sequences of a client that may start in this step, the first in order."""
-        num_waiting = self.num_unfinished[client] - sum(seq.request.client == client for seq in running)
-        most = min(max(1, self.num_rows - len(running)), num_waiting, self.max_tokens)
+    def _first_of(self, client: str, num_free: int, num_own: int, waiting: Seq[Sequence]) -> list[Sequence]:
+        """The sequences of a client that may start in this step, the first in order. `num_free`: rows; `num_own`: rows it has."""
+        most = min(max(1, num_free), self.num_unfinished[client] - num_own, self.max_tokens)
         return list(islice((seq for seq in waiting if seq.request.client == client), most))
 
     def _prompts_of(self, seqs: Iterable[Sequence], budget: int, longest: float) -> tuple[int, float]:
@@ -289,6 +297,8 @@ class TimeShare(PolicyPart):
 
     def complete(self, step: Step) -> None:
         self.accounts.charge(step, is_new=not self._num_alike)
+        if self._first and not (step.runs or self._has_newcomer):  # there was no room for them
+            self._all = step.decodes.copy()
 
     def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
         self.accounts.settle(step, result)

@@ -121,9 +121,9 @@ class ReplicatedEngine(LLMEngine):
         self.supervisor.tell_all(Forget())
         return True
 
-    def restart(self) -> None:
+    def restart(self) -> int:
         """See `Supervisor.restart`."""
-        self.supervisor.restart()
+        return self.supervisor.restart()
 
     def close(self) -> None:
         if self._is_closed:

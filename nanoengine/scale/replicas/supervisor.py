@@ -103,12 +103,15 @@ class Supervisor:
             self._calls.get()()
         self._look_at_clock(time.monotonic())
 
-    def restart(self) -> None:
-        """Replace every replica, one after the other. The new replica is ready before requests move there from the old one."""
+    def restart(self) -> int:
+        """Begin to replace every replica, one after the other, and return how many these are. The new replica is ready before
+        requests move there from the old one.
+        """
         self._to_restart = self.slots.copy()
         for slot in self.slots:
             slot.num_failed = 0
         self._restart_next()
+        return len(self.slots)
 
     def tell_all(self, message: Any) -> None:
         for process in self.current:

@@ -14,11 +14,12 @@ import time
 import uuid
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from itertools import chain
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from nanoengine.builder import Built, build_engine, read_config
 from nanoengine.core.errors import EngineClosed, InvalidSamplingParams
@@ -71,12 +72,9 @@ class AsyncLLMEngine:
     def __init__(self, make: Callable[[], LLMEngine]):
         self.error: BaseException | None = None  # that has ended the engine
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
-        self._lines: dict[
-            str, deque[_Message]
-        ] = {}  # messages that wait for their turn, by client; used by the thread alone
-        self._streams: dict[
-            str, RequestStream
-        ] = {}  # by request id, of the requests that run; used by the thread alone
+        # The thread alone uses these two:
+        self._lines: dict[str, deque[_Message]] = {}  # messages that wait for their turn, by client
+        self._streams: dict[str, RequestStream] = {}  # of the requests that run, by request id
         self._num_sent = 0  # sequences that were put into the inbox, counted by the callers
         self._num_received = 0  # sequences that were taken out of it, counted by the thread
         self._step_began: float | None = None  # the time at which the running step began
@@ -193,11 +191,12 @@ class AsyncLLMEngine:
             self.cancel(stream)
 
     async def call(self, function: Callable[[LLMEngine], T]) -> T:
-        """The result of a function of the engine, called in its thread between two steps."""
+        """The result of a function of the engine, called in its thread between two steps, unless nobody awaits it any more."""
         self._check_alive()
-        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._put(_Message(partial(self._call, function, answer), partial(_settle, answer, None)))
-        return await answer
+        answer = Future[T]()
+        refuse = lambda error: answer.set_running_or_notify_cancel() and answer.set_exception(error)  # type: ignore[func-returns-value]  # noqa: E731
+        self._put(_Message(partial(self._call, function, answer), refuse))
+        return await asyncio.wrap_future(answer)
 
     @property
     def num_waiting(self) -> int:
@@ -275,11 +274,12 @@ class AsyncLLMEngine:
         if self.engine.abort(request_id) and (news := self._news(own.request)):
             self._send([news], waits=False)
 
-    def _call(self, function: Callable[[LLMEngine], T], answer: asyncio.Future[T]) -> None:
-        try:
-            _settle(answer, function(self.engine), None)
-        except Exception as error:  # it is the caller's, who awaits it
-            _settle(answer, None, error)
+    def _call(self, function: Callable[[LLMEngine], T], answer: Future[T]) -> None:
+        if answer.set_running_or_notify_cancel():
+            try:
+                answer.set_result(function(self.engine))
+            except Exception as error:  # it is the caller's, who awaits it
+                answer.set_exception(error)
 
     def _submit(self, stream: RequestStream) -> None:
         request = stream.request
@@ -298,7 +298,12 @@ class AsyncLLMEngine:
         stream = self._streams.get(request.request_id)
         if stream is None:
             return None
-        deltas = stream.collect()
+        try:
+            deltas = stream.collect()
+        except Exception as error:  # of its parameters' own functions: it ends this request alone
+            del self._streams[request.request_id]
+            self.engine.abort(request.request_id)
+            return stream, [], True, error
         if request.finished:
             del self._streams[request.request_id]
             return stream, deltas, True, failure_of(request)
@@ -358,17 +363,3 @@ def _deliver(news: list[News], done: Callable[[], object]) -> None:
     for stream, deltas, is_over, error in news:
         stream.deliver(deltas, is_over, error)
     news[0][0].loop.call_soon(done)  # behind the readers who were woken
-
-
-def _settle(answer: asyncio.Future[T], result: T | None, error: Exception | None) -> None:
-    """Set the result of a future, on its loop."""
-
-    def settle() -> None:
-        if answer.done():  # nobody waits any more
-            return
-        if error is None:
-            answer.set_result(cast(T, result))
-        else:
-            answer.set_exception(error)
-
-    call_soon(answer.get_loop(), settle)

@@ -110,20 +110,22 @@ class RequestStream:
     # ---- on the loop
 
     def deliver(self, deltas: list[Delta], is_over: bool, error: BaseException | None = None) -> None:
-        """Take deltas, and wake the reader."""
-        if self.is_over:
+        """Take deltas, and wake the reader. An error of `begun` or `take_now` goes to the reader, and to nobody else."""
+        if self.is_over or self._error is not None:
             return
-        if self._to_begin:
-            for index in self._to_begin & {delta.index for delta in deltas}:
+        has_reader = self._waiter is not None and not self._waiter.done()
+        try:
+            for index in self._to_begin & {delta.index for delta in deltas} if self._to_begin else ():
                 self._to_begin.remove(index)
                 self._begun()
-        has_reader = self._waiter is not None and not self._waiter.done()
-        if has_reader and not is_over and self.take_now is not None and self.take_now(deltas):
-            return
+            if has_reader and not is_over and self.take_now is not None and self.take_now(deltas):
+                return
+        except Exception as raised:
+            deltas, error = [], raised
         self._deltas += deltas
         self._num_unread += 1
         self.is_over, self._error = is_over, error
-        if self._waiter is not None and not self._waiter.done():
+        if self._waiter is not None and has_reader:
             self._waiter.set_result(None)
 
     async def end(self) -> None:

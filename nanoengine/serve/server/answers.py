@@ -214,7 +214,7 @@ class ChoicesAnswer(Generic[G]):
                 parts = await serving.make(make_all, job, slow=self.num_repeated > MANY_CHARS)
                 has_begun = True
                 if is_plain and not self.echoes:
-                    job.take_now(write_now)
+                    job.take_now(partial(serving.work_share.charged, job.requests[0].client, write_now))
             for number, delta in news:
                 index = number * n + delta.index
                 progress = choices[index]

@@ -16,9 +16,9 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from nanoengine.errors import NanoEngineError
+from nanoengine.serve.server.connections import CountedHTTP, CountedTLS
 from nanoengine.serve.server.endpoints import ENDPOINTS, VIEW
 from nanoengine.serve.server.errors import Problem, problem_of
-from nanoengine.serve.server.http import BoundedHTTP
 from nanoengine.serve.server.jobs import LAST_EVENT_SECONDS
 from nanoengine.serve.server.middleware import Identify
 from nanoengine.serve.server.page import FILES, file_route
@@ -45,9 +45,10 @@ def make_app(serving: Serving) -> Starlette:
 def http_settings(serving: Serving) -> uvicorn.Config:
     """How uvicorn serves the application."""
     connections = Quota.of_places(serving.config.max_connections)
-    return uvicorn.Config(
+    settings = uvicorn.Config(
         make_app(serving),
-        http=partial(BoundedHTTP, connections),  # type: ignore[arg-type]
+        http=partial(CountedHTTP, connections),  # type: ignore[arg-type]
+        loop="asyncio",  # its TLS is a protocol above a socket's
         ws="none",
         lifespan="off",
         log_config=None,
@@ -58,6 +59,12 @@ def http_settings(serving: Serving) -> uvicorn.Config:
         timeout_graceful_shutdown=LAST_EVENT_SECONDS,
         **serving.config.tls,
     )
+    if serving.config.tls:
+        settings.load()
+        assert settings.ssl is not None
+        settings.http_protocol_class = partial(CountedTLS.of, connections, settings.ssl)  # type: ignore[assignment]
+        settings.ssl = None  # a layer of asyncio below the protocol would count nothing before its handshake
+    return settings
 
 
 async def _answer_error(http: HTTPRequest, error: NanoEngineError) -> Response:

@@ -128,8 +128,6 @@ def problem_of(error: BaseException) -> Problem:
 
 
 def _field(message: str) -> str | None:
-    """The field at fault: messages of the engine begin with its name, except those about the prompt."""
-    word = re.match(r"[a-z]+(_[a-z]+)*", message)
-    if word is None or word[0] in ("the", "a", "bad"):
-        return "prompt" if message.startswith("the prompt") else None
-    return word[0]
+    """The field at fault: messages of the engine begin with its name, or with a small word."""
+    word = re.match(r"(?:the (?=prompt))?((?!(?:the|an?|no|there|bad)\b)[a-z]+(?:_[a-z]+)*)", message)
+    return None if word is None else word[1]

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from typing import Any, cast
 
 from starlette.types import Message, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
-from nanoengine.serve.server.quota import Quota
 
 MAX_HEAD_BYTES = 64 << 10
 """The longest request line with all headers: the parser itself has no limit (as in CVE-2025-48956)."""
@@ -21,26 +18,11 @@ MAX_HEAD_SECONDS = 60
 """Seconds in which a whole head must arrive; then the answer is 408, and the connection is closed."""
 
 
-def client_of(address: str) -> str:
-    """Who an address counts as. IPv6: all addresses of its /64, since each customer has as many. What is no address, as a proxy
-    may have been told by anybody, is "unknown".
-    """
-    try:
-        own = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return "unknown"
-    if isinstance(own, ipaddress.IPv6Address):
-        return str(own.ipv4_mapped or ipaddress.IPv6Network((own, 64), strict=False))
-    return address
-
-
 class BoundedHTTP(HttpToolsProtocol):
-    """One connection. `connections`: how many there are, of each address and in total."""
+    """One connection."""
 
-    def __init__(self, connections: Quota, *args: Any, **kwargs: Any):
+    def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self._connections = connections
-        self._address = ""
         self._head_bytes = 0  # of a head that is not whole yet
         self._parsed_bytes = 0  # of the target and the headers of this request
         self._is_in_head = True
@@ -51,18 +33,10 @@ class BoundedHTTP(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        peer = transport.get_extra_info("peername")
-        self._address = client_of(peer[0]) if peer else "local"
-        has_room = self._connections.has_room(self._address)
-        self._connections.take(self._address)  # also if it is refused, until it is closed
-        if not has_room:
-            self._refuse(b"503 Service Unavailable")
-            return
         self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_clock()
-        self._connections.give_back(self._address)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -74,7 +48,7 @@ class BoundedHTTP(HttpToolsProtocol):
         if self._is_in_head and not self._has_ended:  # otherwise some of it was the body before
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse(b"431 Request Header Fields Too Large")
+                self.refuse(b"431 Request Header Fields Too Large")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -91,7 +65,7 @@ class BoundedHTTP(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._parsed(len(name) + len(value) + 4)
         if name.lower() == b"transfer-encoding" and value.strip().lower() != b"chunked":
-            self._refuse(b"501 Not Implemented")
+            self.refuse(b"501 Not Implemented")
             raise ValueError("a transfer encoding that is not known")
         super().on_header(name, value)
 
@@ -99,7 +73,7 @@ class BoundedHTTP(HttpToolsProtocol):
         """Count a part of a head, which may be whole in what was received at once. Raises to stop the parser."""
         self._parsed_bytes += size
         if self._parsed_bytes > MAX_HEAD_BYTES:
-            self._refuse(b"431 Request Header Fields Too Large")
+            self.refuse(b"431 Request Header Fields Too Large")
             raise ValueError("a head that is too long")
 
     def on_headers_complete(self) -> None:
@@ -130,14 +104,15 @@ class BoundedHTTP(HttpToolsProtocol):
         return send_plain
 
     def _watch_head(self) -> None:
-        self._clock = self.loop.call_later(MAX_HEAD_SECONDS, self._refuse, b"408 Request Timeout")
+        self._clock = self.loop.call_later(MAX_HEAD_SECONDS, self.refuse, b"408 Request Timeout")
 
     def _stop_clock(self) -> None:
         if self._clock is not None:
             self._clock.cancel()
             self._clock = None
 
-    def _refuse(self, status: bytes) -> None:
+    def refuse(self, status: bytes) -> None:
+        """Answer with a status alone, and close the connection."""
         if not self.transport.is_closing():
             self.transport.write(b"HTTP/1.1 " + status + b"\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
             self.transport.close()

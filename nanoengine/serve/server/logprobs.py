@@ -175,19 +175,14 @@ class LogprobShapes:
         self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None]
     ) -> Iterator[dict[str, Any] | None]:
         """Of `prompt_logprobs`: for each token of the prompt a table by token id; None for the first token."""
-        for own in _places(token_ids, [""] * len(token_ids), entries):
-            yield (
-                None
-                if own.entry is None
-                else {
-                    str(t): {
-                        "logprob": _finite(p),
-                        "rank": own.entry[t].rank,
-                        "decoded_token": self._texts.after(own.before, t),
-                    }
-                    for t, p in _ranked(own.token, own.entry, len(own.entry))
-                }
-            )
+        for token, _, entry, before in _places(token_ids, [""] * len(token_ids), entries):
+            if entry is None:
+                yield None
+                continue
+            yield {
+                str(t): {"logprob": _finite(p), "rank": entry[t].rank, "decoded_token": self._texts.after(before, t)}
+                for t, p in _ranked(token, entry, len(entry))
+            }
 
 
 def _places(

@@ -12,13 +12,14 @@ import uuid
 from collections import Counter
 from collections.abc import Collection
 from contextlib import ExitStack
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nanoengine.serve.server.config import ServerConfig
+from nanoengine.serve.server.connections import client_of
 from nanoengine.serve.server.endpoint import Access, Endpoint
 from nanoengine.serve.server.errors import CUT_OFF, REASON, Problem, body_too_long, problem_of
-from nanoengine.serve.server.http import client_of
 from nanoengine.serve.server.page import FILES
 from nanoengine.serve.server.protocol import MAX_ID_CHARS
 from nanoengine.serve.server.scope import ADMIN, CLIENT, HELD, REQUEST_ID, SENT
@@ -93,7 +94,10 @@ class Identify:
             with ExitStack() as scope[HELD]:
                 app = self._app if problem is None else problem.response(scope)
                 if scope["method"] == "POST":
-                    await self._in_turn(app, scope, headers, receive, send_with_id)
+                    num_bytes = min(int(headers.get(b"content-length", b"0")), self._max_bytes)
+                    async with self._work_share.turn(scope[CLIENT], num_bytes):
+                        work: Any = app(scope, receive, send_with_id)
+                        await self._work_share.measured(scope[CLIENT], work)
                     if status in (429, 503):
                         self._work_share.refused(scope[CLIENT])
                 else:
@@ -114,18 +118,6 @@ class Identify:
                 if REASON in scope:
                     fields["reason"], reason = _quoted(scope[REASON][:MAX_REASON_CHARS]), ' reason="%(reason)s"'
                 access_logger.info(ACCESS + reason, fields)
-
-    async def _in_turn(
-        self, app: ASGIApp, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send
-    ) -> None:
-        """Call an application when it is the turn of the client, and charge it for the work."""
-
-        async def work() -> None:
-            await app(scope, receive, send)
-
-        client = scope[CLIENT]
-        async with self._work_share.turn(client, int(headers.get(b"content-length", b"0"))):
-            await self._work_share.measured(client, work())
 
     def _problem(self, scope: Scope, headers: dict[bytes, bytes]) -> Problem | None:
         """The error of a request that is refused; None: it is let in. A request with a key belongs to the client of the key."""

@@ -49,9 +49,8 @@ class ModelCard:
         place, config, metadata = Path(models.checkpoint.place), models.model_config, models.metadata
         if place.is_dir():
             files, scheme = weight_files(place), read_scheme(config_table(place))
-            level = (
-                DTYPES.get(config.dtype, config.dtype) if scheme is None else f"{scheme.layout.upper()}-{scheme.bits}"
-            )
+            dtype = DTYPES.get(config.dtype, config.dtype)
+            level = dtype if scheme is None else f"{scheme.layout.upper()}-{scheme.bits}"
         else:
             files = [own for own in place.parent.glob("*.gguf") if first_parts([own]) == [place]] or [place]
             level = FILE_TYPES.get(metadata.get("general.file_type", -1), "unknown")

@@ -80,17 +80,10 @@ async def abort_requests(http: HTTPRequest, serving: Serving) -> Response:
 
 async def reset_prefix_cache(_: HTTPRequest, serving: Serving) -> Response:
     """Forget all cached prefixes; refused while requests run."""
-    done = await serving.engine.call(LLMEngine.reset_prefix_cache)
-    return json_response({"success": done})
+    return json_response({"success": await serving.engine.call(LLMEngine.reset_prefix_cache)})
 
 
 async def restart_replicas(_: HTTPRequest, serving: Serving) -> Response:
-    """Start all replicas anew, one after the other; requests go on."""
-
-    def restart(engine: LLMEngine) -> bool:
-        own = getattr(engine, "restart", None)  # of an engine that has replicas
-        if own is not None:
-            own()
-        return own is not None
-
-    return json_response({"success": await serving.engine.call(restart)})
+    """Start all replicas anew, one after the other; requests go on. The answer has their number, which may be 0."""
+    count = await serving.engine.call(lambda engine: getattr(engine, "restart", int)())  # 0 without replicas
+    return json_response({"success": count > 0, "restarting": count})

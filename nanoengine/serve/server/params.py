@@ -8,7 +8,7 @@ from dataclasses import fields
 from types import MappingProxyType
 from typing import Any, cast
 
-from nanoengine.errors import InvalidSamplingParams, shown
+from nanoengine.errors import shown
 from nanoengine.features.sampling.params import SamplingParams
 from nanoengine.serve.server.errors import Problem
 from nanoengine.serve.server.protocol import Generation, Prompts, Queued
@@ -44,7 +44,7 @@ def sampling_params(
         max_model_len: tokens of the longest sequence, where every completion ends.
         max_n: the most completions of one prompt.
         max_tokens: the most new tokens; None: the model's default, or as many as fit.
-        names: the client's names of `max_tokens` and `logprobs`, for errors.
+        names: the client's names of fields, for errors about the limits of this server.
         logprobs, prompt_logprobs: see `SamplingParams`; `prompt_logprobs` of the request come first.
 
     Raises:
@@ -66,13 +66,7 @@ def sampling_params(
         values["max_tokens"] = max_tokens
     if (wanted := structured_outputs(request)) is not None:
         values["structured_outputs"] = wanted
-    try:
-        return SamplingParams(**{"max_tokens": None, **defaults, **values, "logprobs": logprobs})
-    except InvalidSamplingParams as error:
-        field, _, rest = str(error).partition(" ")
-        if field not in names:
-            raise
-        raise Problem(400, f"{names[field]} {rest}", names[field]) from error
+    return SamplingParams(**{"max_tokens": None, **defaults, **values, "logprobs": logprobs})
 
 
 def check_range(field: str, value: int | None, least: int, most: int, option: str) -> None:

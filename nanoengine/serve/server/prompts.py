@@ -86,9 +86,9 @@ class Prompts:
         most = self.max_model_len * self._longest_token
         if len(text) > most and request.truncate_prompt_tokens is None:
             message = (
-                f"the prompt is too long: {context(self.max_model_len)}, and it has "
-                f"{len(text)} characters, more than {most}, which are the most that so many tokens can have: shorten it"
+                f"the prompt is too long: {context(self.max_model_len)}, and it has {len(text)} characters, more than "
             )
+            message += f"{most}, which are the most that so many tokens can have: shorten it"
             raise Problem(400, message, "prompt", code=TOO_LONG)
 
     def check_chars(self, text: str, field: str) -> None:

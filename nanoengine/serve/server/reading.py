@@ -143,10 +143,8 @@ def check_size(request: msgspec.Struct, max_model_len: int, max_chars: int) -> N
             continue
         size = _with_chars(value, size, max_chars)
         if size > max_chars:
-            message = (
-                f"{field} and what is before it have {size} characters or more, each message and tool counting for "
-            )
-            message += f"{CHARS_OF_AN_ITEM} beside its own: this server renders {max_chars} (max_text_chars)"
+            message = f"{field} and what is before it have {size} characters or more, each message and tool counting "
+            message += f"for {CHARS_OF_AN_ITEM} beside its own: this server renders {max_chars} (max_text_chars)"
             if field not in TURNS:
                 raise Problem(400, f"{message}; send less", field)
             message += f", so the prompt is too long, and {context(max_model_len)}; send less"

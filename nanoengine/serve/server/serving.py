@@ -293,7 +293,7 @@ class Serving:
         values |= {"max_model_len": self.max_model_len, "max_n": self.config.max_n}
         make = partial(sampling_params, defaults=self.defaults, **values)
         slow = len(request.allowed_token_ids or ()) > MANY or is_structured(request)
-        with named_as_sent(request):
+        with named_as_sent(request, values.get("names", {})):
             return await self.make(make, request, slow=slow)
 
     @cached_property

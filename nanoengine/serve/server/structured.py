@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 from nanoengine.errors import InvalidPrompt, InvalidSamplingParams
 from nanoengine.serve.server.errors import Problem, problem_of
-from nanoengine.serve.server.protocol import ChatRequest, Generation, Queued, TranslatedRequest
+from nanoengine.serve.server.protocol import ChatRequest, Generation, Queued
 
 
 def is_structured(request: Generation) -> bool:
@@ -18,8 +19,9 @@ def is_structured(request: Generation) -> bool:
 
 
 @contextmanager
-def named_as_sent(request: Queued) -> Iterator[None]:
-    """A context in which errors about the prompt and `structured_outputs` get the name of the field that the client has sent.
+def named_as_sent(request: Queued, names: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
+    """A context in which errors about the prompt, `structured_outputs` and the fields of `names` get the names that the client
+    has sent.
 
     Raises:
         InvalidSamplingParams, Problem: the error, with the name of that field.
@@ -31,9 +33,8 @@ def named_as_sent(request: Queued) -> Iterator[None]:
         is_own = getattr(request, "structured_outputs", None) is not None
         field = r"\g<0>" if is_own else [*sent, "tools"][0]  # a tool has a schema where nothing else has one
         message = re.sub(r"^structured_outputs(\.\w+)?", field, str(error))
-        for ours, theirs in request.names.items() if isinstance(request, TranslatedRequest) else ():
-            if message.startswith(ours):
-                message = theirs + message[len(ours) :]
+        for ours, theirs in {**names, **getattr(request, "names", {})}.items():
+            message = re.sub(rf"^{re.escape(ours)}\b", theirs, message)
         raise InvalidSamplingParams(message) from error
     except (InvalidPrompt, Problem) as error:
         problem = problem_of(error)

@@ -12,11 +12,8 @@ def thinking_wish(request: ChatRequest) -> tuple[Table, int | None]:
     budget = next((own for own in budgets if own is not None), None)
     budget = None if budget == -1 else budget  # no limit
     effort = reasoning.effort if request.reasoning_effort is None else request.reasoning_effort
-    switches = (
-        request.enable_thinking,
-        None if thinking.type is None else thinking.type != "disabled",
-        reasoning.enabled,
-    )
+    is_on = None if thinking.type is None else thinking.type != "disabled"
+    switches = request.enable_thinking, is_on, reasoning.enabled
     wish = {
         "enable_thinking": next((own for own in switches if own is not None), None),
         "reasoning_effort": effort,

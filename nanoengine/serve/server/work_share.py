@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+import types
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
+
+R = TypeVar("R")
 
 RECENT_SECONDS = 0.1
 """A client is there while it has requests, and so long after: one that asks again at once was not away."""
@@ -22,6 +25,9 @@ RECENT_SECONDS = 0.1
 SECONDS_OF_A_REQUEST = 0.5e-3
 SECONDS_OF_A_BYTE = 2e-9
 """The least that a request takes, which is charged before it is read: several of one client are not read at once."""
+
+MOST_OWED = 2.0
+"""Most seconds that a client owes, or has paid before: the writing of streams never waits, and would add to it for ever."""
 
 SECONDS_OF_A_REFUSAL = 0.1
 """What a client owes that was told to come later: reading what it sends at once would be work for nothing."""
@@ -53,18 +59,20 @@ class WorkShare:
         self.clock, self.worked, self.sleep, self.spent = clock, worked, sleep, {} if spent is None else spent
         self._counted: dict[str, tuple[float, float]] = {}  # what of `spent` was charged, and when
         self._num_requests = Counter[str]()
-        self._left: dict[str, float] = {}  # when a client ended its last request
+        self._left: dict[str, float] = {}  # when a client that has none ended its last request, in this order
         self._ready: dict[str, float] = {}  # when the others have had the time that a client owes them
         self._prepaid: dict[str, float] = {}  # seconds that a client was charged before it had them
         self._lines: dict[str, asyncio.Lock] = {}
 
     def num_others(self, client: str) -> int:
         """Clients that are there, beside one."""
-        for gone in [own for own, at in self._left.items() if self.clock() - at > RECENT_SECONDS]:
-            del self._left[gone]
-            self._counted.pop(gone, None)
-        present = self._num_requests.keys() | self._left.keys()
-        return len(present) - (client in present)
+        now, left = self.clock(), self._left
+        if left and now - next(iter(left.values())) > RECENT_SECONDS:
+            for gone in [own for own, at in left.items() if now - at > RECENT_SECONDS]:
+                del left[gone]
+                self._counted.pop(gone, None)
+            self._ready = {own: at for own, at in self._ready.items() if at > now}
+        return len(self._num_requests) + len(left) - (client in self._num_requests or client in left)
 
     def charge(self, client: str, seconds: float) -> None:
         """Work for a client has taken so long."""
@@ -76,10 +84,9 @@ class WorkShare:
     def _owe(self, client: str, seconds: float, more: float = 0.0) -> None:
         """Nobody owes anything while nobody else is there."""
         others, now = self.num_others(client), self.clock()
-        for paid in [own for own, at in self._ready.items() if at <= now]:
-            del self._ready[paid]
         if others:
-            self._ready[client] = max(self._ready.get(client, now), now) + seconds * min(others, MOST_OTHERS) + more
+            ready = max(self._ready.get(client, now), now) + seconds * min(others, MOST_OTHERS) + more
+            self._ready[client] = min(ready, now + MOST_OWED)
 
     def _charge_steps(self, client: str) -> None:
         """Steps of a client since its last request: others had the time between them."""
@@ -104,6 +111,7 @@ class WorkShare:
     async def turn(self, client: str, num_bytes: int) -> AsyncIterator[None]:
         """A request of a client, with a body of so many bytes; it begins when the client owes nothing."""
         self._num_requests[client] += 1
+        self._left.pop(client, None)
         try:
             if self.num_others(client):
                 async with self._lines.setdefault(client, asyncio.Lock()):
@@ -111,7 +119,7 @@ class WorkShare:
                     await self.paid(client)
                     least = SECONDS_OF_A_REQUEST + SECONDS_OF_A_BYTE * num_bytes
                     self._owe(client, least)
-                    self._prepaid[client] = self._prepaid.get(client, 0.0) + least
+                    self._prepaid[client] = min(self._prepaid.get(client, 0.0) + least, MOST_OWED)
             yield
         finally:
             self._num_requests[client] -= 1
@@ -121,27 +129,24 @@ class WorkShare:
                 self._prepaid.pop(client, None)
                 self._left[client] = self.clock()
 
-    def measured(self, client: str, work: Coroutine[Any, Any, None]) -> Measured:
-        """Await this in place of the work, and its time on the event loop is charged."""
-        return Measured(self, client, work)
+    def charged(self, client: str, function: Callable[[Any], R], value: Any) -> R:
+        """The result of a function, whose time on the event loop is charged."""
+        start = self.worked()
+        try:
+            return function(value)
+        finally:
+            self.charge(client, self.worked() - start)
 
-
-class Measured:
-    """Steps through a coroutine, and charges the time between two of its pauses."""
-
-    def __init__(self, share: WorkShare, client: str, work: Coroutine[Any, Any, None]):
-        self._share, self._client, self._work = share, client, work
-
-    def __await__(self) -> Generator[Any, Any, None]:
+    @types.coroutine
+    def measured(self, client: str, work: Coroutine[Any, Any, None]) -> Generator[Any, Any, None]:
+        """Await this in place of the work: its time on the event loop, between two of its pauses, is charged."""
         error: BaseException | None = None
         while True:
-            start = self._share.worked()
+            go_on: Callable[[Any], Any] = work.send if error is None else work.throw
             try:
-                awaited = self._work.send(None) if error is None else self._work.throw(error)
+                awaited = self.charged(client, go_on, error)
             except StopIteration:
                 return
-            finally:
-                self._share.charge(self._client, self._share.worked() - start)
             try:
                 yield awaited
                 error = None

@@ -111,6 +111,33 @@ def test_nobody_waits_longer_than_the_time_of_all(seed: int) -> None:
     assert not time.num_unfinished
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("policy", POLICIES)
+def test_who_waits_for_blocks_is_looked_at_when_there_may_be_some(
+    policy: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a pool for a part of them, most steps look up no prompt; but who comes is looked up in the next step."""
+
+    def num_looked_up() -> int:
+        rng, found = random.Random(seed), list[Sequence]()
+        engine, _ = shared_engine(num_blocks=rng.randint(100, 150), max_model_len=200, policy=policy)
+        blocks, find = engine.scheduler.blocks, engine.scheduler.blocks.find
+        monkeypatch.setattr(blocks, "find", lambda seq: found.append(seq) or find(seq))  # type: ignore[func-returns-value]
+        for number in range(12):
+            submit(engine, 30 + rng.randrange(60), f"{number % 3}", 60)
+        for _ in range(rng.randrange(20, 40)):
+            engine.step()
+        newcomer = submit(engine, 5, "newcomer")
+        engine.step()
+        assert newcomer.sequences[0] in found
+        run(engine, [])
+        return len(found)
+
+    now = num_looked_up()
+    monkeypatch.setattr("nanoengine.features.fairness.time_share.MOST_ALIKE", 0)
+    assert now < 0.6 * num_looked_up()
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_equal_clients_are_all_in_every_step(policy: str) -> None:
     """Many small clients share the reading of the weights."""

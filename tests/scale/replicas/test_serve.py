@@ -77,7 +77,7 @@ def test_a_client_sees_the_undisturbed_stream(server: Server) -> None:
     assert len(old) == 2
     post = urllib.request.Request(f"{server.url}/restart_replicas", b"", method="POST")
     with urllib.request.urlopen(post) as answer:
-        assert json.load(answer) == {"success": True}
+        assert json.load(answer) == {"success": True, "restarting": 2}
     while old & set(server.replicas()):
         assert server.stream() == want, "in the middle of a rolling restart"
 

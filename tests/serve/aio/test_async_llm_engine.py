@@ -68,6 +68,33 @@ async def test_a_client_with_many_requests_holds_no_other_up(make: Make) -> None
     await check_idle(engine)
 
 
+@pytest.mark.parametrize("seed", range(4))
+@in_loop
+async def test_what_raises_in_one_stream_takes_the_news_of_no_other(make: Make, seed: int) -> None:
+    """Whichever of its functions it is: the reader of that stream gets the error, and all others every token."""
+    rng = random.Random(seed)
+    faults = rng.sample(["", "", "begun", "take_now", "collect", *rng.choices(["", "begun", "take_now"], k=3)], 8)
+    engine, gate = make()
+    gate.shut()
+
+    def raises(*_: Any) -> Any:
+        raise LookupError(fault)
+
+    streams = []
+    for number, fault in enumerate(faults, start=1):
+        request = engine.make_request([number], LONG)
+        streams.append(engine.submit(request, begun=raises if fault == "begun" else lambda: None))
+        if fault in ("take_now", "collect"):
+            setattr(streams[-1], fault, raises)
+    gate.open()
+    found = await asyncio.gather(*map(read, streams), return_exceptions=True)
+    for number, (fault, own) in enumerate(zip(faults, found, strict=True), start=1):
+        assert isinstance(own, LookupError) if fault else tokens_of(own) == expected(number)  # type: ignore[arg-type]
+    for stream in streams:
+        engine.cancel(stream)
+    await check_idle(engine)
+
+
 # ---- the same as from a blocking engine
 
 

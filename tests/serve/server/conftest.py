@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event
@@ -105,3 +107,19 @@ def demo() -> Iterator[Server]:
     server = Server(build_engine(read_config("demo", options), use_tqdm=False), "demo", **LIMITS)
     yield server
     server.close()
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a certificate for 127.0.0.1, its key, the same encrypted, and the key of another."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl, which makes the certificate, is not installed")
+    folder = tmp_path_factory.mktemp("tls")
+    for command in (
+        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=localhost -days 2 "
+        "-addext subjectAltName=IP:127.0.0.1 -keyout key.pem -out certificate.pem",
+        "ec -in key.pem -aes256 -passout pass:secret -out encrypted.pem",
+        "ecparam -name prime256v1 -genkey -noout -out other.pem",
+    ):
+        subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)
+    return folder

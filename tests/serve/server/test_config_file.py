@@ -6,9 +6,7 @@ import argparse
 import json
 import os
 import re
-import shutil
 import ssl
-import subprocess
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -107,22 +105,6 @@ def test_without_a_model_or_a_file_nothing_starts(capsys: pytest.CaptureFixture[
 
 
 # ---- TLS
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a certificate for 127.0.0.1, its key, the same encrypted, and the key of another."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl, which makes the certificate, is not installed")
-    folder = tmp_path_factory.mktemp("tls")
-    for command in (
-        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=localhost -days 2 "
-        "-addext subjectAltName=IP:127.0.0.1 -keyout key.pem -out certificate.pem",
-        "ec -in key.pem -aes256 -passout pass:secret -out encrypted.pem",
-        "ecparam -name prime256v1 -genkey -noout -out other.pem",
-    ):
-        subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)
-    return folder
 
 
 def test_files_that_tls_cannot_use_are_named_before_the_model_is_loaded(

@@ -9,6 +9,7 @@ import pytest
 from nanoengine.errors import (
     EngineDead,
     InvalidPrompt,
+    InvalidRequest,
     InvalidSamplingParams,
     NotFiniteLogits,
     NoTokenLeft,
@@ -30,6 +31,8 @@ FAILED.__cause__ = NoTokenLeft("allowed_token_ids leave nothing")  # by what the
         (InvalidSamplingParams("top_p is 2: it must be at most 1"), 400, "top_p"),
         (InvalidPrompt("the prompt is empty"), 400, "prompt"),
         (InvalidPrompt("messages[0] must have a role"), 400, "messages"),
+        (InvalidRequest("there is no room for the adapter"), 400, None),
+        (InvalidRequest("no adapter 'a' is loaded"), 400, None),
         (EngineDead("the engine died"), 503, None),
         (NotFiniteLogits("NaN"), 500, None),
         (ZeroDivisionError("secret"), 500, None),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from nanoengine.errors import InvalidSamplingParams
+from nanoengine.errors import InvalidSamplingParams, NanoEngineError
 from nanoengine.features.sampling.params import SamplingParams
-from nanoengine.serve.server.errors import Problem
+from nanoengine.serve.server.errors import Problem, problem_of
 from nanoengine.serve.server.params import sampling_params, truncate
 from nanoengine.serve.server.protocol import CompletionRequest
+from nanoengine.serve.server.structured import named_as_sent
 
 
 def request(**fields: object) -> CompletionRequest:
@@ -50,11 +51,16 @@ def test_errors_call_fields_as_the_client_does() -> None:
         (1, 0, "max_completion_tokens"),
         (1, 200, "max_completion_tokens"),
     ):
-        with pytest.raises(Problem, match=f"^{field} is") as caught:
+        with pytest.raises(NanoEngineError, match=f"^{field} is") as caught, named_as_sent(request(), names):
             sampling_params(
                 request(), {}, max_model_len=100, max_n=4, max_tokens=max_tokens, names=names, logprobs=logprobs
             )
-        assert caught.value.param == field
+        assert problem_of(caught.value).param == field
+    with (
+        pytest.raises(InvalidSamplingParams, match=r"^stop_token_ids is"),
+        named_as_sent(request(), {"stop": "stop_sequences"}),
+    ):
+        raise InvalidSamplingParams("stop_token_ids is a word that begins like another")
     with pytest.raises(InvalidSamplingParams, match="top_p"):
         params(top_p=2.0)
 

@@ -175,8 +175,11 @@ def test_usage_comes_with_every_chunk_or_with_none_unless_it_is_asked_for(parrot
 
 
 def test_most_of_a_stream_is_written_without_waking_its_task(demo: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And with log probabilities, which take more to write, nothing is."""
+    """And with log probabilities, which take more to write, nothing is. The client is charged for what it takes."""
     num_written, write_now = 0, BoundedHTTP.write_now
+    charges: list[float] = []
+    monkeypatch.setattr(demo.serving.work_share, "worked", lambda: float(num_written))
+    monkeypatch.setattr(demo.serving.work_share, "charge", lambda _, seconds: charges.append(seconds))
 
     def counted(own: BoundedHTTP, body: bytes) -> bool:
         nonlocal num_written
@@ -188,7 +191,7 @@ def test_most_of_a_stream_is_written_without_waking_its_task(demo: Server, monke
     fields: Fields = {"max_tokens": 40, "ignore_eos": True, "temperature": 0}
     whole = demo.complete(PROMPT, **fields).json["choices"][0]["text"]
     assert text_of(demo.complete(PROMPT, **fields, stream=True).events, 0) == whole
-    assert num_written > 20
+    assert sum(charges) == num_written > 20
     num_written = 0
     assert text_of(demo.complete(PROMPT, **fields, stream=True, logprobs=1).events, 0) == whole
     assert num_written == 0

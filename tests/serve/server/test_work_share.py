@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from nanoengine.serve.server.work_share import (
     MOST_OF_STEPS,
     MOST_OTHERS,
+    MOST_OWED,
     RECENT_SECONDS,
     SECONDS_OF_A_REFUSAL,
     WorkShare,
@@ -132,6 +134,35 @@ def test_steps_are_paid_but_not_those_of_which_others_had_their_part(clock: Cloc
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_no_account_only_grows(clock: Clock, seed: int) -> None:
+    """Of minutes with streams, whose writing waits for nothing, of lengths that are said, and of refusals; each way."""
+    rng, share = random.Random(seed), clock.share()
+
+    async def main() -> None:
+        for number in range(rng.randrange(1, 5)):
+            await share.turn(f"other {number}", 0).__aenter__()
+        await share.turn("client", 0).__aenter__()
+        for _ in range(300):
+            match rng.randrange(3):
+                case 0:
+                    share.charged("client", clock.work, rng.random())
+                case 1:
+                    share.refused("client")
+                case _:
+                    await ask(share, "client", lambda: None, rng.choice((0, 10**7, 10**18)))
+            clock.now += rng.random() / 2
+        start = clock.now
+        await ask(share, "client", lambda: None)
+        assert clock.now - start <= MOST_OWED + RECENT_SECONDS
+        start = clock.now
+        for _ in range(9):
+            await ask(share, "client", lambda: clock.work(1.0))
+        assert clock.now - start > 9 + 5 * MOST_OWED / 2, "nor is much of it paid before"
+
+    asyncio.run(main())
+
+
 def test_nobody_waits_for_one_that_has_gone(clock: Clock) -> None:
     share = clock.share()
 
@@ -159,11 +190,11 @@ def test_all_of_a_request_is_measured_and_goes_on_as_without(clock: Clock) -> No
         raise KeyError("gone")
 
     async def answer() -> None:
-        clock.work(1)
+        clock.work(0.1)
         future = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().call_soon(future.set_result, "there")
         seen.append(await future)
-        clock.work(2)
+        clock.work(0.2)
         try:
             await asyncio.ensure_future(failing())
         except KeyError:
@@ -171,7 +202,7 @@ def test_all_of_a_request_is_measured_and_goes_on_as_without(clock: Clock) -> No
         try:
             await asyncio.Event().wait()
         finally:
-            clock.work(4)
+            clock.work(0.4)
             seen.append("ended")
 
     async def main(run: Awaitable[None]) -> None:
@@ -183,8 +214,8 @@ def test_all_of_a_request_is_measured_and_goes_on_as_without(clock: Clock) -> No
             with pytest.raises(asyncio.CancelledError):
                 await task
             owed = share._ready["client"] - clock.now
-            assert owed == pytest.approx(7, abs=7), "what was paid while it went on is paid"
-            assert owed >= 4
+            assert owed == pytest.approx(0.7, abs=0.7), "what was paid while it went on is paid"
+            assert owed >= 0.4
 
     async def run() -> None:
         await share.measured("client", answer())
