@@ -20,7 +20,7 @@ BLOCK = 16
 """Activations that are rounded together."""
 
 HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q3_K": (108,), "MXFP4": ()}
-HALVES |= {"NVFP4": ()}
+HALVES |= {"NVFP4": (), "Q2_K": (80, 82)}
 """Where the float16 are in a block, if not one in its first two bytes."""
 
 ROUNDED = 4e-6
@@ -81,6 +81,7 @@ def drawn(form: Format, outputs: int, inputs: int, seed: int = 0) -> QuantizedTe
     values, nbytes = SIZES[form.name]
     data = bytes_below(256, outputs, inputs // values, nbytes)
     factors = {"Q8_0": 256, "Q4_K": 1024, "Q5_K": 2048, "Q6_K": 4096, "Q3_K": 128, "IQ4_NL": 256, "IQ4_XS": 4096}
+    factors |= {"IQ3_S": 512, "IQ3_XXS": 1024, "IQ2_S": 256, "IQ2_XS": 256, "IQ2_XXS": 256}
     for at in HALVES.get(form.name, (0,)):
         data[:, :, at : at + 2] = (
             (sizes(outputs, inputs // values, 1) / factors.get(form.name, 16)).half().view(torch.uint8)

@@ -25,11 +25,17 @@ CELL = 32
 """Inputs that lie together in a quantized weight."""
 
 SCALES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
-PLAIN, MINIMUM, ZERO_POINT, CELL_FACTORS, HALF_CELL_FACTORS, SIGNED_CELL_FACTORS, HALF_CELL_FLOATS = range(7)
+PLAIN, MINIMUM, ZERO_POINT, CELL_FACTORS, HALF_CELL_FACTORS, SIGNED_CELL_FACTORS, HALF_CELL_FLOATS, HALF_CELL_PAIRS = (
+    range(8)
+)
 """What the scales of a span come with, as quantized_format.h numbers them."""
 
-NO_CODEBOOK, IQ4, E2M1 = range(3)
+NO_CODEBOOK, IQ4, E2M1, IQ3_S_SIZES, IQ3_XXS_SIZES, IQ2_SIZES = range(6)
 """What numbers are places in, as quantized_format.h numbers them."""
+
+
+ALL_INPUTS = 1 << 30
+"""A span that stands for a whole row, however long."""
 
 
 class Panels(NamedTuple):
@@ -45,6 +51,13 @@ class Panels(NamedTuple):
     def code(self) -> int:
         return self.bits | SCALES[self.scales] << 8 | self.extra << 16 | self.codebook << 24 | self.span << 32
 
+    @property
+    def weight_bits(self) -> float:
+        """Bits of memory that a weight takes, its share of scales included."""
+        scales = 2 if self.extra in (MINIMUM, CELL_FACTORS, HALF_CELL_PAIRS) else 1
+        factors = {PLAIN: 0, MINIMUM: 0, SIGNED_CELL_FACTORS: 1}.get(self.extra, 2)
+        return self.bits + scales * 8 * self.scales.itemsize / self.span + factors * 8 / CELL
+
 
 BLOCKS = {
     "Q4_0": Panels(4, torch.float16, PLAIN, 32),
@@ -55,11 +68,17 @@ BLOCKS = {
     "Q4_K": Panels(4, torch.float16, CELL_FACTORS, 256),
     "Q5_K": Panels(5, torch.float16, CELL_FACTORS, 256),
     "Q6_K": Panels(6, torch.float16, HALF_CELL_FACTORS, 256),
-    "Q3_K": Panels(4, torch.float16, HALF_CELL_FACTORS, 256),
+    "Q3_K": Panels(3, torch.float16, HALF_CELL_FACTORS, 256),
     "IQ4_NL": Panels(4, torch.float16, PLAIN, 32, IQ4),
     "IQ4_XS": Panels(4, torch.float16, SIGNED_CELL_FACTORS, 256, IQ4),
     "MXFP4": Panels(4, torch.bfloat16, PLAIN, 32, E2M1),
-    "NVFP4": Panels(4, torch.float32, HALF_CELL_FLOATS, 64, E2M1),
+    "Q2_K": Panels(2, torch.float16, HALF_CELL_PAIRS, 256),
+    "IQ3_S": Panels(4, torch.float16, SIGNED_CELL_FACTORS, 256, IQ3_S_SIZES),
+    "IQ3_XXS": Panels(4, torch.float32, SIGNED_CELL_FACTORS, 256, IQ3_XXS_SIZES),
+    "IQ2_S": Panels(3, torch.float32, HALF_CELL_FACTORS, 256, IQ2_SIZES),
+    "IQ2_XS": Panels(3, torch.float32, HALF_CELL_FACTORS, 256, IQ2_SIZES),
+    "IQ2_XXS": Panels(3, torch.float32, HALF_CELL_FACTORS, 256, IQ2_SIZES),
+    "NVFP4": Panels(4, torch.float32, HALF_CELL_FLOATS, ALL_INPUTS, E2M1),
 }
 """Formats of ggml that panels keep, in the order in which pack.cpp numbers them; all others become numbers."""
 

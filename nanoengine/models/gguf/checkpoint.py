@@ -42,8 +42,7 @@ class GGUFCheckpoint:
         for record, tensor in self._all():
             dtype = record.type if record.type in FLOATS else "F32"
             shape = _shape(record, tensor)
-            whole = math.prod(record.shape)
-            stored = record.nbytes * math.prod(shape) // whole if record.type in BLOCKS else None
+            stored = int(BLOCKS[record.type].weight_bits / 8 * math.prod(shape)) if record.type in BLOCKS else None
             if tensor.change is not None:
                 shape = list(tensor.change(torch.empty(shape, dtype=torch.float32, device="meta")).shape)
             yield TensorHeader(tensor.name, dtype, shape, self.place, stored)

@@ -1,6 +1,6 @@
-// Putting weights into panels (quantized_format.h): numbers as they are; the blocks of ggml, whose layouts are in its
-// ggml-common.h; and numbers of a byte each with the scales beside them.
-#include "quantized_format.h"
+// Putting weights into panels (quantized_format.h): numbers as they are; the blocks of ggml; and numbers of a byte each with the
+// scales beside them.
+#include "ggml_grids.h"
 #include "team.h"
 
 namespace {
@@ -40,108 +40,6 @@ template <class T> void pack(const T* weight, uint32_t* packed, size_t first, si
                 packed[place(output, d, depth)] = dword_of(weight + (output - first) * inputs, d, inputs);
     });
 }
-
-// What a block of each format has: bytes of the numbers of 32 inputs (its cell `run`), and a header, which goes to where output 0 of
-// the strip has its scale.
-INLINE void put16(uint8_t* header, size_t index, size_t output, const uint8_t* half) {
-    std::memcpy(header + index * 2 * GROUP + 2 * output, half, 2);
-}
-
-INLINE void halves_of_bytes(const uint8_t* from, uint8_t* numbers) {
-    for (int i = 0; i < 16; i++) numbers[i] = from[i] & 15, numbers[16 + i] = from[i] >> 4;
-}
-
-// Q4_0, Q4_1, Q5_0 and Q5_1: a scale, perhaps a minimum, perhaps fifth bits, and the other four of each number.
-template <int NUMBER_BITS, bool HAS_MINIMUM> struct Small {
-    static constexpr int BITS = NUMBER_BITS, HALVES = 2 + 2 * HAS_MINIMUM + 4 * (BITS == 5), BYTES = HALVES + 16;
-    static INLINE void read(const uint8_t* block, int, uint8_t* numbers) {
-        halves_of_bytes(block + HALVES, numbers);
-        for (int i = 0; BITS == 5 && i < 32; i++) numbers[i] |= (block[HALVES - 4 + i / 8] >> i % 8 & 1) << 4;
-    }
-    static INLINE void header(const uint8_t* block, uint8_t* to, size_t output) {
-        put16(to, 0, output, block);
-        if (HAS_MINIMUM) put16(to, 1, output, block + 2);
-    }
-};
-
-struct Q8_0 {
-    static constexpr int BITS = 8, BYTES = 34;
-    static INLINE void read(const uint8_t* block, int, uint8_t* numbers) {
-        for (int i = 0; i < 32; i++) numbers[i] = block[2 + i] ^ 0x80;
-    }
-    static INLINE void header(const uint8_t* block, uint8_t* to, size_t output) { put16(to, 0, output, block); }
-};
-
-// Eight runs of 32 numbers, two of them in 32 bytes; see kernels/quantized/ggml_numbers.py for the six bits of their factors.
-template <bool FIFTH> struct Runs {
-    static constexpr int BITS = FIFTH ? 5 : 4, BYTES = FIFTH ? 176 : 144;
-    static INLINE void read(const uint8_t* block, int run, uint8_t* numbers) {
-        const uint8_t* halves = block + (FIFTH ? 48 : 16) + run / 2 * 32;
-        for (int i = 0; i < 32; i++) numbers[i] = halves[i] >> run % 2 * 4 & 15;
-        if (FIFTH)
-            for (int i = 0; i < 32; i++) numbers[i] |= (block[16 + i] >> run & 1) << 4;
-    }
-    static INLINE void header(const uint8_t* block, uint8_t* to, size_t output) {
-        put16(to, 0, output, block);
-        put16(to, 1, output, block + 2);
-        uint8_t* factors = to + 4 * GROUP + output;
-        for (int run = 0; run < 8; run++) {
-            const uint8_t *first = block + 4 + run % 4, *second = first + 4, *rest = first + 8;
-            factors[run * GROUP] = run < 4 ? *first & 63 : (*rest & 15) | (*first >> 2 & 48);
-            factors[(8 + run) * GROUP] = run < 4 ? *second & 63 : *rest >> 4 | (*second >> 2 & 48);
-        }
-    }
-};
-
-struct Q6_K {
-    static constexpr int BITS = 6, BYTES = 210;
-    static INLINE void read(const uint8_t* block, int run, uint8_t* numbers) {
-        const uint8_t *lower = block + run / 4 * 64 + run % 2 * 32, *upper = block + 128 + run / 4 * 32;
-        for (int i = 0; i < 32; i++)
-            numbers[i] = (lower[i] >> run / 2 % 2 * 4 & 15) | (upper[i] >> run % 4 * 2 & 3) << 4;
-    }
-    static INLINE void header(const uint8_t* block, uint8_t* to, size_t output) {
-        put16(to, 0, output, block + 208);
-        for (int run = 0; run < 16; run++) to[2 * GROUP + run * GROUP + output] = block[192 + run];
-    }
-};
-
-// Numbers of 3 bits: two in qs, one in hmask.
-struct Q3_K {
-    static constexpr int BITS = 4, BYTES = 110;
-    static INLINE void read(const uint8_t* block, int run, uint8_t* numbers) {
-        const uint8_t* lower = block + 32 + run / 4 * 32;
-        for (int i = 0; i < 32; i++) numbers[i] = 4 + (lower[i] >> run % 4 * 2 & 3) + (block[i] >> run & 1) * 4;
-    }
-    static INLINE void header(const uint8_t* block, uint8_t* to, size_t output) {
-        put16(to, 0, output, block + 108);
-        const uint8_t* factors = block + 96;  // lower halves of bytes, then upper ones, then two bits of each
-        for (int half = 0; half < 16; half++)
-            to[2 * GROUP + half * GROUP + output] =
-                (factors[half % 8] >> half / 8 * 4 & 15 | (factors[8 + half % 4] >> half / 4 * 2 & 3) << 4) - 32;
-    }
-};
-
-struct IQ4_XS {
-    static constexpr int BITS = 4, BYTES = 136;
-    static INLINE void read(const uint8_t* block, int run, uint8_t* numbers) { halves_of_bytes(block + 8 + 16 * run, numbers); }
-    static INLINE void header(const uint8_t* block, uint8_t* to, size_t output) {
-        put16(to, 0, output, block);
-        for (int run = 0; run < 8; run++)
-            to[2 * GROUP + run * GROUP + output] =
-                (block[4 + run / 2] >> run % 2 * 4 & 15 | (block[2 + run / 4] >> run % 4 * 2 & 3) << 4) - 32;
-    }
-};
-
-// The scale is a power of two: its exponent, of which half is taken, as the codebook has twice the numbers.
-struct MXFP4 {
-    static constexpr int BITS = 4, BYTES = 17;
-    static INLINE void read(const uint8_t* block, int, uint8_t* numbers) { halves_of_bytes(block + 1, numbers); }
-    static INLINE void header(const uint8_t* block, uint8_t* to, size_t output) {
-        const uint16_t half = block[0] < 2 ? 0x20 << block[0] : (block[0] - 1) << 7;  // as a bfloat16
-        put16(to, 0, output, reinterpret_cast<const uint8_t*>(&half));
-    }
-};
 
 template <class F> void pack_blocks(const Format& format, const uint8_t* blocks, uint8_t* panels, size_t rows, size_t inputs) {
     const size_t row_blocks = inputs / format.span, cells_of_block = format.span / CELL;
@@ -195,6 +93,12 @@ void pack_blocks(int number, int64_t code, const uint8_t* blocks, uint8_t* panel
         case 9: return pack_blocks<Small<4, false>>(format, blocks, panels, rows, inputs);  // IQ4_NL: places in a codebook
         case 10: return pack_blocks<IQ4_XS>(format, blocks, panels, rows, inputs);
         case 11: return pack_blocks<MXFP4>(format, blocks, panels, rows, inputs);
+        case 12: return pack_blocks<Q2_K>(format, blocks, panels, rows, inputs);
+        case 13: return pack_blocks<IQ3_S>(format, blocks, panels, rows, inputs);
+        case 14: return pack_blocks<IQ3_XXS>(format, blocks, panels, rows, inputs);
+        case 15: return pack_blocks<IQ2_S>(format, blocks, panels, rows, inputs);
+        case 16: return pack_blocks<IQ2_XS>(format, blocks, panels, rows, inputs);
+        case 17: return pack_blocks<IQ2_XXS>(format, blocks, panels, rows, inputs);
     }
 }
 

@@ -6,11 +6,13 @@
 // a dword the numbers of four neighbouring inputs, as integer dot products take them:
 //
 //   4 bits: line j of four has dword j in the lower halves of its bytes, and dword 4 + j in the upper ones
-//   5 bits: the same, and a line with the fifth bits: bit d of byte b is that of number b of dword d
-//   6 bits: the same, and two lines with the upper bits of dwords 0 to 3 and 4 to 7, two bits of each byte for every dword
+//   2 bits: two lines, of dwords 0 to 3 and 4 to 7, two bits of each byte for every dword
+//   1 bit: a line, in which bit d of byte b is that of number b of dword d
+//   3, 5 and 6 bits: two of these, first the one that has the lower bits
 //   8 bits: line d has dword d
 //
-// Numbers of 4 bits may be the places of others in a codebook of 16 (IQ4_NL, MXFP4, NVFP4): those are bytes, as numbers of 8 bits are.
+// Numbers of 3 or 4 bits may be the places of others in a codebook of 16 (IQ2 to IQ4, MXFP4, NVFP4): those are bytes, as numbers
+// of 8 bits are.
 #pragma once
 #include "panels.h"
 #if defined(__F16C__)
@@ -31,11 +33,13 @@ constexpr uint8_t SIGN = 0x80;
 enum ScaleType { OF_FLOAT16 = 0, OF_BFLOAT16 = 1, OF_FLOAT32 = 2 };  // as the callers number them
 // What a span's scales come with: nothing; a minimum that is added; a zero point; for each cell a factor of the scale and one
 // of the minimum, which is subtracted; a factor with a sign for each half of a cell, or for each cell; a factor that is a float
-// of 4 bits of exponent and 3 of mantissa, without a sign, for each half of a cell.
+// of 4 bits of exponent and 3 of mantissa, without a sign, for each half of a cell; for each half of a cell a byte, with 4 bits of
+// a factor of the scale and 4 of one of the minimum, which is subtracted.
 enum Extra {
-    PLAIN = 0, MINIMUM = 1, ZERO_POINT = 2, CELL_FACTORS = 3, HALF_CELL_FACTORS = 4, SIGNED_CELL_FACTORS = 5, HALF_CELL_FLOATS = 6
+    PLAIN = 0, MINIMUM = 1, ZERO_POINT = 2, CELL_FACTORS = 3, HALF_CELL_FACTORS = 4, SIGNED_CELL_FACTORS = 5, HALF_CELL_FLOATS = 6,
+    HALF_CELL_PAIRS = 7
 };
-enum Codebook { NO_CODEBOOK = 0, IQ4 = 1, E2M1 = 2 };  // as the callers number them
+enum Codebook { NO_CODEBOOK = 0, IQ4 = 1, E2M1 = 2, IQ3_S_SIZES = 3, IQ3_XXS_SIZES = 4, IQ2_SIZES = 5 };  // as the callers number them
 
 // What the numbers of a panel are, where loops are compiled for each: bits, and whether they are places in a codebook, or
 // their halves of cells have scales of their own.
@@ -44,15 +48,19 @@ constexpr int bits_of(int kind) { return kind & BITS_OF; }
 constexpr bool has_own_scales(int kind) { return kind & OWN_SCALES; }
 constexpr bool are_bytes(int kind) { return kind == 8 || kind & IN_CODEBOOK; }
 
-// Bytes in steps of which scales are: of ggml's IQ4 formats, and twice those of floats with 2 bits of exponent and 1 of mantissa.
+// Bytes in steps of which scales are: of ggml's IQ4 formats; twice those of floats with 2 bits of exponent and 1 of mantissa; and of
+// the formats in grids, whose places are those of sizes, and behind them of the same with a sign.
 #define BYTE(x) ((uint8_t)(((x) + 128) ^ SIGN))
+#define FOUR(a, b, c, d) BYTE(a), BYTE(b), BYTE(c), BYTE(d)
 alignas(16) constexpr uint8_t CODEBOOKS[][16] = {
     {},
-    {BYTE(-127), BYTE(-104), BYTE(-83), BYTE(-65), BYTE(-49), BYTE(-35), BYTE(-22), BYTE(-10), BYTE(1), BYTE(13), BYTE(25), BYTE(38),
-     BYTE(53), BYTE(69), BYTE(89), BYTE(113)},
-    {BYTE(0), BYTE(1), BYTE(2), BYTE(3), BYTE(4), BYTE(6), BYTE(8), BYTE(12), BYTE(0), BYTE(-1), BYTE(-2), BYTE(-3), BYTE(-4), BYTE(-6),
-     BYTE(-8), BYTE(-12)},
+    {FOUR(-127, -104, -83, -65), FOUR(-49, -35, -22, -10), FOUR(1, 13, 25, 38), FOUR(53, 69, 89, 113)},
+    {FOUR(0, 1, 2, 3), FOUR(4, 6, 8, 12), FOUR(0, -1, -2, -3), FOUR(-4, -6, -8, -12)},
+    {FOUR(1, 3, 5, 7), FOUR(9, 11, 13, 15), FOUR(-1, -3, -5, -7), FOUR(-9, -11, -13, -15)},
+    {FOUR(4, 12, 20, 28), FOUR(36, 44, 52, 62), FOUR(-4, -12, -20, -28), FOUR(-36, -44, -52, -62)},
+    {FOUR(8, 25, 43, 0), FOUR(-8, -25, -43, 0)},
 };
+#undef FOUR
 #undef BYTE
 
 struct Format {
@@ -74,7 +82,8 @@ struct Format {
         switch (extra) {
             case MINIMUM: return 2 * scale_bytes();
             case ZERO_POINT: return scale_bytes() + GROUP;
-            case CELL_FACTORS: return 2 * scale_bytes() + 2 * cells * GROUP;
+            case CELL_FACTORS:
+            case HALF_CELL_PAIRS: return 2 * scale_bytes() + 2 * cells * GROUP;
             case HALF_CELL_FACTORS:
             case HALF_CELL_FLOATS: return scale_bytes() + 2 * cells * GROUP;
             case SIGNED_CELL_FACTORS: return scale_bytes() + cells * GROUP;
@@ -87,14 +96,16 @@ struct Format {
         if (bits >= 16) return round_up(inputs, 32 / bits) / (32 / bits) * COLUMNS * 4;  // numbers as they are
         return cells_at(inputs) + round_up(inputs, CELL) / CELL * STRIPS * cell_bytes();
     }
-    bool has_minimums() const { return extra == MINIMUM || extra == ZERO_POINT || extra == CELL_FACTORS; }
+    bool has_minimums() const {
+        return extra == MINIMUM || extra == ZERO_POINT || extra == CELL_FACTORS || extra == HALF_CELL_PAIRS;
+    }
     // What is subtracted from all numbers.
     int zero() const {
         const int size = codebook ? 8 : bits;
         return has_minimums() || (size == 8 && SIGN) ? 0 : 1 << (size - 1);
     }
     int kind() const {
-        const bool own_scales = extra == HALF_CELL_FACTORS || extra == HALF_CELL_FLOATS;
+        const bool own_scales = extra == HALF_CELL_FACTORS || extra == HALF_CELL_FLOATS || extra == HALF_CELL_PAIRS;
         return bits | (own_scales ? OWN_SCALES : 0) | (codebook ? IN_CODEBOOK : 0);
     }
 };
@@ -121,17 +132,18 @@ static INLINE Floats load_scales(ScaleType type, const uint8_t* from, size_t fir
 
 typedef uint8_t Bytes __attribute__((vector_size(LANES)));
 
-// LANES bytes as floats: with intrinsics, where compilers take the lanes one by one.
-static INLINE Floats load_bytes(const uint8_t* from) {
+// LANES bytes as whole numbers: with intrinsics, where compilers take the lanes one by one.
+static INLINE Ints load_bytes_as_ints(const uint8_t* from) {
 #if defined(__AVX512F__)
-    const Ints ints = (Ints)_mm512_cvtepu8_epi32(load<__m128i>(from));
+    return (Ints)_mm512_cvtepu8_epi32(load<__m128i>(from));
 #elif defined(__AVX2__)
-    const Ints ints = (Ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+    return (Ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
 #else
-    const Ints ints = __builtin_convertvector(load<Bytes>(from), Ints);
+    return __builtin_convertvector(load<Bytes>(from), Ints);
 #endif
-    return __builtin_convertvector(ints, Floats);
 }
+
+static INLINE Floats load_bytes(const uint8_t* from) { return __builtin_convertvector(load_bytes_as_ints(from), Floats); }
 
 // The same with a sign.
 static INLINE Floats load_signed_bytes(const uint8_t* from) {
@@ -146,9 +158,9 @@ static INLINE Floats load_e4m3(const uint8_t* from) {
     return value < 8.0f ? value * 0x1p-9f : as_float((bits << 20) + (120u << 23));
 }
 
-// The scales of a chunk as floats, [cell, or half of one][output], and what is added to the scaled numbers, [cell][output].
+// The scales of a chunk as floats, [cell, or half of one][output], and what is added to the scaled numbers, the same.
 struct Scales {
-    alignas(64) float scales[2 * CHUNK_CELLS][COLUMNS], offsets[CHUNK_CELLS][COLUMNS];
+    alignas(64) float scales[2 * CHUNK_CELLS][COLUMNS], offsets[2 * CHUNK_CELLS][COLUMNS];
 
     // Of the cells [first, first + count) of a panel.
     void read(const Format& format, const uint8_t* panel, size_t first, size_t count) {
@@ -160,6 +172,7 @@ struct Scales {
             case HALF_CELL_FACTORS: return read_as<HALF_CELL_FACTORS>(format, panel, first, count);
             case SIGNED_CELL_FACTORS: return read_as<SIGNED_CELL_FACTORS>(format, panel, first, count);
             case HALF_CELL_FLOATS: return read_as<HALF_CELL_FLOATS>(format, panel, first, count);
+            case HALF_CELL_PAIRS: return read_as<HALF_CELL_PAIRS>(format, panel, first, count);
         }
     }
 
@@ -169,7 +182,7 @@ private:
         const size_t cells = format.span / CELL, header = format.header_bytes(), width = format.scale_bytes();
         const float byte_zero = format.bits == 8 ? SIGN : 0;
         constexpr bool FLOAT_FACTORS = EXTRA == HALF_CELL_FLOATS;
-        constexpr size_t PER_CELL = EXTRA == HALF_CELL_FACTORS || FLOAT_FACTORS ? 2 : 1;
+        constexpr size_t PER_CELL = EXTRA == HALF_CELL_FACTORS || EXTRA == HALF_CELL_PAIRS || FLOAT_FACTORS ? 2 : 1;
         for (size_t strip = 0; strip < STRIPS; strip++) {
             const uint8_t* at = panel + (first / cells * STRIPS + strip) * header;
             for (size_t i = 0, within = first % cells; i < count; i++) {
@@ -178,11 +191,20 @@ private:
 #pragma GCC unroll 4
                 for (size_t o = 0; o < GROUP; o += LANES) {
                     const Floats scale = load_scales(format.scale, at, o);
-                    float *to = scales[i * PER_CELL] + strip * GROUP + o, *minimum = offsets[i] + strip * GROUP + o;
+                    float *to = scales[i * PER_CELL] + strip * GROUP + o, *minimum = offsets[i * PER_CELL] + strip * GROUP + o;
                     if (EXTRA == HALF_CELL_FACTORS || EXTRA == SIGNED_CELL_FACTORS || FLOAT_FACTORS) {
                         for (size_t part = 0; part < PER_CELL; part++) {
                             const uint8_t* factor = second + (within * PER_CELL + part) * GROUP + o;
                             store(to + part * COLUMNS, scale * (FLOAT_FACTORS ? load_e4m3(factor) : load_signed_bytes(factor)));
+                        }
+                        continue;
+                    }
+                    if (EXTRA == HALF_CELL_PAIRS) {
+                        const Floats step = load_scales(format.scale, second, o);
+                        for (size_t part = 0; part < PER_CELL; part++) {
+                            const Ints pair = load_bytes_as_ints(factors + (within * PER_CELL + part) * GROUP + o);
+                            store(to + part * COLUMNS, scale * __builtin_convertvector(pair & 15, Floats));
+                            store(minimum + part * COLUMNS, step * -__builtin_convertvector(pair >> 4, Floats));
                         }
                         continue;
                     }
@@ -214,20 +236,19 @@ static INLINE Dwords look_up(const uint8_t* codebook, Dwords places) {
 #endif
 }
 
-// Dword d of some outputs, whose dwords are at byte `at` of each line; 0 <= d < 8 is a constant.
+// Bits of bytes, moved down, or up if `by` is negative, and all but those that `mask` has in each byte left out.
+static INLINE Dwords moved(Dwords bits, int by, uint32_t mask) { return (by < 0 ? bits << -by : bits >> by) & mask * 0x01010101u; }
+
+// Dword d of some outputs, whose dwords are at byte `at` of each line; 0 <= d < 8 is a constant. As many lines are before the upper
+// bits as lower bits there are.
 template <int KIND> static INLINE Dwords numbers(const uint8_t* cell, int d, size_t at, const uint8_t* codebook) {
-    constexpr int BITS = bits_of(KIND);
-    if (BITS == 8) return load<Dwords>(cell + d * LINE_BYTES + at);
-    const Dwords halves = load<Dwords>(cell + d % 4 * LINE_BYTES + at);
-    Dwords result = (d < 4 ? halves : halves >> 4) & 0x0f0f0f0f;
-    if (BITS == 5) {
-        const Dwords fifth = load<Dwords>(cell + 4 * LINE_BYTES + at);
-        result |= (d < 4 ? fifth << (4 - d) : fifth >> (d - 4)) & 0x10101010;
-    }
-    if (BITS == 6) {
-        const Dwords upper = load<Dwords>(cell + (4 + d / 4) * LINE_BYTES + at);
-        result |= (d % 4 == 3 ? upper >> 2 : upper << (4 - 2 * (d % 4))) & 0x30303030;
-    }
+    constexpr int BITS = bits_of(KIND), PAIR = BITS & 4, SINGLE = BITS & 6;
+    const auto line = [&](int i) { return load<Dwords>(cell + i * LINE_BYTES + at); };
+    if (BITS == 8) return line(d);
+    Dwords result{};
+    if (BITS & 4) result = moved(line(d % 4), d / 4 * 4, 15);
+    if (BITS & 2) result |= moved(line(PAIR + d / 4), d % 4 * 2 - PAIR, 3 << PAIR);
+    if (BITS & 1) result |= moved(line(SINGLE), d - SINGLE, 1 << SINGLE);
     if (KIND & IN_CODEBOOK) return look_up(codebook, result);
     return result;
 }
@@ -244,29 +265,27 @@ template <int BITS> static INLINE void put_numbers(uint8_t* cell, size_t output,
             for (int b = 0; b < 4; b++) at[d * LINE_BYTES + b] = numbers[4 * d + b] ^ SIGN;
         return;
     }
-    for (int j = 0; j < 4; j++)
-        for (int b = 0; b < 4; b++)
-            at[j * LINE_BYTES + b] = (numbers[4 * j + b] & 15) | (numbers[16 + 4 * j + b] & 15) << 4;
-    if (BITS == 5)
-        for (int b = 0; b < 4; b++) {
-            uint8_t fifth = 0;
-            for (int d = 0; d < 8; d++) fifth |= (numbers[4 * d + b] >> 4 & 1) << d;
-            at[4 * LINE_BYTES + b] = fifth;
+    constexpr int PAIR = BITS & 4, SINGLE = BITS & 6;
+    for (int b = 0; b < 4; b++) {
+        for (int j = 0; j < PAIR; j++) at[j * LINE_BYTES + b] = (numbers[4 * j + b] & 15) | (numbers[16 + 4 * j + b] & 15) << 4;
+        uint8_t pairs[2] = {}, singles = 0;
+        for (int d = 0; d < CELL_DWORDS; d++) {
+            const uint8_t number = numbers[4 * d + b];
+            pairs[d / 4] |= (number >> PAIR & 3) << d % 4 * 2;
+            singles |= (number >> SINGLE & 1) << d;
         }
-    if (BITS == 6)
-        for (int half = 0; half < 2; half++)
-            for (int b = 0; b < 4; b++) {
-                uint8_t upper = 0;
-                for (int d = 0; d < 4; d++) upper |= (numbers[16 * half + 4 * d + b] >> 4 & 3) << (2 * d);
-                at[(4 + half) * LINE_BYTES + b] = upper;
-            }
+        for (int half = 0; half < 2 && BITS & 2; half++) at[(PAIR + half) * LINE_BYTES + b] = pairs[half];
+        if (BITS & 1) at[SINGLE * LINE_BYTES + b] = singles;
+    }
 }
 
 // f.template operator()<KIND>() for the kind of a format.
 template <class F> static INLINE void with_kind(int kind, F f) {
     switch (kind) {
+        case 2 | OWN_SCALES: return f.template operator()<2 | OWN_SCALES>();
+        case 3 | OWN_SCALES: return f.template operator()<3 | OWN_SCALES>();
+        case 3 | OWN_SCALES | IN_CODEBOOK: return f.template operator()<3 | OWN_SCALES | IN_CODEBOOK>();
         case 4: return f.template operator()<4>();
-        case 4 | OWN_SCALES: return f.template operator()<4 | OWN_SCALES>();
         case 4 | IN_CODEBOOK: return f.template operator()<4 | IN_CODEBOOK>();
         case 4 | OWN_SCALES | IN_CODEBOOK: return f.template operator()<4 | OWN_SCALES | IN_CODEBOOK>();
         case 5: return f.template operator()<5>();

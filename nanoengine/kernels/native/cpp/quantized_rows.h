@@ -49,12 +49,13 @@ template <int BITS> struct Products {
 // Rows whose sums find registers; for more, numbers are unpacked first.
 template <int PARTS> constexpr int MOST_ROWS = (LANES == 8 ? 3 : REGISTERS == 32 ? 4 : 2) / PARTS;
 
-// A chunk of a row: bytes; of each half of a cell their scale and what they add up to; what the bytes of a cell stand for in sum.
+// A chunk of a row: bytes; of each half of a cell their scale, what they add up to, and what they stand for in sum; the last of a
+// cell.
 template <int PARTS> struct alignas(64) RowChunk {
     uint32_t bytes[PARTS][CHUNK / 4];
     float scales[2 * CHUNK_CELLS];
     int32_t totals[2 * CHUNK_CELLS];
-    float sums[CHUNK_CELLS];
+    float half_sums[2 * CHUNK_CELLS], sums[CHUNK_CELLS];
 };
 
 // Half a cell of x as bytes.
@@ -64,13 +65,13 @@ template <int PARTS> static INLINE void round_half(const float* x, RowChunk<PART
     const Rounded rounded = round_to_bytes<PARTS>(x, HALF, parts);
     chunk.scales[half] = rounded.scale;
     chunk.totals[half] = rounded.total;
+    chunk.half_sums[half] = rounded.scale * rounded.total;
 }
 
 // x [CELL] as bytes.
 template <int PARTS> static INLINE void round_cell(const float* x, RowChunk<PARTS>& chunk, size_t cell) {
     for (size_t half = 2 * cell; half < 2 * cell + 2; half++) round_half(x + half % 2 * HALF, chunk, half);
-    const auto sum_of = [&](size_t half) { return chunk.scales[half] * chunk.totals[half]; };
-    chunk.sums[cell] = sum_of(2 * cell) + sum_of(2 * cell + 1);
+    chunk.sums[cell] = chunk.half_sums[2 * cell] + chunk.half_sums[2 * cell + 1];
 }
 
 constexpr size_t AHEAD = 8192;  // bytes that are asked for ahead, into the second-level cache: into the first one, few come at a time
@@ -199,8 +200,9 @@ template <int KIND, bool PACKED, int PARTS, int M> static NOINLINE void multiply
 #pragma GCC unroll 4
         for (int v = 0; v < WIDE; v++) {
             Floats sum = HELD ? held[m][v] : load<Floats>(row(m, v));
-            for (size_t i = 0; task.has_minimums && i < count; i++)
-                sum = multiply_add(load<Floats>(scales.offsets[i] + v * LANES), splat(x[m].sums[i]), sum);
+            const float* sums = has_own_scales(KIND) ? x[m].half_sums : x[m].sums;
+            for (size_t i = 0; task.has_minimums && i < (has_own_scales(KIND) ? 2 : 1) * count; i++)
+                sum = multiply_add(load<Floats>(scales.offsets[i] + v * LANES), splat(sums[i]), sum);
             store(row(m, v), sum);
         }
 }
