@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from nanoengine.kernels.native.support import unsupported_reason
-from nanoengine.kernels.native.weights import BLOCKS, dequantized
+from nanoengine.kernels.native.weights import dequantized
 from nanoengine.kernels.quantized.ggml_blocks import GGMLBlocks
-from nanoengine.kernels.quantized.ggml_formats import FORMATS
 from nanoengine.kernels.quantized.ggml_numbers import FLOATS, PIECE, SIZES, dequantize
 
 HALVES = {
