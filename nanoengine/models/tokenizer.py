@@ -133,6 +133,12 @@ class ModelTokenizer(core.Tokenizer, ABC):
             )
         return templates[name]
 
+    @cached_property
+    def _template_client(self) -> Any:  # a process
+        from nanoengine.models.template_client import TemplateClient
+
+        return TemplateClient()
+
     def render_chat(
         self,
         messages: Sequence[Message],
@@ -154,11 +160,12 @@ class ModelTokenizer(core.Tokenizer, ABC):
         Raises:
             InvalidPrompt: no chat template, or messages that it does not take.
         """
-        from nanoengine.models.chat_template import render  # Jinja is loaded for chats only
+        from nanoengine.models.chat_template import render  # loaded for chats only
 
         template = self.chat_template(bool(tools))
         return render(
             *(template, messages),
+            client=self._template_client,
             special_tokens=self._special_tokens(template),
             tools=tools,
             add_generation_prompt=add_generation_prompt,

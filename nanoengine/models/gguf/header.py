@@ -154,8 +154,9 @@ class _Cursor:
         count = int(self.number("u8"))
         most = {"strings": MAX_STRINGS, "numbers": MAX_BYTES}.get(what, MAX_ENTRIES)
         if count > min((self._end - self.at) // smallest, most):
-            limit = f"at most {most} are read, and it has {self._end} bytes in all or for its header"
-            raise self.damaged(f"{count} {what} at byte {self.at}; {limit}")
+            raise self.damaged(
+                f"{count} {what} at byte {self.at}, at most {most}, and {self._end} bytes for its header"
+            )
         return count
 
     def string(self, what: str) -> str:

@@ -159,10 +159,8 @@ def _sentencepiece(metadata: Mapping[str, Any], vocab: dict[str, int], unk: int 
         cuts = ((vocab.get(token[:i]), vocab.get(token[i:])) for i in range(1, len(token)))
         merges += [(tokens[a], tokens[b]) for a, b in cuts if a is not None and b is not None]  # no new text
         if len(merges) > MAX_MERGES:
-            raise UnsupportedModel(
-                f"tokenizer.ggml.tokens can be merged from one another in more than {MAX_MERGES} ways, which is the limit:"
-                " give the model's tokenizer.json with the option tokenizer"
-            )
+            ways = f"tokenizer.ggml.tokens can be merged from one another in more than {MAX_MERGES} ways, the limit"
+            raise UnsupportedModel(f"{ways}: give the model's tokenizer.json with the option tokenizer")
     unk_token = None if unk is None else tokens[unk]
     tokenizer = Tokenizer(_bpe_model(vocab, merges, byte_fallback=True, unk_token=unk_token, fuse_unk=True))
     spaces: list[normalizers.Normalizer] = [normalizers.Replace(" ", "▁")]

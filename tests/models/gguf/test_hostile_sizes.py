@@ -85,9 +85,7 @@ def test_any_vocabulary_is_read_or_refused_within_its_limits(data: st.DataObject
 def test_an_array_of_too_many_strings_is_refused_before_it_is_read(tmp_path: Path) -> None:
     count = header.MAX_STRINGS + 1
     cursor = _Cursor(tmp_path, count.to_bytes(8, "little") + bytes(8 * count))  # type: ignore[arg-type]
-    assert f"at most {header.MAX_STRINGS} are read" in outcome(
-        lambda: cursor._strings(cursor.count(8, "strings"), "k"), MIB
-    )
+    assert f"at most {header.MAX_STRINGS}," in outcome(lambda: cursor._strings(cursor.count(8, "strings"), "k"), MIB)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
