@@ -73,7 +73,7 @@ class _Process:
             # Another group: Ctrl-C is for this process.
             self._own = subprocess.Popen(command, pass_fds=[its.fileno()], process_group=0, stdin=silent, stderr=silent)
         self._pid = os.getpid()
-        self.end = weakref.finalize(self, _end, self._own, self._connection, self._pid)
+        self.end = weakref.finalize(self, _end, self._own, self._connection)
 
     def is_there(self) -> bool:
         """Whether it can be asked, from this process: not from one that has forked."""
@@ -87,11 +87,9 @@ class _Process:
         return self._connection.recv_bytes(limits.MAX_TEXT_BYTES)
 
 
-def _end(process: subprocess.Popen[bytes], connection: Connection, pid: int) -> int | None:
-    """Its status, if it has ended by itself; else it is killed, unless it belongs to a process that has forked this one."""
+def _end(process: subprocess.Popen[bytes], connection: Connection) -> int | None:
+    """Its status, if it has ended by itself; else it is killed. (Who has forked has no such child, and waits for none.)"""
     connection.close()
-    if pid != os.getpid():
-        return None
     try:
         return process.wait(MAX_DYING)
     except subprocess.TimeoutExpired:

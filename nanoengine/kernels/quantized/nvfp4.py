@@ -14,12 +14,7 @@ E2M1_CODEBOOK = torch.tensor(
 )
 """Floats of 2 bits of exponent and 1 of mantissa, twice as large."""
 
-E4M3 = torch.cat(
-    (
-        torch.arange(127, dtype=torch.uint8, device="cpu").view(torch.float8_e4m3fn).float(),
-        torch.tensor([480.0], dtype=torch.float32, device="cpu"),
-    )
-)
+E4M3 = torch.arange(128, dtype=torch.uint8, device="cpu").view(torch.float8_e4m3fn).float().nan_to_num(480.0)
 """Floats of 4 bits of exponent and 3 of mantissa, without a sign and without NaN."""
 
 

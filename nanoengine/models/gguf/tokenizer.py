@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.models.gguf.pre_tokenizers import find_pre_tokenizer
-from nanoengine.models.tokenizer import raising
+from nanoengine.models.panics import raising
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 """Types of tokens (tokenizer.ggml.token_type). All but the first are found in text before anything else is done to it."""
