@@ -109,6 +109,7 @@ def test_any_number_of_a_header_is_bounded_before_it_is_multiplied(architecture:
     if data.draw(st.booleans()):
         base["attention.sliding_window_pattern"] = np.array([True, False])
     values = base | data.draw(st.dictionaries(st.sampled_from(sorted(known)), HUGE, min_size=1, max_size=2))
+    values |= data.draw(st.sampled_from([{}, {"block_count": 30_000_000}]))
     metadata = {"general.architecture": name} | {f"{name}.{key}": value for key, value in values.items()}
     sizes = {"token_embd.weight": (10, 8), "rope_freqs.weight": (32,)}
     tensors = {
