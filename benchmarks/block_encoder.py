@@ -114,9 +114,7 @@ def _above_minimum(blocks: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _scaled_runs(blocks: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Of Q4_K and Q5_K: the first 16 bytes (`_scaled_runs` in nanoengine/kernels/quantized/ggml_numbers.py says what is in
-    them), and numbers.
-    """
+    """Of Q4_K and Q5_K: the first 16 bytes (nanoengine/kernels/native/cpp/ggml_blocks.h says what is in them), and numbers."""
     runs, most = blocks.view(-1, 8, 32), (1 << bits) - 1
     low = runs.amin(2, keepdim=True).clamp(max=0)
     scales, minimums = (runs.amax(2, keepdim=True).clamp(min=0) - low) / most, -low

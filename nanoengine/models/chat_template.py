@@ -1,27 +1,18 @@
 """Chat templates: a conversation to the text that a model was trained to continue, as transformers renders it.
 
-A template is a Jinja program that comes with a model. It runs in Jinja's sandbox, with what transformers gives it
-(https://huggingface.co/docs/transformers/chat_templating_writing) and without transformers, which takes longer to import than
-many prompts to render. The sandbox keeps it from the machine; it may still take as much time and memory as it likes.
+A template is a program that comes with a model. It runs in Jinja's sandbox, in a process with limits (`template_client.py`), and
+without transformers, which takes longer to import than many prompts to render.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, NoReturn
-
-from jinja2 import TemplateError, nodes
-from jinja2.environment import Template
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from typing import Any
 
 from nanoengine.core.model_config import read_file
 from nanoengine.errors import InvalidConfig, InvalidPrompt, shown
+from nanoengine.models.template_client import TemplateClient
 
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names for what a model thought before it answered. The first is what templates read, except gpt-oss's: the second."""
@@ -41,6 +32,7 @@ def render(
     template: str,
     messages: Sequence[Mapping[str, Any]],
     *,
+    client: TemplateClient,
     special_tokens: Mapping[str, str],
     tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool = True,
@@ -53,6 +45,7 @@ def render(
         template: the Jinja program.
         messages: each with a role and a content (text, or a list of parts if the template takes one), and perhaps more,
             such as tool_calls.
+        client: has it rendered.
         special_tokens: texts by the names that templates use, such as "bos_token".
         tools: JSON schemas of functions that the model may call.
         add_generation_prompt: end with the beginning of the model's answer.
@@ -62,7 +55,8 @@ def render(
     What is None or empty in messages and values counts as missing: templates ask whether it is there, and would print it.
 
     Raises:
-        InvalidPrompt: messages or tools that are none, or that the template refuses, with its own words; or a broken template.
+        InvalidPrompt: messages or tools that are none, or that the template refuses, with its own words; or a broken template, or
+            one that takes more than its limits.
     """
     _check_messages(messages)
     _check_tools(tools)
@@ -79,12 +73,10 @@ def render(
         "messages": [_with_reasoning(_with_content(_without_empty(message))) for message in messages],
     }
     try:
-        text: str = _compiled(template).render(_plain(values))
-        return _cut_at_mark(text) if continue_final_message else text
-    except InvalidPrompt:
-        raise
-    except Exception as error:  # templates raise what their authors chose
-        raise InvalidPrompt(f"the chat template refused the messages: {str(error)[:200]}") from error
+        text = client.render(template, _plain(values))
+    except RecursionError as error:
+        raise InvalidPrompt(f"messages, tools or chat_template_kwargs are nested too deeply: {error}") from error
+    return _cut_at_mark(text) if continue_final_message else text
 
 
 def read_template(given: Any) -> str:
@@ -98,8 +90,8 @@ def read_template(given: Any) -> str:
         text = str(given) if is_text else read_file(Path(given), MAX_BYTES).decode()
         if "{" not in text or len(text) > MAX_BYTES:
             raise ValueError(f'it has {len(text)} characters, and must have a "{{" among them')
-        _compiled(text)
-    except Exception as error:  # Jinja's own, and Python's, which compiles what Jinja makes of it
+        TemplateClient().render(text, None)
+    except (OSError, ValueError) as error:
         must = f"a file of at most {MAX_BYTES} bytes with a Jinja template, or the text of one"
         name = str(given) if isinstance(given, Path) else given
         raise InvalidConfig(f"chat_template is {shown(name)}: it must be {must}: {str(error)[:200]}") from error
@@ -180,39 +172,3 @@ def _plain(value: Any) -> Any:
             return kind.__str__(value) if kind is str else kind(value)
     must = "messages, tools and what a template asks for must be text, numbers, lists and tables"
     raise InvalidPrompt(f"{must}, not {shown(value)}")
-
-
-@lru_cache(maxsize=16)
-def _compiled(template: str) -> Template:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment.from_string(template.removeprefix("\ufeff"))  # a byte order mark, as some editors write
-
-
-class _GenerationTag(Extension):
-    """{% generation %}: marks what a model said, for training. The text is the same without it."""
-
-    tags = {"generation"}  # noqa: RUF012 (Jinja's interface)
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """As Jinja's filter, without escapes for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(message)

@@ -41,7 +41,7 @@ class ModelOptions:
         if self.rope_scaling is not None:  # kept as text, which can be compared and hashed
             object.__setattr__(self, "rope_scaling", json.dumps(_table(self.rope_scaling), sort_keys=True))
         if self.chat_template is not None:  # kept as text: processes on other machines have no such file
-            from nanoengine.models.chat_template import read_template  # Jinja is loaded for chats only
+            from nanoengine.models.chat_template import read_template  # loaded for chats only
 
             object.__setattr__(self, "chat_template", read_template(self.chat_template))
         if not isinstance(self.tokenizer, str | Path | None):

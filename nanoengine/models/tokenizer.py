@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
@@ -19,9 +19,8 @@ from nanoengine.core import tokenizer as core
 from nanoengine.core.model_config import read_file
 from nanoengine.errors import InvalidPrompt, MissingPackage, ModelNotFound, UnsupportedModel
 from nanoengine.models.json_file import read_json
+from nanoengine.models.panics import raising
 from nanoengine.sizes import told
-
-T = TypeVar("T")
 
 Message = Mapping[str, Any]
 """One turn of a chat: {"role": "user", "content": "..."}."""
@@ -134,6 +133,12 @@ class ModelTokenizer(core.Tokenizer, ABC):
             )
         return templates[name]
 
+    @cached_property
+    def _template_client(self) -> Any:  # a process
+        from nanoengine.models.template_client import TemplateClient
+
+        return TemplateClient()
+
     def render_chat(
         self,
         messages: Sequence[Message],
@@ -155,11 +160,12 @@ class ModelTokenizer(core.Tokenizer, ABC):
         Raises:
             InvalidPrompt: no chat template, or messages that it does not take.
         """
-        from nanoengine.models.chat_template import render  # Jinja is loaded for chats only
+        from nanoengine.models.chat_template import render  # loaded for chats only
 
         template = self.chat_template(bool(tools))
         return render(
             *(template, messages),
+            client=self._template_client,
             special_tokens=self._special_tokens(template),
             tools=tools,
             add_generation_prompt=add_generation_prompt,
@@ -255,16 +261,6 @@ class HFTokenizer(ModelTokenizer):
         if not self._is_plain or (has_others and asked):
             return dict(self.hf.special_tokens_map)
         return {name: text for name in SPECIAL_TOKENS if isinstance(text := _text(self._config.get(name)), str)}
-
-
-def raising(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Call the library: a panic of Rust, which files and texts can cause, is no Exception, and would end a thread."""
-    try:
-        return function(*args, **kwargs)
-    except (Exception, KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:
-        raise ValueError(f"the library tokenizers panics: {error}") from error
 
 
 def _transformers(name: str) -> Any:

@@ -15,9 +15,11 @@ from transformers import PreTrainedTokenizerFast
 
 from nanoengine.errors import InvalidPrompt
 from nanoengine.models.chat_template import render
+from nanoengine.models.template_client import TemplateClient
 from tests.vectors import vectors
 
 TRANSFORMERS = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE()), bos_token="<s>", eos_token="</s>")
+CLIENT = TemplateClient()
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 
 WEATHER = {
@@ -56,7 +58,7 @@ KEEPING = (
 
 
 def ours(template: str, messages: Any, **options: Any) -> str:
-    return render(template, messages, **({"special_tokens": SPECIAL_TOKENS} | options))
+    return render(template, messages, **({"special_tokens": SPECIAL_TOKENS, "client": CLIENT} | options))
 
 
 def outcome(rendering: Callable[[], Any]) -> tuple[str, str]:

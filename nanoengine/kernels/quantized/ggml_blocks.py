@@ -17,8 +17,8 @@ class GGMLBlocks:
 
     Attributes:
         data: [outputs, bytes of a row] uint8; it may lie in a mapped file.
-        type: the name of its format, one of `ggml_numbers.FUNCTIONS`.
-        fast: makes the numbers, in a dtype, in less time than torch does.
+        type: the name of its format, one of `ggml_numbers.SIZES`.
+        fast: makes the numbers, in a dtype, in less time than the package `gguf` does.
     """
 
     data: Tensor

@@ -7,9 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nanoengine.kernels.quantized.ggml_numbers import E2M1_CODEBOOK, E4M3, nvfp4_parts
-
 GROUP = 16
+
+E2M1_CODEBOOK = torch.tensor(
+    [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.float32, device="cpu"
+)
+"""Floats of 2 bits of exponent and 1 of mantissa, twice as large."""
+
+E4M3 = torch.arange(128, dtype=torch.uint8, device="cpu").view(torch.float8_e4m3fn).float().nan_to_num(480.0)
+"""Floats of 4 bits of exponent and 3 of mantissa, without a sign and without NaN."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +36,13 @@ class NVFP4:
 
     @classmethod
     def of_blocks(cls, data: Tensor, shape: torch.Size, factor: float = 1.0) -> NVFP4:
-        """Blocks of ggml, and a factor that stands beside them."""
-        numbers, scales = nvfp4_parts(data.reshape(-1, 36))
+        """Blocks of ggml, and a factor that stands beside them: four scales, whose signs count for nothing, then the numbers of
+        each of four groups, two in a byte, the first eight in its lower half.
+        """
+        scales, packed = data.reshape(-1, 36).split((4, 32), 1)
+        scales = torch.where(scales == 0x7F, 0, scales & 0x7F)
+        packed = packed.unflatten(1, (-1, GROUP // 2))
+        numbers = torch.stack((packed & 15, packed >> 4), 2)
         factors = torch.full((shape[0], 1), factor, dtype=torch.float32, device="cpu")
         return cls(numbers.view(shape), scales.view(shape[0], -1), factors)
 

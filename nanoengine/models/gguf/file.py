@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from mmap import ACCESS_COPY, mmap
+from operator import eq
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,10 @@ def _check_part(part: GGUFFile, first: GGUFFile, number: int, count: int) -> Non
     if (_split(part, "split.no"), _split(part, "split.count")) != (number, count):
         raise InvalidWeights(f"{part.path} does not say that it is part {number + 1} of {count}: fetch it again")
     for key in part.metadata.keys() & first.metadata.keys() - {"split.no"}:
-        if not np.array_equal(part.metadata[key], first.metadata[key]):
+        own, wanted = part.metadata[key], first.metadata[key]
+        # Not of lists: numpy would give each of their strings the room of the longest.
+        equal = np.array_equal if isinstance(own, np.ndarray) else eq
+        if type(own) is not type(wanted) or not equal(own, wanted):
             raise InvalidWeights(
                 f"{part.path} and {first.path.name} disagree about {key}: they are of different models"
             )

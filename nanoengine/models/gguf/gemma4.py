@@ -82,8 +82,8 @@ def gemma4_ropes(file: GGUFFile, keys: Keys, config: dict[str, Any]) -> dict[str
         pairs = config["global_head_dim"] // 2
         divisors = file.data(ROPE_FACTORS).view("<f4") if record.type == "F32" else np.zeros(0)
         turning = int((divisors == 1.0).sum())
-        expected = [1.0] * turning + [STILL] * (pairs - turning)
-        if not turning or divisors.tolist() != np.array(expected, np.float32).tolist():
+        turns = np.arange(len(divisors)) < turning
+        if not turning or len(divisors) != pairs or not (divisors == np.where(turns, 1, np.float32(STILL))).all():
             raise InvalidWeights(
                 f"{file.path} has {ROPE_FACTORS} that is not F32 [{pairs}] of 1, and then of {STILL:g}"
             )

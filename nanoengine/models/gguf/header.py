@@ -29,8 +29,8 @@ NUMBERS = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", BOOL: 
 """Number of a metadata type -> the numpy type of its values, all little-endian."""
 
 LENGTH = struct.Struct("<Q")
-MAX_BYTES, MAX_ENTRIES = 64 << 20, 1 << 14
-"""Of a header, and of its keys or tensors; those of the largest vocabularies have a quarter of it."""
+MAX_BYTES, MAX_ENTRIES, MAX_STRINGS = 64 << 20, 1 << 14, 1 << 21
+"""Of a header, of its keys or tensors, and of an array's strings; those of the largest vocabularies have a quarter of it."""
 
 SMALLEST_PAIR, SMALLEST_RECORD = 8 + 4 + 1, 8 + 4 + 8 + 4 + 8
 """Bytes of the shortest pair of key and value, and of the shortest entry in the list of tensors."""
@@ -152,8 +152,11 @@ class _Cursor:
     def count(self, smallest: int, what: str) -> int:
         """How many of something follow, each of which needs so many bytes or more."""
         count = int(self.number("u8"))
-        if count > (self._end - self.at) // smallest or (count > MAX_ENTRIES and what in ("keys", "tensors")):
-            raise self.damaged(f"{count} {what} at byte {self.at}, and {self._end} bytes in all or for its header")
+        most = {"strings": MAX_STRINGS, "numbers": MAX_BYTES}.get(what, MAX_ENTRIES)
+        if count > min((self._end - self.at) // smallest, most):
+            raise self.damaged(
+                f"{count} {what} at byte {self.at}, at most {most}, and {self._end} bytes for its header"
+            )
         return count
 
     def string(self, what: str) -> str:

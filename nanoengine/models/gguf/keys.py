@@ -111,7 +111,7 @@ class Keys:
             UnsupportedModel: they are not so many, or no counts.
         """
         value = self._read(key, None)
-        counts = value.tolist() if isinstance(value, np.ndarray) else value
+        counts = value.tolist() if isinstance(value, np.ndarray) and len(value) == layers else value
         if not isinstance(counts, list) or len(counts) != layers or not all(isinstance(n, int) for n in counts):
             raise self.unsupported(key, value, f"a count of each of {layers} layers")
         return counts

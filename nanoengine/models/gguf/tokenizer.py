@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.models.gguf.pre_tokenizers import find_pre_tokenizer
+from nanoengine.models.panics import raising
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 """Types of tokens (tokenizer.ggml.token_type). All but the first are found in text before anything else is done to it."""
@@ -33,6 +34,9 @@ UNUSED = ("seperator", "padding")
 
 LONGEST_PIECE = 512
 """Characters of a SentencePiece token; those of models have a tenth of it."""
+
+MAX_CHARS, MAX_MERGES = 8_000_000, 4_000_000
+"""Of all tokens, and of what SentencePiece's tokens are merged from; the largest vocabularies have a quarter of it."""
 
 FILL_NAMES = (("fim_pre", "fim_suf", "fim_mid"), ("prefix", "suffix", "middle"))
 """Names in the keys of the marks of `nanoengine/models/fill_in_middle.py`: those of today, and those of older files."""
@@ -150,12 +154,13 @@ def _sentencepiece(metadata: Mapping[str, Any], vocab: dict[str, int], unk: int 
         )
     by_score = np.argsort(-scores, kind="stable").tolist()
     tokens = list(vocab)
-    merges = [
-        (token[:i], token[i:])
-        for token in (tokens[i] for i in by_score)
-        for i in range(1, len(token))
-        if token[:i] in vocab and token[i:] in vocab
-    ]
+    merges = list[tuple[str, str]]()
+    for token in (tokens[i] for i in by_score):
+        cuts = ((vocab.get(token[:i]), vocab.get(token[i:])) for i in range(1, len(token)))
+        merges += [(tokens[a], tokens[b]) for a, b in cuts if a is not None and b is not None]  # no new text
+        if len(merges) > MAX_MERGES:
+            ways = f"tokenizer.ggml.tokens can be merged from one another in more than {MAX_MERGES} ways, the limit"
+            raise UnsupportedModel(f"{ways}: give the model's tokenizer.json with the option tokenizer")
     unk_token = None if unk is None else tokens[unk]
     tokenizer = Tokenizer(_bpe_model(vocab, merges, byte_fallback=True, unk_token=unk_token, fuse_unk=True))
     spaces: list[normalizers.Normalizer] = [normalizers.Replace(" ", "▁")]
@@ -177,7 +182,7 @@ def _merges(metadata: Mapping[str, Any]) -> list[Any]:
 
 def _bpe_model(vocab: dict[str, int], merges: list[Any], **options: Any) -> models.BPE:
     try:
-        return models.BPE(vocab=vocab, merges=merges, **options)
+        return raising(models.BPE, vocab=vocab, merges=merges, **options)
     except Exception as error:  # nothing finer; what is left to go wrong are merges of unknown tokens
         raise UnsupportedModel(f"tokenizer.ggml.merges do not fit tokenizer.ggml.tokens: {error}") from error
 
@@ -276,20 +281,16 @@ def _tokens(metadata: Mapping[str, Any]) -> list[str]:
     tokens = _strings(metadata, "tokenizer.ggml.tokens")
     if not tokens:
         raise UnsupportedModel("tokenizer.ggml.tokens is empty: a tokenizer needs tokens")
+    if (size := sum(map(len, tokens))) > MAX_CHARS:
+        raise UnsupportedModel(f"tokenizer.ggml.tokens has {size} characters: at most {MAX_CHARS} are read")
     return [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)] if "" in tokens else tokens
 
 
 def _numbers(metadata: Mapping[str, Any], key: str, length: int, default: float | None = None) -> np.ndarray:
-    """One number for each token. An array or a list, as the reader gives it."""
+    """One number for each token."""
     values = metadata.get(key)
     if values is None and default is not None:
         return np.full(length, default)
-    try:
-        numbers = np.asarray([] if values is None else values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise UnsupportedModel(f"{key} must be a list of numbers: {error}") from error
-    if numbers.shape != (length,):
-        raise UnsupportedModel(
-            f"{key} has the shape {numbers.shape}: it must have a number for each of {length} tokens"
-        )
-    return numbers
+    if not isinstance(values, np.ndarray) or values.shape != (length,):
+        raise UnsupportedModel(f"{key} is {shown(values)}: it must have a number for each of {length} tokens")
+    return values.astype(np.float64)

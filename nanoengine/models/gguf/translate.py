@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from nanoengine.errors import InvalidWeights, UnsupportedModel, shown
+from nanoengine.models.config_fields import MAX_LAYERS
+from nanoengine.models.families.common import MAX_HEAD_DIM
 from nanoengine.models.gguf.architectures import (
     ARCHITECTURES,
     COMMON_KEYS,
@@ -92,6 +94,8 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     config |= {**ours.fixed} | {
         name: keys.number(key, unsaid.get(key), **has_gaps) for key, name in COMMON_KEYS.items() if key not in several
     }
+    if (layers := config["num_hidden_layers"]) > MAX_LAYERS:
+        raise keys.unsupported("block_count", layers, f"at most {MAX_LAYERS} layers")
     stated = (key for key in ours.keys if key in keys or key.startswith(OF_STATES))
     config |= {ours.keys[key]: keys.number(key) for key in stated}
     config |= gemma4_layers(keys, config, file.tensors) if ours.name == GEMMA4 else _heads(keys, config, ours)
@@ -154,6 +158,8 @@ def _heads(keys: Keys, config: Mapping[str, Any], ours: Architecture) -> dict[st
     size = keys.number("attention.key_length", default=config["hidden_size"] // max(heads, 1))
     if size < 1:
         raise keys.unsupported("attention.head_count", heads, "1 to embedding_length")
+    if size > MAX_HEAD_DIM:
+        raise keys.unsupported("attention.key_length", size, f"at most {MAX_HEAD_DIM}")
     if (other := keys.number("attention.value_length", default=size)) != size:
         raise keys.unsupported("attention.value_length", other, f"the key_length, {size}")
     is_hybrid = ours.name in HYBRIDS

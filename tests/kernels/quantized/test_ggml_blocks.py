@@ -8,8 +8,8 @@ import torch
 from nanoengine.kernels.native.support import unsupported_reason
 from nanoengine.kernels.native.weights import dequantized
 from nanoengine.kernels.quantized.ggml_blocks import GGMLBlocks
-from nanoengine.kernels.quantized.ggml_numbers import FUNCTIONS, SIZES, dequantize
-from tests.kernels.quantized.test_ggml_numbers import random_blocks
+from nanoengine.kernels.quantized.ggml_numbers import SIZES, dequantize
+from tests.kernels.quantized.test_ggml_numbers import KINDS, random_blocks
 
 REASON = unsupported_reason(torch.device("cpu"), torch.float32)
 needs_kernels = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
@@ -24,7 +24,7 @@ def matrix(kind: str, native: bool) -> GGMLBlocks:
 
 
 @in_both_ways
-@pytest.mark.parametrize("kind", FUNCTIONS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_numbers_are_those_of_its_blocks_in_any_order_of_rows(kind: str, native: bool) -> None:
     blocks, rows = matrix(kind, native), torch.tensor([6, 0, 3, 3])
     assert blocks.shape == (7, 3 * SIZES[kind][0])

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nanoengine import LLM
+from tests.serve.server.conftest import MakeServer
 from tests.serve.server.events import text_of
-from tests.serve.server.running import Server
+from tests.serve.server.parrot import save_tokenizer
+from tests.serve.server.running import Server, in_thread
 
 USER = {"role": "user", "content": "Write a function."}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+
+
+GREEDY = "{% if 'x' in messages[0].content %}{{ 'a' * 10 ** 10 }}{% endif %}{{ messages[0].content }}"
+
+
+def test_a_template_that_takes_too_much_ends_its_own_requests(make_server: MakeServer, tmp_path: Path) -> None:
+    server = make_server({"folder": save_tokenizer(tmp_path, GREEDY)})
+    asked = [in_thread(server.chat, text, max_tokens=2) for text in ("x", "ab", "x", "cd")]
+    statuses = [answer.result().status for answer in asked]
+    assert statuses == [400, 200, 400, 200]
+    assert "the chat template takes more than 1024 MiB" in asked[0].result().error["message"]
 
 
 def prompt_of(server: Server, *contents: Any, **fields: Any) -> str:
