@@ -44,7 +44,7 @@ class GGUFCheckpoint:
             shape = _shape(record, tensor)
             stored = int(BLOCKS[record.type].weight_bits / 8 * math.prod(shape)) if record.type in BLOCKS else None
             if tensor.change is not None:
-                shape = list(tensor.change(torch.empty(shape, dtype=torch.float32, device="meta")).shape)
+                shape = tensor.change.shape(shape)
             yield TensorHeader(tensor.name, dtype, shape, self.place, stored)
 
     def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor | GGMLBlocks | NVFP4]]:
@@ -75,7 +75,7 @@ class GGUFCheckpoint:
                     )
                 # What is stored as it is stays so: norms are float32 in the model, too.
                 numbers = dequantize(data, record.type, shape, None if record.type in FLOATS else dtype)
-                yield tensor.name, numbers if tensor.change is None else tensor.change(numbers)
+                yield tensor.name, numbers if tensor.change is None else tensor.change.numbers(numbers)
             release_mapped(mapped)
         left_out = [name for name in self._file.tensors if name not in OF_CONFIG and not hf_tensor(name, self.config)]
         if left_out:
