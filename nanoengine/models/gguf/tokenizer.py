@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.models.gguf.pre_tokenizers import find_pre_tokenizer
+from nanoengine.models.gguf.sentencepiece import find_merges
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 """Types of tokens (tokenizer.ggml.token_type). All but the first are found in text before anything else is done to it."""
@@ -150,12 +151,9 @@ def _sentencepiece(metadata: Mapping[str, Any], vocab: dict[str, int], unk: int 
         )
     by_score = np.argsort(-scores, kind="stable").tolist()
     tokens = list(vocab)
-    merges = [
-        (token[:i], token[i:])
-        for token in (tokens[i] for i in by_score)
-        for i in range(1, len(token))
-        if token[:i] in vocab and token[i:] in vocab
-    ]
+    merges: list[tuple[str, str]] = []
+    for some in find_merges([tokens[i] for i in by_score]):
+        merges += some
     unk_token = None if unk is None else tokens[unk]
     tokenizer = Tokenizer(_bpe_model(vocab, merges, byte_fallback=True, unk_token=unk_token, fuse_unk=True))
     spaces: list[normalizers.Normalizer] = [normalizers.Replace(" ", "▁")]
