@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib import import_module
@@ -133,7 +134,7 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True) -> Built:
     # The rest imports torch, which takes seconds: mistakes in options, and in the model's name, are told at once.
     if is_installed("models"):
         import_module("nanoengine.models.names").find_model(config.model)
-    with InterruptGuard():  # torch does not survive Ctrl-C while it is imported
+    with InterruptGuard(), _no_collections():  # torch does not survive Ctrl-C while it is imported
         from nanoengine.core.startup import Startup
 
         own = {
@@ -141,14 +142,26 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True) -> Built:
             for folder, own in CAPABILITIES.items()
             if is_installed(folder)
         }
+        _freeze_modules()
     first = {folder: kind for folder, kind in own.items() if folder in PROCESSES}
     kinds = first | dict(config.of(PluginOptions).capabilities) | own
     parts: dict[str, Capability] = {name: kind() for name, kind in kinds.items()}
     prepare_forks()
-    _freeze_modules()
     startup = Startup(config, list(parts.values()), use_tqdm=use_tqdm)
     engine = startup.build()
     return Built(config, engine, cast("ModelTokenizer", startup.tokenizer), parts)
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """While modules are imported, the garbage collector twice takes 100 ms to look through all that torch has made."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @cache

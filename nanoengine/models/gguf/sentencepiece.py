@@ -17,8 +17,8 @@ Places = NDArray[np.int64]
 
 BASE = 0x9E3779B97F4A7C15
 INVERSE = pow(BASE, -1, 1 << 64)
-"""The hash of characters c is the sum of (c[i] + 1) * BASE**i, modulo 2**64. That two parts with one hash differ happens in one of
-some 10**7 vocabularies: `tokenizers` then refuses a pair that makes no token.
+"""The hash of characters c is the sum of (c[i] + 1) * BASE**i, modulo 2**64. That two parts with one hash differ happens in one
+of some 10**7 vocabularies: `tokenizers` then refuses a pair that makes no token.
 """
 
 BATCH = 1 << 12
