@@ -117,9 +117,7 @@ class GGUFCheckpoint:
         rows = record.shape[0]
         if rows % (2 * heads):
             raise InvalidWeights(f"{self.place} has {rows} rows in {record.name}, no even number for {heads} heads")
-        order = torch.arange(rows, dtype=torch.int64, device="cpu")
-        order = order.view(heads, rows // heads // 2, 2).transpose(1, 2).flatten()
-        return data.view(rows, -1).index_select(0, order).flatten()
+        return data.view(heads, rows // heads // 2, 2, -1).transpose(1, 2).flatten()
 
 
 def _shape(record: TensorRecord, tensor: HFTensor) -> list[int]:
