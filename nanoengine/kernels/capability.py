@@ -224,7 +224,9 @@ def choose_backend(
         if reason is None and quantized and not backend.quantizes:
             reason = "it has no int8 cache, and kv_cache_dtype is 'int8': choose 'auto'"
         if reason is None:
-            found = TritonAttention(size, load_tuning(device)) if backend is TritonAttention else backend(size)
+            found = backend(size)
+            if isinstance(found, TritonAttention):
+                found.tuning = load_tuning(device)
             found.quantized = quantized
             return found, _list(reasons)
         reasons[backend.name] = reason

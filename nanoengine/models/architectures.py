@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from nanoengine.errors import UnsupportedModel, shown
-from nanoengine.models.config_fields import MAX_POSITIONS, ConfigFields, names_of
+from nanoengine.models.config_fields import MAX_POSITIONS, ConfigFields, UnsupportedArchitecture, names_of
 from nanoengine.models.families import (
     bamba,
     dots1,
@@ -85,10 +85,6 @@ MAX_WEIGHTS = 2**44
 """Of one matrix: beyond it the sizes of tensors in bytes come near to what 64 bits can say."""
 
 ARCHITECTURES = {name: family for family in FAMILIES for name in family.ARCHITECTURES}
-
-
-class UnsupportedArchitecture(UnsupportedModel):
-    """No family reads the config.json of this architecture."""
 
 
 def read_model_config(

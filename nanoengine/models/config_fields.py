@@ -39,6 +39,10 @@ REQUIRED = object()
 OFF: tuple[object, ...] = (None, False, 0, "", [], {})
 
 
+class UnsupportedArchitecture(UnsupportedModel):
+    """No family reads the config.json of this architecture."""
+
+
 class ConfigFields:
     """Reads the fields of a table, and remembers which: `refuse_others` names one that nobody read, though it may matter.
 

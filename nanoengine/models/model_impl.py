@@ -8,7 +8,9 @@ from typing import Any
 from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.models.architectures import UnsupportedArchitecture, read_model_config
 from nanoengine.models.implementation import Implementation
+from nanoengine.models.loader import open_checkpoint
 from nanoengine.models.names import WEIGHT_FILES, find_model
+from nanoengine.models.quantization.packed_folder import PackedFolder
 from nanoengine.models.safetensors_folder import SafetensorsFolder
 
 
@@ -35,7 +37,14 @@ def choose_implementation(
 
     if scaling is not None:
         raise UnsupportedModel(f"{refusal}rope_scaling is not taken with them: change config.json")
+
+    def opened() -> SafetensorsFolder | PackedFolder:
+        checkpoint = open_checkpoint(find_model(name, WEIGHT_FILES))
+        if not isinstance(checkpoint, SafetensorsFolder | PackedFolder):
+            raise UnsupportedModel(f"its weights are a {type(checkpoint).__name__}, which only families here read")
+        return checkpoint
+
     try:
-        return TransformersModel(table, lambda: SafetensorsFolder(find_model(name, WEIGHT_FILES)))
+        return TransformersModel(table, opened)
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{refusal}{error}") from error

@@ -238,7 +238,7 @@ def _structured_outputs(args: argparse.Namespace) -> dict[str, Any] | None:
 
 def _schema_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidSamplingParams(f"--json-schema {path} cannot be read: {error}") from error
 

@@ -51,7 +51,7 @@ def test_generate_holds_its_text_to_a_schema_an_expression_or_a_choice(
     prompts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     schema = tmp_path / "schema.json"
-    schema.write_text('{"type": "array", "items": {"enum": ["é", 2]}, "minItems": 3, "maxItems": 3}', "utf-8")
+    schema.write_text('{"type": "array", "items": {"enum": ["é", 2]}, "minItems": 3, "maxItems": 3}', "utf-8-sig")
     expected = {
         ("--json-schema", str(schema)): r'\[("é"|2)(, ("é"|2)){2}\]',
         ("--regex", "[0-9]{3}-[a-c]{4}"): "[0-9]{3}-[a-c]{4}",

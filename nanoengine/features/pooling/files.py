@@ -59,7 +59,7 @@ def of_gguf(metadata: Mapping[str, Any]) -> Made:
 
 def _read(path: Path, kind: type) -> Any:
     try:
-        content = json.loads(read_file(path, MAX_BYTES).decode())
+        content = json.loads(read_file(path, MAX_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise UnsupportedModel(f"{path} says how embeddings are made, and cannot be read: {error}") from error
     if not isinstance(content, kind):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nanoengine.models.config_fields import MAX_POSITIONS, ConfigFields
+from nanoengine.models.config_fields import MAX_POSITIONS, ConfigFields, UnsupportedArchitecture
 from nanoengine.models.families.common import head_dim_of, read_decoder
 from nanoengine.models.families.windows import window_of
 from nanoengine.models.model_config import ExpertsConfig, LayerConfig, ModelConfig, TensorNames
@@ -16,6 +16,8 @@ MIXTRAL_NAMES = TensorNames(experts="block_sparse_moe", expert_gate_up_down=("w1
 
 
 def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
+    if architecture == SEEING and fields.get("model_type") == "mistral4":
+        raise UnsupportedArchitecture("Mistral 4 is computed by no family")
     if architecture == SEEING:
         fields.expect("model_type", "mistral3", "mistral", "ministral3")  # of the text, if it is said
     if architecture == GROWING or (architecture == SEEING and fields.get("model_type") == "ministral3"):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,11 +94,7 @@ class PackedFolder:
             for entry in self._entries():
                 if isinstance(entry, Layer):
                     parts = {suffix: read(header) for suffix, header in entry.headers.items()}
-                    try:
-                        matrix = entry.layout.read(parts, dtype)
-                    except InvalidWeights as error:
-                        raise InvalidWeights(f"{entry.prefix} in {self.place}: {error}") from error
-                    yield f"{entry.prefix}.weight", matrix
+                    yield f"{entry.prefix}.weight", self._matrix(entry, parts, dtype)
                 elif KV_SCALES.fullmatch(entry.name):
                     left_out += 1
                     continue
@@ -110,6 +107,27 @@ class PackedFolder:
             logger.warning(
                 "%s has %d scales of a K/V cache: K/V is kept in the dtype of the model", self.place, left_out
             )
+
+    @contextmanager
+    def reader(self) -> Iterator[Callable[[TensorHeader], Tensor]]:
+        """Reads any tensor by what `headers` said of it; those of quantized layers are dequantized, to float32."""
+        layers = {f"{entry.prefix}.weight": entry for entry in self._entries() if isinstance(entry, Layer)}
+        with self._folder.reader() as read:
+
+            def dequantized(header: TensorHeader) -> Tensor:
+                if (layer := layers.get(header.name)) is None:
+                    return read(header)
+                parts = {suffix: read(part) for suffix, part in layer.headers.items()}
+                matrix = self._matrix(layer, parts, torch.float32)
+                return matrix if isinstance(matrix, Tensor) else matrix.dequantize(torch.float32)
+
+            yield dequantized
+
+    def _matrix(self, layer: Layer, parts: dict[str, Tensor], dtype: torch.dtype) -> Tensor | QuantizedTensor:
+        try:
+            return layer.layout.read(parts, dtype)
+        except InvalidWeights as error:
+            raise InvalidWeights(f"{layer.prefix} in {self.place}: {error}") from error
 
     def fingerprint(self) -> str:
         return xxhash.xxh3_128(f"{self._scheme} {self._folder.fingerprint()}".encode()).hexdigest()

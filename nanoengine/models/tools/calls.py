@@ -1,4 +1,4 @@
-"""Readers of calls in JSON: they find the end of a call in text that comes in pieces, and parse the whole call."""
+"""Readers of calls in JSON: they find the arguments and the end of a call in text that comes in pieces."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from enum import Enum, auto
 from typing import Any
 
-from nanoengine.models.tools.json_text import dumps, loads
+from nanoengine.models.tools.json_text import JsonPieces, dumps, loads
 from nanoengine.models.tools.marks import past_space
 
 ENDS_A_STRING = re.compile(r"""["'\\]""")
@@ -16,6 +16,12 @@ OUTSIDE = re.compile(r'["{}\[\]]|[^\s\d:,.+\-Etruefalsn]')
 """Outside of strings in JSON: characters that open or close something, and characters that JSON does not have."""
 
 HEADER = re.compile(r"\s{0,8}([\w.\-]{1,128})(?:\[CALL_ID\]\w{0,64})?(?:\[ARGS\])?\s{0,8}(?=\{)")
+OBJECT = re.compile(
+    r'\{\s{0,8}"name"\s{0,8}:\s{0,8}"([\w.\-]{1,128})"\s{0,8},'
+    r'\s{0,8}"(?:arguments|parameters)"\s{0,8}:\s{0,8}(?=\{)'
+)
+"""The beginning of the object of a call, up to its arguments."""
+NAME = '{"name":"'
 MAX_HEADER_CHARS = 300
 
 NameAndArguments = tuple[str, str]
@@ -42,6 +48,10 @@ class CallReader(ABC):
 
     def __init__(self, names: Collection[str] | None):
         self.names = names
+        self.name: str | None = None
+        """The tool, as soon as it is sure that it is called. None: it is not sure yet, or the whole text alone shows it."""
+        self.pieces: list[str] = []
+        """Of the JSON text of the arguments of that tool. Who takes some leaves the list empty."""
 
     @abstractmethod
     def scan(self, text: str, start: int, is_last: bool) -> tuple[Outcome, int]:
@@ -49,13 +59,16 @@ class CallReader(ABC):
         the text behind that place again, and more: it must be short, so that reading a call takes time in its length.
         """
 
-    @abstractmethod
     def calls(self, text: str) -> list[NameAndArguments] | None:
-        """The calls of a whole text, from behind the mark on; None: it is no call.
+        """The calls of a whole text without a `name`, from behind the mark on; None: it is no call.
 
         Raises:
             ValueError, RecursionError: it is no call.
         """
+        return None
+
+    def knows(self, name: str) -> bool:
+        return self.names is None or name in self.names
 
 
 class JsonEnd:
@@ -65,11 +78,11 @@ class JsonEnd:
         outside: finds, outside of strings, characters that open or close something, and those that cannot be there. None:
             those of JSON.
         quotes: characters that open strings.
+        depth: objects and lists that are open.
     """
 
-    def __init__(self, outside: re.Pattern[str] | None = None, quotes: str = '"'):
-        self._outside, self._quotes = outside or OUTSIDE, quotes
-        self._depth = 0
+    def __init__(self, outside: re.Pattern[str] | None = None, quotes: str = '"', depth: int = 0):
+        self._outside, self._quotes, self._depth = outside or OUTSIDE, quotes, depth
         self._quote = ""  # of the string that is open
         self._is_escaped = False
 
@@ -100,24 +113,78 @@ class JsonEnd:
         return Outcome.MORE, at
 
 
+class Arguments(CallReader):
+    """The arguments of a call whose name is known. Args: the name, and whether the object of the call ends behind them."""
+
+    def __init__(self, name: str, is_inside: bool = False):
+        super().__init__(None)
+        self.tool = name
+        self._end, self._rest = JsonEnd(), JsonEnd(depth=1) if is_inside else None
+        self._told = JsonPieces()
+        self._has_begun = self._has_ended = False
+
+    def scan(self, text: str, start: int, is_last: bool) -> tuple[Outcome, int]:
+        outcome, at = Outcome.MORE, start
+        if not self._has_begun:
+            at = past_space(text, start)
+            self._has_begun = at < len(text)
+            if self._has_begun and text[at] != "{":
+                return Outcome.TEXT, at
+            self.name = self.tool if self._has_begun else None
+        if not self._has_ended:
+            start = at
+            outcome, at = self._end.find(text, at)
+            self.pieces.append(self._told.push(text[start:at]))
+            self._has_ended = outcome is Outcome.WHOLE
+        if self._has_ended and self._rest is not None:
+            outcome, at = self._rest.find(text, at)
+            # The call is whole with its arguments: some models forget the last bracket.
+            return (Outcome.MORE if outcome is Outcome.MORE and not is_last else Outcome.WHOLE), at
+        return (Outcome.TEXT if is_last and outcome is Outcome.MORE else outcome), at
+
+
 class JsonCalls(CallReader):
     """An object that is a call, or a list of them."""
 
     def __init__(self, names: Collection[str] | None):
         super().__init__(names)
         self._end: JsonEnd | None = None
+        self._arguments: Arguments | None = None
 
     def scan(self, text: str, start: int, is_last: bool) -> tuple[Outcome, int]:
         outcome, at = Outcome.MORE, start
-        if self._end is None:
+        if self._end is None and self._arguments is None:
             at = past_space(text, at)
             if at < len(text):
                 if text[at] not in "{[":
                     return Outcome.TEXT, at
-                self._end = self.new_end()
+                head = OBJECT.match(text, at)
+                if head is not None and head[1] in (self.names or ()):
+                    self._call(head[1], is_inside=True)
+                    at = head.end()
+                elif not is_last and self._may_be_head(text[at : at + MAX_HEADER_CHARS]):
+                    return Outcome.MORE, at
+                else:
+                    self._end = self.new_end()
+        if self._arguments is not None:
+            return self._arguments.scan(text, at, is_last)
         if self._end is not None:
             outcome, at = self._end.find(text, at)
         return (Outcome.TEXT if is_last and outcome is Outcome.MORE else outcome), at
+
+    def _call(self, name: str, *, is_inside: bool) -> None:
+        self.name, self._arguments = name, Arguments(name, is_inside)
+        self.pieces = self._arguments.pieces
+
+    def _may_be_head(self, text: str) -> bool:
+        """Whether a text may be the beginning of a match of `OBJECT` with the name of a tool."""
+        head, names = "".join(text.split()), self.names or ()
+        name, quote, rest = head[len(NAME) :].partition('"')
+        if not NAME.startswith(head[: len(NAME)]) or len(text) >= MAX_HEADER_CHARS:
+            return False
+        if quote:
+            return name in names and any(own.startswith(rest) for own in (',"arguments":{', ',"parameters":{'))
+        return any(own.startswith(name) for own in names)
 
     def new_end(self) -> JsonEnd:
         return JsonEnd()
@@ -133,7 +200,8 @@ class ItemCall(JsonCalls):
     """One call of a list, with the bracket or comma in front of it."""
 
     def scan(self, text: str, start: int, is_last: bool) -> tuple[Outcome, int]:
-        return super().scan(text, past_space(text, start, "[,") if self._end is None else start, is_last)
+        has_begun = self._end is not None or self._arguments is not None
+        return super().scan(text, start if has_begun else past_space(text, start, "[,"), is_last)
 
     def calls(self, text: str) -> list[NameAndArguments] | None:
         return super().calls(text[text.index("{") :])
@@ -142,14 +210,18 @@ class ItemCall(JsonCalls):
 class ArgsCalls(JsonCalls):
     """NAME[ARGS] and the arguments; or JSON without a name. [ARGS] may be missing."""
 
-    _name = ""
+    _is_unknown = False
 
     def scan(self, text: str, start: int, is_last: bool) -> tuple[Outcome, int]:
-        if self._end is None:
+        if self._end is None and self._arguments is None:
             head = text[start : start + MAX_HEADER_CHARS]
             begun = head.lstrip()[:1]
             if (header := HEADER.match(head)) is not None:
-                self._name, start = header[1], start + header.end()
+                start += header.end()
+                if self.knows(header[1]):
+                    self._call(header[1], is_inside=False)
+                else:
+                    self._is_unknown, self._end = True, JsonEnd()
             elif begun not in ("{", "["):
                 if "{" in head or len(head) == MAX_HEADER_CHARS or is_last:
                     return Outcome.TEXT, start
@@ -157,13 +229,7 @@ class ArgsCalls(JsonCalls):
         return super().scan(text, start, is_last)
 
     def calls(self, text: str) -> list[NameAndArguments] | None:
-        return arguments_of(self._name, text, self.names) if self._name else super().calls(text)
-
-
-def arguments_of(name: str, text: str, names: Collection[str] | None) -> list[NameAndArguments] | None:
-    """The call of a tool whose arguments are at the end of a text; None: it is no call."""
-    found = read_call({"name": name, "arguments": text[text.find("{") :]}, names)
-    return None if found is None else [found]
+        return None if self._is_unknown else super().calls(text)
 
 
 def read_call(value: Any, names: Collection[str] | None) -> NameAndArguments | None:

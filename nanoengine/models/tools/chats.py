@@ -15,11 +15,11 @@ from typing import Any
 from nanoengine.core.errors import InvalidPrompt, InvalidSamplingParams
 from nanoengine.core.outputs import RequestOutput
 from nanoengine.models.tokenizer import ModelTokenizer
-from nanoengine.models.tools.formats import END_OF_THOUGHT, HERMES, PLAIN, THINK, ToolFormat, find_format
+from nanoengine.models.tools.formats import END_OF_THOUGHT, HERMES, PLAIN, THINK, ToolFormat, bare_marks, find_format
 from nanoengine.models.tools.grammar import call_grammar
 from nanoengine.models.tools.harmony import ANALYSIS_BEGUN, END_OF_ANALYSIS, FINAL, NO_THOUGHT, message_begun
 from nanoengine.models.tools.history import TOLD_FIRST, Message, for_template, in_words, tools_for_template
-from nanoengine.models.tools.parser import Call, Event, Reading, Reasoning, answer_parser
+from nanoengine.models.tools.parser import Call, Event, Reading, Reasoning, Text, answer_parser
 from nanoengine.models.tools.thinking_switch import thinking_values
 from nanoengine.models.tools.tool import Choice, choose, read_tools
 from nanoengine.thought import Thought
@@ -154,6 +154,8 @@ class Prompt:
 
     def parser(self, skip_special_tokens: bool = True) -> Reading:
         """A parser for one answer, behind what is begun of it."""
+        whole = [] if self.choice.is_off else [tool.name for tool in self.choice.tools if not tool.is_strict]
+        begins = [mark for mark in self._begins if mark in self.tokens or not self._has_grammar]
         reader = answer_parser(
             self.format,
             () if self.choice.is_off else {tool.name for tool in self.choice.tools},
@@ -161,10 +163,10 @@ class Prompt:
             is_thinking=self.is_thinking,
             dropped=self.special - self._kept if self._kept and skip_special_tokens else (),
             most=self.choice.most,
-            whole=[] if self.choice.is_off else [tool.name for tool in self.choice.tools if not tool.is_strict],
+            whole=whole,
             schemas={tool.name: tool.parameters for tool in self.choice.tools},
             is_forced=self.choice.is_forced,
-            thought_calls=[mark for mark in self._begins if mark in self.tokens or not self._has_grammar],
+            thought_calls=[*begins, *bare_marks(self.format, whole)],
         )
         if self.begun:
             reader.resume(self.begun)
@@ -197,7 +199,7 @@ def answer_of(events: Sequence[Event]) -> Answer:
             calls.append(event)
         elif isinstance(event, Reasoning):
             reasoning += event.text
-        else:
+        elif isinstance(event, Text):
             text += event.text
     return Answer(text, reasoning, calls)
 

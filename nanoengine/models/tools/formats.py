@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 THINK, END_OF_THOUGHT = "<think>", "</think>"
@@ -85,6 +86,11 @@ FORMATS = (
     ToolFormat("llama3", ("ipython", '"parameters"'), arguments="parameters", between="; "),
 )
 """The most special first: a template may have signs of several formats."""
+
+
+def bare_marks(format: ToolFormat | None, names: Iterable[str]) -> list[str]:
+    """Beginnings of calls of some tools without the mark of the format: models of calls in XML forget it."""
+    return [f"{FUNCTION}{name}>" for name in names] if format is not None and format.shape == "xml" else []
 
 
 def find_format(template: str) -> ToolFormat | None:

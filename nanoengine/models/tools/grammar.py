@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from nanoengine.models.tools.formats import END_OF_THOUGHT, HARMONY_MARKS, THINK, ToolFormat
+from nanoengine.models.tools.formats import END_OF_THOUGHT, FUNCTION, HARMONY_MARKS, THINK, ToolFormat
 from nanoengine.models.tools.rules import FindToken, Rules
 from nanoengine.models.tools.schemas import promised
 from nanoengine.models.tools.tool import Choice, Tool
@@ -64,6 +64,8 @@ def call_grammar(
             start = f"({start} | NO_OBJECT)"
     else:
         rules.rules["call"] = f"{rules.up_to('trigger', *format.begins)} {rules.say(format.inner)} {body}"
+        if format.shape == "xml":  # without the mark in front
+            rules.rules["call"] += f" | {rules.up_to('bare', FUNCTION)} function"
         start = f"call{'?' if choice.most == 1 else '*'} TEXT"
     rules.rules["start"] = f"{before} {start}"
     return rules.text()
@@ -80,8 +82,8 @@ def _body(rules: Rules, format: ToolFormat, choice: Choice, schemas: list[Any]) 
     end = rules.say(format.inner, format.end)
     if format.shape == "xml":
         kinds = Kinds()
-        calls = " | ".join(xml_call(rules, kinds, *own) for own in _pairs(choice, schemas))
-        return f"({calls}) {end}"
+        rules.rules["function"] = " | ".join(xml_call(rules, kinds, *own) for own in _pairs(choice, schemas))
+        return f"{rules.say(FUNCTION)} function {end}"
     if format.shape == "args":
         calls = " | ".join(
             f"{rules.say(tool.name, '[ARGS]')} {rules.json(own, tool.field)}" for tool, own in _pairs(choice, schemas)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from nanoengine.models.tools.calls import arguments_of
+from nanoengine.models.tools.calls import Arguments, Outcome
 from nanoengine.models.tools.formats import HARMONY_MARKS
 from nanoengine.models.tools.marks import Marks, past_space
 from nanoengine.models.tools.reading import Reading, Reasoning, Text
@@ -33,8 +33,7 @@ class Harmony(Reading):
         super().__init__(most, whole)
         self.names = names
         self._marks = Marks(HARMONY_MARKS)
-        self._name = ""  # the name of the called tool
-        self._held: list[str] = []  # the text of its arguments
+        self._reader = Arguments("")  # of the call that is read
         self._state, self._read_rest = self._read_head, self._read_body
 
     def _read_head(self, is_last: bool) -> bool:
@@ -59,8 +58,9 @@ class Harmony(Reading):
         head = self._read(end)
         self._at += len(BODY)
         if (recipient := RECIPIENT.search(head)) is not None:
-            self._name, self._held = recipient[1], []
-            return self._switch(Text, self._read_call)
+            is_known = self.names is None or recipient[1] in self.names
+            self._reader, self._held = Arguments(recipient[1]), []
+            return self._switch(Text, self._read_call if is_known else self._read_body)
         return self._switch(Reasoning if "<|channel|>analysis" in head else Text, self._read_body)
 
     def _read_body(self, is_last: bool) -> bool:
@@ -70,15 +70,17 @@ class Harmony(Reading):
 
     def _read_call(self, is_last: bool) -> bool:
         mark, free = self._marks.find(self._text, self._at, is_last and not self._is_cut)
-        self._held.append(self._read(free))
-        if mark is None and not is_last:
+        if mark is not None and not "".join([*self._held, self._text[self._at : free]]).strip():
+            self._tell(lambda _: [(self._reader.tool, "{}")], "")
+            self._state = self._read_body
+            return True
+        outcome = self._scan(self._reader, self._text[:free], is_last or mark is not None)
+        if outcome is Outcome.MORE:
             return False
-        text, self._held = "".join(self._held), []
-        is_cut_off = mark is None and not text.strip()  # in front of the arguments
-        is_told = not is_cut_off and self._tell(lambda text: arguments_of(self._name, text, self.names), text)
-        if not is_told and not self._is_cut:
-            self._say(text)
-        return mark is not None and self._next_message(mark)
+        self._state = self._read_body
+        if outcome is Outcome.TEXT and not (is_last and self._is_cut):
+            self._say("".join(self._held))
+        return True
 
     def _next_message(self, mark: re.Match[str]) -> bool:
         if mark[0] not in HEADS:

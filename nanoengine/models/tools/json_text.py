@@ -13,6 +13,9 @@ HUGE = "1e999"
 MAX_DIGITS = 4000
 """The most digits that are read as an integer; Python refuses a few more."""
 
+PARTS = re.compile(r'"|\\|[\d.eE+\-]+|[^"\\\d.eE+\-]+')
+CONTROL = re.compile(r"[\x00-\x1f]")
+
 OF_PYTHON = re.compile(r'("(?:[^"\\]|\\.)*")|Infinity')
 
 
@@ -48,3 +51,40 @@ def dumps(value: Any, default: Callable[[Any], Any] | None = None) -> str:
     except UnicodeEncodeError:  # half of a surrogate pair
         text = json.dumps(value, default=default)
     return OF_PYTHON.sub(lambda own: own[1] or HUGE, text) if "Infinity" in text else text
+
+
+class JsonPieces:
+    """Tells JSON that comes in pieces as it is written, except that control characters in strings are escaped, and that a number
+    comes whole: as `HUGE` if it is larger than a float can be.
+    """
+
+    def __init__(self) -> None:
+        self._is_in_string = self._is_escaped = False
+        self._number: list[str] = []
+
+    def push(self, text: str) -> str:
+        """What more of the text is certain now."""
+        told = []
+        for part in PARTS.findall(text):
+            if self._is_in_string:
+                told.append(CONTROL.sub(lambda own: json.dumps(own[0])[1:-1], part))
+                self._is_in_string = self._is_escaped or part != '"'
+                self._is_escaped = part == "\\" and not self._is_escaped
+            elif part[0] in "0123456789.eE+-":  # or the end of a word
+                self._number.append(part)
+            else:
+                told += [_number("".join(self._number)), part]
+                self._number.clear()
+                self._is_in_string = part == '"'
+        return "".join(told)
+
+
+def _number(text: str) -> str:
+    """A number as it is told."""
+    if len(text) < 5 or (len(text) <= MAX_DIGITS and text.lstrip("-").isdigit()):
+        return text
+    try:
+        is_huge = abs(float(text)) == float("inf")
+    except ValueError:
+        return text
+    return ("-" if text[0] == "-" else "") + HUGE if is_huge else text

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from nanoengine.models.tools.calls import ArgsCalls, CallReader, ItemCall, JsonCalls, Outcome
-from nanoengine.models.tools.formats import END_OF_THOUGHT, THINK, ToolFormat
+from nanoengine.models.tools.formats import END_OF_THOUGHT, FUNCTION, THINK, ToolFormat, bare_marks
 from nanoengine.models.tools.marks import Marks, past_space
 from nanoengine.models.tools.python_calls import PythonCalls
 from nanoengine.models.tools.reading import Reading, Reasoning, Text
@@ -37,16 +37,16 @@ class Marked(Reading):
         is_forced: bool,
         thought_calls: Collection[str],
     ):
-        self._begins = frozenset() if format is None else frozenset(format.begins or ["{"])
+        begins = () if format is None else (*format.begins, *bare_marks(format, names or ())) or ["{"]
+        self._begins = frozenset(begins)
         super().__init__(most, whole, dropped, is_bare="{" not in self._begins, is_forced=is_forced)
         self.format, self.names, self.schemas, self._kinds = format, names, schemas, Kinds()
         self._marks = Marks((*self._begins, *dropped))
         self._ends_of_thought = Marks([END_OF_THOUGHT, *thought_calls])
-        self._is_list = is_forced and format is not None and format.is_list  # its calls are events one by one
+        # Its calls are read one by one. What Python writes is read as a whole, where no grammar asks for JSON.
+        self._is_list = format is not None and (format.shape == "list" or (is_forced and format.is_list))
         self._mark = ""  # of the call that is read
         self._reader: CallReader | None = None
-        self._held: list[str] = []  # the text that was read behind it
-        self._num_searched = 0  # characters of a doubtful call that hold no end of a thought
         self._read_rest = self._read_text
         self._state = self._read_start if thinks or is_thinking else self._read_whole
         if is_thinking:
@@ -70,16 +70,18 @@ class Marked(Reading):
             return False
         if mark[0] == END_OF_THOUGHT:
             return self._switch(Text, self._read_whole)
-        self._at, self._num_searched = mark.start(), 0
-        self._state = self._read_doubtful
+        self._at, self._held, self._state = mark.start(), [], self._read_doubtful
         return True
 
     def _read_doubtful(self, is_last: bool) -> bool:
         """A call in a thought is one if the thought does not end behind it: some models forget its end."""
-        end = self._text.find(END_OF_THOUGHT, self._at + self._num_searched)
+        end = self._text.find(END_OF_THOUGHT, self._at)
         if end < 0 and not is_last:
-            self._num_searched = max(0, len(self._text) - self._at - len(END_OF_THOUGHT))
+            self._held.append(self._read(max(self._at, len(self._text) - len(END_OF_THOUGHT) + 1)))
             return False
+        before = "".join(self._held)
+        end += len(before) - self._at if end >= 0 else 0
+        self._text, self._at = before + self._text[self._at :], 0
         if end >= 0 or self._is_cut:
             self._say(self._read(end if end >= 0 else len(self._text)))
             self._state = self._read_thought
@@ -97,7 +99,7 @@ class Marked(Reading):
 
     def _begin_call(self, mark: re.Match[str]) -> bool:
         self._mark, self._held, self._reader = mark[0], [], self._new_reader()
-        if mark[0] == "{":  # no mark, but the call itself
+        if mark[0] == "{" or mark[0].startswith(FUNCTION):  # no mark, but the call itself
             self._mark, self._at = "", mark.start()
         self._state = self._read_call
         return True
@@ -120,12 +122,10 @@ class Marked(Reading):
 
     def _read_call(self, is_last: bool) -> bool:
         assert self._reader is not None
-        outcome, end = self._reader.scan(self._text, self._at, is_last)
-        self._held.append(self._read(end))
+        outcome = self._scan(self._reader, self._text, is_last, is_doubtful=self._kind is Reasoning)
         if outcome is Outcome.MORE:
             return False
-        read = "".join(self._held)
-        if outcome is Outcome.WHOLE and self._tell(self._reader.calls, read):
+        if outcome is Outcome.WHOLE:
             self._held, self._state, self._kind = [], self._read_end, Text
             if Text not in self._told:  # white space around calls is of the text if there is text on both sides
                 self._space, self._is_fresh = [], True
@@ -134,7 +134,7 @@ class Marked(Reading):
         if self._is_cut and self._kind is Text:
             self._read(len(self._text))
         else:
-            self._say(self._mark + read)
+            self._say(self._mark + "".join(self._held))
         return True
 
     def _read_end(self, is_last: bool) -> bool:
@@ -147,7 +147,7 @@ class Marked(Reading):
         if not is_last and (self._at == len(self._text) or (begun != end and end.startswith(begun))):
             return False
         if self._is_list and self._text[self._at : self._at + 1] == ",":
-            self._reader, self._state = self._new_reader(), self._read_call
+            self._mark, self._reader, self._state = "", self._new_reader(), self._read_call
             return True
         if end and begun == end:
             self._at += len(end)

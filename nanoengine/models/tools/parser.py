@@ -8,9 +8,10 @@ from typing import Any
 from nanoengine.models.tools.formats import ToolFormat
 from nanoengine.models.tools.harmony import Harmony
 from nanoengine.models.tools.marked import Marked
-from nanoengine.models.tools.reading import Call, Event, PlainText, Reading, Reasoning, Text
+from nanoengine.models.tools.reading import Event, PlainText, Reading, Reasoning, Text
+from nanoengine.models.tools.telling import Call, CallPiece
 
-__all__ = ["Call", "Event", "PlainText", "Reading", "Reasoning", "Text", "answer_parser"]
+__all__ = ["Call", "CallPiece", "Event", "PlainText", "Reading", "Reasoning", "Text", "answer_parser"]
 
 
 def answer_parser(

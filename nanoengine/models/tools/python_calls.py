@@ -48,11 +48,27 @@ def as_json(text: str) -> str:
             return f'{{"name": {json.dumps(own)}, "arguments": {{' if is_inside else "}}"
         if kind == "key":
             return f"{json.dumps(own)}: "
-        if kind == "string":
-            return f'"{ESCAPE.sub(_escaped, own[1:-1])}"'
-        return own if kind == "number" else WORDS.get(own, own)
+        return _literal(token)
 
     return TOKEN.sub(told, text)
+
+
+def literal_as_json(text: str) -> str:
+    """A literal in JSON; what is none becomes no JSON.
+
+    Raises:
+        ValueError: it holds a call.
+    """
+    return TOKEN.sub(_literal, text)
+
+
+def _literal(token: re.Match[str]) -> str:
+    kind, own = str(token.lastgroup), token[str(token.lastgroup)]
+    if kind == "string":
+        return f'"{ESCAPE.sub(_escaped, own[1:-1])}"'
+    if kind in ("number", "word"):
+        return own if kind == "number" else WORDS.get(own, own)
+    raise ValueError("a call in a literal")
 
 
 def _escaped(own: re.Match[str]) -> str:

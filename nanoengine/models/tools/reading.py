@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from nanoengine.models.tools.calls import NameAndArguments
+from nanoengine.models.tools.calls import CallReader, NameAndArguments, Outcome
 from nanoengine.models.tools.marks import past_space
+from nanoengine.models.tools.telling import Call, CallPiece, CallTeller
 from nanoengine.models.tools.whole import WholeCall
 
 
@@ -24,16 +25,7 @@ class Reasoning:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A call of a tool, whole. `index` counts from 0; `arguments` is the JSON text of an object."""
-
-    index: int
-    name: str
-    arguments: str
-
-
-Event = Text | Reasoning | Call
+Event = Text | Reasoning | CallPiece | Call
 
 REPEATED = "repeated call"
 """The stop reason of an answer that repeats one of its calls."""
@@ -64,8 +56,7 @@ class Reading:
         is_bare: bool = True,
         is_forced: bool = False,
     ):
-        self.most, self.is_forced = most, is_forced
-        self._has_repeated = False  # a call came that is equal to an earlier one
+        self._teller = CallTeller(most, is_forced)
         self._whole, self._dropped, self._is_bare = whole, dropped, is_bare
         self._whole_call: WholeCall | None = None
         self._text, self._at = "", 0  # the text, and the place up to which it was read
@@ -73,9 +64,8 @@ class Reading:
         self._is_fresh = False  # white space at the beginning is left out
         self._kind: type[Text | Reasoning] = Text
         self._told: set[type[Text | Reasoning]] = set()
-        self._num_calls = 0
-        self._seen: set[NameAndArguments] = set()
         self._is_cut = False  # the text ends by a limit: a call that was begun is left out
+        self._held: list[str] = []  # the text of the call that is read
         self._events: list[Event] = []
 
     @property
@@ -90,8 +80,7 @@ class Reading:
     def resume(self, text: str) -> None:
         """Read what the prompt has of the answer: its events are known."""
         self.push(text)
-        self._num_calls = 0
-        self._seen.clear()
+        self._teller.resume()
 
     def push(self, text: str) -> list[Event]:
         """Read more of the answer; return the events that are certain now."""
@@ -100,15 +89,15 @@ class Reading:
 
     def end(self, text: str) -> str | None:
         """As `push`, without events: the reason why the answer ends behind this text; None: it does not end."""
-        self._has_repeated = False  # one before may not have ended it: there were too few tokens
+        self._teller.has_repeated = False  # one before may not have ended it: there were too few tokens
         self.push(text)
-        return REPEATED if self._has_repeated else None
+        return REPEATED if self._teller.has_repeated else None
 
     def finish(self, is_cut: bool = False) -> list[Event]:
         """The last events of an answer. If it was cut off by a limit, a call that was begun is left out, with its marks."""
         self._is_cut = is_cut
         events = self._run(True)
-        if self._space and not self._num_calls and self._kind is Text and not self._is_fresh:
+        if self._space and not self._teller.num_whole and self._kind is Text and not self._is_fresh:
             events.append(Text("".join(self._space)))
         return events
 
@@ -160,18 +149,48 @@ class Reading:
         return True
 
     def _tell(self, calls: Callable[[str], list[NameAndArguments] | None], text: str) -> bool:
-        """Add the calls of a text to the events; False: it is no call."""
+        """Add the calls of a whole text to the events; False: it is no call."""
         try:
             found = calls(text)
         except (ValueError, RecursionError):
             return False
-        for own in found or ():
-            self._has_repeated |= self.is_forced and own in self._seen
-            self._seen.add(own)
-            if not self._has_repeated and (self.most is None or self._num_calls < self.most):
-                self._events.append(Call(self._num_calls, *own))
-                self._num_calls += 1
+        for name, arguments in found or ():
+            self._events += self._teller.add(name, arguments)
+            self._end_call()
         return found is not None
+
+    def _end_call(self) -> bool:
+        """Add the end of the call that is read to the events; False: it is no call."""
+        try:
+            self._events += self._teller.end()
+        except (ValueError, RecursionError):
+            self._teller.drop()
+            return False
+        return True
+
+    def _scan(self, reader: CallReader, text: str, is_last: bool, *, is_doubtful: bool = False) -> Outcome:
+        """Read on with a reader, and add to the events what is certain of a call. The outcome is WHOLE if calls were told.
+
+        Args:
+            reader: of a call; the text that it read is added to `_held`.
+            text: up to the place where it must stop.
+            is_last: no more text will come.
+            is_doubtful: nothing is told of a call before it is whole.
+        """
+        outcome, end = reader.scan(text, self._at, is_last)
+        self._held.append(self._read(end))
+        if reader.name is None:
+            if outcome is Outcome.WHOLE and not self._tell(reader.calls, "".join(self._held)):
+                return Outcome.TEXT
+            return outcome
+        if outcome is Outcome.WHOLE or not is_doubtful:
+            self._events += self._teller.add(reader.name, "".join(reader.pieces))
+            reader.pieces.clear()
+        if outcome is Outcome.WHOLE and not self._end_call():
+            return Outcome.TEXT
+        if outcome is Outcome.TEXT:
+            self._teller.drop()
+        return outcome
 
 
 class PlainText(Reading):

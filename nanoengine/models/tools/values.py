@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nanoengine.models.tools.json_text import loads
+from nanoengine.models.tools.python_calls import literal_as_json
 
 KINDS = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 
@@ -71,7 +72,7 @@ class Kinds:
 
 def value_of(text: str, kinds: frozenset[str]) -> Any:
     """The value of a text that may have some JSON types: its JSON if that has one of these types, and otherwise the text itself.
-    Where no string may be, JSON of any type is taken.
+    Where no string may be, JSON of any type is taken. A list or an object may also be written as Python has it.
     """
     if kinds == {"string"}:
         return text
@@ -79,8 +80,16 @@ def value_of(text: str, kinds: frozenset[str]) -> Any:
     try:
         value = loads(word if "string" in kinds else IN_PYTHON.get(word, word), strict=True)
     except (ValueError, RecursionError):
-        return text
+        value = _of_python(word) if kinds & {"array", "object"} and word[:1] in ("[", "{") else text
     return value if "string" not in kinds or (not isinstance(value, str) and kind_of(value) in kinds) else text
+
+
+def _of_python(text: str) -> Any:
+    """The list or object that is written as Python has it, or the text itself."""
+    try:
+        return loads(literal_as_json(text), strict=True)
+    except (ValueError, RecursionError):
+        return text
 
 
 def kind_of(value: Any) -> str:

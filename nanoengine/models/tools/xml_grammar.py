@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nanoengine.core.errors import InvalidSamplingParams
-from nanoengine.models.tools.formats import END_OF_FUNCTION, END_OF_PARAMETER, FUNCTION, PARAMETER
+from nanoengine.models.tools.formats import END_OF_FUNCTION, END_OF_PARAMETER, PARAMETER
 from nanoengine.models.tools.rules import Rules
 from nanoengine.models.tools.tool import Tool
 from nanoengine.models.tools.values import MAX_LOOKS, Kinds, kind_of, resolved, value_of
@@ -60,7 +60,7 @@ def xml_call(rules: Rules, kinds: Kinds, tool: Tool, schema: Mapping[str, Any]) 
     except _Refused as error:
         message = f"{tool.field} of {tool.name} have {error}, which cannot be promised of calls in XML"
         raise InvalidSamplingParams(message) from None
-    return f"{rules.say(FUNCTION, tool.name, '>', GAP)} {arguments} {rules.say(END_OF_FUNCTION)}"
+    return f"{rules.say(tool.name, '>', GAP)} {arguments} {rules.say(END_OF_FUNCTION)}"
 
 
 class _Refused(Exception):

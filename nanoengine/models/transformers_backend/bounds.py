@@ -17,10 +17,10 @@ from torch.overrides import TorchFunctionMode
 from nanoengine.errors import NanoEngineError, UnsupportedModel, shown
 from nanoengine.models.checkpoint import TensorHeader
 from nanoengine.models.config_fields import OFF, ConfigFields
+from nanoengine.models.quantization.scheme import QUANTIZATION
 
 REFUSED = {
-    "quantization_config": "weights that are quantized in the files are read for the families of this package alone",
-    "compression_config": "weights that are quantized in the files are read for the families of this package alone",
+    "compression_config": "the weights are as compressed-tensors wrote them long ago, under another name",
     "fusion_config": "it names modules that transformers would exchange",
     "kernel_config": "it names kernels that transformers would fetch and run",
     "use_kernels": "it lets transformers fetch and run kernels",
@@ -72,7 +72,8 @@ def checked(table: Mapping[str, Any], num_tensors: int) -> dict[str, Any]:
             raise fields.wrong(shown(key).strip("'"), value, why)
         return value
 
-    return {name: value for name, value in copied("", table).items() if name not in REFUSED}
+    left_out = {*REFUSED, QUANTIZATION}  # dequantized weights are loaded
+    return {name: value for name, value in copied("", table).items() if name not in left_out}
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from nanoengine.models.config_fields import MAX_POSITIONS
 from nanoengine.models.implementation import Implementation, Weights
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.model_config import LayerConfig, ModelConfig
+from nanoengine.models.quantization.packed_folder import PackedFolder
 from nanoengine.models.safetensors_folder import SafetensorsFolder
 from nanoengine.models.transformers_backend.bounds import bounded_by, checked, named
 from nanoengine.models.transformers_backend.decoder import TransformersDecoder
@@ -52,7 +53,7 @@ class TransformersModel(Implementation):
     ours = ""
     """Which parts of the model are not those of transformers; set by `load`."""
 
-    def __init__(self, table: Mapping[str, Any], open_checkpoint: Callable[[], SafetensorsFolder]):
+    def __init__(self, table: Mapping[str, Any], open_checkpoint: Callable[[], SafetensorsFolder | PackedFolder]):
         self.transformers = register()
         self._check_names(table)  # before weights are fetched, which may be hundreds of gigabytes
         headers = list(open_checkpoint().headers())
@@ -92,6 +93,7 @@ class TransformersModel(Implementation):
         text = config.get_text_config(decoder=True)
         if kind is None or not isinstance(text, kind.config_class):
             kind = auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None)
+            kind = kind or getattr(transformers, f"{type(text).__name__.removesuffix('Config')}ForCausalLM", None)
             if text is config and name in dir(transformers) and name != getattr(kind, "__name__", None):
                 kind = None  # it is for something else
         if text is not config:

@@ -16,6 +16,7 @@ from nanoengine.models.checkpoint import TensorHeader
 from nanoengine.models.implementation import Weights
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.loader import Quantizer
+from nanoengine.models.quantization.packed_folder import PackedFolder
 from nanoengine.models.safetensors_folder import SafetensorsFolder
 from nanoengine.models.transformers_backend.modules import (
     EngineEmbedding,
@@ -52,7 +53,7 @@ def load(
     """
     groups: list[LinearGroup] = []
     checkpoint, quantize, use_tqdm = weights
-    assert isinstance(checkpoint, SafetensorsFolder)  # quantized folders and GGUF files were refused
+    assert isinstance(checkpoint, SafetensorsFolder | PackedFolder)  # others were refused
 
     def build(self: Any, config: Any, *more: Any, **options: Any) -> None:
         kind.__init__(self, config, *more, **options)
@@ -61,7 +62,8 @@ def load(
     # transformers knows by its name which tensors of a class have which other names in files.
     replaced: Any = type(kind.__name__, (kind,), {"__init__": build, "__module__": kind.__module__})
     with checkpoint.reader() as read, _one_tensor_at_a_time(shown=use_tqdm):
-        stored = {header.name: StoredTensor(header, read) for header in checkpoint.headers()}
+        headers = (header for header in checkpoint.headers() if not header.adds_nothing)
+        stored = {header.name: StoredTensor(header, read) for header in headers}
         model, report = replaced.from_pretrained(
             None,
             config=config,

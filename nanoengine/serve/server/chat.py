@@ -13,7 +13,8 @@ from starlette.responses import Response
 from nanoengine.core.outputs import CompletionOutput, RequestOutput
 from nanoengine.core.sequence import Request
 from nanoengine.models.tools.chats import answer_of
-from nanoengine.models.tools.parser import Call, PlainText
+from nanoengine.models.tools.parser import CallPiece, Event, PlainText
+from nanoengine.models.tools.telling import of_whole_calls
 from nanoengine.serve.aio.request_stream import Delta
 from nanoengine.serve.server.answers import ChoicesAnswer, EventStream, encode
 from nanoengine.serve.server.jobs import Job
@@ -51,23 +52,34 @@ class _Choice:
 
     def __init__(self, conversation: Conversation):
         self._prompt, self._reader = conversation.prompt, conversation.parser()
-        self._with_reasoning = conversation.request.include_reasoning is not False
+        request = conversation.request
+        self._with_reasoning, self._is_stream = request.include_reasoning is not False, bool(request.stream)
         self.has_called = False
 
     def read(self, text: str, ended: str | None) -> dict[str, Any]:
-        """The fields of a delta; each call comes in one piece. Arguments as for `Reading.read`."""
-        said = answer_of(self._reader.read(text, ended))
+        """The fields of a delta. Arguments as for `Reading.read`."""
+        events = self._reader.read(text, ended)
+        said = answer_of(events)
         found: dict[str, Any] = {"content": said.text} if said.text else {}
         if said.reasoning and self._with_reasoning:
             found |= {"reasoning": said.reasoning, "reasoning_content": said.reasoning}
-        if said.calls:
-            self.has_called = True
-            found["tool_calls"] = [{"index": own.index, **self._call(own)} for own in said.calls]
+        self.has_called |= bool(said.calls)
+        if calls := self._calls(events if self._is_stream else of_whole_calls(events)):
+            found["tool_calls"] = calls
         return found
 
-    def _call(self, call: Call) -> dict[str, Any]:
-        function = {"name": call.name, "arguments": call.arguments}
-        return {"id": self._prompt.new_id(), "type": "function", "function": function}
+    def _calls(self, events: list[Event]) -> list[dict[str, Any]]:
+        """The pieces of calls; those of one call are joined."""
+        calls: dict[int, dict[str, Any]] = {}
+        for event in events:
+            if not isinstance(event, CallPiece):
+                continue
+            if event.name is not None:
+                function = {"name": event.name, "arguments": ""}
+                calls[event.index] = {"id": self._prompt.new_id(), "type": "function", "function": function}
+            call = calls.setdefault(event.index, {"function": {"arguments": ""}})
+            call["function"]["arguments"] += event.arguments
+        return [{"index": index, **call} for index, call in calls.items()]
 
 
 class _Chat(ChoicesAnswer[ChatRequest]):

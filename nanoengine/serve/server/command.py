@@ -143,7 +143,7 @@ class ConfigFile(argparse.Action):
 def read_options(path: str) -> dict[str, Any]:
     """The table in a TOML file; raises InvalidConfig if it cannot be read."""
     try:
-        return tomllib.loads(Path(path).read_text("utf-8"))
+        return tomllib.loads(Path(path).read_text("utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidConfig(f"config is {shown(path)}, which cannot be read: {error}") from error
 

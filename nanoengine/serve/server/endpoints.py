@@ -67,6 +67,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("POST", "/api/show", ollama.show, "The model's abilities", ollama.OllamaShowRequest),
     Endpoint("GET", "/api/tags", ollama.tags, "The model under each of its names, and its adapters"),
     Endpoint("GET", "/api/ps", ollama.ps, "The models in memory, which are all of them"),
+    Endpoint("HEAD", "/", operations.health, "200 while requests are served", access=OPEN),
     Endpoint("GET", "/api/version", ollama.version, "The version of the server"),
     # vLLM's
     Endpoint("POST", "/tokenize", tokens.tokenize, "Token ids of a prompt or of messages", TokenizeRequest),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal
@@ -13,7 +13,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from nanoengine.errors import shown
-from nanoengine.models.tools.parser import Call, Event, Reasoning, Text
+from nanoengine.models.tools.parser import Call, CallPiece, Event, Reasoning, Text
 from nanoengine.serve.server.answers import EventStream, json_response
 from nanoengine.serve.server.errors import Problem
 from nanoengine.serve.server.fields import IGNORED_MESSAGES, Body, with_fields
@@ -24,6 +24,7 @@ from nanoengine.serve.server.replies import (
     assistant_message,
     choice_of,
     merge_system_messages,
+    parts_of,
     reply,
     text_of,
     tool_call,
@@ -202,6 +203,8 @@ def _asked(role: str, blocks: list[Table], where: str) -> list[Table]:
                 if not isinstance(part, dict) or part.get("type") != "text":
                     kind = part.get("type") if isinstance(part, dict) else part
                     raise _unsupported(kind, f"{place}.content")
+            if block.get("is_error"):  # templates have no field for it
+                content = [{"type": "text", "text": "Error:"}, *parts_of(content)]
             turns.append({"role": "tool", "tool_call_id": _text(block, "tool_use_id", place), "content": content})
         elif kind == "text":
             texts.append({"type": "text", "text": _text(block, "text", place)})
@@ -260,21 +263,24 @@ class MessagesWriter(Writer):
         block: Table = {"type": "text", "text": ""}
         if isinstance(event, Reasoning):
             block = {"type": "thinking", "thinking": "", "signature": ""}
-        elif isinstance(event, Call):
+        elif isinstance(event, CallPiece):
             block = {"type": "tool_use", "id": self.prompt.new_id(), "name": event.name, "input": {}}
         yield {"type": "content_block_start", "index": len(self._blocks), "content_block": dict(block)}
         self._blocks.append(block)
 
     def add(self, text: str) -> Iterator[Table]:
         block = self._blocks[-1]
-        if self._kind is Call:
-            block["input"] = msgspec.Raw(text.encode())
+        if self._kind is CallPiece:
             delta = {"type": "input_json_delta", "partial_json": text}
         else:
             name = "text" if self._kind is Text else "thinking"
             block[name] += text
             delta = {"type": f"{name}_delta", name: text}
         yield {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": delta}
+
+    def called(self, call: Call) -> Iterable[Table]:
+        self._blocks[-1]["input"] = msgspec.Raw(call.arguments.encode())
+        return ()
 
     def close(self) -> Iterator[Table]:
         yield {"type": "content_block_stop", "index": len(self._blocks) - 1}

@@ -19,7 +19,7 @@ from starlette.responses import Response
 import nanoengine
 from nanoengine.builder import is_installed
 from nanoengine.errors import InvalidPrompt
-from nanoengine.models.tools.parser import Call, Event, Reasoning
+from nanoengine.models.tools.parser import Call, CallPiece, Event, Reasoning
 from nanoengine.serve.server.answers import EventStream, encode, json_response
 from nanoengine.serve.server.errors import Problem
 from nanoengine.serve.server.fields import IGNORED_OLLAMA, IGNORED_OPTIONS, Body, with_fields
@@ -60,7 +60,7 @@ class _Asked(with_fields(Body, IGNORED_OLLAMA), kw_only=True):  # type: ignore[m
             continue_final_message=is_begun,
             tools=tools or None,
             stream=self.stream is not False,
-            max_tokens=None if limit is None or limit < 0 else limit,
+            max_tokens=limit if limit is not None and limit > 0 else None,  # 0: no limit, as in Ollama
             response_format=_format(self.format),
             enable_thinking=self.think is not False if self.think is not None else None,
             reasoning_effort=self.think if isinstance(self.think, str) else None,
@@ -124,7 +124,7 @@ async def generate(http: HTTPRequest, serving: Serving) -> Response | EventStrea
     if request.suffix:
         marks = serving.prompts.fill_marks
         text, asked.stop_token_ids = marks.prompt(request.prompt or "", request.suffix), list(marks.ends)
-    asked.add_special_tokens = text is not None
+    asked.add_special_tokens, asked.turns = text is not None, "prompt"
     writer = OllamaWriter(request.model, is_chat=False)
     return await reply(http, serving, asked, new_id("ollama-", http, None), writer, text)
 
@@ -254,7 +254,6 @@ class OllamaWriter(Writer):
         self._model, self._is_chat = model, is_chat
         self._said: Table = {}
         self._whole: Table = {}
-        self._name = ""  # of the tool of the open call
         self._start = time.monotonic_ns()
         self._first = 0  # the time of the first token
 
@@ -267,23 +266,21 @@ class OllamaWriter(Writer):
 
     def open(self, event: Event) -> Iterable[Table]:
         self._first = self._first or time.monotonic_ns()
-        self._name = event.name if isinstance(event, Call) else ""
         return ()
 
     def add(self, text: str) -> Iterator[Table]:
-        if self._kind is Call:
-            function = {
-                "index": len(self._said.get("tool_calls", ())),
-                "name": self._name,
-                "arguments": msgspec.Raw(text.encode()),
-            }
-            said: Table = {"tool_calls": [{"id": self.prompt.new_id(), "function": function}]}
-            self._said.setdefault("tool_calls", []).extend(said["tool_calls"])
-        else:
-            said = {"thinking" if self._kind is Reasoning else "content" if self._is_chat else "response": text}
-            for name in said:
-                self._said[name] = self._said.get(name, "") + text
+        if self._kind is CallPiece:  # its clients take whole calls
+            return
+        said = {"thinking" if self._kind is Reasoning else "content" if self._is_chat else "response": text}
+        for name in said:
+            self._said[name] = self._said.get(name, "") + text
         yield self._line(said)
+
+    def called(self, call: Call) -> Iterator[Table]:
+        calls = self._said.setdefault("tool_calls", [])
+        function = {"index": len(calls), "name": call.name, "arguments": msgspec.Raw(call.arguments.encode())}
+        calls.append({"id": self.prompt.new_id(), "function": function})
+        yield self._line({"tool_calls": calls[-1:]})
 
     def end(self, reason: str | None, stop: str | int | None, usage: Usage) -> Iterator[Table]:
         now = time.monotonic_ns()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from codecs import BOM_UTF8
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -93,7 +94,7 @@ async def _body(http: HTTPRequest, max_bytes: int, holding: Holding) -> bytes:
         ) from error
     except ClientDisconnect as error:
         raise Problem(499, "the client is gone") from error
-    return b"".join(parts)
+    return b"".join(parts).removeprefix(BOM_UTF8)
 
 
 def _parse(body: bytes, kind: type[S]) -> S:

@@ -19,7 +19,8 @@ from starlette.responses import Response
 from nanoengine.core.outputs import RequestOutput
 from nanoengine.features.sampling.params import SamplingParams
 from nanoengine.models.tools.chats import Prompt, plain_prompt
-from nanoengine.models.tools.parser import Call, Event, Reading
+from nanoengine.models.tools.parser import Call, CallPiece, Event, Reading
+from nanoengine.models.tools.telling import of_whole_calls
 from nanoengine.serve.server.answer_bytes import answer_bytes
 from nanoengine.serve.server.answers import EventStream, encode, json_response
 from nanoengine.serve.server.errors import Problem
@@ -112,8 +113,8 @@ class Usage:
 class Writer:
     """Makes the events of a stream, in the shape of one interface. The same calls make the whole answer (`body`), so both agree.
 
-    An answer is a list of blocks: texts, thoughts and calls. Subclasses say what it means to open a block, to add text to it and
-    to close it. Every method returns the events of the stream; there may be none.
+    An answer is a list of blocks: texts, thoughts and calls; a whole answer has whole calls. Subclasses say what it means to
+    open a block, to add text to it and to close it. Every method returns the events of the stream; there may be none.
     """
 
     media_type: ClassVar[bytes] = b"text/event-stream; charset=utf-8"
@@ -135,18 +136,25 @@ class Writer:
     def say(self, events: Iterable[Event]) -> Iterator[Table]:
         """The next part of the answer: blocks are opened and closed where its kind changes."""
         for event in events:
-            text = event.arguments if isinstance(event, Call) else event.text
-            if self._kind is not None and (isinstance(event, Call) or self._kind is not type(event)):
+            if isinstance(event, Call):
+                self.has_called = True
+                yield from self.called(event)
+                yield from self.close_last()
+                continue
+            text = event.arguments if isinstance(event, CallPiece) else event.text
+            begins_call = isinstance(event, CallPiece) and event.name is not None
+            if self._kind is not None and (begins_call or self._kind is not type(event)):
                 yield from self.close_last()
             if self._kind is None:
-                text = text.lstrip() if self._num_blocks else text  # white space between two blocks is of neither
-                if not text:
+                if self._num_blocks and not begins_call:
+                    text = text.lstrip()  # white space between two blocks is of neither
+                if not text and not begins_call:
                     continue
                 self._num_blocks += 1
                 self._kind = type(event)
-                self.has_called |= isinstance(event, Call)
                 yield from self.open(event)
-            yield from self.add(text)
+            if text:
+                yield from self.add(text)
 
     def close_last(self) -> Iterator[Table]:
         if self._kind is not None:
@@ -164,6 +172,10 @@ class Writer:
     def add(self, text: str) -> Iterable[Table]:
         """Text of the open block; of a call, its arguments."""
         raise NotImplementedError
+
+    def called(self, call: Call) -> Iterable[Table]:
+        """The open block is this call, and it is whole. A block of a call that broke, or was cut off, is closed without."""
+        return ()
 
     def close(self) -> Iterable[Table]:
         """The open block ends."""
@@ -223,7 +235,7 @@ def _whole(writer: Writer, conversation: Conversation, output: RequestOutput) ->
     usage, reader = Usage(num_prompt, output.num_cached_tokens, num_new, num_thought), conversation.parser()
     writer.ttft = getattr(output.metrics, "ttft", None)
     list(writer.begin(Usage(num_prompt)))
-    list(writer.say(reader.read(completion.text, completion.finish_reason or "stop")))
+    list(writer.say(of_whole_calls(reader.read(completion.text, completion.finish_reason or "stop"))))
     list(_ended(writer, completion.finish_reason, completion.stop_reason, usage))
     return json_response(writer.body())
 
@@ -272,12 +284,13 @@ def merge_system_messages(messages: list[Table]) -> list[Table]:
             parts = None
             continue
         if parts is None:
-            parts = last["content"] = [*_parts(last["content"])]
-        parts += _parts(message["content"])
+            parts = last["content"] = [*parts_of(last["content"])]
+        parts += parts_of(message["content"])
     return found
 
 
-def _parts(content: str | list[Table]) -> list[Table]:
+def parts_of(content: str | list[Table]) -> list[Table]:
+    """The parts of a content."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 

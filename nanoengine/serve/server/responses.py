@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import MappingProxyType
 from typing import Any
 
@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
-from nanoengine.models.tools.parser import Call, Event, Reasoning, Text
+from nanoengine.models.tools.parser import Call, CallPiece, Event, Reasoning, Text
 from nanoengine.serve.server.answers import EventStream, encode
 from nanoengine.serve.server.errors import Problem
 from nanoengine.serve.server.fields import IGNORED_RESPONSES, check_unknown, with_fields
@@ -194,9 +194,9 @@ class ResponsesWriter(Writer):
         item: Table = {"id": f"msg_{place}", "type": "message", "role": "assistant", "content": []}
         if isinstance(event, Reasoning):
             item = {"id": f"rs_{place}", "type": "reasoning", "summary": [], "content": []}
-        elif isinstance(event, Call):
+        elif isinstance(event, CallPiece):
             item = {"id": f"fc_{place}", "type": "function_call", "call_id": self.prompt.new_id(), "arguments": ""}
-            item |= self._tools.names(event.name)
+            item |= self._tools.names(event.name or "")
         item["status"] = "in_progress"
         output.append(item)
         self._text = ""
@@ -211,18 +211,24 @@ class ResponsesWriter(Writer):
 
     def add(self, text: str) -> Iterator[Table]:
         self._text += text
-        if self._kind is Call:
+        if self._kind is CallPiece:
             yield self._of_item("function_call_arguments.delta", delta=text)
         elif self._kind is Reasoning:
             yield self._of_item("reasoning_text.delta", content_index=0, delta=text)
         else:
             yield self._of_item("output_text.delta", content_index=0, delta=text, logprobs=[])
 
+    def called(self, call: Call) -> Iterable[Table]:
+        self.response["output"][-1]["status"] = "completed"
+        return ()
+
     def close(self) -> Iterator[Table]:
         output, text = self.response["output"], self._text
         item = output[-1]
-        if self._kind is Call:
+        if self._kind is CallPiece:
             item["arguments"] = text
+            if item["status"] != "completed":
+                item["status"] = "incomplete"
             yield self._of_item("function_call_arguments.done", name=item["name"], arguments=text)
         else:
             item["content"] = [part := self._part()]
@@ -233,7 +239,7 @@ class ResponsesWriter(Writer):
             else:
                 yield self._of_item("output_text.done", content_index=0, text=text, logprobs=[])
             yield self._of_item("content_part.done", content_index=0, part=part)
-        item["status"] = "completed"
+            item["status"] = "completed"
         yield self._event("output_item.done", output_index=len(output) - 1, item=dict(item))
 
     def end(self, reason: str | None, stop: str | int | None, usage: Usage) -> Iterator[Table]:

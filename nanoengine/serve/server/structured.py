@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from nanoengine.errors import InvalidSamplingParams
-from nanoengine.serve.server.errors import Problem
-from nanoengine.serve.server.protocol import Generation, Queued, TranslatedRequest
+from nanoengine.errors import InvalidPrompt, InvalidSamplingParams
+from nanoengine.serve.server.errors import Problem, problem_of
+from nanoengine.serve.server.protocol import ChatRequest, Generation, Queued, TranslatedRequest
 
 
 def is_structured(request: Generation) -> bool:
@@ -19,10 +19,10 @@ def is_structured(request: Generation) -> bool:
 
 @contextmanager
 def named_as_sent(request: Queued) -> Iterator[None]:
-    """A context in which errors about `structured_outputs` are given the name of the field that the client has sent.
+    """A context in which errors about the prompt and `structured_outputs` get the name of the field that the client has sent.
 
     Raises:
-        InvalidSamplingParams: the error, with the name of that field.
+        InvalidSamplingParams, Problem: the error, with the name of that field.
     """
     try:
         yield
@@ -35,6 +35,18 @@ def named_as_sent(request: Queued) -> Iterator[None]:
             if message.startswith(ours):
                 message = theirs + message[len(ours) :]
         raise InvalidSamplingParams(message) from error
+    except (InvalidPrompt, Problem) as error:
+        problem = problem_of(error)
+        if problem.param == "prompt":
+            problem.param = _field_of_prompt(request)
+            problem.message = re.sub(r"^prompt\b", problem.param, problem.message)
+        raise problem from None
+
+
+def _field_of_prompt(request: Queued) -> str:
+    if isinstance(request, ChatRequest):
+        return getattr(request, "turns", "messages")
+    return "prompt" if isinstance(request, Generation) else "input"
 
 
 def structured_outputs(request: Generation) -> dict[str, Any] | None:

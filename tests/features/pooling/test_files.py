@@ -33,6 +33,7 @@ def write(folder: Path, modules: Any, pooling: Any) -> Path:
     ("modules", "pooling", "made"),
     [
         (QWEN3, LAST, Made("last", True)),
+        ("\ufeff" + json.dumps(QWEN3), LAST, Made("last", True)),
         (QWEN3[:2], LAST, Made("last", False)),
         (QWEN3, MEAN, Made("mean", True)),
         (QWEN3, {"pooling_mode_cls_token": True}, Made(None, True)),

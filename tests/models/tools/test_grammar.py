@@ -70,6 +70,9 @@ def test_otherwise_text_may_be_and_calls_are_right(accepts: Accepts, name: str) 
         assert accepts(name, text + spelled(name, A) + text)
         assert accepts(name, spelled(name, A), most=1)
         assert not accepts(name, text + spelled(name, WRONG))
+    if name == "qwen3_coder":  # without the mark in front
+        assert accepts(name, text + in_xml(*A) + text)
+        assert not accepts(name, text + in_xml(*WRONG))
 
 
 @pytest.mark.parametrize("name", BY_NAME)

@@ -9,7 +9,7 @@ import pytest
 from nanoengine.features.structured.grammars import Grammars
 from nanoengine.models.tools.parser import Call, Reasoning, Text
 from tests.models.tools.test_grammar import WRONG, walk
-from tests.models.tools.test_parser import calls_of, read, written
+from tests.models.tools.test_parser import calls_of, read, without_pieces, written
 
 
 @pytest.mark.parametrize("size", [950, 990, 1000, 1001, 5000])
@@ -25,7 +25,7 @@ def test_a_head_of_harmony_has_an_end(size: int) -> None:
 def test_the_channels_of_harmony() -> None:
     text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
     text += f"<|start|>assistant{written('harmony', ('now', {}))}"
-    assert read("harmony", text) == [Reasoning("Hm."), Text("I look."), Call(0, "now", "{}")]
+    assert without_pieces(read("harmony", text)) == [Reasoning("Hm."), Text("I look."), Call(0, "now", "{}")]
     assert read("harmony", "<|channel|>final<|message|>Yes.\n") == [Text("Yes.\n")]
     assert read("harmony", "<|channel|>ana") == []
 
@@ -36,7 +36,7 @@ def test_two_messages_of_a_kind_are_two_lines() -> None:
     assert read("harmony", text) == [Text("I look.\nIt rains.")]
     text = f"<|channel|>analysis<|message|>Hm.{start}{written('harmony', ('now', {}))}{start}"
     events = read("harmony", f"{text}<|channel|>analysis<|message|>So.{start}<|channel|>final<|message|>Yes.")
-    assert events == [Reasoning("Hm."), Call(0, "now", "{}"), Reasoning("\nSo."), Text("Yes.")]
+    assert without_pieces(events) == [Reasoning("Hm."), Call(0, "now", "{}"), Reasoning("\nSo."), Text("Yes.")]
 
 
 @pytest.mark.parametrize("kind", ["analysis", "commentary", "final"])

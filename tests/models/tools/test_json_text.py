@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoengine.models.tools.json_text import MAX_DIGITS, dumps, loads
+from nanoengine.models.tools.json_text import MAX_DIGITS, JsonPieces, dumps, loads
 from tests.drawn import FAST
 
 VALUES = st.recursive(
@@ -57,3 +57,41 @@ def test_small_models_do_not_escape_line_breaks() -> None:
     assert loads('"a\nb"') == "a\nb"
     with pytest.raises(ValueError, match="control character"):
         loads('"a\nb"', strict=True)
+
+
+@FAST
+@given(st.data())
+def test_json_in_pieces_is_the_json_that_was_written(data: st.DataObject) -> None:
+    """But for line breaks in strings, which are escaped, and numbers that no float can be."""
+    parts = [
+        "[",
+        "]",
+        "{",
+        "}",
+        '"',
+        "\\",
+        "\\n",
+        "\n",
+        "\t ",
+        "a",
+        ": ",
+        ", ",
+        "1e",
+        "999",
+        "-",
+        "9" * 5000,
+        "0.5",
+        "true",
+    ]
+    drawn = st.lists(st.sampled_from(parts)).map("".join) | VALUES.map(dumps).map(lambda own: own.replace("\\n", "\n"))
+    text = data.draw(drawn)
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)))))
+    pieces = JsonPieces()
+    told = [pieces.push(text[a:b]) for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert "".join(told) == JsonPieces().push(text)
+    try:
+        value = loads(text)
+    except ValueError:
+        return
+    if text.rstrip()[-1:] in ("]", "}", '"'):
+        assert repr(loads("".join(told), strict=True)) == repr(value)

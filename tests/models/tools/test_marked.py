@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nanoengine.models.tools.parser import Call, Event, Reasoning, Text
-from tests.models.tools.test_parser import CALL, TOKYO, read, text_of, written
+from tests.models.tools.test_parser import CALL, TOKYO, read, text_of, without_pieces, written
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,13 @@ def test_thoughts_are_told_apart(text: str, options: dict[str, Any], events: lis
 def test_calls_in_a_thought_are_none() -> None:
     text = f"<think>I could {written('hermes', ('now', {}))}</think>{written('hermes', ('weather', TOKYO))}"
     events = read("hermes", text, thinks=True)
-    assert [type(event) for event in events] == [Reasoning, Call]
+    assert [type(event) for event in without_pieces(events)] == [Reasoning, Call]
+
+
+def test_of_a_broken_call_in_a_thought_nothing_is_told() -> None:
+    for call in ('{"name": "now", "arguments": {"a": x', '{"name": "now", "arguments": {"a": 1'):
+        text = f"Hm. <tool_call>{call}"
+        assert read("hermes", text, is_thinking=True, thought_calls=["<tool_call>"]) == [Reasoning(text)]
 
 
 def test_white_space_between_calls_is_of_no_text() -> None:

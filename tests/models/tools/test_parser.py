@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,12 +13,14 @@ from hypothesis import strategies as st
 
 from nanoengine.models.tools import calls, python_calls, xml_calls
 from nanoengine.models.tools.formats import FORMATS, PLAIN
-from nanoengine.models.tools.parser import Call, Event, Reasoning, Text, answer_parser
+from nanoengine.models.tools.parser import Call, CallPiece, Event, Reasoning, Text, answer_parser
+from nanoengine.models.tools.telling import of_whole_calls
 from tests.drawn import FAST
 
 INF = float("inf")
 BY_NAME = {own.name: own for own in (*FORMATS, PLAIN)}
 NAMES = ("weather", "now")
+STRINGS = {"additionalProperties": {"type": "string"}}
 TOKYO, CALL, NOW = (
     {"city": 'Tokyo "}]</tool_call>\\'},
     '{"name": "weather", "arguments": {"city": "A"}}',
@@ -55,23 +58,38 @@ def in_xml(tool: str, arguments: dict[str, Any]) -> str:
 
 
 def read(name: str | None, *pieces: str, **options: Any) -> list[Event]:
-    """What it says, text that follows text joined."""
+    """What it says, as `joined` has it."""
     parser = answer_parser(None if name is None else BY_NAME[name], options.pop("names", NAMES), **options)
-    events = [event for piece in pieces for event in parser.push(piece)]
-    joined: list[Event] = []
-    for event in (*events, *parser.finish()):
-        last = joined[-1] if joined else None
+    return joined([*(event for piece in pieces for event in parser.push(piece)), *parser.finish()])
+
+
+def joined(events: list[Event]) -> list[Event]:
+    """Events with text that follows text joined, and pieces of a call, too."""
+    found: list[Event] = []
+    for event in events:
+        last = found[-1] if found else None
         if isinstance(event, Text | Reasoning) and isinstance(last, type(event)):
-            joined[-1] = type(event)(last.text + event.text)
+            found[-1] = type(event)(last.text + event.text)
+        elif isinstance(event, CallPiece) and event.name is None:
+            assert isinstance(last, CallPiece)
+            found[-1] = CallPiece(event.index, last.name, last.arguments + event.arguments)
         else:
-            joined.append(event)
-    return joined
+            found.append(event)
+    return found
 
 
 def calls_of(events: list[Event]) -> list[tuple[str, Any]]:
-    found = [event for event in events if isinstance(event, Call)]
-    assert [own.index for own in found] == list(range(len(found)))
-    return [(own.name, json.loads(own.arguments)) for own in found]
+    """The whole calls. Each follows its pieces, which say the same; a call that broke has pieces alone."""
+    events = joined(events)
+    begun = [event for event in events if isinstance(event, CallPiece)]
+    assert [own.index for own in begun] == list(range(len(begun)))
+    found = [(before, own) for before, own in pairwise([None, *events]) if isinstance(own, Call)]
+    assert all(before == CallPiece(own.index, own.name, own.arguments) for before, own in found)
+    return [(own.name, json.loads(own.arguments)) for _, own in found]
+
+
+def without_pieces(events: list[Event]) -> list[Event]:
+    return [event for event in events if not isinstance(event, CallPiece)]
 
 
 def text_of(events: list[Event]) -> str:
@@ -105,6 +123,7 @@ def test_a_forced_answer_ends_with_a_call_that_repeats_another(name: str) -> Non
     assert text[:end].count("Tokyo") == 2
     events = [event for letter in text[:end] for event in parser.push(letter)]
     assert calls_of([*events, *parser.finish()]) == said[:3]
+    assert len(joined(events)) == 6, "three calls and their pieces: the last was not begun"
     assert text_of(events) == ""
     for options, told in (({"is_forced": True}, said[:3]), ({}, [*said, ("weather", {"city": "Oslo"})])):
         assert calls_of(read(name, text, **options)) == told
@@ -113,15 +132,14 @@ def test_a_forced_answer_ends_with_a_call_that_repeats_another(name: str) -> Non
 @pytest.mark.parametrize("name", ["mistral", "phi", "granite", "functools", "lfm2"])
 def test_calls_of_a_forced_list_are_told_when_each_is_whole(name: str) -> None:
     parser = answer_parser(BY_NAME[name], NAMES, is_forced=True)
-    [told] = parser.push(written(name, ("weather", TOKYO), ("now", {}))[: -len("now") - len(BY_NAME[name].end) - 20])
-    assert isinstance(told, Call)
-    assert not parser.finish(is_cut=True)
+    events = parser.push(written(name, ("weather", TOKYO), ("now", {}))[: -len("now") - len(BY_NAME[name].end) - 20])
+    assert calls_of([*events, *parser.finish(is_cut=True)]) == [("weather", TOKYO)]
 
 
 @pytest.mark.parametrize("name", sorted(set(BY_NAME) - {"harmony"}))
 def test_text_around_calls_is_told(name: str) -> None:
     events = read(name, "I look.\n" + written(name, ("weather", TOKYO)) + "\nThat was it.\n")
-    assert [type(event) for event in events] == [Text, Call, Text]
+    assert [type(event) for event in without_pieces(events)] == [Text, Call, Text]
     assert text_of(events) == "I look.\n\nThat was it."
 
 
@@ -145,6 +163,46 @@ def test_broken_calls_are_text(name: str) -> None:
     wrong = [("</", "<"), (">", " "), ("<", "< ")] if name == "qwen3_coder" else [('"', "'"), (":", ": x"), ("}", "]")]
     for broken in (whole.replace(*own) for own in wrong):
         assert (text_of(read(name, broken)), calls_of(read(name, broken))) == (broken, [])
+
+
+@pytest.mark.parametrize("name", sorted(set(BY_NAME) - {"lfm2"}))
+def test_a_call_is_begun_with_its_name_and_told_as_it_comes(name: str) -> None:
+    text = written(name, ("weather", {"city": "Rome", "day": "to\nday"}))
+    parser = answer_parser(BY_NAME[name], NAMES, schemas={"weather": STRINGS})
+    told = [[own for own in parser.push(letter) if isinstance(own, CallPiece)] for letter in text]
+    begun = next(own for own in told if own)
+    assert begun[0].name == "weather"
+    assert told.index(begun) < text.index("city")
+    for place in (text.index("Rome") + 3, text.rindex("day") + 1):
+        assert any(told[place - 3 : place + 3]), (text[:place], told)
+
+
+@pytest.mark.parametrize(
+    ("name", "broken", "begun"),
+    [
+        ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "A", oh no}}</tool_call>', '{"city": "A", '),
+        ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "\\x"}}</tool_call>', '{"city": "\\x"}'),
+        ("mistral_args", '[TOOL_CALLS]weather[ARGS]{"city" 5}', '{"city" 5}'),
+        ("granite", '<tool_call>[{"name": "weather", "arguments": {"city": <}]', '{"city": '),
+        ("qwen3_coder", "<tool_call><function=weather><parameter=city>A</parameter>B", '{"city": "A"'),
+    ],
+)
+def test_a_call_that_breaks_is_text_though_it_was_begun(name: str, broken: str, begun: str) -> None:
+    """A stream cannot take its pieces back. A whole answer is without them."""
+    after = f"[TOOL_CALLS]{CALL}" if name == "mistral_args" else written(name, ("now", {}))
+    events = read(name, broken + after)
+    assert events[:2] == [CallPiece(0, "weather", begun), Text(broken)]
+    [told, call] = events[2:]
+    assert told == CallPiece(1, call.name, call.arguments) if isinstance(call, Call) else None
+    assert of_whole_calls(events) == events[1:]
+
+
+def test_what_is_no_call_in_a_list_is_text() -> None:
+    assert without_pieces(read("granite", f"<|tool_call|>[{CALL}, {NOW}, {{1}}]")) == [
+        Call(0, "weather", '{"city": "A"}'),
+        Call(1, "now", "{}"),
+        Text(", {1}]"),
+    ]
 
 
 @pytest.mark.parametrize("name", BY_NAME)
@@ -190,6 +248,7 @@ def test_plain_text_stays_as_it_is(name: str) -> None:
             "<tool_call><function=now>" + " <parameter=a> b" * 2 + " </parameter></function>",
             [("now", {"a": " b <parameter=a> b "})],
         ),
+        ("qwen3_coder", "So: <function=now>\n</function>\n</tool_call> <function=then>", [("now", {})]),
         ("qwen3_coder", f"<tool_call>{CALL}</tool_call>", []),
         ("qwen3_coder", "<tool_call><function=now></function></tool_call>", [("now", {})]),
         (
@@ -313,7 +372,7 @@ def test_a_text_of_nothing_but_marks_is_read_once(name: str, monkeypatch: pytest
 
 def test_a_call_is_told_as_soon_as_it_is_whole() -> None:
     parser = answer_parser(BY_NAME["hermes"], NAMES)
-    assert parser.push(f"<tool_call>\n{CALL}") == [Call(0, "weather", '{"city": "A"}')]
+    assert parser.push(f"<tool_call>\n{CALL}")[-1] == Call(0, "weather", '{"city": "A"}')
     assert parser.push("\n</tool_call>") == parser.finish() == []
 
 
@@ -324,6 +383,6 @@ def test_an_answer_that_is_cut_off_has_no_marks_in_its_text(name: str) -> None:
     for end in range(1, len(call)):
         parser = answer_parser(BY_NAME[name], NAMES)
         events = [*parser.push("Hi. " + call[:end]), *parser.finish(is_cut=True)]
-        text = "".join(event.text for event in events if not isinstance(event, Call))
+        text = "".join(event.text for event in events if isinstance(event, Text | Reasoning))
         assert text.strip() == "Hi." or any(isinstance(event, Call) for event in events), (call[:end], text)
         assert not any(mark in text for mark in BY_NAME[name].marks), text

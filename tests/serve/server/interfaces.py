@@ -70,8 +70,12 @@ class Chat(Interface):
                 if name == "tool_calls":
                     calls = message.setdefault(name, [])
                     for call in value:
-                        assert call.pop("index") == len(calls)
-                        calls.append(call)
+                        index = call.pop("index")
+                        if "id" in call:
+                            assert index == len(calls)
+                            calls.append(call)
+                        else:
+                            calls[index]["function"]["arguments"] += call["function"]["arguments"]
                 else:
                     message[name] = message.get(name, "") + value
         [ended] = [own for own in choices_of(events) if own["finish_reason"]]

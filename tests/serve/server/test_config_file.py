@@ -63,7 +63,8 @@ def test_a_file_may_have_every_option_of_the_command_line(parser: Parser, config
 
 
 def test_the_command_line_comes_first(parser: Parser, config: Path) -> None:
-    config.write_text('model = "demo"\nport = 1\nmax-n = 3\napi_key = "file"\npage = false\nlog_level = "error"')
+    text = 'model = "demo"\nport = 1\nmax-n = 3\napi_key = "file"\npage = false\nlog_level = "error"'
+    config.write_text(text, encoding="utf-8-sig")  # as some editors write it
     file = ["--config", str(config)]
     for line in (["--port", "2", *file, "--page", "-v"], ["--page", "-v", *file, "--port", "2"]):
         args = parser.parse_args(line)

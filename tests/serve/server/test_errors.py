@@ -17,7 +17,7 @@ from nanoengine.errors import (
 from nanoengine.serve.server.errors import Problem, problem_of
 from nanoengine.serve.server.text import check_turns
 from tests.serve.server.conftest import MakeServer
-from tests.serve.server.interfaces import CHAT, INTERFACES, MESSAGES
+from tests.serve.server.interfaces import CHAT, INTERFACES, MESSAGES, RESPONSES
 from tests.serve.server.running import Server
 
 FAILED = StepFailed("the request failed: allowed_token_ids leave nothing", [])
@@ -99,3 +99,6 @@ def test_a_prompt_that_is_too_long_is_told_in_the_words_that_clients_look_for(
             assert error["type"] == "invalid_request_error"
         elif path.startswith("/v1/"):
             assert (error["type"], error["code"]) == ("BadRequestError", "context_length_exceeded")
+            assert error["param"] == {CHAT.path: "messages", RESPONSES.path: "input"}.get(path, "prompt")
+        if limits:
+            assert message.partition(" ")[0] in body

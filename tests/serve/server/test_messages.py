@@ -56,6 +56,8 @@ def test_a_call_and_what_it_returned_come_back(hermes: Server) -> None:
     turns = [user("Rome?"), {"role": "assistant", "content": [thought, text("I look."), block, {**block, "id": "b"}]}]
     turns.append(user([result, {**result, "tool_use_id": "b", "content": "Warm."}, text("And?")]))
     assert MESSAGES.said(hermes, body(*turns)).parts == ["Rome?I look.Sunny.Warm.And?"]
+    failed = [user([own | {"is_error": True} for own in turns[-1]["content"][:2]])]
+    assert MESSAGES.said(hermes, body(*turns[:2], *failed)).parts == ["Rome?I look.Error:\nSunny.Error:\nWarm."]
     chat = MessagesRequest(messages=turns, max_tokens=1).chat()
     assert [message["role"] for message in chat.messages] == ["user", "assistant", "tool", "tool", "user"]
     assert chat.messages[1]["reasoning_content"] == "Hm."

@@ -40,7 +40,7 @@ def test_what_only_this_interface_has(hermes: Server) -> None:
         "num_predict": -1,
     }
     fields = {"options": neutral | {"num_gpu": 1, "num_ctx": 9, "newer": None}, "keep_alive": "5m", "think": False}
-    for own in ({}, {"options": None}, {"think": True}, fields):
+    for own in ({}, {"options": None}, {"think": True}, {"options": {"num_predict": 0}}, fields):
         assert OLLAMA.said(hermes, chat("Hello.", **own)).parts == ["Hello."]
 
 

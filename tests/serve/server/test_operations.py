@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 import nanoengine
 from tests.serve.server.conftest import MakeServer
 from tests.serve.server.events import reasons_of, text_of
-from tests.serve.server.running import Server, in_thread, until
+from tests.serve.server.running import PATIENCE, Server, in_thread, until
 
 
 def test_health_and_version(parrot: Server) -> None:
@@ -48,6 +49,16 @@ def test_other_paths_and_methods_have_the_shape_of_errors(parrot: Server, method
     assert answer.error["type"] in ("NotFoundError", "MethodNotAllowedError")
     if status == 405:
         assert answer.headers["allow"]
+
+
+def test_ollamas_clients_ask_whether_somebody_is_there(make_server: MakeServer) -> None:
+    for page in (True, False):
+        server = make_server(page=page, api_key=("a",))
+        connection = http.client.HTTPConnection(*server.address, timeout=PATIENCE)
+        connection.request("HEAD", "/")
+        answer = connection.getresponse()
+        assert (answer.status, answer.read()) == (200, b"")
+        connection.close()
 
 
 def test_load_is_the_number_of_answers_being_made(make_server: MakeServer) -> None:

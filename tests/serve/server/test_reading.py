@@ -78,4 +78,5 @@ def test_a_request_may_come_byte_by_byte(parrot: Server) -> None:
 
 @pytest.mark.parametrize("kind", ["application/json", "application/json; charset=utf-8", "Application/JSON ;x=y"])
 def test_json_may_be_called_so(parrot: Server, kind: str) -> None:
-    assert parrot.post("/tokenize", b'{"prompt": "a"}', {"content-type": kind}).status == 200
+    for mark in (b"", b"\xef\xbb\xbf"):  # some editors begin files with it
+        assert parrot.post("/tokenize", mark + b'{"prompt": "a"}', {"content-type": kind}).json["count"] == 1

@@ -136,6 +136,11 @@ BEGUN = {
         'ments": {}}\n</tool_call>',
         [Call("now", {})],
     ),
+    "half of its arguments": (
+        '<tool_call>\n{"name": "now", "arguments": {"a": 1, "b',
+        '": 2}}\n</tool_call>',
+        [Call("now", {"a": 1, "b": 2})],
+    ),
 }
 
 
@@ -146,7 +151,7 @@ def test_a_begun_message_goes_on_in_the_state_that_it_has(serve: Serve, talk: In
     begun, rest, parts = BEGUN[case]
     script.text = rest
     continued = {"add_generation_prompt": False, "continue_final_message": True} if isinstance(talk, Chat) else {}
-    tools = ("now",) if "call" in case else ()
+    tools = ("now",) if "tool_call" in begun else ()
     body = talk.body([USER, ("assistant", begun)], tools=tools, max_tokens=100, model="scripted") | continued
     assert says(talk.said(server, body), *(own[len(begun) :] if case == "a text" else own for own in parts))
 

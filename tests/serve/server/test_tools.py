@@ -60,7 +60,7 @@ def test_log_probabilities_and_token_ids_come_with_every_chunk(hermes: Server) -
     tokens = [token for choice in choices for token in choice.get("token_ids") or []]
     assert len(tokens) == sum(len((choice["logprobs"] or {"content": []})["content"]) for choice in choices)
     assert hermes.serving.tokenizer.decode(tokens) == f"{ROME} Told."
-    assert sum("tool_calls" in choice["delta"] for choice in choices) == 1
+    assert sum("name" in call["function"] for own in choices for call in own["delta"].get("tool_calls", ())) == 1
 
 
 def test_history_is_as_clients_write_it(hermes: Server) -> None:

@@ -77,7 +77,7 @@ export async function answer(conversation, message, signal, onNews) {
       }
       if (thought) message.thought = (message.thought ?? "") + thought;
       if (text) message.content += text;
-      for (const call of choice?.delta?.tool_calls ?? []) message.called = call.function.name;
+      for (const call of choice?.delta?.tool_calls ?? []) message.called = call.function.name ?? message.called;
       if (choice?.finish_reason) message.ended = choice.finish_reason;
       if (usage) message.prompt = usage.prompt_tokens;
       if (usage?.prompt_tokens_details) message.cached = usage.prompt_tokens_details.cached_tokens;

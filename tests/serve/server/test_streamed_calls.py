@@ -1,0 +1,110 @@
+"""Calls of tools come in pieces: the name, then the arguments as the model writes them; what is no call is never told."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.serve.server.events import choices_of
+from tests.serve.server.interface import Call, Interface, Table
+from tests.serve.server.running import Answer
+from tests.serve.server.streams import typed_events
+from tests.serve.server.test_thinking import TALKS, USER, Serve, each_talk, says, serve
+
+__all__ = ["serve"]  # a fixture
+
+ROME, OSLO = ({"city": 'Rome, "the eternal"\nIT'}, {"city": "Oslo"})
+NO_CALL = "I would write <tool_call> or <function=weather, say."
+
+
+def objects(*calls: Table, before: str = "", between: str = "", after: str = "") -> str:
+    return before + between.join(json.dumps({"name": "weather", "arguments": own}) for own in calls) + after
+
+
+def in_xml(own: Table, name: str = "weather") -> str:
+    return f"<function={name}>\n<parameter=city>\n{own['city']}\n</parameter>\n</function>"
+
+
+def message(own: Table) -> str:
+    return f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{json.dumps(own)}<|call|>"
+
+
+FORMATS = {
+    "qwen2.5": objects(
+        ROME, OSLO, before="<tool_call>\n", between="\n</tool_call>\n<tool_call>\n", after="\n</tool_call>"
+    ),
+    "qwen3-coder": f"<tool_call>\n{in_xml(ROME)}\n</tool_call>\n<tool_call>\n{in_xml(OSLO)}\n</tool_call>",
+    "qwen3.5": f"</think>\n\n{in_xml(ROME)}\n</tool_call>\n{in_xml(OSLO)}",
+    "granite": objects(ROME, OSLO, before="<|tool_call|>[", between=", ", after="]"),
+    "harmony": message(ROME),  # the end of a call ends the answer
+}
+
+
+def pieces_of(talk: Interface, answer: Answer) -> list[tuple[str, list[str]]]:
+    """The calls of a stream: each a name, and pieces of arguments that are not empty."""
+    found: list[tuple[str, list[str]]] = []
+    if type(talk).__name__ == "Chat":
+        for choice in choices_of(answer.events):
+            for call in choice["delta"].get("tool_calls", ()):
+                if "id" in call:
+                    found.append((call["function"]["name"], []))
+                found[call["index"]][1].append(call["function"]["arguments"])
+    else:
+        for event in typed_events(answer):
+            begun = event.get("content_block") or event.get("item") or {}
+            if event["type"] in ("content_block_start", "response.output_item.added") and "name" in begun:
+                found.append((begun["name"], []))
+            elif event["type"] == "response.function_call_arguments.delta":
+                found[-1][1].append(event["delta"])
+            elif "partial_json" in event.get("delta", ()):
+                found[-1][1].append(event["delta"]["partial_json"])
+    return [(name, [own for own in pieces if own]) for name, pieces in found]
+
+
+def asked(talk: Interface, **more: Any) -> Table:
+    return talk.body([USER], tools=("weather", "now"), model="scripted", **{"max_tokens": 400, **more})
+
+
+@each_talk
+@pytest.mark.parametrize("name", FORMATS)
+def test_arguments_come_as_they_are_written(serve: Serve, talk: Interface, name: str) -> None:
+    server, script = serve(name)
+    script.text = FORMATS[name]
+    calls = [ROME] if name == "harmony" else [ROME, OSLO]
+    assert says(talk.said(server, asked(talk)), *(Call("weather", own) for own in calls))
+    if talk in TALKS[:3]:
+        streamed = pieces_of(talk, server.post(talk.path, asked(talk) | talk.streaming))
+        assert [(own, json.loads("".join(pieces))) for own, pieces in streamed] == [("weather", own) for own in calls]
+        assert all(len(pieces) > 5 for _, pieces in streamed)
+
+
+@each_talk
+@pytest.mark.parametrize("name", ["qwen2.5", "qwen3-coder", "granite"])
+def test_what_is_no_call_is_never_told(serve: Serve, talk: Interface, name: str) -> None:
+    server, script = serve(name)
+    unknown = FORMATS[name].replace("weather", "whether")
+    for text in (NO_CALL, unknown, "<function=whether>", "```json\n[1]\n```"):
+        script.text = text
+        assert says(talk.said(server, asked(talk)), text), "and streamed it is the same"
+        if talk in TALKS[:3]:
+            assert pieces_of(talk, server.post(talk.path, asked(talk) | talk.streaming)) == []
+
+
+@pytest.mark.parametrize("talk", TALKS[:3], ids=lambda own: type(own).__name__)
+@pytest.mark.parametrize("name", ["qwen2.5", "qwen3-coder", "granite", "harmony"])
+def test_a_call_that_breaks_off_is_begun_in_a_stream_and_left_out_of_a_whole_answer(
+    serve: Serve, talk: Interface, name: str
+) -> None:
+    server, script = serve(name)
+    script.text = FORMATS[name]
+    begun = FORMATS[name][: FORMATS[name].index("eternal")]
+    body = asked(talk, max_tokens=len(script.encode(begun)))
+    [(called, pieces)] = pieces_of(talk, server.post(talk.path, body | talk.streaming))
+    assert called == "weather"
+    assert json.dumps(ROME).startswith("".join(pieces))
+    assert pieces
+    whole = talk.read(server.post(talk.path, body | {"stream": False}).json)
+    assert not any(isinstance(own, Call) for own in whole.parts)
+    assert whole.reason == talk.reasons.get("length", "length")
