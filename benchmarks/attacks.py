@@ -110,6 +110,8 @@ WORK = {
     "many rows of one": _rows(64)._replace(num_connections=1),
     "rows with log probabilities": _rows(32, logprobs=20),
     "rows under a schema": _rows(64, structured_outputs={"json": {"type": "array", "items": {"type": "integer"}}}),
+    "long constants": _fresh(4, COMPLETIONS, lambda: _long({"json": {"const": _text(100_000)}})),
+    "long choices": _fresh(4, COMPLETIONS, lambda: _long({"choice": [_text(250_000), _text(250_000)]})),
     "new patterns": _fresh(
         4, COMPLETIONS, lambda: {"prompt": "a", "max_tokens": 4, "structured_outputs": {"regex": _pattern()}}
     ),
@@ -124,6 +126,14 @@ WORK = {
     "ignored bytes": Attack(4, COMPLETIONS, _body(prompt="a", max_tokens=1, metadata={"a": "b" * 7_900_000})),
 }
 """Requests that ask for much work, or for little in a costly way."""
+
+
+def _long(outputs: dict[str, Any]) -> dict[str, Any]:
+    return {"prompt": "a", "n": 16, "max_tokens": 64, "structured_outputs": outputs}
+
+
+def _text(count: int) -> str:
+    return "".join(f"{random.getrandbits(40):010x}" for _ in range(count // 10))
 
 
 def _pattern() -> str:

@@ -170,12 +170,16 @@ run_schema() {
 }
 
 # The checks in clients/, on the file $CLIENTS_MODEL: Qwen2.5-Coder-0.5B-Instruct, the smallest model that often says what it is asked
-# for. What came of each is a row in $work/clients.md.
+# for. What came of each is a row in $work/checks.md; which of them fail where answers are spoiled, in $work/spoiled.md.
 run_clients() {
     [ -e "${CLIENTS_MODEL:-}" ] || { echo "CLIENTS_MODEL must be the file of Qwen2.5-Coder-0.5B-Instruct" && return 1; }
     environment clients openai==3.57.0 anthropic==2.14.0 ollama==0.6.3
-    MODEL=small with_server "$CLIENTS_MODEL" --served-model-name small --api-key none --max-model-len 4096 -- \
-        timeout 1800 "$work/clients/bin/python" -W ignore "$here/clients/checks.py" "$work/clients.md" "$counts" || true
+    local script template=$work/thinks.jinja
+    "$NANOENGINE_PYTHON" "$here/clients/thinking_template.py" "$CLIENTS_MODEL" > "$template"
+    for script in checks spoiled; do
+        MODEL=small with_server "$CLIENTS_MODEL" --served-model-name small --api-key none --max-model-len 4096 --chat-template "$template" -- \
+            timeout 1800 "$work/clients/bin/python" -W ignore "$here/clients/$script.py" "$work/$script.md" "$counts" || true
+    done
 }
 
 for suite in $suites; do

@@ -19,6 +19,7 @@ from nanoengine.features.structured.params import StructuredOutputs
 from nanoengine.features.structured.structured import Structured
 from nanoengine.models.description import describe
 from nanoengine.models.names import find_model
+from nanoengine.models.tools.schemas import NAMED, VALUES
 
 LONGEST = 32
 """Characters of a token that is looked for."""
@@ -49,12 +50,12 @@ class Acceptance:
         self.structured = Structured(Grammars(found.tokenizer, found.config.vocab_size, self.ends), [], None, 1)
 
     def outputs(self, schema: Any) -> StructuredOutputs:
-        """Of a schema that is supported.
+        """Of a schema that is supported, as JSON Schema has it: objects are open where it is silent.
 
         Raises:
             InvalidSamplingParams: it is not, and why.
         """
-        outputs: StructuredOutputs = SamplingParams(structured_outputs={"json": schema}).structured_outputs
+        outputs: StructuredOutputs = SamplingParams(structured_outputs={"json": opened(schema)}).structured_outputs
         self.structured.grammars.matcher(outputs)
         return outputs
 
@@ -129,3 +130,20 @@ def written(value: Any) -> str:
     except UnicodeEncodeError:  # half of a surrogate pair can be written as an escape only
         return json.dumps(value)
     return text
+
+
+def opened(schema: Any) -> Any:
+    """The same schema, for which an object that does not say so is not closed."""
+    if isinstance(schema, list):
+        return [opened(own) for own in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {
+        name: {key: opened(own) for key, own in value.items()}
+        if name in NAMED and isinstance(value, dict)
+        else value
+        if name in VALUES
+        else opened(value)
+        for name, value in schema.items()
+    }
+    return {"additionalProperties": True, **found} if "properties" in found else found

@@ -15,6 +15,7 @@ loop must end under `tool_choice: "auto"`, the model has seen an example and cho
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import sys
 import traceback
@@ -37,6 +38,7 @@ OPTIONS: dict[str, Any] = {"model": MODEL, "max_tokens": 200, "seed": 1, "temper
 SHORT: dict[str, Any] = {"model": MODEL, "max_tokens": 40, "temperature": 0}
 MESSAGES: list[Any] = [{"role": "user", "content": "A person, please."}]
 CAPITAL: list[Any] = [{"role": "user", "content": "What is the capital of France? Answer with one word."}]
+COUNT: list[Any] = [{"role": "user", "content": "Count from 1 to 90."}]
 TURNS: list[Any] = [
     {"role": "system", "content": "You are brief."},
     {"role": "user", "content": "My name is Ada."},
@@ -189,20 +191,42 @@ def refusal(kind: type[BaseException], ask: Callable[[], Any], *words: str) -> B
     raise AssertionError(f"it is taken: {str(found)[:200]}")
 
 
+def are_likely(chosen: list[float], top: list[list[float]]) -> None:
+    """Whether log probabilities are those of the likeliest tokens: of the tokens that were chosen at temperature 0, and of the
+    likeliest ones at the same positions. No sum of probabilities is above 1, and somewhere the model is sure.
+
+    Raises:
+        AssertionError: they are not.
+    """
+    assert chosen == [max(own) for own in top]
+    sums = [sum(map(math.exp, own)) for own in top]
+    assert 0.9 < max(sums) < 1.001, sums
+
+
 class Check(NamedTuple):
+    """One of a client.
+
+    Args:
+        client: as its package is called.
+        feature: of the client.
+        run: raises AssertionError if it is not there.
+        catches: kinds of spoiled answers that it must notice (see spoiler.py).
+    """
+
     client: str
     feature: str
     run: Callable[[], object]
+    catches: tuple[str, ...] = ()
 
 
 CHECKS: list[Check] = []
 
 
-def check(client: str, feature: str) -> Callable[[Callable[[], object]], Callable[[], object]]:
-    """Registers a check of a client, which is called as its package is."""
+def check(client: str, feature: str, *catches: str) -> Callable[[Callable[[], object]], Callable[[], object]]:
+    """Registers a check. Arguments as for `Check`."""
 
     def register(run: Callable[[], object]) -> Callable[[], object]:
-        CHECKS.append(Check(client, feature, run))
+        CHECKS.append(Check(client, feature, run, catches))
         return run
 
     return register
@@ -228,17 +252,27 @@ def outcome(run: Callable[[], object]) -> tuple[str, str]:
     return "refused rightly" if isinstance(found, BaseException) else "passed", ""
 
 
-def main(table: Path, counts: Path) -> None:
+def on_one_line(text: str) -> str:
+    """For a cell of a table."""
+    return " ".join(text.split()).replace("|", "/")
+
+
+def load() -> None:
+    """Register the checks of all clients."""
     for path in sorted(Path(__file__).parent.glob("of_*.py")):
         importlib.import_module(path.stem)
+
+
+def main(table: Path, counts: Path) -> None:
+    load()
     only = os.environ.get("ONLY", "")  # a part of a client's name or a feature, to try some by hand
     sums: dict[str, Counter[str]] = {}
     rows = ["| client | what it does | result |", "| --- | --- | --- |"]
-    for client, feature, run in CHECKS:
+    for client, feature, run, _ in CHECKS:
         if only in f"{client}: {feature}":
             kind, why = outcome(run)
             sums.setdefault(f"{client} {version(client)}", Counter())[kind] += 1
-            rows.append(f"| {client} | {feature} | {kind} {' '.join(why.split()).replace('|', '/')} |")
+            rows.append(f"| {client} | {feature} | {kind} {on_one_line(why)} |")
             print(rows[-1], flush=True)
             table.write_text("\n".join(rows) + "\n")
     faults = sum(own["FAULT"] for own in sums.values())

@@ -11,6 +11,7 @@ from anthropic import beta_tool
 from checks import (
     BASE,
     CAPITAL,
+    COUNT,
     KEY,
     MODEL,
     PIXEL,
@@ -37,6 +38,25 @@ TOOL: Any = {
     "description": "The weather of a city.",
     "input_schema": WEATHER["function"]["parameters"],
 }
+BOTH: list[Any] = [
+    {"role": "user", "content": "How is the weather in Rome, and how in Oslo?"},
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "tool_use", "id": f"toolu_{city}", "name": "weather", "input": {"city": city}}
+            for city in ("Rome", "Oslo")
+        ],
+    },
+    {
+        "role": "user",
+        "content": [
+            {"type": "tool_result", "tool_use_id": "toolu_Rome", "content": "sunny"},
+            {"type": "tool_result", "tool_use_id": "toolu_Oslo", "content": "not known", "is_error": True},
+        ],
+    },
+]
+"""Two calls, and what they returned."""
+
 NOW: Any = {"name": "now", "description": "The time.", "input_schema": {"type": "object", "properties": {}}}
 
 
@@ -47,7 +67,7 @@ def streamed(**fields: Any) -> tuple[Any, list[Any]]:
         return stream.get_final_message(), events
 
 
-@check("anthropic", "text, whole and streamed; `count_tokens`")
+@check("anthropic", "text, whole and streamed; `count_tokens`; an id for each answer", "usage", "ids")
 def text() -> None:
     whole = messages.create(messages=CAPITAL, system="Be short.", **SHORT)
     final, events = streamed(messages=CAPITAL, system="Be short.", **SHORT)
@@ -56,6 +76,7 @@ def text() -> None:
     counted = messages.count_tokens(model=MODEL, messages=CAPITAL, system="Be short.").input_tokens
     assert counted == whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
     assert whole.stop_reason == "end_turn"
+    assert whole.id != final.id
     says(whole.content[0].text, "Paris")
 
 
@@ -76,7 +97,7 @@ def turns() -> None:
     says(whole, "Ada")
 
 
-@check("anthropic", "an answer that the last message begins; `stop_sequences`; cut off by `max_tokens`")
+@check("anthropic", "an answer that the last message begins; `stop_sequences`; cut off by `max_tokens`", "usage")
 def begun() -> None:
     asked: list[Any] = [{"role": "user", "content": "Count from 1 to 9."}, {"role": "assistant", "content": "1, 2, 3,"}]
     own = messages.create(messages=asked, stop_sequences=["7"], **SHORT)
@@ -105,6 +126,21 @@ def any_tool() -> None:
     assert all(own.name == "now" or is_weather(own.name, json.dumps(own.input)) for own in whole.content)
 
 
+@check(
+    "anthropic",
+    "`thinking` with its `budget_tokens`, whole and streamed: a thought and a text, each with its index",
+    "index",
+)
+def thinking() -> None:
+    wish: Any = {"type": "enabled", "budget_tokens": 8}
+    whole = messages.create(messages=COUNT, thinking=wish, **LONG)
+    thought, text = whole.content
+    assert (thought.type, text.type, bool(thought.thinking), bool(text.text)) == ("thinking", "text", True, True)
+    assert 0 < whole.usage.output_tokens_details.reasoning_tokens < whole.usage.output_tokens
+    final, _ = streamed(messages=COUNT, thinking=wish, **LONG)
+    assert [own.model_dump() for own in final.content] == [own.model_dump() for own in whole.content]
+
+
 @check("anthropic", "a tool by its name; its result; an answer")
 def named() -> None:
     choice: Any = {"type": "tool", "name": "weather", "disable_parallel_tool_use": True}
@@ -128,16 +164,7 @@ def auto() -> None:
 
 @check("anthropic", "several calls of one answer, an error among their results (`is_error`)")
 def parallel() -> None:
-    calls: Any = [
-        {"type": "tool_use", "id": f"toolu_{city}", "name": "weather", "input": {"city": city}}
-        for city in ("Rome", "Oslo")
-    ]
-    results: Any = [
-        {"type": "tool_result", "tool_use_id": "toolu_Rome", "content": "sunny"},
-        {"type": "tool_result", "tool_use_id": "toolu_Oslo", "content": "not known", "is_error": True},
-    ]
-    asked: list[Any] = [*ASKED, {"role": "assistant", "content": calls}, {"role": "user", "content": results}]
-    own = messages.create(messages=asked, tools=[TOOL], **SHORT)
+    own = messages.create(messages=BOTH, tools=[TOOL], **SHORT)
     assert own.content
 
 
@@ -251,7 +278,7 @@ refuses("anthropic", "a wrong key", anthropic.AuthenticationError, "key")(
 )
 refuses("anthropic", "a timeout of the client", anthropic.APITimeoutError)(
     lambda: client.with_options(timeout=0.3).messages.create(
-        messages=[{"role": "user", "content": "Write a long story."}], model=MODEL, max_tokens=2000
+        messages=[{"role": "user", "content": "Count from 1 to 500."}], model=MODEL, max_tokens=2000, **STILL
     )
 )
 refuses("anthropic", "`batches`", anthropic.NotFoundError)(lambda: messages.batches.list())

@@ -53,7 +53,7 @@ def load() -> None:
     assert (own.response, own.done_reason) == ("", "load")
 
 
-@check("ollama", "`options`: `seed`, `stop`, `num_predict`, those of memory, those at their neutral values")
+@check("ollama", "`options`: `seed`, `stop`, `num_predict`, those of memory, those at their neutral values", "usage")
 def options() -> None:
     fair = {"num_predict": 12, "temperature": 0.9, "seed": 3}
     one, other = (client.chat(MODEL, ASKED, options=fair).message.content for _ in range(2))
@@ -124,9 +124,14 @@ def loop() -> None:
     says(own.content or str(own.tool_calls), "sunny")
 
 
-@check("ollama", "`think=False`")
+@check("ollama", "`think`, off and on, whole and streamed")
 def think() -> None:
     assert client.chat(MODEL, CAPITAL, think=False, options=STILL).message.thinking is None
+    whole = client.chat(MODEL, CAPITAL, think=True, options=STILL).message
+    parts = [own.message for own in client.chat(MODEL, CAPITAL, think=True, options=STILL, stream=True)]
+    assert whole.thinking
+    assert "".join(own.thinking or "" for own in parts) == whole.thinking
+    assert "".join(own.content or "" for own in parts) == whole.content
 
 
 @check("ollama", "`list`, `show`, `ps`")

@@ -9,6 +9,7 @@ from typing import Any
 import openai
 from checks import (
     CAPITAL,
+    COUNT,
     IMAGE,
     MESSAGES,
     MODEL,
@@ -17,6 +18,7 @@ from checks import (
     SHORT,
     TOO_LONG,
     TURNS,
+    are_likely,
     check,
     refuses,
     says,
@@ -51,15 +53,29 @@ def turns() -> None:
     says(whole, "Ada")
 
 
-@check("openai", "`n`, `seed`: different, and the same again")
+@check(
+    "openai",
+    "`n`, `seed`: different, and the same again; each choice has its index, each answer its id",
+    "index",
+    "ids",
+)
 def several() -> None:
-    found = [chat.create(messages=MESSAGES, n=3, **OPTIONS | {"max_tokens": 12}) for _ in range(2)]
+    fields: dict[str, Any] = {"messages": MESSAGES, "n": 3, **OPTIONS, "max_tokens": 12}
+    found = [chat.create(**fields) for _ in range(2)]
     texts = [[own.message.content for own in one.choices] for one in found]
     assert texts[0] == texts[1]
     assert len(set(texts[0])) > 1
+    assert [own.index for own in found[0].choices] == [0, 1, 2]
+    streamed, ids = ["", "", ""], {own.id for own in found}
+    for chunk in chat.create(stream=True, **fields):
+        ids.add(chunk.id)
+        for own in chunk.choices:
+            streamed[own.index] += own.delta.content or ""
+    assert streamed == texts[0]
+    assert len(ids) == 3
 
 
-@check("openai", "`stop`, one and several; `max_completion_tokens`")
+@check("openai", "`stop`, one and several; `max_completion_tokens`", "usage")
 def stops() -> None:
     fields: dict[str, Any] = {"messages": [{"role": "user", "content": "Count from 1 to 9."}], **SHORT}
     text = chat.create(**fields).choices[0].message.content
@@ -71,31 +87,75 @@ def stops() -> None:
     assert (found.usage.completion_tokens, found.choices[0].finish_reason) == (3, "length")
 
 
-@check("openai", "`logprobs`, whole and streamed; `logit_bias`, penalties")
+@check("openai", "`logprobs`, whole and streamed; `logit_bias`, penalties", "logprobs")
 def probabilities() -> None:
-    fields: dict[str, Any] = {"messages": CAPITAL, "logprobs": True, "top_logprobs": 3, **SHORT}
-    whole = chat.create(**fields).choices[0].logprobs.content
+    fields: dict[str, Any] = {"messages": CAPITAL, "logprobs": True, "top_logprobs": 20, **SHORT}
+    found = chat.create(**fields).choices[0]
+    whole = found.logprobs.content
+    assert "".join(own.token for own in whole) == found.message.content
+    assert all(
+        (own.token, own.logprob) == (own.top_logprobs[0].token, own.top_logprobs[0].logprob) for own in whole[:-1]
+    )
+    are_likely([own.logprob for own in whole], [[one.logprob for one in own.top_logprobs] for own in whole])
     stream = chat.create(stream=True, **fields)
     assert [one for own in stream if own.choices[0].logprobs for one in own.choices[0].logprobs.content] == whole
-    assert all(len(own.top_logprobs) == 3 and own.logprob <= 0 for own in whole)
-    assert "".join(own.token for own in whole).startswith(whole[0].token)
+    assert all(len(own.top_logprobs) == 20 for own in whole)
     ids = client.post("../tokenize", body={"model": MODEL, "prompt": whole[0].token}, cast_to=dict)["tokens"]
     bias = {"logit_bias": {str(ids[0]): -100}, "frequency_penalty": 0.5, "presence_penalty": 0.5}
     assert chat.create(messages=CAPITAL, **bias, **SHORT).choices[0].message.content != whole[0].token
 
 
-@check("openai", "`completions`: text, stream, several prompts, token ids, `echo` with `logprobs`, `suffix`")
+@check("openai", "`completions`: text, stream, several prompts, token ids, `echo` with `logprobs`, `suffix`", "index")
 def completions() -> None:
     ask = client.completions.create
     fields: dict[str, Any] = {**SHORT, "max_tokens": 8}
     whole = ask(prompt="def add(a, b):", **fields).choices[0].text
     assert "".join(own.choices[0].text for own in ask(prompt="def add(a, b):", stream=True, **fields)) == whole
-    assert [own.text for own in ask(prompt=["def add(a, b):"] * 2, **fields).choices] == [whole] * 2
+    several = ask(prompt=["def add(a, b):", "import "], **fields).choices
+    assert [(own.index, own.text) for own in several] == [
+        (0, whole),
+        (1, ask(prompt="import ", **fields).choices[0].text),
+    ]
     assert ask(prompt=[1, 2, 3], **fields).choices[0].text is not None
     echo = ask(prompt="def add(a, b):", echo=True, logprobs=1, **{**fields, "max_tokens": 0}).choices[0]
     assert echo.text == "def add(a, b):"
     assert (echo.logprobs.token_logprobs[0], len(echo.logprobs.tokens)) == (None, len(echo.logprobs.token_logprobs))
     says(ask(prompt="def add(a, b):\n    return ", suffix="\n", **fields).choices[0].text, "a + b")
+
+
+@check("openai", "`completions`: `logprobs` of an answer, which are those of its `echo`", "logprobs")
+def echo_of_an_answer() -> None:
+    fields: dict[str, Any] = {"model": MODEL, "temperature": 0, "logprobs": 5}
+    ask, body = client.completions.create, {"return_token_ids": True}
+    whole = ask(prompt="def add(a, b):", max_tokens=12, extra_body=body, **fields).choices[0]
+    own = whole.logprobs
+    assert "".join(own.tokens) == whole.text
+    are_likely(own.token_logprobs, [[*table.values()] for table in own.top_logprobs])
+    ids = client.post("../tokenize", body={"model": MODEL, "prompt": "def add(a, b):"}, cast_to=dict)["tokens"]
+    echo = ask(prompt=[*ids, *whole.token_ids], max_tokens=0, echo=True, **fields).choices[0]
+    assert "".join(echo.logprobs.tokens) == echo.text == "def add(a, b):" + whole.text
+    pairs = [*zip(own.token_logprobs, echo.logprobs.token_logprobs[len(ids) :], strict=True)]
+    assert all(abs(one - other) < 0.1 for one, other in pairs), pairs
+
+
+@check("openai", "`reasoning_effort` and a limit of the thought, whole and streamed: a thought, and an answer", "usage")
+def thoughts() -> None:
+    fields: dict[str, Any] = {
+        "messages": COUNT,
+        "reasoning_effort": "high",
+        "extra_body": {"thinking_budget": 8},
+        **SHORT,
+    }
+    whole = chat.create(**fields)
+    message, numbers = whole.choices[0].message, whole.usage
+    assert message.content
+    assert message.reasoning_content
+    deltas = [own.choices[0].delta for own in chat.create(stream=True, **fields)]
+    assert "".join(getattr(own, "reasoning_content", "") or "" for own in deltas) == message.reasoning_content
+    assert "".join(own.content or "" for own in deltas) == message.content
+    cut = chat.create(**fields | {"max_tokens": 4}).usage
+    assert cut.completion_tokens_details.reasoning_tokens == cut.completion_tokens == 4
+    assert 8 < numbers.completion_tokens_details.reasoning_tokens < numbers.completion_tokens
 
 
 @check("openai", "`json_object`")

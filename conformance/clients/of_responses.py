@@ -42,10 +42,12 @@ def texts() -> None:
     says(whole.output_text, "Paris")
 
 
-@check("openai", "responses: several turns as items; `metadata`, `store`")
+@check("openai", "responses: several turns as items; `metadata`, `store`; an id for each answer and each item", "ids")
 def turns() -> None:
     whole = responses.create(input=[*TURNS], metadata={"a": "b"}, store=True, **OPTIONS)
     assert whole.metadata == {"a": "b"}
+    others = [whole, responses.create(input=[*TURNS], **OPTIONS)]
+    assert len({name for own in others for name in (own.id, *(one.id for one in own.output))}) == 4
     says(whole.output_text, "Ada")
 
 
@@ -83,7 +85,7 @@ def parse() -> None:
     assert isinstance(responses.parse(input="A city.", text_format=Answer, **OPTIONS).output_parsed, Answer)
 
 
-@check("openai", "responses: `AsyncOpenAI`, cut off by `max_output_tokens`, `reasoning`, `include`")
+@check("openai", "responses: `AsyncOpenAI`, cut off by `max_output_tokens`, `reasoning`, `include`", "usage")
 def cut() -> None:
     async def ask() -> Any:
         async with openai.AsyncOpenAI() as own:
@@ -96,6 +98,7 @@ def cut() -> None:
 
     own = asyncio.run(ask())
     assert (own.status, own.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert own.usage.output_tokens == 16
 
 
 for feature, kind, words, fields in (

@@ -190,7 +190,7 @@ def _compiled(template: str) -> Template:
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment.from_string(template.removeprefix("\ufeff"))  # which some editors write
+    return environment.from_string(template.removeprefix("\ufeff"))  # a byte order mark, as some editors write
 
 
 class _GenerationTag(Extension):

@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 from tokenizers import AddedToken, Tokenizer
 
 from nanoengine.core import tokenizer as core
-from nanoengine.core.model_config import read_file, read_json
+from nanoengine.core.model_config import read_file
 from nanoengine.errors import InvalidPrompt, MissingPackage, ModelNotFound, UnsupportedModel
+from nanoengine.models.json_file import read_json
 from nanoengine.sizes import told
 
 T = TypeVar("T")

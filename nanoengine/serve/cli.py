@@ -202,7 +202,7 @@ def fetch(args: argparse.Namespace) -> None:
 
 def _standard_input() -> str:
     try:
-        return sys.stdin.read()
+        return sys.stdin.read().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise InvalidPrompt(f"standard input is no text: {error}") from error
 

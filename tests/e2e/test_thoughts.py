@@ -126,6 +126,16 @@ def test_a_hybrid_may_answer_at_once_and_does_not_think_where_the_prompt_has_clo
             assert output.outputs[0].text == '{"a": 3}'
 
 
+def test_a_text_with_a_form_does_not_end_in_its_thought(tmp_path: Path) -> None:
+    """Where the model would end, it says something else, until the limit of its thought."""
+    llm, script = scripted_llm(folder_of(tmp_path, "qwen3-thinking"))
+    script.text = "Hm"
+    params = SamplingParams(temperature=0, max_tokens=90, thinking_budget=20, structured_outputs={"choice": ["yes"]})
+    with llm:
+        [output] = llm.chat(USER, params, use_tqdm=False)
+        assert [own.text for own in llm.chats.read(output)] == ["yes"]
+
+
 @pytest.mark.parametrize("way", ["preempted", "chunks"])
 def test_thoughts_survive_preemption(tmp_path: Path, way: str) -> None:
     options = {"num_kv_blocks": 24, "max_model_len": 300} if way == "preempted" else {"long_prefill_token_threshold": 3}

@@ -103,6 +103,8 @@ class SamplingParams(CoreSamplingParams):
             )
         if self.best_of is not None and self.best_of < self.n:
             raise InvalidSamplingParams(f"best_of is {self.best_of}: it must be at least n, which is {self.n}")
+        if self.thought is not None and not isinstance(self.thought, Thought):
+            raise InvalidSamplingParams(f"thought is {shown(self.thought)}: it must be a Thought, or None")
         if self.structured_outputs is not None:
             self.keep("structured_outputs", structured(self.structured_outputs))
 

@@ -137,12 +137,13 @@ class ThinkingPart(PolicyPart):
 
 
 def _while_thinking(params: SamplingParams, stops: Iterable[int]) -> SamplingParams:
-    """How the tokens of a thought are sampled. With `min_tokens` of the answer, the text does not end before it."""
+    """How the tokens of a thought are sampled. The text does not end before an answer that has a form or a least length."""
+    has_answer = params.min_tokens > 0 or params.structured_outputs is not None
     return dataclasses.replace(
         params,
         thought=None,
         stop_token_ids=(),
         allowed_token_ids=None,
         logit_bias=tuple((token, bias) for token, bias in dict(params.logit_bias).items() if token not in set(stops)),
-        min_tokens=(params.max_tokens or MAX_INT32) if params.min_tokens else 0,
+        min_tokens=(params.max_tokens or MAX_INT32) if has_answer else 0,
     )

@@ -10,17 +10,21 @@ import re
 import threading
 from collections.abc import Sequence as Seq
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from nanoengine.core.errors import EngineClosed, InvalidSamplingParams, shown
 from nanoengine.core.tokenizer import Tokenizer
 from nanoengine.errors import GrammarsUnavailable
 from nanoengine.features.fair_cache import FairCache
+from nanoengine.features.structured.long_text import LongText
 from nanoengine.features.structured.params import StructuredOutputs
 from nanoengine.features.structured.trial import Trial, TrialFailed
-from nanoengine.models.tools.schemas import JSON_OPTIONS, MAX_ORDERS, OF_FIELD, ONE_SPACE, promised
+from nanoengine.models.tools.json_rules import MAX_COUNT, MAX_ITEMS
+from nanoengine.models.tools.rules import Rules
+from nanoengine.models.tools.schemas import OF_FIELD, ONE_SPACE, promised
 
 MAX_CACHED_BYTES = 256 << 20
 """Of the grammars that are kept for the next request of the same client that asks for the same; a large one has 60 MiB."""
@@ -44,6 +48,14 @@ states of the lexer. None of 250 schemas of MaskBench is refused for them."""
 ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 """In GBNF. llguidance's translator leaves out the zeros at the beginning of a code point, and cannot read what it has written."""
 
+ADVICE = {
+    '"uniqueItems"': f"it can be where items is an enum of at most {MAX_ITEMS} values, or maxItems is 1",
+    '"contains"': f"it can be beside items, minItems and maxItems alone, with maxItems up to {MAX_COUNT}",
+    "are not disjoint": "a name that fits both would have two schemas; write expressions that no name fits both of",
+    "NoExtensionBias": "no text fits it",
+}
+"""What a user can do, by what llguidance says."""
+
 
 class Grammars:
     """Compiles structured outputs for one tokenizer. Any thread may call it.
@@ -57,6 +69,7 @@ class Grammars:
         self.tokenizer, self.vocab_size, self.eos_token_ids = tokenizer, vocab_size, list(eos_token_ids)
         self._lock, self._loading = threading.Lock(), threading.Lock()
         self._own: LLTokenizer | None = None  # it takes up to a second: made when it is asked for
+        self.long_text: LongText | None = None  # with it
         self._trial: Trial | None = None
         self._is_closed = False
         self.cache: FairCache[Any, LLMatcher] = FairCache(MAX_CACHED_BYTES)
@@ -87,6 +100,7 @@ class Grammars:
                 raise EngineClosed("the engine is closed: make a new one")
             if self._own is None:
                 self._own, self._trial = self._new_tokenizer()
+                self.long_text = LongText(self._own)
         compiled, num_bytes = self._compile(outputs, self._own)
         with self._lock:
             self.num_compiled += 1
@@ -128,13 +142,20 @@ class Grammars:
             raise InvalidSamplingParams(f"structured_outputs.{outputs.kind}: {error}") from error
         try:
             verdict = self._trial.verdict(grammar, notation)
+            if (
+                verdict.error and outputs.kind == "json"
+            ):  # llguidance leaves out a property that nothing fits, if it may
+                grammar = json_grammar(outputs, is_apart=False)
+                verdict = self._trial.verdict(grammar)
         except TrialFailed as error:
             raise GrammarsUnavailable(f"structured outputs: {error}") from error
         if not verdict.error:
             matcher = LLMatcher(tokenizer, verdict.grammar or grammar, limits=LLParserLimits(**LIMITS), log_level=0)
             verdict = verdict._replace(error=str(matcher.get_error()))
         if verdict.error:
-            raise InvalidSamplingParams(_told(verdict.error, outputs))
+            raise InvalidSamplingParams(_told(verdict.error, outputs, grammar))
+        bits = np.zeros(-(-self.mask_size // 32), np.int32)
+        matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)  # what the first mask takes, no step does
         return matcher, verdict.num_bytes
 
 
@@ -161,9 +182,9 @@ def _with_marks_apart(text: str, marks: set[str]) -> str:
 def grammar_of(outputs: StructuredOutputs) -> tuple[str, str]:
     """The grammar, and its notation as `Trial` takes it. All work here grows with the length of the text and no faster."""
     if outputs.kind in ("json", "json_object"):
-        return json_grammar(outputs.text, outputs), "llguidance"
+        return json_grammar(outputs), "llguidance"
     if outputs.kind == "structural_tag":
-        return tag_grammar(json.loads(outputs.text)), "llguidance"
+        return tag_grammar(outputs), "llguidance"
     if outputs.kind == "choice":  # one terminal: of those, a row of the parser holds 2,000
         choices = sorted(set(json.loads(outputs.text)))
         return "start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, choices)), "lark"
@@ -183,20 +204,22 @@ def _read_escape(found: re.Match[str]) -> str:
     return chr(code) if code < 0xD800 or 0xDFFF < code < 0x110000 else found[0]
 
 
-def json_grammar(schema: str, outputs: StructuredOutputs) -> str:
-    # Last and strongest: a schema can have options of llguidance in itself, and could make itself weaker.
-    overrides: dict[str, Any] = dict(JSON_OPTIONS)
+def json_grammar(outputs: StructuredOutputs, *, is_apart: bool = True) -> str:
+    """Of a schema, which may be taken apart."""
+    rules, field = Rules(lambda _: None), f"structured_outputs.{outputs.kind}"
+    schema = promised(json.loads(outputs.text), field)
+    rules.rules["start"] = rules.json(schema, field, _spaces(outputs), is_apart=is_apart)
+    return rules.text()
+
+
+def _spaces(outputs: StructuredOutputs) -> dict[str, Any]:
     if outputs.whitespace_pattern is not None:
-        overrides |= {"whitespace_flexible": True, "whitespace_pattern": outputs.whitespace_pattern}
-    elif outputs.disable_any_whitespace:
-        overrides |= ONE_SPACE
-    else:
-        overrides |= {"whitespace_flexible": True}
-    own = json.dumps(promised(json.loads(schema), f"structured_outputs.{outputs.kind}"), ensure_ascii=False)
-    return str(LLMatcher.grammar_from_json_schema(own, overrides=cast(Any, overrides)))
+        return {"whitespace_flexible": True, "whitespace_pattern": outputs.whitespace_pattern}
+    return ONE_SPACE if outputs.disable_any_whitespace else {"whitespace_flexible": True}
 
 
-def tag_grammar(table: dict[str, Any]) -> str:
+def tag_grammar(outputs: StructuredOutputs) -> str:
+    table = json.loads(outputs.text)
     structures, triggers = table.get("structures"), table.get("triggers")
     if not isinstance(structures, list) or not structures or not isinstance(triggers, list):
         raise InvalidSamplingParams("structured_outputs.structural_tag must have lists of structures and of triggers")
@@ -204,7 +227,8 @@ def tag_grammar(table: dict[str, Any]) -> str:
         raise InvalidSamplingParams(
             f"structured_outputs.structural_tag has {len(triggers)} triggers: at most {MAX_TRIGGERS} can be"
         )
-    tags = []
+    rules, field = Rules(lambda _: None), "structured_outputs.structural_tag"
+    tags: list[str] = []
     for own in structures:
         begin, end, schema = (own.get(name) if isinstance(own, dict) else None for name in ("begin", "end", "schema"))
         if not isinstance(begin, str) or not isinstance(end, str) or not isinstance(schema, dict):
@@ -216,22 +240,23 @@ def tag_grammar(table: dict[str, Any]) -> str:
             raise InvalidSamplingParams(
                 f"structured_outputs.structural_tag: {shown(begin)} begins with none of the triggers"
             )
-        tags.append(
-            StructTag(
-                trigger=trigger, begin=begin, grammar=promised(schema, "structured_outputs.structural_tag"), end=end
-            )
-        )
-    return StructTag.to_grammar(tags, assume_special=False)
+        tags.append(f"tag_{len(tags)}")
+        rest, value = begin.removeprefix(trigger), rules.json(promised(schema, field), field, _spaces(outputs))
+        rules.rules[f"{tags[-1]}_trigger[lazy]"] = f"TEXT {json.dumps(trigger)}"
+        rules.rules[tags[-1]] = " ".join((f"{tags[-1]}_trigger", json.dumps(rest), value, json.dumps(end)))
+    rules.rules["start"] = f"({' | '.join(tags)})* TEXT"
+    return rules.text()
 
 
-def _told(message: str, outputs: StructuredOutputs) -> str:
+def _told(message: str, outputs: StructuredOutputs, grammar: str) -> str:
     """The field at fault, and why: without the parser's state, and without advice to allow what is not allowed here."""
     field = f"structured_outputs.{outputs.kind}"
     place = re.match(r"at (\d+)\(\d+\): failed to compile JSON schema: ", message)
-    lines = outputs.text.split("\n")[int(place[1]) - 1 :] if place is not None else []
+    lines = grammar.split("\n")[int(place[1]) - 1 :] if place is not None else []
     if lines and OF_FIELD in lines[0]:
         field, message = lines[0].rpartition(OF_FIELD)[2], re.split(r"\n *\d+ \| ", message.partition("schema: ")[2])[0]
     why = " ".join(re.split(r"\n<state>|<backtrace>|\. Enable 'coerce_one_of'", message)[0].split())[:500]
-    if '"uniqueItems"' in why:
-        why += f": it can be where items is an enum of few values, in at most {MAX_ORDERS} orders, or maxItems is 1"
+    for keyword, words in ADVICE.items():
+        if keyword in why:
+            why += f": {words}"
     return f"{field}: {why}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from hashlib import blake2b
 from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,9 +20,15 @@ from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Phase, Request, Sequence
 from nanoengine.features.draft_constraint import CONSTRAINT
 from nanoengine.features.sampling.thinking import THOUGHT
-from nanoengine.features.structured.constraint import SLOW, Constraint
+from nanoengine.features.structured.constraint import SLOW, Constraint, Forced
 from nanoengine.features.structured.grammars import Grammars
 from nanoengine.features.structured.params import StructuredOutputs
+
+LONG = re.compile('[^"]{4096}')
+"""In a grammar: a text that may take long. Its masks are filled ahead."""
+
+MAX_WAIT = 0.002
+"""Seconds that a step waits for masks which are filled ahead. Whose mask is later is left out of the step."""
 
 MASKS = "grammar masks"
 """In `StepPlan.extras`: `StepMasks`."""
@@ -76,6 +84,8 @@ class Structured(PolicyPart):
         self.constraints: dict[Sequence, Constraint] = {}
         self._made: WeakKeyDictionary[Request, LLMatcher] = WeakKeyDictionary()  # until it is submitted
         self._filler = ThreadPoolExecutor(1, "masks")  # llguidance has threads of its own, outside of Python's lock
+        self._ahead = ThreadPoolExecutor(1, "masks ahead")
+        self._shared: dict[bytes, Forced] = {}
         self._executor: LLExecutor | None = None
         self._num_threads = num_threads
         self._in_flight: dict[int, StepMasks] = {}  # by the number of the step
@@ -92,14 +102,48 @@ class Structured(PolicyPart):
         if self.drafter is not None and self.drafter not in self.parts:
             self.parts.append(self.drafter)
         matcher = self._made.pop(request)  # who asks the grammars again may have to wait: others were asked for since
+        name = blake2b(repr((request.client, request.cache_salt, outputs.key)).encode(errors="replace"))
+        options: dict[str, Any] = {"name": name.digest(), "shared": self._shared, "long_text": self.grammars.long_text}
+        options["is_large"] = LONG.search(outputs.text) is not None
         for seq in request.sequences:
-            constraint = Constraint(matcher.deep_copy(), None if outputs.with_thought else seq.state.get(THOUGHT))
+            constraint = Constraint(
+                matcher.deep_copy(), None if outputs.with_thought else seq.state.get(THOUGHT), **options
+            )
             constraint.read(seq.output_token_ids)
+            constraint.is_long = constraint.is_large  # who asks next looks
             self.constraints[seq] = seq.state[CONSTRAINT] = constraint
             seq.stop_token_ids |= set(self.grammars.eos_token_ids)  # where the grammar ends, `ignore_eos` or not
 
     def postponed(self, scheduler: Scheduler) -> Iterable[Sequence]:
-        return (seq for seq in self.constraints if seq.phase is Phase.DECODING and not seq.has_all_tokens)
+        late: dict[Future[np.ndarray], set[Sequence]] = {}
+        for seq, constraint in self.constraints.items():
+            if seq.phase is Phase.DECODING and not seq.has_all_tokens:
+                yield seq
+            elif seq.phase is Phase.DECODING and (mask := constraint.ahead) is not None and not mask.done():
+                late.setdefault(mask, set()).add(seq)
+        if late:
+            still_late = wait(late, MAX_WAIT).not_done
+            seqs = {seq for mask in still_late for seq in late[mask]}
+            if still_late and seqs.issuperset(scheduler.running):  # there is nothing else to do
+                still_late = wait(still_late, return_when=FIRST_COMPLETED).not_done
+            for mask in still_late:
+                yield from late[mask]
+
+    def _fill_ahead(self, seqs: list[Sequence]) -> None:
+        """Begin with the next masks of those that may be slow; one for all in the same state."""
+        masks: dict[bytes, Future[np.ndarray]] = {}
+        for seq in seqs:
+            own = self.constraints.get(seq)
+            if own is None or seq.finished or own.ahead is not None or not own.holds:
+                continue
+            if (own.is_watched or own.is_large) and not (own.is_long and own.long_tokens()):
+                if own.state not in masks:
+                    masks[own.state] = self._ahead.submit(own.fill_ahead, self._num_words)
+                own.ahead = masks[own.state]
+
+    @property
+    def _num_words(self) -> int:
+        return -(-self.grammars.mask_size // 32)
 
     def complete(self, step: Step) -> None:
         if not self.constraints:
@@ -121,20 +165,25 @@ class Structured(PolicyPart):
         if self._executor is None:
             self._executor = LLExecutor(self._num_threads)
         firsts = np.cumsum([0, *(1 + len(drafts) for _, drafts in asked)]).tolist()
-        words = -(-self.grammars.mask_size // 32)
+        words = self._num_words
         bits = np.zeros((firsts[-1], words), np.int32)
         target = bits.ctypes.data, 4 * words, len(bits)
-        placed = [(own, first, drafts) for (own, drafts), first in zip(asked, firsts, strict=False)]
+        alike: dict[tuple[bytes, tuple[int, ...]], list[int]] = {}
+        for number, (own, drafts) in enumerate(asked):
+            alike.setdefault((own.state, tuple(drafts)), []).append(number)
+        placed = [(*asked[numbers[0]], firsts[numbers[0]]) for numbers in alike.values()]
         together: list[tuple[LLMatcher, int]] = []
         drafted: list[tuple[LLMatcher, int, list[int]]] = []
-        for own, first, drafts in placed:
-            if own.error:
+        for own, drafts, first in placed:
+            mask = None if own.ahead is None else own.ahead.result()
+            if own.error or (own.is_long and own.fill_long(bits[first : first + 1 + len(drafts)], drafts)):
                 continue
             if drafts:
                 drafted.append((own.matcher, first, drafts))
+            elif mask is not None:
+                bits[first] = mask
             elif own.is_watched:  # alone: nobody else's time is counted
-                with own.timed():
-                    own.matcher.unsafe_compute_mask_ptr(bits[first].ctypes.data, 4 * words)
+                bits[first] = own.fill_ahead(words)
             else:
                 together.append((own.matcher, first))
         start = perf_counter()
@@ -145,11 +194,19 @@ class Structured(PolicyPart):
         if perf_counter() - start > SLOW:  # one of them may be slow, or the machine is busy: the next masks will say
             for own, _, _ in placed:
                 own.is_watched = True
-        for own, first, drafts in placed:
-            for token in own.also:
-                bits[first, token // 32] |= np.uint32(1 << token % 32).astype(np.int32)
+        for numbers, (own, drafts, first) in zip(alike.values(), placed, strict=True):
+            rows = bits[first : first + 1 + len(drafts)]
+            if not own.is_long:
+                own.long_tokens()
             if own.error:  # beyond a limit; otherwise it would allow an end
-                bits[first : first + 1 + len(drafts)] = 0
+                rows[:] = 0
+            for number in numbers[1:]:
+                other = asked[number][0]
+                other.failure, other.is_watched, other.is_long = own.error, own.is_watched, own.is_long
+                bits[firsts[number] : firsts[number] + len(rows)] = rows
+        for (own, _), first in zip(asked, firsts, strict=False):
+            for token in () if own.error else own.also:
+                bits[first, token // 32] |= np.uint32(1 << token % 32).astype(np.int32)
         return bits
 
     def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
@@ -166,6 +223,7 @@ class Structured(PolicyPart):
             constraint.read(seq.token_ids[seq.num_prompt_tokens + constraint.num_read :])
             if constraint.error and isinstance(seq.error, NoTokenLeft):
                 seq.error = GrammarTooComplex(f"structured_outputs: {constraint.error.splitlines()[0]}")
+        self._fill_ahead(seqs)
 
     def concerns(self, seq: Sequence) -> bool:
         return seq in self.constraints
@@ -181,6 +239,7 @@ class Structured(PolicyPart):
 
     def close(self) -> None:
         self._filler.shutdown(cancel_futures=True)
+        self._ahead.shutdown(cancel_futures=True)
         self._executor = None
         self.grammars.close()
 

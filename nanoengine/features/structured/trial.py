@@ -203,7 +203,8 @@ def answer_all(connection: Connection) -> None:
             if not matcher.is_error():
                 bits = (ctypes.c_int32 * words)()
                 executor.unsafe_compute_mask_ptr([(matcher, 0)], ctypes.addressof(bits), 4 * words, 1)
-                matcher.compute_ff_tokens()
+                if forced := matcher.compute_ff_tokens():
+                    matcher.consume_token(forced[0])  # only this tells of a text that is too long
             error = str(matcher.get_error())
             del matcher
         signal.setitimer(signal.ITIMER_PROF, 0)

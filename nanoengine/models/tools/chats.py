@@ -241,7 +241,8 @@ class Chats:
             InvalidSamplingParams: a `tool_choice` that is none.
         """
         options = (add_generation_prompt, continue_final_message)
-        template_kwargs = thinking_values(template_kwargs or {})
+        if isinstance(template_kwargs, Mapping):
+            template_kwargs = thinking_values(template_kwargs)
         choice = choose(read_tools(tools), tool_choice, parallel=parallel is not False)
         tools = tools_for_template(tools)
         turns = for_template(messages)

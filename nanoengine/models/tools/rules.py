@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nanoengine.core.errors import InvalidSamplingParams
+from nanoengine.models.tools.json_rules import JsonRules, NoRules
 from nanoengine.models.tools.schemas import JSON_OPTIONS, MAX_CHARS, OF_FIELD, ONE_SPACE
 
 FindToken = Callable[[str], int | None]
@@ -44,26 +45,36 @@ class Rules:
             plain = ""
         return " ".join([*found, json.dumps(plain)] if plain else found)
 
-    def json(self, schema: Mapping[str, Any], field: str) -> str:
+    def json(
+        self, schema: Mapping[str, Any], field: str, spaces: Mapping[str, Any] = ONE_SPACE, *, is_apart: bool = True
+    ) -> str:
         """A rule of the JSON of a schema.
 
         Args:
-            schema: of the value.
+            schema: of the value, `promised`.
             field: of the request that holds the schema, for errors.
+            spaces: options of llguidance for white space.
+            is_apart: it may be taken apart.
 
         Raises:
             InvalidSamplingParams: the schemas of the grammar are too long, all in all.
         """
-        text = json.dumps({**schema, "x-guidance": JSON_OPTIONS | ONE_SPACE})
-        self._left -= len(text)
-        if self._left < 0:
-            raise InvalidSamplingParams(
-                f"tools: the schemas of their parameters have more than {MAX_CHARS} characters in the grammar of calls: use "
-                "fewer tools, fewer parameters or fewer $defs"
-            )
         name = f"json_{len(self.rules)}"
-        self.rules[name] = f"%json {text}{OF_FIELD}{field}"
-        return name
+        try:
+            own = JsonRules(schema, field, spaces, name, self._left if is_apart else 0)
+        except NoRules:
+            text = json.dumps({**schema, "x-guidance": {**JSON_OPTIONS, **spaces}})
+            self._left -= len(text)
+            if self._left < 0:
+                raise InvalidSamplingParams(
+                    f"{field}: the schemas of the grammar have more than {MAX_CHARS} characters, all in all: use fewer "
+                    "tools, fewer properties or fewer $defs"
+                ) from None
+            self.rules[name] = f"%json {text}{OF_FIELD}{field}"
+            return name
+        self.rules |= own.rules
+        self._left = own.num_left
+        return own.name
 
     def up_to(self, name: str, *marks: str, text: str = "TEXT") -> str:
         """A text, and the first mark that comes: as a token or written out."""

@@ -1,4 +1,4 @@
-"""Schemas in words that llguidance can promise: formats that ask for nothing, lists whose items differ, names of properties.
+"""Schemas in words that llguidance can promise: formats that ask for nothing, names of properties, objects that are closed.
 
 No schema is made weaker: what cannot be said in other words stays as it is, and llguidance refuses it by its keyword. But it
 reads each number as a float, and would write 9007199254740992 for the constant 9007199254740993: so that is refused here.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from decimal import Decimal
-from itertools import permutations
-from math import inf, nextafter, perm
+from math import inf, nextafter
 from typing import Any
 
 from nanoengine.core.errors import InvalidSamplingParams, shown
@@ -40,19 +39,17 @@ HEX = "[0-9a-fA-F]"
 PATTERNS = {f"uuid{n}": f"^{HEX}{{8}}-{HEX}{{4}}-{n}{HEX}{{3}}-[89abAB]{HEX}{{3}}-{HEX}{{12}}$" for n in range(1, 9)}
 """Of formats that llguidance does not know."""
 
-MAX_ORDERS = 200
-"""In which the items of a list may come that all differ: for each the parser has three of the 2,000 items of a row."""
-
-MAX_ORDER_CHARS = 1 << 17
-"""Of all orders of one schema, written out."""
-
 NOTES = frozenset(("title", "description", "default", "examples", "deprecated"))
-OF_LISTS = NOTES | {"type", "minItems", "maxItems"}
 VALUES = frozenset(("enum", "const", "default", "examples", "x-guidance"))
 """Keywords that hold values, which may look like schemas."""
 
 NAMED = frozenset(("properties", "patternProperties", "dependentSchemas", "$defs", "definitions"))
 """Keywords that hold schemas by names, which may look like keywords."""
+
+IN_PLACE = frozenset(("allOf", "anyOf", "oneOf", "$ref", "if", "then", "else", "not", "dependentSchemas"))
+"""Keywords that hold schemas of the same value."""
+
+OF_NAMES = frozenset(("properties", "patternProperties", "additionalProperties", "unevaluatedProperties"))
 
 INSIDE = {"minimum": inf, "exclusiveMinimum": inf, "maximum": -inf, "exclusiveMaximum": -inf}
 """Bounds, and where from them the numbers are that they allow."""
@@ -66,6 +63,10 @@ KINDS = {"string": str, "integer": int, "boolean": bool, "null": type(None)}
 def promised(schema: Any, field: str) -> Any:
     """A schema that says the same, or asks for more. The given one is not changed.
 
+    An object with `properties` has no others where `additionalProperties` is unsaid, as in vLLM's xgrammar (`strict_mode`) and
+    in llama.cpp: models write a name with a space too many rather than the right one. It stays open where the schema says
+    more of the same object elsewhere: beside `allOf`, `anyOf`, `$ref` and their like, and in them.
+
     Args:
         field: of the request, for errors.
 
@@ -77,7 +78,8 @@ def promised(schema: Any, field: str) -> Any:
 
 class _Schema:
     def __init__(self, root: Any, field: str):
-        self.root, self.field, self.left = root, field, MAX_ORDER_CHARS
+        self.root, self.field = root, field
+        self.open = _joined(root)
 
     def promised(self, schema: Any) -> Any:
         if isinstance(schema, list):
@@ -104,13 +106,30 @@ class _Schema:
         elif form == "ipvanyaddress" and "anyOf" not in own:
             del own["format"]
             own["anyOf"] = [{"format": "ipv4"}, {"format": "ipv6"}]
-        names = self._values(own.get("propertyNames"))
+        names = values_of(own.get("propertyNames"), self.root)
         is_alone = not own.keys() & {"properties", "patternProperties"}
         if names and is_alone and all(isinstance(name, str) for name in names):
             del own["propertyNames"]
             own["properties"] = dict.fromkeys(names, own.get("additionalProperties", True))
             own["additionalProperties"] = False
-        return self._differing(own) if "uniqueItems" in own else own
+        if own.get("uniqueItems") is False or own.get("maxItems") in (0, 1):
+            own.pop("uniqueItems", None)
+        if own.get("minContains") == 0 and "maxContains" not in own:
+            del own["minContains"]
+            own.pop("contains", None)
+        is_closed = not own.keys() & (IN_PLACE | OF_NAMES - {"properties", "patternProperties"})
+        if is_closed and isinstance(own.get("properties"), dict) and id(schema) not in self.open:
+            required = own.get("required")
+            asked = (
+                dict.fromkeys((name for name in required if isinstance(name, str)), True)
+                if isinstance(required, list)
+                else {}
+            )
+            own |= {
+                "properties": own["properties"] | {name: True for name in asked if name not in own["properties"]},
+                "additionalProperties": False,
+            }
+        return own
 
     def _check_numbers(self, name: str, value: Any) -> None:
         """Raises InvalidSamplingParams if a value holds a number that may be read as another."""
@@ -123,36 +142,50 @@ class _Schema:
                 f"{self.field}: {name} has the number {shown(value)}, which no grammar can hold: {instead}"
             )
 
-    def _differing(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """A list with `uniqueItems`, with a schema for each order of its items; itself where there are too many."""
-        rest, most = {name: value for name, value in schema.items() if name != "uniqueItems"}, schema.get("maxItems")
-        if schema["uniqueItems"] is False or most in (0, 1):
-            return rest
-        values = self._values(rest.pop("items", None))
-        is_plain = (schema["uniqueItems"], rest.get("type")) == (True, "array") and rest.keys() <= OF_LISTS
-        if not is_plain or values is None or len(values) > MAX_ORDERS or not isinstance(most, int | None):
-            return schema
-        most = len(values) if most is None else min(most, len(values))
-        count = 0 if most < 1 else perm(len(values), most)
-        size = count * sum(len(str(value)) + 12 for value in values)
-        if not 0 < count <= MAX_ORDERS or size > self.left:
-            return schema
-        self.left -= size
-        orders = permutations([{"const": value} for value in values], most)
-        return rest | {"maxItems": most, "anyOf": [{"prefixItems": list(order)} for order in orders]}
 
-    def _values(self, schema: Any) -> list[Any] | None:
-        """All that a schema has, each once; None if that is more than strings, whole numbers, truth values and null."""
-        asked = _asked(schema)
-        if asked.keys() == {"$ref"}:
-            place, _, name = str(asked["$ref"]).removeprefix("#").removeprefix("/").partition("/")
-            asked = _asked(_asked(self.root.get(place) if place in NAMED else None).get(name))
-        found = [False, True] if asked == {"type": "boolean"} else asked.get("enum", [asked.get("const", ...)])
-        is_plain = asked.keys() <= {"enum", "const", "type"} and not asked.keys() >= {"enum", "const"}
-        kinds = KINDS.values() if "type" not in asked else [KINDS.get(str(asked["type"]))]
-        if not is_plain or not isinstance(found, list) or any(type(value) not in kinds for value in found):
-            return None
-        return list({(type(value), value): value for value in found}.values())
+def values_of(schema: Any, root: Any) -> list[Any] | None:
+    """All that a schema has, each once; None if that is more than strings, whole numbers, truth values and null."""
+    asked = _asked(schema)
+    if asked.keys() == {"$ref"}:
+        asked = _asked(definition(asked["$ref"], root))
+    found = [False, True] if asked == {"type": "boolean"} else asked.get("enum", [asked.get("const", ...)])
+    is_plain = asked.keys() <= {"enum", "const", "type"} and not asked.keys() >= {"enum", "const"}
+    kinds = KINDS.values() if "type" not in asked else [KINDS.get(str(asked["type"]))]
+    if not is_plain or not isinstance(found, list) or any(type(value) not in kinds for value in found):
+        return None
+    return list({(type(value), value): value for value in found}.values())
+
+
+def definition(reference: Any, root: Any) -> Any:
+    """What a reference to one of the definitions of a schema means; None if it is another one."""
+    table, _, name = str(reference).removeprefix("#").removeprefix("/").partition("/")
+    found = _asked(_asked(root).get(table)) if table in ("$defs", "definitions") else {}
+    return found.get(name)
+
+
+def _joined(root: Any) -> set[int]:
+    """Which schemas say of an object what others say more of: their identities."""
+    found: set[int] = set()
+    left = [(root, False)]
+    while left:
+        schema, is_joined = left.pop()
+        if isinstance(schema, list):
+            left += ((own, is_joined) for own in schema)
+        if not isinstance(schema, Mapping) or (is_joined and id(schema) in found):
+            continue
+        if is_joined:
+            found.add(id(schema))
+        several = schema.get("allOf")
+        is_one = len(schema.keys() & IN_PLACE) <= 1 and not schema.keys() & OF_NAMES
+        below = is_joined or not is_one or (isinstance(several, list) and len(several) > 1)
+        for name, value in schema.items():
+            if name == "$ref":
+                left += [(definition(value, root), True)] if below else []
+            elif name in NAMED and isinstance(value, Mapping):
+                left += ((own, name == "dependentSchemas") for own in value.values())
+            elif name not in VALUES:
+                left.append((value, below and name in IN_PLACE))
+    return found
 
 
 def _within(bound: Any, inside: float) -> Any:

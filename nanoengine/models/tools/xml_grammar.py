@@ -1,4 +1,4 @@
-"""The grammar of a call in XML: arguments in the order of the schema, each of which `value_of` reads as the schema says."""
+"""The grammar of a call in XML: arguments in any order, each of which `value_of` reads as the schema says."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from nanoengine.core.errors import InvalidSamplingParams
 from nanoengine.models.tools.formats import END_OF_FUNCTION, END_OF_PARAMETER, PARAMETER
+from nanoengine.models.tools.json_rules import MAX_ITEMS
 from nanoengine.models.tools.rules import Rules
 from nanoengine.models.tools.tool import Tool
 from nanoengine.models.tools.values import MAX_LOOKS, Kinds, kind_of, resolved, value_of
@@ -79,14 +80,20 @@ class _Arguments:
         _check(self.schema, OF_ARGUMENTS)
         properties, required = self.schema.get("properties", {}), set(self.schema.get("required", ()))
         others = dict.fromkeys(sorted(required - set(properties)), self.schema.get("additionalProperties", True))
-        found = []
-        for name, schema in ({**properties, **others}).items():
+        found: list[str] = []
+        for name in sorted({**properties, **others}, key=lambda name: name not in required):
+            schema = properties.get(name, others.get(name))
             if schema is not False:
-                argument = f"{self.rules.say(PARAMETER, name, '>', GAP)} {self._value(schema)} {self.rules.say(GAP)}"
-                found.append(argument if name in required else f"({argument})?")
+                found.append(f"{self.rules.say(PARAMETER, name, '>', GAP)} {self._value(schema)} {self.rules.say(GAP)}")
             elif name in required:
                 raise _Refused("required")
-        return " ".join(found)
+        if not 0 < len(found) <= MAX_ITEMS:
+            count = len(required)
+            return " ".join((*found[:count], *(f"({argument})?" for argument in found[count:])))
+        name, end = f"arguments_{len(self.rules.rules)}", f" %if is_ones([0:{len(required)}])" if required else ""
+        arguments = [f"{own} {name}::set_bit({bit}) %if bit_clear({bit})" for bit, own in enumerate(found)]
+        self.rules.rules[f"{name}::_"] = " | ".join((f'""{end}', *arguments))
+        return f"{name}::0x0"
 
     def _value(self, schema: Any) -> str:
         """A value, and the mark behind it."""

@@ -77,7 +77,7 @@ def _params(llm: LLM, values: Mapping[str, Any]) -> Any:
 
 def _standard_input() -> str:
     try:
-        text = sys.stdin.read().strip()
+        text = sys.stdin.read().removeprefix("\ufeff").strip()
     except UnicodeDecodeError as error:
         raise InvalidPrompt(f"standard input is no text: {error}") from error
     if not text:

@@ -45,6 +45,9 @@ TOKENS_OF_A_STEP, CHOICES_OF_A_STEP = 128, 64
 
 DONE = b"data: [DONE]\n\n"
 
+COMMENT = b": ping\n\n"
+"""A line that every reader of server-sent events skips."""
+
 PING_SECONDS = 10
 """Seconds of silence after which a stream sends a ping."""
 
@@ -296,7 +299,7 @@ class EventStream:
         events: the bytes of the events.
         failed: makes the last event of a stream that an error ends.
         done: the last bytes.
-        ping: sent after `PING_SECONDS` of silence: some clients give up on a silent stream. Empty: never.
+        ping: sent after `PING_SECONDS` of silence: proxies and some clients give up on a silent stream.
         media_type: of the stream.
     """
 
@@ -308,7 +311,7 @@ class EventStream:
         *,
         failed: Callable[[Problem], bytes] = lambda problem: b"data: " + encode(problem.table()) + b"\n\n",
         done: bytes = DONE,
-        ping: bytes = b"",
+        ping: bytes = COMMENT,
         media_type: bytes = b"text/event-stream; charset=utf-8",
     ):
         self._serving, self._job, self._events = serving, job, events
@@ -334,7 +337,7 @@ class EventStream:
                 send = scope[CONNECTION].without_chunks(send)
         async with self._serving.jobs.running(self._job, receive, self._serving.config.request_timeout):
             await send({"type": "http.response.start", "status": 200, "headers": self._headers})
-            pinging = asyncio.create_task(self._keep_alive(write)) if self._ping else None
+            pinging = asyncio.create_task(self._keep_alive(write))
             try:
                 async for event in self._events:
                     await write(event)
@@ -346,8 +349,7 @@ class EventStream:
                     logger.error("%s: %s", HTTPRequest(scope).url.path, error, exc_info=trace)
                 await write(self._failed(problem))
             finally:
-                if pinging is not None:
-                    pinging.cancel()
+                pinging.cancel()
             await write(self._done, more=False)
 
     async def _keep_alive(self, write: Callable[[bytes], Awaitable[None]]) -> None:

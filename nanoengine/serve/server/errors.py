@@ -51,6 +51,8 @@ TOO_LONG = "context_length_exceeded"
 LONG_WORD = re.compile(r"(\S{38})\S{5,}(\S{37})")
 """A long word of the client's: a message has its beginning and its end."""
 
+CUT_OFF = "the server is shutting down, and the answer is not whole: ask again"
+
 USER_ERRORS = (InvalidPrompt, InvalidRequest, InvalidSamplingParams, NoTokenLeft)
 
 

@@ -66,6 +66,12 @@ class Job:
         for stream in self._streams:
             self._engine.cancel(stream)
 
+    def fail(self, problem: Problem) -> None:
+        """End with an error that the client gets at once, although the step that runs may take long."""
+        self.abort(problem)
+        for stream in self._streams:
+            stream.deliver([], True, problem)
+
     async def end(self) -> None:
         """Wait until all requests have ended; `requests` then hold the results.
 
@@ -135,8 +141,7 @@ class Jobs:
         )
         clock = None
         if timeout is not None:
-            message = f"the request has taken {timeout:g} s, which is its limit: ask for fewer tokens, or raise request_timeout"
-            clock = loop.call_later(timeout, self._end, job, Problem(504, message))
+            clock = loop.call_later(timeout, self._end, job, overdue(timeout))
         try:
             yield
         finally:
@@ -156,7 +161,7 @@ class Jobs:
         Args:
             job_ids: ids of answers or of the engine's requests; None: all jobs.
             client: jobs of this client alone; None: of all clients.
-            problem: see `Job.abort`.
+            problem: see `Job.fail`; None: see `Job.abort`.
         """
         wanted = None if job_ids is None else set(job_ids)
         found = [
@@ -166,7 +171,7 @@ class Jobs:
             and client in (None, job.requests[0].client)
         ]
         for job in found:
-            job.abort(problem)
+            job.abort() if problem is None else job.fail(problem)
         return len(found)
 
     def cut_off(self, *jobs: Job) -> None:
@@ -177,12 +182,19 @@ class Jobs:
                 task.cancel()
 
     def _end(self, job: Job, problem: Problem) -> None:
-        job.abort(problem)
+        job.fail(problem)
         asyncio.get_running_loop().call_later(LAST_EVENT_SECONDS, self.cut_off, job)
 
     async def none_left(self) -> None:
         """Wait until no job runs."""
         await self._none.wait()
+
+
+def overdue(timeout: float) -> Problem:
+    """The error of a request that has taken so many seconds."""
+    return Problem(
+        504, f"the request has taken {timeout:g} s, which is its limit: ask for fewer tokens, or raise request_timeout"
+    )
 
 
 async def until_gone(receive: Receive) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import re
@@ -16,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nanoengine.serve.server.config import ServerConfig
 from nanoengine.serve.server.endpoint import Access, Endpoint
-from nanoengine.serve.server.errors import REASON, Problem, body_too_long, problem_of
+from nanoengine.serve.server.errors import CUT_OFF, REASON, Problem, body_too_long, problem_of
 from nanoengine.serve.server.http import client_of
 from nanoengine.serve.server.page import FILES
 from nanoengine.serve.server.protocol import MAX_ID_CHARS
@@ -97,6 +98,10 @@ class Identify:
                         self._work_share.refused(scope[CLIENT])
                 else:
                     await app(scope, receive, send_with_id)
+        except asyncio.CancelledError:  # the server ends while a request is read, or a text is encoded
+            if status:
+                raise
+            await Problem(503, CUT_OFF).response(scope)(scope, receive, send_with_id)
         except Exception as error:  # nothing that one request meets may be anybody else's
             logger.exception("request %s", request_id)
             if not status:

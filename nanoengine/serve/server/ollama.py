@@ -246,7 +246,7 @@ class OllamaWriter(Writer):
     """One answer. Arguments: the model as the client calls it, and whether it is a message or a text."""
 
     media_type: ClassVar[bytes] = b"application/x-ndjson"
-    ping: ClassVar[bytes] = b""  # its clients take no empty lines
+    ping: ClassVar[bytes] = b" "  # in front of the next line: its clients take no empty ones
     names = MappingProxyType({"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"})
 
     def __init__(self, model: str, is_chat: bool):

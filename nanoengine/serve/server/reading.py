@@ -98,6 +98,7 @@ async def _body(http: HTTPRequest, max_bytes: int, holding: Holding) -> bytes:
 
 
 def _parse(body: bytes, kind: type[S]) -> S:
+    body = body.removeprefix(BOM_UTF8)
     signs_of_body = np.frombuffer(body, np.uint8)  # it counts without the interpreter's lock
     for name, (signs, most) in MOST.items():
         if (count := sum(np.count_nonzero(signs_of_body == sign) for sign in signs)) > most:

@@ -22,7 +22,7 @@ from nanoengine.models.tools.chats import Prompt, plain_prompt
 from nanoengine.models.tools.parser import Call, CallPiece, Event, Reading
 from nanoengine.models.tools.telling import of_whole_calls
 from nanoengine.serve.server.answer_bytes import answer_bytes
-from nanoengine.serve.server.answers import EventStream, encode, json_response
+from nanoengine.serve.server.answers import COMMENT, EventStream, encode, json_response
 from nanoengine.serve.server.errors import Problem
 from nanoengine.serve.server.jobs import Job
 from nanoengine.serve.server.params import MANY
@@ -118,7 +118,7 @@ class Writer:
     """
 
     media_type: ClassVar[bytes] = b"text/event-stream; charset=utf-8"
-    ping: ClassVar[bytes] = b": ping\n\n"
+    ping: ClassVar[bytes] = COMMENT
     names: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Names of the interface for fields of `SamplingParams`, for errors."""
 

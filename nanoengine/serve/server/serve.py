@@ -27,7 +27,7 @@ from nanoengine.kernels.options import KernelOptions
 from nanoengine.serve.aio.async_llm_engine import AsyncLLMEngine
 from nanoengine.serve.server.app import http_settings
 from nanoengine.serve.server.config import TLS, ServerConfig
-from nanoengine.serve.server.errors import Problem
+from nanoengine.serve.server.errors import CUT_OFF, Problem
 from nanoengine.serve.server.jobs import LAST_EVENT_SECONDS
 from nanoengine.serve.server.serving import Serving
 
@@ -216,7 +216,7 @@ class _Server(uvicorn.Server):
         await asyncio.wait(waits, timeout=self._serving.config.shutdown_timeout, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
-        problem = Problem(503, "the server is shutting down, and the answer is not whole: ask again")
+        problem = Problem(503, CUT_OFF)
         if count := jobs.abort(problem=problem):
             logger.info("aborted what had not ended: %d calls", count)
             with suppress(TimeoutError):

@@ -25,7 +25,7 @@ from nanoengine.serve.aio.async_llm_engine import AsyncLLMEngine
 from nanoengine.serve.server.cached import Cached
 from nanoengine.serve.server.config import ServerConfig
 from nanoengine.serve.server.errors import RETRY_AFTER, Problem
-from nanoengine.serve.server.jobs import Job, Jobs, until_gone
+from nanoengine.serve.server.jobs import Job, Jobs, overdue, until_gone
 from nanoengine.serve.server.metrics import render_metrics
 from nanoengine.serve.server.model_card import ModelCard
 from nanoengine.serve.server.model_names import ModelNames
@@ -256,17 +256,18 @@ class Serving:
             raise
 
     async def while_there(self, http: HTTPRequest, work: Coroutine[Any, Any, R]) -> R:
-        """The result of some work, which is cancelled when the client hangs up.
+        """The result of some work, which is cancelled when the client hangs up, and after `request_timeout` seconds.
 
         Raises:
-            Problem: the client is gone.
+            Problem: the client is gone, or the time is over.
         """
         making, gone = asyncio.ensure_future(work), asyncio.ensure_future(until_gone(http.receive))
         try:
-            await asyncio.wait((making, gone), return_when=asyncio.FIRST_COMPLETED)
+            timeout = self.config.request_timeout
+            await asyncio.wait((making, gone), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             if making.done():
                 return making.result()
-            raise Problem(499, "the client is gone")
+            raise Problem(499, "the client is gone") if timeout is None or gone.done() else overdue(timeout)
         finally:
             gone.cancel()
             making.cancel()

@@ -33,7 +33,7 @@ def maskbench_folder(folder: Path, valid: bool) -> Path:
     data = folder / "maskbench" / "data"
     data.mkdir(parents=True)
     tests = [{"valid": valid, "data": {"name": "n", "at": {"x": 1}}}, {"valid": False, "data": {"at": 1}}]
-    (data / "a.json").write_text(json.dumps({"schema": {"type": "object"} | POINT, "tests": tests[:1]}))
+    (data / "a.json").write_text(json.dumps({"schema": {"type": ["object"]} | POINT, "tests": tests[:1]}))
     (data / "b.json").write_text(json.dumps({"schema": {"not": {}}, "tests": tests}))
     return folder
 

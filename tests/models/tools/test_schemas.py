@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher
 
 from nanoengine.core.tokenizer import read_tokenizer
 from nanoengine.errors import InvalidSamplingParams
 from nanoengine.features.structured.grammars import Grammars
 from nanoengine.features.structured.params import StructuredOutputs
 from nanoengine.models.names import DEMO
-from nanoengine.models.tools.schemas import MAX_ORDER_CHARS, MAX_ORDERS, promised
+from nanoengine.models.tools.json_rules import MAX_ITEMS
+from nanoengine.models.tools.schemas import promised
 
 EOS = 0
 COLOUR = {"enum": ["red", "blue"], "title": "Colour", "type": "string"}
@@ -55,6 +58,17 @@ TAKEN: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
         [["j", "c"], ["j"]],
         [["j", "j"], ["a", "b", "c"]],
     ),
+    "set[Enum] of many": ({**DIFFERENT, "items": {"enum": [*range(40)]}}, [[*range(39, -1, -1)]], [[1, 11, 1], [40]]),
+    "contains": (
+        {"type": "array", "items": {"type": "integer"}, "contains": {"const": 5}, "minItems": 2, "maxItems": 3},
+        [[5, 1], [1, 2, 5], [5, 5, 5]],
+        [[5], [1, 2], [1, 2, 3], [1, 2, 3, 5], ["a", 5]],
+    ),
+    "contains none": (
+        {"type": "array", "items": {"enum": [1]}, "contains": {"const": 5}, "minContains": 0},
+        [[1]],
+        [[5]],
+    ),
     "set[int], one": ({**DIFFERENT, "items": {"type": "integer"}, "maxItems": 1}, [[7]], [[1, 2]]),
     "list[int]": ({"items": {"type": "integer"}, "type": "array", "uniqueItems": False}, [[1, 1]], [["a"]]),
     "tuple[int, str]": (PAIR, [[1, "a"]], [[1], ["a", 1]]),
@@ -69,7 +83,20 @@ TAKEN: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
     "set[Enum], so": ({**DIFFERENT, "items": {"$ref": "/$defs/Colour"}}, [["red"]], [["red", "red"]]),
     "recursive": ({"$ref": "#/$defs/Tree"}, [{"own": 1, "more": [{"own": 2}]}], [{"more": [1]}]),
     "NamedTuple": ({"$ref": "#/$defs/Point"}, [[1], [1, 2]], [[], [1, 2, 3]]),
-    "dataclass": ({"$ref": "#/$defs/Record"}, [{"a": 1}], [{"b": "a"}]),
+    "dataclass": ({"$ref": "#/$defs/Record"}, [{"a": 1}, {"b": "a", "a": 1}], [{"b": "a"}, {"a": 1, "b ": "a"}]),
+    "two dataclasses": (
+        {"allOf": [{"$ref": "#/$defs/Record"}, {"properties": {"c": {"type": "null"}}, "required": ["c"]}]},
+        [{"a": 1, "c": None}],
+        [{"a": 1}, {"c": None}],
+    ),
+    "extra": ({**RECORD, "additionalProperties": True}, [{"c": [], "b": "a", "a": 1}], [{"c": 1}, {"a": 1, "b": 2}]),
+    "asked for": ({**RECORD, "required": ["c"]}, [{"b": "a", "c": {}}], [{"b": "a"}, {"c": 1, "d": 1}]),
+    "Optional": (
+        {"anyOf": [{"items": {"$ref": "#/$defs/Record"}, "maxItems": 2, "type": "array"}, {"type": "null"}]},
+        [None, [], [{"b": "a", "a": 1}, {"a": 2}]],
+        [[{}], [{"a": 1}, {"a": 1}, {"a": 1}]],
+    ),
+    "nothing fits": ({"properties": {"a": {"enum": []}, "b": {"const": 1}}, "type": "object"}, [{"b": 1}], [{"a": 1}]),
     # Of 64 bits, where floats are 2 and more apart.
     "int64": ({"type": "integer", "maximum": (1 << 63) - 6}, [1 << 62], [(1 << 63) - 5, (1 << 63) - 1]),
     "id": (
@@ -91,7 +118,12 @@ TAKEN: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
 }
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "set[int]": ({**DIFFERENT, "items": {"type": "integer"}}, '"uniqueItems".: it can be where items is an enum'),
-    "set of many": ({**DIFFERENT, "items": {"enum": list(range(6))}}, "uniqueItems"),
+    "set of many": ({**DIFFERENT, "items": {"enum": list(range(MAX_ITEMS + 1))}}, "uniqueItems.*at most 64 values"),
+    "contains of many": ({"type": "array", "contains": {"const": 5}, "maxItems": 1000}, "contains.*up to 100"),
+    "overlapping patterns": (
+        {"type": "object", "patternProperties": {"^a": {"type": "integer"}, "b$": {"type": "string"}}},
+        "/\\^a/ and /b\\$/ are not disjoint: a name that fits both",
+    ),
     "set of what is equal": ({**DIFFERENT, "items": {"enum": [1, 1.0]}}, "uniqueItems"),
     "set of at most 2.0": ({**DIFFERENT, "items": {"enum": ["a", "b", "c"]}, "maxItems": 2.0}, "uniqueItems"),
     "set of fewer than none": ({**DIFFERENT, "items": {"enum": ["a", "b"]}, "maxItems": -3}, "maxItems|uniqueItems"),
@@ -139,12 +171,41 @@ def test_what_cannot_be_promised_is_refused_by_its_keyword(grammars: Grammars, n
         grammars.matcher(StructuredOutputs(json=whole(schema)))
 
 
-def test_a_schema_is_not_changed_and_orders_are_bounded() -> None:
-    before = json.dumps(TAKEN["set[Literal]"][0])
-    found = promised(TAKEN["set[Literal]"][0], "")
-    assert json.dumps(TAKEN["set[Literal]"][0]) == before
-    assert len(found["anyOf"]) == 2
-    many = {**DIFFERENT, "items": {"enum": list(range(MAX_ORDERS))}, "maxItems": 2}
-    assert promised(many, "") == many
-    lists = promised({"prefixItems": [{**DIFFERENT, "items": {"enum": [*"abcde"]}} for _ in range(2000)]}, "")
-    assert len(json.dumps(lists)) < 4 * MAX_ORDER_CHARS
+@pytest.mark.parametrize("spaces", [{}, {"disable_any_whitespace": False}, {"whitespace_pattern": " "}])
+@pytest.mark.parametrize("is_open", [False, True])
+def test_properties_come_in_any_order_each_once(grammars: Grammars, is_open: bool, spaces: dict[str, Any]) -> None:
+    rng = random.Random(is_open)
+    separators = (", ", ": ") if not spaces else (" , ", " : ")
+    for count in (2, 7, MAX_ITEMS):
+        names = [f"{rng.choice(['a', 'a b', 'é', '/'])}{number}" for number in range(count)]
+        required = rng.sample(names, count // 2)
+        schema = {"type": "object", "properties": {name: {"type": "integer"} for name in names}, "required": required}
+        matcher = grammars.matcher(
+            StructuredOutputs(json=schema | ({"additionalProperties": True} if is_open else {}), **spaces)
+        )
+
+        def accepted(members: list[str], matcher: LLMatcher = matcher) -> bool:
+            text = separators[0].join(f"{json.dumps(name, ensure_ascii=False)}{separators[1]}1" for name in members)
+            tokens = [*grammars.tokenizer.encode(f"{{{text}}}"), EOS]
+            return matcher.deep_copy().validate_tokens(tokens) == len(tokens)
+
+        begun = separators[0].join(f"{json.dumps(name, ensure_ascii=False)}{separators[1]}1" for name in names)
+        tokens = grammars.tokenizer.encode(f"{{{begun}{separators[0]}")
+        assert (matcher.deep_copy().validate_tokens(tokens) == len(tokens)) == is_open, "no way leads on"
+        for _ in range(5):
+            members = [name for name in names if name in required or rng.random() < 0.5]
+            rng.shuffle(members)
+            assert accepted(members)
+            assert accepted([*members, "z", "z"]) == is_open
+            assert not accepted([*members, rng.choice(members)])
+            assert not accepted([name for name in members if name != required[0]])
+
+
+def test_a_schema_is_not_changed_and_references_are_followed_once() -> None:
+    schema = {**whole(TAKEN["dataclass"][0]), "allOf": [{"$ref": "#/$defs/Tree"}] * 2}
+    before = json.dumps(schema)
+    assert "additionalProperties" not in promised(schema, "")["$defs"]["Tree"]
+    assert promised(schema, "")["$defs"]["Record"]["additionalProperties"] is False
+    assert json.dumps(schema) == before
+    chain = {f"p{i}": {"allOf": [{"$ref": f"#/$defs/p{(i + 1) % 5000}"}, {}]} for i in range(5000)}
+    assert promised({"$defs": chain, "$ref": "#/$defs/p0"}, "") == {"$defs": chain, "$ref": "#/$defs/p0"}

@@ -21,12 +21,14 @@ class EventReader:
         for line in lines:
             text = line.removesuffix(b"\r").decode()  # a line is whole, and so are its characters
             name, _, value = text.partition(":")
+            if not text and not self._data:  # behind a comment
+                continue
             if not text:
                 events.append("\n".join(self._data))
                 self._data = []
             elif name == "data":
                 self._data.append(value.removeprefix(" "))
-            else:
+            elif name:
                 raise AssertionError(f"a line that no client of ours expects: {text!r}")
         return events
 

@@ -90,7 +90,7 @@ class Interface:
     has_blocks: ClassVar[bool] = True
     lacks: ClassVar[frozenset[str]] = frozenset()  # what cannot be asked by it
     streaming: ClassVar[Table] = {"stream": True}
-    ping: ClassVar[bytes] = b""
+    ping: ClassVar[bytes] = b": ping\n\n"
     reasons: ClassVar[dict[str, str]] = {}
     """Its names for the reasons "stop", "length", "calls" and "stop string", where it has others."""
 

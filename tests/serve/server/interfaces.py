@@ -107,7 +107,7 @@ class Messages(Interface):
     """Anthropic's."""
 
     path = "/v1/messages"
-    ping = b"event: ping"
+    ping = b'event: ping\ndata: {"type":"ping"}\n\n'
     reasons: ClassVar[dict[str, str]] = {
         "stop": "end_turn",
         "length": "max_tokens",
@@ -204,7 +204,6 @@ class Responses(Interface):
     """OpenAI's newer one."""
 
     path = "/v1/responses"
-    ping = b": ping"
     lacks = frozenset({"stop"})
     reasons: ClassVar[dict[str, str]] = {"stop": "completed", "calls": "completed", "length": "max_output_tokens"}
 
@@ -285,6 +284,7 @@ class Ollama(Interface):
     """/api/chat, or /api/generate."""
 
     has_blocks = False
+    ping = b" "
     lacks = frozenset({"choice", "parallel", "parts"})
     reasons: ClassVar[dict[str, str]] = {"calls": "stop"}
 

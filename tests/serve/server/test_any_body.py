@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from typing import Any
 
@@ -137,3 +138,9 @@ def test_any_value_in_a_body_is_answered(demo: Server, path: str) -> None:
     assert statuses[0] == 200, "the request without any other value"
     assert demo.complete("a", max_tokens=1).status == 200
     demo.check_idle()
+
+
+def test_a_byte_order_mark_in_front_of_a_body_is_none_of_it(parrot: Server) -> None:
+    for path in ("/v1/completions", "/tokenize"):
+        answer = parrot.post(path, BOM_UTF8 + b'{"prompt": "abc"}')
+        assert answer.status == 200, answer.body

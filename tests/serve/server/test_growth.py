@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
+from nanoengine.features.structured.long_text import LongText
+from nanoengine.features.structured.structured import StepMasks
 from nanoengine.serve.server.app import make_app
 from nanoengine.serve.server.config import ServerConfig
 from nanoengine.serve.server.reading import SLOW_BYTES, TURNS
@@ -201,3 +203,29 @@ def test_work_grows_with_the_body_and_no_faster(counted: Counted, demo: Server, 
     ]
     wrong = [check_growth(counted, path, own) for own in drawn]
     assert [own for own in wrong if own] == []
+
+
+@pytest.mark.parametrize("of", [lambda text: {"json": {"const": text}}, lambda text: {"choice": [text + "a", text]}])
+def test_what_a_step_does_for_a_grammar_does_not_grow(demo: Server, of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither with a text that must come, nor with the completions in one state."""
+    work, tokens, add = [0], LongText.tokens, StepMasks.__init__
+
+    def counted_tokens(own: LongText, *args: Any) -> Any:
+        found = tokens(own, *args)
+        work[0] += 1 + len(found or ())
+        return found
+
+    def counted_masks(*args: Any, **options: Any) -> None:
+        work[0] += 1
+        add(*args, **options)
+
+    monkeypatch.setattr(LongText, "tokens", counted_tokens)
+    monkeypatch.setattr(StepMasks, "__init__", counted_masks)
+    found = []
+    for size, n in ((2_000, 1), (40_000, 1), (40_000, 4)):
+        work[0] = 0
+        body = {"prompt": "a", "max_tokens": 64, "n": n, "structured_outputs": of("ab, " * (size // 4))}
+        assert demo.post("/v1/completions", body).status == 200
+        found.append(work[0])
+    assert found[1] < 1.5 * found[0]
+    assert found[2] < 2 * found[1]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import socket
 import struct
 
 import pytest
 
-from tests.serve.server.conftest import MakeServer
+from nanoengine.serve.server.app import make_app
+from tests.serve.server.conftest import Held, MakeServer
 from tests.serve.server.events import read_events, reasons_of, text_of
-from tests.serve.server.running import Server, body_of, post_bytes, read_all, until
+from tests.serve.server.in_process import post
+from tests.serve.server.interface import Interface
+from tests.serve.server.interfaces import INTERFACES
+from tests.serve.server.running import JSON, Answer, Server, body_of, post_bytes, read_all, until
 
 LONG = "abcdefgh" * 50
 WAYS = {
@@ -129,6 +135,49 @@ def test_every_token_is_on_its_way_before_the_next_is_computed(server: Server, p
 
 
 # ---- the clock
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_time_that_is_over_is_told_while_a_step_runs(
+    make_server: MakeServer, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """And a stream that is silent is kept alive until then."""
+    monkeypatch.setattr("nanoengine.serve.server.answers.PING_SECONDS", 0.01)
+    server = make_server(request_timeout=0.3)
+    server.gate.shut()
+    answer = server.complete([LONG, LONG], stream=stream)
+    error = answer.events[-1]["error"] if stream else answer.error
+    assert (error["code"], "request_timeout" in error["message"]) == (504, True)
+    assert (b": ping\n\n: ping\n\n" in answer.body) == stream
+    server.gate.open()
+    server.check_idle()
+
+
+def test_time_that_is_over_while_a_text_is_encoded(make_server: MakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = make_server(request_timeout=0.3)
+    held = Held(monkeypatch, type(server.serving.tokenizer), "encode")
+    for path, body in (WAYS["completion"], WAYS["chat"], ("/tokenize", {"prompt": LONG})):
+        assert server.post(path, body).error["code"] == 504
+    held.let_go()
+
+
+def test_who_is_cut_off_before_a_job_is_told_so(make_server: MakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As uvicorn cuts off at the end of the server what has no job yet."""
+    server = make_server()
+    held, app = Held(monkeypatch, type(server.serving.tokenizer), "encode"), make_app(server.serving)
+
+    async def ask(interface: Interface) -> Answer:
+        body = json.dumps(interface.body([("user", LONG)], model="parrot")).encode()
+        task = asyncio.create_task(post(app, interface.path, body))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        status, said = await task
+        return Answer(status, JSON, said)
+
+    for own in INTERFACES:
+        answer = asyncio.run(ask(own))
+        assert (answer.status, "shutting down" in own.error(answer)) == (503, True)
+    held.let_go()
 
 
 # ---- failures

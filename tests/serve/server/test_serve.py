@@ -162,6 +162,8 @@ def test_a_step_that_never_ends_does_not_keep_the_process(processes: list[Proces
     connection.request("POST", "/v1/completions", json.dumps({"prompt": "a"}), JSON)
     until(lambda: json.loads(server.open("GET", "/load").read())["server_load"] == 1)
     server.tell(signal.SIGTERM)
+    answer = connection.getresponse()
+    assert (answer.status, json.loads(answer.read())["error"]["message"]) == (503, CUT)
     assert server.process.wait(PATIENCE) == 1
     assert "the process ends as it stands" in server.log.read()
 

@@ -1,0 +1,61 @@
+"""A byte order mark, with which some editors begin a file, is no part of what the file says."""
+
+from __future__ import annotations
+
+import io
+import json
+from codecs import BOM_UTF8
+from pathlib import Path
+
+import pytest
+
+from nanoengine import LLM, SamplingParams
+from nanoengine.features.pooling.files import of_folder
+from nanoengine.serve import cli
+from nanoengine.serve.server.command import read_options
+from tests.scripted import folder_of
+
+MARK = BOM_UTF8.decode()
+
+
+def mark(path: Path) -> Path:
+    path.write_bytes(BOM_UTF8 + path.read_bytes())
+    return path
+
+
+def test_of_the_files_of_a_model(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model", "qwen2.5")
+    template = folder / "chat_template.jinja"
+    assert template.exists()
+    said = []
+    for is_marked in (False, True):
+        if is_marked:
+            for path in (*folder.glob("*config.json"), template):
+                mark(path)
+            assert len([*folder.glob("*config.json")]) == 3
+        for given in (None, template, template.read_text("utf-8")):
+            with LLM(str(folder), device="cpu", num_kv_blocks=20, chat_template=given, use_tqdm=False) as llm:
+                params = SamplingParams(temperature=0, max_tokens=3)
+                [output] = llm.chat([{"role": "user", "content": "Hello"}], params, use_tqdm=False)
+                said.append(
+                    (llm.tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False), output.outputs[0].text)
+                )
+    assert said == said[:1] * 6
+    assert said[0][0].startswith("<|im_start|>")
+
+
+def test_of_what_says_how_embeddings_are_made(tmp_path: Path) -> None:
+    (tmp_path / "1_Pooling").mkdir()
+    modules = [{"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]
+    (tmp_path / "modules.json").write_text(MARK + json.dumps(modules), "utf-8")
+    (tmp_path / "1_Pooling/config.json").write_text(MARK + json.dumps({"pooling_mode_mean_tokens": True}), "utf-8")
+    assert of_folder(tmp_path).pooling == "mean"
+
+
+def test_of_what_the_command_line_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "serve.toml").write_text(f"{MARK}port = 7", "utf-8")
+    assert read_options(str(tmp_path / "serve.toml")) == {"port": 7}
+    (tmp_path / "schema.json").write_text(f"{MARK}{{}}", "utf-8")
+    assert cli._schema_text(tmp_path / "schema.json") == "{}"
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{MARK}def f("))
+    assert cli._standard_input() == "def f("
