@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Hashes = NDArray[np.uint64]
-Places = NDArray[np.int64]
+Positions = NDArray[np.int64]
 
 BASE = 0x9E3779B97F4A7C15
 INVERSE = pow(BASE, -1, 1 << 64)
@@ -26,12 +26,12 @@ BATCH = 1 << 12
 
 
 class _Characters(NamedTuple):
-    """Of some tokens, one behind the other."""
+    """The characters of some tokens, one token behind the other."""
 
     sums: Hashes  # of (c[i] + 1) * BASE**i over the first 0, 1, 2, ... characters
     inverses: Hashes  # of BASE**i
-    starts: Places  # where each token begins
-    ends: Places
+    starts: Positions  # where each token begins
+    ends: Positions
 
     @staticmethod
     def of(tokens: Sequence[str]) -> _Characters:
@@ -41,27 +41,27 @@ class _Characters(NamedTuple):
         ends = np.cumsum(np.fromiter(map(len, tokens), np.int64, len(tokens)))
         return _Characters(sums, _powers(INVERSE, len(sums)), np.concatenate((np.zeros(1, np.int64), ends[:-1])), ends)
 
-    def hashes(self, first: Places, end: Places) -> Hashes:
+    def hashes(self, first: Positions, end: Positions) -> Hashes:
         """Of the characters [first, end)."""
         return (self.sums[end] - self.sums[first]) * self.inverses[first]
 
 
 class _Index:
-    """Finds tokens by their hashes."""
+    """The hashes of all tokens, in ascending order."""
 
     def __init__(self, hashes: Hashes):
         self._order = np.argsort(hashes)
         self._hashes = hashes[self._order]
 
-    def find(self, wanted: Hashes) -> Places:
+    def find(self, wanted: Hashes) -> Positions:
         """Which token has each hash; -1: none has. In the order of their hashes they are found several times as fast."""
         order = np.argsort(wanted)
         wanted = wanted[order]
-        places = np.searchsorted(self._hashes, wanted)
-        places[places == len(self._hashes)] = 0
-        found = np.empty(len(wanted), np.int64)
-        found[order] = np.where(self._hashes[places] == wanted, self._order[places], -1)
-        return found
+        positions = np.searchsorted(self._hashes, wanted)
+        positions[positions == len(self._hashes)] = 0
+        result = np.empty(len(wanted), np.int64)
+        result[order] = np.where(self._hashes[positions] == wanted, self._order[positions], -1)
+        return result
 
 
 def find_merges(tokens: Sequence[str]) -> Iterator[list[tuple[str, str]]]:
@@ -71,14 +71,14 @@ def find_merges(tokens: Sequence[str]) -> Iterator[list[tuple[str, str]]]:
         tokens: different ones, none of them empty.
     """
     batches = [tokens[first : first + BATCH] for first in range(0, len(tokens), BATCH)]
-    index = _Index(np.concatenate([own.hashes(own.starts, own.ends) for own in map(_Characters.of, batches)]))
+    index = _Index(np.concatenate([some.hashes(some.starts, some.ends) for some in map(_Characters.of, batches)]))
     for batch in batches:
-        own = _Characters.of(batch)
-        cut = np.setdiff1d(np.arange(own.ends[-1]), own.starts, assume_unique=True)
-        token = np.searchsorted(own.starts, cut) - 1
-        left = index.find(own.hashes(own.starts[token], cut))
+        characters = _Characters.of(batch)
+        cut = np.setdiff1d(np.arange(characters.ends[-1]), characters.starts, assume_unique=True)
+        token = np.searchsorted(characters.starts, cut) - 1
+        left = index.find(characters.hashes(characters.starts[token], cut))
         token, cut, left = (some[left >= 0] for some in (token, cut, left))
-        right = index.find(own.hashes(cut, own.ends[token]))
+        right = index.find(characters.hashes(cut, characters.ends[token]))
         firsts, seconds = (some[right >= 0].tolist() for some in (left, right))
         yield list(zip([tokens[i] for i in firsts], [tokens[i] for i in seconds], strict=True))
 

@@ -29,10 +29,10 @@ def test_pairs_are_those_of_a_search_through_all_cuts(tokens: list[str]) -> None
 
 def test_tokens_of_one_batch_merge_into_those_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = ["abc", "ab", "bc", "a", "b", "c", "cab"]
-    found = merges(tokens)
+    result = merges(tokens)
     monkeypatch.setattr(sentencepiece, "BATCH", 2)
-    assert merges(tokens) == found == searched(tokens)
-    assert found[:2] == [("a", "bc"), ("ab", "c")]
+    assert merges(tokens) == result == searched(tokens)
+    assert result[:2] == [("a", "bc"), ("ab", "c")]
 
 
 def test_pairs_are_the_strings_of_the_vocabulary() -> None:
