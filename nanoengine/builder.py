@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -23,9 +24,12 @@ from nanoengine.sizes import size
 
 if TYPE_CHECKING:
     from nanoengine.core.capability import Capability
+    from nanoengine.core.startup import Startup
     from nanoengine.features.observability.observer import Observer
     from nanoengine.models.capability import Models
     from nanoengine.models.tokenizer import ModelTokenizer
+
+logger = logging.getLogger("nanoengine")
 
 
 class Entry(NamedTuple):
@@ -149,6 +153,8 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True) -> Built:
     prepare_forks()
     startup = Startup(config, list(parts.values()), use_tqdm=use_tqdm)
     engine = startup.build()
+    logger.info("%s", description(startup))
+    logger.debug("%s", details(startup))
     return Built(config, engine, cast("ModelTokenizer", startup.tokenizer), parts)
 
 
@@ -162,6 +168,24 @@ def _no_collections() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def description(startup: Startup) -> str:
+    """The start-up line: what runs where, and how long a sequence may be."""
+    name, where = startup.config.model, startup.device.torch_device
+    attention = f"attention by {startup.backend.name}{startup.passed_over}"
+    how = f"{startup.device.num_threads} threads" if where.type == "cpu" else attention
+    what = f"{name[-60:]}: {str(startup.dtype).removeprefix('torch.')} on {where}, {startup.layers_by}"
+    return f"{what}{startup.kernels.name} kernels, {how}, context {startup.max_model_len} tokens"
+
+
+def details(startup: Startup) -> str:
+    """The second line of the start-up: model, kernels, pool, capabilities."""
+    kernels = f"kernels: {startup.kernels.name} ({startup.kernels.description})"
+    kernels += f"; attention: {startup.backend.name}{startup.passed_over}"
+    pool = f"KV pool: {startup.num_blocks} blocks x {startup.block_size} tokens"
+    words = (own.describe_itself(startup) for own in startup.capabilities)
+    return "; ".join(filter(None, [startup.model_config.architecture, kernels, pool, *words]))
 
 
 @cache

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from nanoengine.builder import build_engine, is_installed, not_installed, read_config
 from nanoengine.core.errors import InvalidPrompt, InvalidSamplingParams, StepFailed, shown
-from nanoengine.core.llm import CoreLLM, params_list, prompt_list
-from nanoengine.core.llm import Prompt as PlainPrompt
+from nanoengine.core.llm import CoreLLM
 from nanoengine.core.outputs import RequestOutput
 from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.sequence import Request
 from nanoengine.interrupts import InterruptGuard, Interruptible
 from nanoengine.log import show_log
 from nanoengine.progress import new_bar
+from nanoengine.prompts import Prompt, params_list, plain_prompt, plain_prompts
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from nanoengine.features.pooling.params import PoolingParams
     from nanoengine.models.tokenizer import Message
     from nanoengine.models.tools.chats import Chats
-
-Prompt = PlainPrompt | Mapping[str, Any]
-"""A string, a list of token ids, or one of them in a table, as vLLM has it: {"prompt": ...} or {"prompt_token_ids": ...}."""
 
 
 class LLM(CoreLLM):
@@ -90,7 +87,9 @@ class LLM(CoreLLM):
         self, prompts: Prompt | Sequence[Prompt], sampling_params: Any, cache_salt: str = ""
     ) -> list[Request]:
         """A request for each prompt; nothing runs yet."""
-        return super().make_requests(plain_prompts(prompts), sampling_params, cache_salt)
+        listed = plain_prompts(prompts)
+        pairs = zip(listed, params_list(sampling_params, len(listed)), strict=True)
+        return [self.engine.make_request(*pair, cache_salt=cache_salt) for pair in pairs]
 
     def _adapters(self) -> Adapters:
         """What knows the adapters; raises InvalidConfig or InvalidRequest where there are none."""
@@ -314,23 +313,6 @@ class LLM(CoreLLM):
                 self.engine.abort(request.request_id)
         if request.error is not None:
             raise StepFailed(f"the request failed: {request.error}", [request.output()]) from request.error
-
-
-def plain_prompts(prompts: Prompt | Sequence[Prompt]) -> list[PlainPrompt]:
-    """Prompts as the engine takes them; raises InvalidPrompt for what is none."""
-    listed = [prompts] if isinstance(prompts, Mapping) else prompt_list(cast(PlainPrompt, prompts))
-    return [plain_prompt(own) for own in listed]
-
-
-def plain_prompt(prompt: Prompt) -> PlainPrompt:
-    if not isinstance(prompt, Mapping):
-        return prompt
-    given = [name for name, value in prompt.items() if value is not None]
-    if given not in (["prompt"], ["prompt_token_ids"]):
-        raise InvalidPrompt(
-            f"a prompt has the keys {shown(given)}: it must be {{'prompt': ...}} or {{'prompt_token_ids': ...}}"
-        )
-    return cast(PlainPrompt, prompt[given[0]])
 
 
 def _bar(total: int, use_tqdm: bool) -> tqdm[Any]:

@@ -13,7 +13,19 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("core", "kernels", "models", "features", "serve", "scale", "demo")
-BESIDE = ("errors", "sizes", "counts", "depth", "caches", "progress", "log", "interrupts", "plugins", "thought")
+BESIDE = (
+    "errors",
+    "sizes",
+    "counts",
+    "depth",
+    "caches",
+    "progress",
+    "log",
+    "interrupts",
+    "plugins",
+    "thought",
+    "prompts",
+)
 """Files that every room but the core may import."""
 
 ORDER = ("core", *BESIDE, "kernels", "models", "features", "builder", "llm", "serve", "scale")

@@ -6,7 +6,11 @@ from collections.abc import Callable, Container, Sequence
 from os.path import commonprefix
 
 INCOMPLETE = "\ufffd"  # what decoders put in the place of bytes that are not (yet) a whole character
+MOST_INCOMPLETE = 3  # bytes of a character before its last one, and so replacements that may still go away
 NUM_CONTEXT = 8  # last tokens of a prompt that are decoded with the first of a completion
+# Tokens that stay in the window of a long text without a whole end. 4 bytes prove that a run of bytes is no character. The last 3
+# replacements stand for at most 9 bytes, and of the last 12 bytes at most 3 belong to a character that begins before.
+FIRST_KEPT, LAST_KEPT = 4, 12
 
 
 class Detokenizer:
@@ -17,15 +21,16 @@ class Detokenizer:
         prompt: the tokens before: decoders drop a space at the beginning of a text, and of that alone.
     """
 
+    text = ""  # that is final
     due = 0  # the number of tokens of the sequence from which on `read` is to be called; until then some may wait
 
     def __init__(self, decode: Callable[[Sequence[int]], str], prompt: Sequence[int] = ()):
         self.decode = decode
         self.num_tokens = len(prompt)  # those of the sequence that it has taken
-        self.text = ""  # that is final
-        # Tokens whose text was told, as context, then those whose text is held back.
+        # The tokens that are decoded again: some whose text is there, as context, then those that may change.
         self._window = list(prompt[-NUM_CONTEXT:])
         self._num_context = len(self._window)
+        self._window_text, self._is_new = "", True  # characters of the window that are in the text; whether it has none
 
     def text_from(self, start: int) -> str:
         """The final text from this character on."""
@@ -42,19 +47,37 @@ class Detokenizer:
         """Take the next token; one that stops the sequence has no text. Returns a string that ends the text here, if any."""
         self.num_tokens += 1
         if not is_stop:
-            self._window.append(token_id)
-            self._release(self.decode(self._window))
-            if self._num_context < len(self._window) and not self.decode([token_id, token_id]):
-                self._window.pop()  # it has no text: the window stays short
+            self.text += self._take(token_id)
         return None
 
     def finish(self) -> None:
         """No more tokens come: release what was held back."""
-        self._release(self.decode(self._window), is_last=True)
+        self.text += self._release(is_last=True)
 
-    def _release(self, decoded: str, *, is_last: bool = False) -> None:
-        new = decoded[len(commonprefix([decoded, self.decode(self._window[: self._num_context])])) :]  # noqa: RUF071
-        if new and (is_last or not new.endswith(INCOMPLETE)):
-            self.text += new
-            del self._window[: self._num_context]
-            self._num_context = len(self._window)
+    def _take(self, token_id: int) -> str:
+        """What the next token adds."""
+        self._window.append(token_id)
+        new = self._release()
+        if self._num_context < len(self._window) and not self.decode([token_id, token_id]):
+            self._window.pop()  # it has no text: the window stays short
+        return new
+
+    def _release(self, *, is_last: bool = False) -> str:
+        """What is whole, and was not yet. However many tokens make no character, few of them are decoded again."""
+        window, decoded = self._window, self.decode(self._window)
+        if self._is_new:
+            self._window_text = commonprefix([decoded, self.decode(window[: self._num_context])])  # noqa: RUF071
+        end = len(decoded if is_last else decoded.rstrip(INCOMPLETE))
+        if len(window) - self._num_context > MOST_INCOMPLETE:  # more than a character can be waiting for
+            end = max(end, len(decoded) - MOST_INCOMPLETE)
+        new = decoded[len(self._window_text) : end]
+        self._is_new = self._is_new and not new
+        num_held = len(decoded) - len(self._window_text) - len(new)
+        if new and end == len(decoded):  # the window ends at a character: these tokens become the context of the next
+            del window[: self._num_context]
+            self._num_context = len(window)
+        elif len(window) - self._num_context > 2 * (FIRST_KEPT + LAST_KEPT):
+            del window[self._num_context + FIRST_KEPT : -LAST_KEPT]
+        shown = self.decode(window)
+        self._window_text = shown[: len(shown) - num_held]
+        return new

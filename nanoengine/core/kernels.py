@@ -130,7 +130,7 @@ class CoreKernels:
     def choose_tokens(
         self, logits: Tensor, table: SamplingTable, rows: Tensor, positions: Tensor, last_tokens: Tensor | None = None
     ) -> Tensor:
-        """One token for each row of logits: the highest, or for a temperature above 0 a draw from what top_k, top_p and min_p
+        """One token for each row of logits: the highest, or for a temperature above 0 a draw from what min_p, top_k and top_p
         leave, in this order. A draw depends on the row's logits, seed and position alone.
 
         Args:

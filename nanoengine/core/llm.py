@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from nanoengine.core.config import EngineConfig
-from nanoengine.core.errors import InvalidPrompt, InvalidSamplingParams, StepFailed
+from nanoengine.core.errors import InvalidPrompt, StepFailed
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.outputs import RequestOutput
 from nanoengine.core.sampling_params import CoreSamplingParams
@@ -35,35 +35,22 @@ class CoreLLM:
         self.engine: LLMEngine = Startup(self.config).build()
 
     def generate(
-        self,
-        prompts: Prompt | Seq[Prompt],
-        sampling_params: CoreSamplingParams | Seq[CoreSamplingParams] | None = None,
-        *,
-        cache_salt: str = "",
+        self, prompts: Seq[Prompt], sampling_params: CoreSamplingParams | None = None, *, cache_salt: str = ""
     ) -> list[RequestOutput]:
-        """Complete prompts; the results are in the order of the prompts.
+        """Complete prompts; the results are in their order.
 
         Args:
-            prompts: a string, a list of token ids, or a list of such.
-            sampling_params: one for all prompts, or one for each.
+            prompts: each a string or a list of token ids.
+            sampling_params: of all prompts.
             cache_salt: cached prefixes are shared only among calls of equal salt.
 
         Raises:
-            InvalidPrompt, InvalidSamplingParams: any prompt or params are bad; then nothing has run.
+            InvalidPrompt, InvalidSamplingParams: any prompt or the params are bad; then nothing has run.
             StepFailed: an exception inside a step; its `outputs` hold what the other requests got.
         """
-        return self.run(self.make_requests(prompts, sampling_params, cache_salt))
-
-    def make_requests(
-        self,
-        prompts: Prompt | Seq[Prompt],
-        sampling_params: CoreSamplingParams | Seq[CoreSamplingParams] | None,
-        cache_salt: str = "",
-    ) -> list[Request]:
-        """A request for each prompt; nothing runs yet."""
-        listed = prompt_list(prompts)
-        pairs = zip(listed, params_list(sampling_params, len(listed)), strict=True)
-        return [self.engine.make_request(*pair, cache_salt=cache_salt) for pair in pairs]
+        if isinstance(prompts, str):
+            raise InvalidPrompt("prompts is a string: it must be a list of strings, or of lists of token ids")
+        return self.run([self.engine.make_request(own, sampling_params, cache_salt=cache_salt) for own in prompts])
 
     def run(
         self, requests: Seq[Request], after_step: Callable[[list[Request]], object] = lambda _: None
@@ -93,32 +80,3 @@ class CoreLLM:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def prompt_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
-    """Prompts as a list; raises InvalidPrompt for what is none."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if not isinstance(prompts, Seq):
-        raise InvalidPrompt(
-            f"prompts must be a string, a list of token ids or a list of such, not {type(prompts).__name__}"
-        )
-    if prompts and isinstance(prompts[0], int):
-        return [cast(Prompt, prompts)]
-    return list(cast(Seq[Prompt], prompts))
-
-
-def params_list(
-    params: CoreSamplingParams | Seq[CoreSamplingParams] | None, count: int
-) -> list[CoreSamplingParams | None]:
-    if params is None or isinstance(params, CoreSamplingParams):
-        return [params] * count
-    if not isinstance(params, Seq):
-        raise InvalidSamplingParams(
-            f"sampling_params must be SamplingParams or a list of them, not {type(params).__name__}"
-        )
-    if len(params) != count:
-        raise InvalidSamplingParams(
-            f"sampling_params has {len(params)} entries for {count} prompts: give one, or one for each"
-        )
-    return list(params)

@@ -6,7 +6,7 @@ import logging
 import os
 import random
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from functools import partial
 from itertools import count
@@ -26,6 +26,7 @@ from nanoengine.core.messages import Launched, StepPlan
 from nanoengine.core.outputs import FinishReason
 from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.scheduler import Scheduler, Step
+from nanoengine.core.seams import Faults, ask
 from nanoengine.core.sequence import Request, Sequence
 from nanoengine.core.tokenizer import Tokenizer
 
@@ -199,10 +200,13 @@ class LLMEngine:
     def _collect(self) -> list[Sequence]:
         """Take the result of the oldest step in flight."""
         step: Step = self.scheduler.in_flight[0]
+        made = (*step.decodes, *step.runs) if step.faults and not step.is_dropped else ()
+        ended = self._end_blamed(step.faults, [seq for seq in made if not seq.finished])
         result = step.launched if isinstance(step.launched, Exception) else self._try(step.launched)
         if isinstance(result, Exception) and not (step.is_dropped or step.decodes or step.runs):
             logger.error("a step that computes nothing has failed: its orders were not carried out", exc_info=result)
         seqs = self.scheduler.fail(result) if isinstance(result, Exception) else self.scheduler.commit(result)
+        seqs = ended + seqs
         self._tell("after_step", seqs, step, result, seqs)
         if isinstance(result, Exception):
             _forget_locals(result)
@@ -248,15 +252,18 @@ class LLMEngine:
 
     def _tell(self, what: str, seqs: Seq[Sequence], *args: Any) -> None:
         """Tell all parts; of `seqs` those end that a part which raises has lost track of."""
+        faults: Faults = []
         for part in self.scheduler.parts.copy():
-            if part.is_idle and what != "close":
-                continue
-            try:
-                getattr(part, what)(*args)
-            except Exception as error:
-                logger.error("%s.%s has failed", type(part).__name__, what, exc_info=error)
-                for seq in filter(part.concerns, seqs):
-                    self.scheduler.finish(seq, "error", error)
+            if not part.is_idle or what == "close":
+                ask(faults, part, what, None, *args)
+        self._end_blamed(faults, seqs)
+
+    def _end_blamed(self, faults: Faults, seqs: Iterable[Sequence]) -> list[Sequence]:
+        """End those of some sequences that parts at fault concern; returns them."""
+        ended = {seq: error for part, error in faults for seq in seqs if ask([], part, "concerns", True, seq)}
+        for seq, error in ended.items():
+            self.scheduler.finish(seq, "error", error)
+        return list(ended)
 
     def _settle_if_idle(self) -> None:
         """When all sequences have ended, wait for the steps that were launched before that was known."""

@@ -1,4 +1,4 @@
-"""Choosing tokens in torch: temperature, then top_k, top_p and min_p, then a draw by the Gumbel-max trick.
+"""Choosing tokens in torch: temperature, then min_p, top_k and top_p, then a draw by the Gumbel-max trick.
 
 Adding Gumbel noise to logits and taking the maximum draws from their softmax (Gumbel, 1954; Maddison et al., 2014). The noise of
 a token is a hash of (key, token id), and the key a hash of (seed, position): a draw does not depend on the rest of its batch.
@@ -27,7 +27,7 @@ class SamplingTable:
 
     temperature: Tensor  # [num_rows] float32; 0 takes the likeliest token, the lowest id of equal ones
     top_k: Tensor  # [num_rows] int32: so many are kept; all if it is 0 or less
-    top_p: Tensor  # [num_rows] float32: of what top_k leaves, the likeliest with that probability, and the one that reaches it
+    top_p: Tensor  # [num_rows] float32: of what min_p and top_k leave, the likeliest until their share reaches it
     min_p: Tensor  # [num_rows] float32: as likely as the likeliest times this; 0 keeps all
     seeds: Tensor  # [num_rows] int64, the 64 bits of each seed
     filtering: set[int] | None = None  # on the host: the rows that may keep less than all tokens; None: any may
@@ -51,22 +51,26 @@ def keep_likeliest(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) 
 
     Logits of tokens that are not kept are -inf. The likeliest token is always kept; of equal ones, the lower id comes first.
     """
-    values, token_ids = logits.sort(dim=-1, descending=True, stable=True)
+    values, token_ids = drop_unlikely(logits, min_p).sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(logits.shape[-1], dtype=torch.int64, device=logits.device)
     values = values.masked_fill((rank >= top_k[:, None]) & (top_k > 0)[:, None], -torch.inf)
-    yield slice(None), keep_probable(values, values.logsumexp(-1), top_p, min_p), token_ids
+    yield slice(None), keep_probable(values, values.logsumexp(-1), top_p), token_ids
 
 
-def keep_probable(values: Tensor, log_total: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """-inf in place of the logits that top_p and min_p drop. `values` is [num_rows, count], likeliest first.
+def drop_unlikely(logits: Tensor, min_p: Tensor) -> Tensor:
+    """-inf in place of the logits that min_p drops; [num_rows, count], the likeliest among them."""
+    return logits.masked_fill(logits < logits.amax(-1, keepdim=True) + min_p.log()[:, None], -torch.inf)
+
+
+def keep_probable(values: Tensor, log_total: Tensor, top_p: Tensor) -> Tensor:
+    """-inf in place of the logits that top_p drops. `values` is [num_rows, count], likeliest first.
 
     Args:
-        log_total: [num_rows], ln of the sum of exp(logit) over all tokens that top_k leaves.
+        log_total: [num_rows], ln of the sum of exp(logit) over all tokens that min_p and top_k leave.
     """
     probabilities = (values - log_total[:, None]).exp()
     before = probabilities.cumsum(-1) - probabilities  # of the likelier tokens: the one that crosses top_p is kept
     dropped = (before >= top_p[:, None]) & (top_p < 1)[:, None]
-    dropped |= probabilities < min_p[:, None] * probabilities[:, :1]
     dropped[:, 0] = False
     return values.masked_fill(dropped, -torch.inf)
 

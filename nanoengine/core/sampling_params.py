@@ -35,8 +35,8 @@ class CoreSamplingParams:
         n: completions of the prompt.
         temperature: 0 is greedy (the likeliest token); otherwise logits are divided by it. Below 1e-5 it counts as 1e-5.
         top_k: keep the k likeliest tokens; 0 or -1 keeps all.
-        top_p: keep the smallest set of likeliest tokens whose probability reaches top_p; 1 keeps all, 0 one.
-        min_p: drop tokens less likely than min_p times the likeliest one; 0 keeps all.
+        min_p: drop tokens less likely than min_p times the likeliest one, before top_k and top_p; 0 keeps all.
+        top_p: of what these leave, keep the fewest of the likeliest tokens whose share reaches top_p; 1 keeps all, 0 one.
         seed: makes the request's choices repeatable, whatever else the engine runs. None: drawn by the engine.
         max_tokens: most new tokens; None: up to the model's length.
         stop_token_ids: tokens that end it.

@@ -15,7 +15,7 @@ from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.errors import NotFiniteLogits, NoTokenLeft
 from nanoengine.core.messages import UNKNOWN, Run, Started, StepPlan, StepResult
 from nanoengine.core.outputs import FinishReason
-from nanoengine.core.seams import PolicyPart
+from nanoengine.core.seams import Faults, PolicyPart, ask, ask_each
 from nanoengine.core.sequence import Phase, Sequence
 
 MIXED = "mixed"
@@ -32,6 +32,7 @@ class Step:
     started: list[Sequence] = field(default_factory=list)
     is_dropped: bool = False  # an earlier step has failed, so the results of this one do not count
     launched: Any = None  # what the executor returned (`Launched`), or raised
+    faults: Faults = field(default_factory=list)  # of parts, while the step was made
 
 
 class Scheduler:
@@ -92,7 +93,7 @@ class Scheduler:
         step = Step(self.num_steps, StepPlan(self.epoch))
         parts = self.active = [part for part in self.parts if not part.is_idle]
         for part in parts:
-            for seq in part.make_way(self.running, self.waiting):
+            for seq in ask_each(step.faults, part, "make_way", (), self.running, self.waiting):
                 self._preempt(seq)
         num_preemptions, decodes_first = self.num_preemptions, self.policy == MIXED
         if decodes_first:
@@ -105,24 +106,24 @@ class Scheduler:
             if not self.in_flight and len(self.running) > 1:  # prompts that were begun wait for each other's blocks
                 self._preempt_last()
                 return self.schedule()
-            if not any(part.wants_step() for part in parts):
+            if not any(ask(step.faults, part, "wants_step", False) for part in parts):
                 return None
         if step.decodes:
             for part in parts:
-                part.draft(self, step)
+                ask(step.faults, part, "draft", None, self, step)
         self._make_columns(step)
         plan = step.plan
         plan.ended, self.ended_rows = self.ended_rows, []
         plan.zeroed, self.blocks.zeroed = self.blocks.zeroed, []
         for part in parts:
-            part.complete(step)
+            ask(step.faults, part, "complete", None, step)
         self.in_flight.append(step)
         return step
 
     def _decode(self, step: Step) -> None:
         """One token of every sequence that decodes."""
         take, decoding = step.decodes.append, Phase.DECODING
-        postponed = {seq for part in self.active for seq in part.postponed(self)}
+        postponed = {seq for part in self.active for seq in ask_each(step.faults, part, "postponed", (), self)}
         for seq in self.running.copy():
             if seq.phase is not decoding or (postponed and seq in postponed):
                 continue
@@ -156,16 +157,17 @@ class Scheduler:
 
     def _prefill(self, step: Step, budget: int) -> None:
         """Chunks of prompts: those that were begun first, then waiting ones, while budget, rows and blocks last."""
-        prefilling = Phase.PREFILLING
+        prefilling, waiting = Phase.PREFILLING, Phase.WAITING
         for seq in [seq for seq in self.running if seq.phase is prefilling]:
             budget -= self._take_chunk(step, seq, budget)
         if not budget or len(self.running) == self.max_num_seqs:
             return
         candidates: Iterable[Sequence] = self.waiting
         for part in self.active:
-            candidates = part.candidates(candidates)
+            candidates = ask_each(step.faults, part, "candidates", candidates, candidates)
         for seq in candidates:
-            if seq.waits_for in self.blocks.pending or not self._allowed(seq, budget):
+            # A part may list one twice.
+            if seq.phase is not waiting or seq.waits_for in self.blocks.pending or not self._allowed(step, seq, budget):
                 continue
             if not seq.has_all_tokens:  # preempted while a token of it was in flight: nobody passes it
                 break
@@ -190,15 +192,15 @@ class Scheduler:
         tables = [table.copy() for table in seq.block_tables]
         step.plan.started.append(Started(seq.row, seq.token_ids.copy(), tables, seq.sampling))
 
-    def _allowed(self, seq: Sequence, budget: int) -> int:
+    def _allowed(self, step: Step, seq: Sequence, budget: int) -> int:
         for part in self.active:
-            budget = min(budget, part.allowed(seq, budget))
+            budget = min(budget, ask(step.faults, part, "allowed", budget, seq, budget))
         return budget
 
     def _take_chunk(self, step: Step, seq: Sequence, budget: int) -> int:
         """Put the next tokens of a prompt into a step, as many as may be; returns how many."""
         start = seq.num_computed
-        count = min(self._allowed(seq, budget) if budget else 0, seq.num_tokens - start, self.max_chunk)
+        count = min(self._allowed(step, seq, budget) if budget else 0, seq.num_tokens - start, self.max_chunk)
         if not count:
             return 0
         if not self.blocks.grow(seq, start + count, step.plan.tables):
@@ -211,7 +213,7 @@ class Scheduler:
         step.plan.runs.append(Run(seq.row, start, count, samples))
         step.runs.append(seq)
         for part in self.active:
-            part.took(seq, count)
+            ask(step.faults, part, "took", None, seq, count)
         return count
 
     def _preempt_last(self) -> Sequence:
@@ -270,9 +272,6 @@ class Scheduler:
         num_rejected = len(run.drafts) - num_accepted
         seq.num_tokens -= num_rejected
         is_current = seq.start_step <= step.number and bool(seq.block_tables)  # it was not preempted since
-        if run.drafts:
-            for part in self.parts:
-                part.settle(seq, len(run.drafts), num_accepted)
         if is_current and run.drafts:
             seq.num_computed -= num_rejected
             seq.phase = Phase.DECODING

@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nanoengine.core.messages import StepResult
     from nanoengine.core.scheduler import Scheduler, Step
     from nanoengine.core.sequence import Request, Sequence
+
+Faults = list[tuple[Any, Exception]]
+"""Parts that have raised, and what: sequences end that they concern."""
+
+
+def ask(faults: Faults, part: Any, what: str, default: Any, *args: Any) -> Any:
+    """What a part answers; if it raises, the default, and the part is at fault."""
+    try:
+        return getattr(part, what)(*args)
+    except Exception as error:
+        return _blame(faults, part, what, error, default)
+
+
+def ask_each(faults: Faults, part: Any, what: str, default: Iterable[Any], *args: Any) -> Iterator[Any]:
+    """As `ask`, one answer after the other: behind those before a part raised, the default."""
+    try:
+        yield from getattr(part, what)(*args)
+    except Exception as error:
+        yield from _blame(faults, part, what, error, default)
+
+
+def _blame(faults: Faults, part: Any, what: str, error: Exception, default: Any) -> Any:
+    logging.getLogger("nanoengine").error("%s.%s has failed", type(part).__name__, what, exc_info=error)
+    faults.append((part, error))
+    return default
 
 
 class KVLayout:
@@ -110,9 +136,6 @@ class PolicyPart:
 
     # ---- when its result is there
 
-    def settle(self, seq: Sequence, num_drafts: int, num_accepted: int) -> None:
-        """`num_accepted` of the `num_drafts` drafts of a sequence were accepted; their tokens are appended next."""
-
     def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
         """A step was committed, or has failed, or was in flight behind one that has failed (`step.is_dropped`).
 
@@ -121,7 +144,7 @@ class PolicyPart:
         """
 
     def concerns(self, seq: Sequence) -> bool:
-        """Whether a sequence must end if `after_step` has raised behind a step of it."""
+        """Whether a sequence must end if this part has raised while a step of it was made, or behind it."""
         return True
 
     def finished(self, seq: Sequence) -> None:

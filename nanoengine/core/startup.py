@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
@@ -34,7 +33,6 @@ from nanoengine.core.tokenizer import Tokenizer, read_eos_token_ids, read_tokeni
 from nanoengine.core.torch_attention import CausalTorchAttention
 from nanoengine.core.weights import load_weights
 
-logger = logging.getLogger("nanoengine")
 T = TypeVar("T")
 
 
@@ -98,8 +96,6 @@ class Startup:
             own = self.num_blocks, self.block_size, self.layouts, self.stores
             self.blocks = BlockManager(*own, enable_prefix_caching=config.enable_prefix_caching)
             self._each("policy")
-            logger.info("%s", self.description())
-            logger.debug("%s", self.details())
             return self._first("new_engine", self.new_engine)
 
     def describe(self) -> None:
@@ -246,19 +242,3 @@ class Startup:
             seed=config.seed,
             default_params=self.default_params,
         )
-
-    def description(self) -> str:
-        """The start-up line: what runs where, and how long a sequence may be."""
-        name, where = self.config.model, self.device.torch_device
-        attention = f"attention by {self.backend.name}{self.passed_over}"
-        how = f"{self.device.num_threads} threads" if where.type == "cpu" else attention
-        what = f"{name[-60:]}: {str(self.dtype).removeprefix('torch.')} on {where}"
-        return f"{what}, {self.layers_by}{self.kernels.name} kernels, {how}, context {self.max_model_len} tokens"
-
-    def details(self) -> str:
-        """The second line of the start-up: model, kernels, pool, capabilities."""
-        kernels = f"kernels: {self.kernels.name} ({self.kernels.description})"
-        kernels += f"; attention: {self.backend.name}{self.passed_over}"
-        pool = f"KV pool: {self.num_blocks} blocks x {self.block_size} tokens"
-        words = (own.describe_itself(self) for own in self.capabilities)
-        return "; ".join(filter(None, [self.model_config.architecture, kernels, pool, *words]))

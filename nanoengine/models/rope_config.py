@@ -102,7 +102,7 @@ def forget_sections(fields: ConfigFields) -> None:
 
 
 def reach(longest: int, ropes: Sequence[RopeConfig]) -> int:
-    """Positions that a model is good for: those of its file or, as in vLLM, the length that was trained times the factor."""
+    """Positions that a model is good for: those of its file, or the length that was trained times the factor, if that is more."""
     trained = ((rope.trained_positions or longest, rope.factor) for rope in ropes if rope.kind in STRETCHED)
     return max([longest, *(int(length * factor) for length, factor in trained)])
 

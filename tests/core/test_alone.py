@@ -17,7 +17,7 @@ for module in pkgutil.walk_packages(core.__path__, "nanoengine.core."):
 from nanoengine.core.llm import CoreLLM
 from nanoengine.core.sampling_params import CoreSamplingParams
 with CoreLLM("nanoengine/demo", dtype="float32", max_model_len=64) as llm:
-    text = llm.generate("def ", CoreSamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True))[0].outputs[0].text
+    text = llm.generate(["def "], CoreSamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True))[0].outputs[0].text
 print(core.__file__, repr(text))
 """
 

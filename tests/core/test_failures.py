@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Seq
+from functools import partial
 from typing import Any
 
 import pytest
@@ -155,19 +159,31 @@ class BrokenPart(Exception):
     """What a part raises."""
 
 
+ASKED = ("make_way", "postponed", "candidates", "allowed", "took", "wants_step", "draft", "complete")
+TOLD = ("after_step", "finished")
+
+
 class Fragile(PolicyPart):
-    """Watches some requests, and raises now and then in whatever it is told when a step is over."""
+    """Watches some requests, and raises now and then in some of what it is asked and told: at once, or behind an answer."""
 
-    def __init__(self, rng: random.Random, share: float):
+    def __init__(self, rng: random.Random, share: float, names: Seq[str]):
         self.rng, self.share = rng, share
-        self.num_raised = self.num_closed = 0
+        self.raised, self.num_closed = Counter[str](), 0
+        for name in names:
+            setattr(self, name, partial(self._perhaps, name, getattr(self, name)))
 
-    def _perhaps(self, *_: object) -> None:
-        if self.rng.random() < self.share:
-            self.num_raised += 1
-            raise BrokenPart
+    def _perhaps(self, name: str, plain: Callable[..., Any], *args: Any) -> Any:
+        answer = plain(*args)
+        if self.rng.random() >= self.share:
+            return answer
+        self.raised[name] += 1
+        if isinstance(answer, Iterable) and self.rng.random() < 0.5:
+            return self._some_of(answer)
+        raise BrokenPart
 
-    after_step = finished = _perhaps  # type: ignore[assignment]
+    def _some_of(self, answer: Iterable[Any]) -> Iterator[Any]:
+        yield from (own for own in answer if self.rng.random() < 0.9)
+        raise BrokenPart
 
     def concerns(self, seq: Any) -> bool:
         return bool(seq.request.priority)
@@ -203,12 +219,13 @@ def drawn_requests(engine: LLMEngine, rng: random.Random) -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_parts_that_raise_behind_a_step_end_their_own_requests_alone(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(60))
+def test_parts_that_raise_end_their_own_requests_alone(seed: int) -> None:
     rng = random.Random(seed)
     run(engine := make_engine(), right := drawn_requests(engine, random.Random(seed)))
     num_launches = engine.executor.num_launched  # type: ignore[attr-defined]
-    fragile, told = Fragile(rng, rng.choice([0.1, 0.5])), Told()
+    names = [rng.choice(ASKED), *rng.sample(TOLD, rng.randint(0, 2)), *rng.sample(ASKED, rng.choice([0, 0, 3]))]
+    fragile, told = Fragile(rng, rng.choice([0.1, 0.5, 1.0]), names), Told()
     failing = [number for number in range(1, 3 * num_launches) if rng.random() < rng.choice([0.0, 0.2])]
     engine = make_engine(
         model=ToyModel(4, failing=failing),
@@ -233,3 +250,20 @@ def test_parts_that_raise_behind_a_step_end_their_own_requests_alone(seed: int) 
     engine.close()
     check(engine.scheduler)
     assert (fragile.num_closed, told.num_closed) == (1, 1)
+
+
+@pytest.mark.parametrize("what", ASKED)
+def test_a_part_that_always_raises_ends_those_that_it_concerns_and_the_engine_goes_on(what: str) -> None:
+    part = Fragile(random.Random(1), 1.0, [what])
+    engine = make_engine(parts=[part])
+    requests = [engine.make_request([number] * 9, params(), priority=number % 2) for number in range(4)]
+    run(engine, requests)
+    assert [type(request.error) for request in requests] == 2 * [
+        type(None),
+        type(None) if what == "wants_step" else BrokenPart,
+    ]
+    part.concerns = lambda _: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    run(engine, [last := engine.make_request([5] * 9, params())])
+    assert isinstance(last.error, BrokenPart) != (what == "wants_step")
+    engine.close()
+    check(engine.scheduler)

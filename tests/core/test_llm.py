@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nanoengine.core.errors import InvalidConfig, KVCacheTooSmall, UnknownOption
+from nanoengine.core.errors import InvalidConfig, InvalidPrompt, KVCacheTooSmall, UnknownOption
 from nanoengine.core.llm import CoreLLM
 from nanoengine.core.sampling_params import CoreSamplingParams
 
@@ -41,11 +41,15 @@ def test_answers_are_the_same_in_every_way_of_running(llm: CoreLLM, way: dict[st
     prompts = draw_prompts()
     options = [{"n": 1 + i % 3, "temperature": 0.8 * (i % 2), "seed": i, "max_tokens": 4 + i} for i in range(12)]
     params = [CoreSamplingParams(top_p=0.9, **own) for own in options]  # type: ignore[arg-type]
-    expected = [[(own.token_ids, own.text) for own in output.outputs] for output in llm.generate(prompts, params)]
+
+    def answers(own: CoreLLM) -> list[list[tuple[list[int], str]]]:
+        requests = [own.engine.make_request(*pair) for pair in zip(prompts, params, strict=True)]
+        return [[(each.token_ids, each.text) for each in output.outputs] for output in own.run(requests)]
+
+    expected = answers(llm)
     with CoreLLM(DEMO, **{"dtype": "float32", "max_model_len": 120} | way) as other:
-        got = [[(own.token_ids, own.text) for own in output.outputs] for output in other.generate(prompts, params)]
-        again = other.generate(prompts[2], params[2])
-        assert got == expected
+        assert answers(other) == expected
+        again = other.generate(prompts[2:3], params[2])
         assert other.engine.depth == 1 + way.get("async_scheduling", False)
         assert [(own.token_ids, own.text) for own in again[0].outputs] == expected[2]
         if "num_kv_blocks" in way:
@@ -55,12 +59,12 @@ def test_answers_are_the_same_in_every_way_of_running(llm: CoreLLM, way: dict[st
 def test_a_long_prompt_that_was_seen_is_cached_and_text_is_text(llm: CoreLLM) -> None:
     prompt = "def binary_search(items, wanted):\n    low, high = 0, len(items)\n    while low < high:\n"
     params = CoreSamplingParams(temperature=0.0, max_tokens=12)
-    first, second = llm.generate(prompt, params)[0], llm.generate(prompt, params)[0]
+    first, second = llm.generate([prompt], params)[0], llm.generate([prompt], params)[0]
     assert second.num_cached_tokens >= len(second.prompt_token_ids) - 17
     assert second.outputs[0].text == first.outputs[0].text
     tokens = first.outputs[0].token_ids
     stop = next(token for token in tokens[3:] if token not in tokens[:3])
-    stopped = llm.generate(prompt, CoreSamplingParams(temperature=0.0, max_tokens=12, stop_token_ids=(stop,)))[
+    stopped = llm.generate([prompt], CoreSamplingParams(temperature=0.0, max_tokens=12, stop_token_ids=(stop,)))[
         0
     ].outputs[0]
     assert (stopped.finish_reason, stopped.stop_reason) == ("stop", stop)
@@ -68,7 +72,9 @@ def test_a_long_prompt_that_was_seen_is_cached_and_text_is_text(llm: CoreLLM) ->
     assert first.outputs[0].text.startswith(stopped.text)
 
 
-def test_mistakes_are_named() -> None:
+def test_mistakes_are_named(llm: CoreLLM) -> None:
+    with pytest.raises(InvalidPrompt, match="must be a list"):
+        llm.generate("one")
     with pytest.raises(UnknownOption, match="did you mean 'block_size'"):
         CoreLLM(DEMO, blocksize=16)
     with pytest.raises(InvalidConfig, match="block_size is 0: it must be an integer from 1"):

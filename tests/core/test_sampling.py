@@ -119,6 +119,8 @@ CHANCES = [math.log(chance) for chance in (0.1, 0.5, 0.15, 0.25)]
         ({"min_p": 0.29}, [1, 3, 2]),
         ({"min_p": 0.31}, [1, 3]),
         ({"min_p": 1.0}, [1]),
+        ({"min_p": 0.4, "top_p": 0.66}, [1]),  # of what min_p leaves, the first has two thirds
+        ({"top_k": 2, "min_p": 0.25, "top_p": 0.66}, [1]),  # and of what top_k leaves of that
     ],
     ids=str,
 )

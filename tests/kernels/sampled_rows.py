@@ -120,13 +120,14 @@ def kept_exactly(row: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
     x, order = row.double().sort(descending=True, stable=True)
     most = params.top_k if params.top_k > 0 else len(x)
     weights = ((x - x[0]) / max(params.temperature, LEAST_TEMPERATURE)).exp()
-    weights[most:] = 0.0
-    before = (weights.cumsum(0) - weights) / weights.sum()
-    kept = (torch.arange(len(x), device=x.device) < most) & (weights >= params.min_p)
     close = (weights - params.min_p).abs() <= 1e-4 * params.min_p
+    kept = (torch.arange(len(x), device=x.device) < most) & (weights >= params.min_p)
+    unsure = (weights * close).sum()  # so near the limit of min_p that rounding decides whether it counts
+    weights[~kept] = 0.0
+    before = (weights.cumsum(0) - weights) / weights.sum()
     if params.top_p < 1:
         kept &= before < params.top_p
-        close |= (before - params.top_p).abs() <= 2e-5
+        close |= (before - params.top_p).abs() <= 2e-5 + unsure / weights.sum()
     kept[0] = True
     back = order.argsort()
     return kept[back], close[back]

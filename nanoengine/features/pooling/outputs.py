@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from nanoengine.core.sequence import Request
-from nanoengine.features.pooling.pooler import EMBEDDING
+from nanoengine.features import EMBEDDING
 
 
 @dataclass(frozen=True, slots=True, eq=False)

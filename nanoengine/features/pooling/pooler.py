@@ -10,6 +10,7 @@ from nanoengine.core.messages import StepResult
 from nanoengine.core.scheduler import Step
 from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Request, Sequence
+from nanoengine.features import EMBEDDING
 from nanoengine.features.pooling.files import Made
 from nanoengine.features.pooling.params import PoolingParams
 
@@ -18,9 +19,6 @@ WANTED = "pooled runs"
 
 POOLED = "pooled"
 """In `StepResult.extras`: [(place of a run in `runs`, what was pooled of its row: [hidden_size] float64)]."""
-
-EMBEDDING = "embedding"
-"""In `Sequence.state`: the vector, [dimensions] float32, once it is there."""
 
 LEAST_LENGTH = 1e-12
 """A shorter vector is divided by this much."""

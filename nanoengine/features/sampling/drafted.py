@@ -16,23 +16,11 @@ class Drafts(Protocol):
         """
         ...
 
-    def extend(self, ends: Tensor, numbers: Tensor) -> Tensor:
-        """The ends of some rows' outputs, [m, width], with the drafts before some samples behind them."""
-        ...
-
 
 class Verified(Protocol):
     """Which drafts of a step were accepted."""
 
     @property
-    def drafts(self) -> Drafts: ...
-
-    @property
     def is_token(self) -> Tensor:
         """[num_samples] bool: whether the sample is a token of its row."""
-        ...
-
-    @property
-    def last(self) -> Tensor:
-        """[num_samples] int64: the number of the last sample of its run that is one."""
         ...

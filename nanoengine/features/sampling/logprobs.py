@@ -61,7 +61,7 @@ def compute_logprobs(logits_of: Callable[[slice], Tensor], token_ids: Tensor, mo
 
 class SampleLogprobs(RowProcessor[int]):
     """Reports the log probabilities of samples whose rows ask for them. It changes no logits, and must be the first processor: it
-    takes a copy of them where another is about to change them.
+    takes a copy of them where another may change them.
 
     Args:
         sampler: whose processors these are.
@@ -73,26 +73,19 @@ class SampleLogprobs(RowProcessor[int]):
         super().__init__(num_rows, sampler.device)
         self.sampler = sampler
         self._raw: Tensor | None = None
-        self._others_change = False
 
     def start(self, started: Sequence[Started]) -> None:
         for start, params in asking(started):
             if params.num_logprobs is not None:
                 self.put(start.row, params.num_logprobs)
 
-    def find(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        numbers = super().find(rows, positions)
-        if len(numbers):
-            others = (own for own in self.sampler.processors if own is not self)
-            self._others_change = any(len(own.find(rows, positions)) for own in others)
-        return numbers
-
     def pack(self, numbers: np.ndarray, pieces: list[int]) -> Sequence[np.ndarray]:
         return (numbers,)
 
     def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Any) -> None:
         [samples] = self.send(numbers, rows)
-        self._raw = logits.index_select(0, samples) if self._others_change else None
+        others_change = any(own.pieces for own in self.sampler.processors if own is not self)
+        self._raw = logits.index_select(0, samples) if others_change else None
 
     def observe(
         self, logits: Tensor, tokens: Tensor, numbers: np.ndarray, rows: np.ndarray, verified: Any

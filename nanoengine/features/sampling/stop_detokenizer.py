@@ -5,19 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
-from os.path import commonprefix
 from threading import Lock
 
 from nanoengine.core.detokenizer import INCOMPLETE, Detokenizer
 from nanoengine.thought import ThoughtReader
-
-MOST_INCOMPLETE = 3
-"""Bytes of a character that may be there before its last one comes, and so replacements that may still go away."""
-
-FIRST_KEPT, LAST_KEPT = 4, 12
-"""Tokens that stay in the window of a long text without a whole end. 4 bytes prove that a run of bytes is no character. The
-last 3 replacements stand for at most 9 bytes, and of the last 12 bytes at most 3 belong to a character that begins before."""
-
 
 CONTEXTS = (8, 32, 256)
 """Tokens of a prompt, the next where so many have no text."""
@@ -58,7 +49,8 @@ class StopDetokenizer(Detokenizer):
         until: Callable[[str], str | None] | None = None,
         thought: ThoughtReader | None = None,
     ):
-        self._decode, self.num_tokens, self._lock = decode, len(prompt), Lock()
+        super().__init__(decode)
+        self.num_tokens, self._lock = len(prompt), Lock()
         self._min_tokens = len(prompt) + min_tokens
         self._stop = tuple(stop)
         self._include_stop, self._until, self._thought = include_stop, until, thought
@@ -69,9 +61,6 @@ class StopDetokenizer(Detokenizer):
         self._text = ""  # all complete characters so far
         self._num_released = 0
         self._prompt: Sequence[int] | None = prompt  # until the first token comes
-        self._window: list[int] = []  # the tokens that are decoded again: some as context, then those that may change
-        self._num_context = 0  # leading tokens of the window
-        self._window_text = ""  # characters of the window that are in _text already
 
     @property
     def text(self) -> str:  # type: ignore[override]
@@ -98,17 +87,18 @@ class StopDetokenizer(Detokenizer):
     def _push_whole(self, token_ids: Sequence[int]) -> None:
         """As `push` for all tokens up to the last that has whole characters alone, if their text has nothing else."""
         for end in range(len(token_ids), 0, -1):
-            last = self._decode(token_ids[end - 1 : end])
+            last = self.decode(token_ids[end - 1 : end])
             if last and INCOMPLETE not in last:
                 break
         else:
             return
         if self._prompt is not None:
             self._begin_behind(self._prompt)
-        decoded = self._decode([*self._window, *token_ids[:end]])
+        decoded = self.decode([*self._window, *token_ids[:end]])
         if INCOMPLETE not in decoded and decoded.startswith(self._window_text):
             self.num_tokens += end
             self._append(decoded[len(self._window_text) :], True, False)
+            self._is_new = False
             self._window, self._num_context, self._window_text = [token_ids[end - 1]], 1, last
 
     def push(self, token_id: int, *, is_stop: bool = False) -> str | None:
@@ -120,33 +110,11 @@ class StopDetokenizer(Detokenizer):
             return None
         if self._prompt is not None:
             self._begin_behind(self._prompt)
-        self._window.append(token_id)
-        decoded = self._decode(self._window)
-        ends_whole = not decoded.endswith(INCOMPLETE)
-        if ends_whole and not self._text:  # what the prompt had of a character is a whole one now
-            self._window_text = commonprefix([decoded, self._window_text])  # noqa: RUF071 - characters are meant
-        complete = decoded.rstrip(INCOMPLETE)
-        if len(self._window) - self._num_context > MOST_INCOMPLETE:  # more than a character can be waiting for
-            complete = decoded[: max(len(complete), len(decoded) - MOST_INCOMPLETE)]
-        new = complete[len(self._window_text) :]
-        if ends_whole and new:  # the window ends at a character: these tokens become the context of the next
-            del self._window[: self._num_context]
-            self._num_context = len(self._window)
-            self._window_text = self._decode(self._window)
-        elif new:
-            self._window_text = complete
-        elif not self._decode([token_id, token_id]):  # two, since some decoders drop a space at the beginning
-            self._window.pop()
-        if len(self._window) - self._num_context > 2 * (FIRST_KEPT + LAST_KEPT):
-            num_held = len(decoded) - len(self._window_text)
-            del self._window[self._num_context + FIRST_KEPT : -LAST_KEPT]
-            shorter = self._decode(self._window)
-            self._window_text = shorter[: len(shorter) - num_held]
-        return self._append(new, is_answer, self.num_tokens >= self._min_tokens)
+        return self._append(self._take(token_id), is_answer, self.num_tokens >= self._min_tokens)
 
     def finish(self) -> None:
         """No more tokens come: release what was held back, incomplete characters included."""
-        self._text += self._decode(self._window)[len(self._window_text) :]
+        self._text += self.decode(self._window)[len(self._window_text) :]
         self._end_at(len(self._text))
 
     def _reads_answer(self, thought: ThoughtReader, token_id: int) -> bool:
@@ -158,7 +126,7 @@ class StopDetokenizer(Detokenizer):
         """Fill the window with the last tokens of the prompt, enough of them to have some text: special tokens have none."""
         for count in CONTEXTS:
             self._window = list(prompt[-count:])
-            self._window_text = self._decode(self._window)
+            self._window_text = self.decode(self._window)
             if count >= len(prompt) or self._window_text.strip(INCOMPLETE):
                 break
         self._num_context, self._prompt = len(self._window), None

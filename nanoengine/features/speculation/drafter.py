@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from nanoengine.core.messages import Run
+from nanoengine.core.messages import Run, StepResult
 from nanoengine.core.scheduler import Scheduler, Step
 from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Phase, Sequence
@@ -44,6 +44,9 @@ class Drafter(PolicyPart):
             num_tokens: that the step has without drafts: decodes, and tokens of prompts.
         """
 
+    def settle(self, seq: Sequence, num_drafts: int, num_accepted: int) -> None:
+        """So many of the drafts of a sequence were accepted."""
+
     def postponed(self, scheduler: Scheduler) -> Iterable[Sequence]:
         decoding = [seq for seq in scheduler.running if seq.phase is Phase.DECODING]
         unknown = (
@@ -75,3 +78,8 @@ class Drafter(PolicyPart):
             step.decodes = [seq for seq in step.decodes if seq.phase is not Phase.VERIFYING]
             step.runs[:0] = [seq for seq, _ in drafted]
             step.plan.runs[:0] = [run for _, run in drafted]
+
+    def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
+        if isinstance(result, StepResult) and not step.is_dropped:
+            for seq, run, num_accepted in zip(step.runs, step.plan.runs, result.num_accepted, strict=False):
+                self.settle(seq, len(run.drafts), num_accepted)

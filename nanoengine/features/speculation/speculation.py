@@ -146,7 +146,6 @@ class Speculation(Drafter):
     # ---- what became of drafts
 
     def settle(self, seq: Sequence, num_drafts: int, num_accepted: int) -> None:
-        """So many of the drafts of a sequence were accepted."""
         self.stats.record(num_drafts, num_accepted)
         state = self._states.get(seq)
         if state is not None and state.num_forced <= min(num_accepted, num_drafts - 1):

@@ -159,7 +159,8 @@ class NativeKernels(NativeRecurrences, Kernels):
         token_ids = token_ids.contiguous()
         out = token_ids.new_empty(len(token_ids), weight.shape[1], dtype=weight.dtype)
         given = address(token_ids, torch.int64), weight.address
-        self.c.embed(DTYPES[out.dtype], *given, out.data_ptr(), len(token_ids))
+        if not self.c.embed(DTYPES[out.dtype], *given, out.data_ptr(), len(token_ids)):
+            raise WrongTensor(f"a token id is none of {weight.shape[0]}")
         return out
 
     def compute_slot_mapping(
@@ -183,7 +184,8 @@ class NativeKernels(NativeRecurrences, Kernels):
         given = address(token_ids, kind), *runs, address(last_tokens, torch.int64, num_rows), tables.data_ptr()
         sizes = *tables.stride()[:2], num_groups, num_rows, count, len(token_ids), block_size
         placed = PlacedTokens(tokens[0], tokens[1], tokens[2:], seq_lens)
-        self.c.compute_slot_mapping(*given, *sizes, *(own.data_ptr() for own in placed))
+        if not self.c.compute_slot_mapping(*given, *sizes, *(own.data_ptr() for own in placed)):
+            raise WrongTensor(f"a row is none of {num_rows}, or a token stands outside of its {tables.shape[2]} blocks")
         return placed
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""top_k, top_p and min_p: the tokens that they keep, found among the likeliest few instead of by sorting the vocabulary."""
+"""min_p, top_k and top_p: the tokens that they keep, found among the likeliest few instead of by sorting the vocabulary."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from nanoengine.core.sampling import Kept, keep_probable
+from nanoengine.core.sampling import Kept, drop_unlikely, keep_probable
 
 FIRST_TRY = 1024
 """Likeliest tokens that are looked at where top_k does not say how many there can be."""
@@ -43,15 +43,15 @@ def keep_likeliest(
             continue
         count, is_all = max(needed[row] for row in rows), len(rows) == len(logits)
         where = slice(None) if is_all else torch.tensor(rows, dtype=torch.int64, device=logits.device)
-        own, own_k = logits[where], top_k[where]
+        own, own_k, own_p = logits[where], top_k[where], min_p[where]
         values, token_ids = _ordered(own, count)
         rank = torch.arange(count, dtype=torch.int64, device=logits.device)
-        values = values.masked_fill(rank >= own_k[:, None], -torch.inf)
-        # Probabilities are shares of what top_k leaves: of all, where there is no top_k.
-        share = log_sum_exp(values)
-        if any(not 0 < asked[row] < vocab_size for row in rows):
-            share = torch.where(own_k < vocab_size, share, log_sum_exp(own))
-        kept = keep_probable(values, share, top_p[where], min_p[where])
+        values = drop_unlikely(values, own_p).masked_fill(rank >= own_k[:, None], -torch.inf)
+        # Probabilities are shares of what min_p and top_k leave: the rest of a row is looked at if it may be among that.
+        share, ends_here = log_sum_exp(values), values[:, -1] == -torch.inf
+        if not ends_here.all():
+            share = torch.where(ends_here, share, log_sum_exp(drop_unlikely(own, own_p) if own_p.any() else own))
+        kept = keep_probable(values, share, top_p[where])
         settled = [True] * len(rows) if count == vocab_size else _are_settled(kept, own, token_ids).tolist()
         done = [row for row, is_settled in zip(rows, settled, strict=True) if is_settled]
         needed |= dict.fromkeys(rows, min(vocab_size, count * NEXT_TRY))

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from nanoengine.core.sequence import Phase, Request, Sequence
 from nanoengine.errors import EngineDead
+from nanoengine.features import EMBEDDING
 from nanoengine.scale.replicas.messages import Abort, Delta, Equip, Finish, KVChange, News, Resumable, Submit
-from nanoengine.scale.replicas.replica import EMBEDDING
 from nanoengine.scale.replicas.router import Place, Route, Router
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.sequence import Request, Sequence
+from nanoengine.features import EMBEDDING
 from nanoengine.features.observability.kv_events import AllCleared, BlockStored, KVEvent, KVEventPublisher
 from nanoengine.scale.replicas.messages import (
     Abort,
@@ -26,9 +27,6 @@ from nanoengine.scale.worker.child import portable
 
 if TYPE_CHECKING:
     from nanoengine.features.lora.adapters import Adapters
-
-EMBEDDING = "embedding"
-"""Key of the vector of an embedding request in `Sequence.state`."""
 
 
 @dataclass(slots=True)

@@ -12,8 +12,8 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from nanoengine.core.sequence import Request
+from nanoengine.features import EMBEDDING
 from nanoengine.features.pooling.params import PoolingParams
-from nanoengine.features.pooling.pooler import EMBEDDING
 from nanoengine.serve.server.answer_bytes import answer_bytes
 from nanoengine.serve.server.answers import encode
 from nanoengine.serve.server.errors import Problem

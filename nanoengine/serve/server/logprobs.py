@@ -31,6 +31,7 @@ class Progress:
     num_chars: int = 0  # of the texts of its tokens
     last: list[int] = field(default_factory=list)  # its last tokens: they may be the beginning of the next character
     text: Detokenizer | None = None  # its pieces are the texts of the tokens
+    num_beyond: int = 0  # characters of these texts that the choice does not have: a stop string may cut them off
 
     def names(
         self,
@@ -40,13 +41,18 @@ class Progress:
         token_ids: Sequence[int],
         told: Delta | CompletionOutput,
     ) -> list[str]:
-        """The text that each of the next tokens adds to this choice."""
+        """The text that each of the next tokens adds to this choice: of the last ones, up to the stop string that ended it."""
         if self.text is None:
             decode = partial(tokenizer.decode, skip_special_tokens=params.skip_special_tokens)
             self.text = StopDetokenizer(decode, prompt=prompt, include_stop=params.include_stop_str_in_output)
             self.last = list(prompt[-MOST_PARTS:])
-        is_stopped = told.finish_reason == "stop" and not isinstance(told.stop_reason, str)
-        return names_of(self.text, token_ids, told.finish_reason is not None, is_stopped)
+        is_cut, reason = isinstance(told.stop_reason, str), told.finish_reason
+        names = names_of(self.text, token_ids, reason is not None, reason == "stop" and not is_cut)
+        self.num_beyond += sum(map(len, names)) - len(told.text)
+        for i in reversed(range(len(names) if is_cut else 0)):
+            num_kept = len(names[i]) - self.num_beyond
+            self.num_beyond, names[i] = max(-num_kept, 0), names[i][: max(num_kept, 0)]
+        return names
 
     def advance(self, token_ids: Sequence[int]) -> None:
         self.num_tokens += len(token_ids)

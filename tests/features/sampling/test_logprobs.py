@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nanoengine.core.messages import NONE_LEFT, UNKNOWN
+from nanoengine.core.sampler import LogitsProcessor
 from nanoengine.features.sampling.logprobs import compute_logprobs
 from nanoengine.features.sampling.row_processor import ROWS_AT_ONCE
 from nanoengine.features.sampling.token_logprobs import TokenLogprob, TokenLogprobs
-from tests.features.sampling.rows import logprobs_of, random_logits, run, sampling
+from tests.features.sampling.rows import Bench, begin, logprobs_of, random_logits, run, sampling
 
 
 @settings(max_examples=40)
@@ -67,6 +70,19 @@ def test_the_entries_of_a_position_are_a_mapping() -> None:
 def test_there_are_as_many_as_the_vocabulary_has_and_best_of_needs_the_chosen_one() -> None:
     result = run(random_logits(20, 2, 5), [sampling(logprobs=20), sampling(best_of=2)])
     assert [len(entry) for entry in logprobs_of(result).values()] == [5, 1]
+
+
+def test_a_processor_that_no_row_has_asked_for_is_not_called() -> None:
+    """Whatever reports log probabilities beside it; else the step of all rows would end."""
+
+    class Strange(LogitsProcessor):
+        pieces: Mapping[int, Any] = {}
+
+    bench = Bench(2, 10)
+    bench.sampler.processors.append(Strange())
+    bench.start(begin(0, own := sampling(logprobs=2)))
+    result = bench.sample(random_logits(3, 1, 10), [0], [own.num_prompt_tokens])
+    assert len(logprobs_of(result)) == 1
 
 
 def test_rows_without_a_token_have_none_and_leave_those_of_others_alone() -> None:

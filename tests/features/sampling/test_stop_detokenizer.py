@@ -103,13 +103,16 @@ UNDECODABLE = {
 }
 
 
+@pytest.mark.parametrize("kind", [Detokenizer, StopDetokenizer])
 @pytest.mark.parametrize("pieces", UNDECODABLE.values(), ids=UNDECODABLE)
-def test_an_undecodable_text_of_any_length_costs_the_same_for_each_token(pieces: list[bytes]) -> None:
+def test_an_undecodable_text_of_any_length_costs_the_same_for_each_token(
+    pieces: list[bytes], kind: type[Detokenizer]
+) -> None:
     """The engine decodes between two steps, so one such text must not hold up all others. A character behind it comes whole."""
     lengths = []
     vocabulary = decoder_of([*pieces, "😀!"])
     tokens = list(itertools.islice(itertools.cycle(range(len(pieces))), 3000))
-    detokenizer = StopDetokenizer(lambda ids: (lengths.append(len(ids)), vocabulary(ids))[1])
+    detokenizer = kind(lambda ids: (lengths.append(len(ids)), vocabulary(ids))[1])
     for token in tokens:
         detokenizer.push(token)
     assert max(lengths) <= 70

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from nanoengine.builder import details
 from nanoengine.core.config import EngineConfig
 from nanoengine.core.errors import InvalidConfig
 from nanoengine.core.llm import CoreLLM
@@ -67,7 +68,8 @@ def opened(model: Path, **options: Any) -> Iterator[tuple[CoreLLM, Speculation]]
 
 
 def run(llm: CoreLLM, prompts: list[list[int]] = PROMPTS, params: Any = PARAMS) -> list[Any]:
-    outputs = llm.generate(prompts, params)
+    given = params if isinstance(params, list) else [params] * len(prompts)
+    outputs = llm.run([llm.engine.make_request(*pair) for pair in zip(prompts, given, strict=True)])
     return [[(own.token_ids, own.text, own.finish_reason) for own in output.outputs] for output in outputs]
 
 
@@ -86,7 +88,7 @@ def test_a_draft_model_that_is_the_model_itself_is_always_right(
     with opened(tiny, speculation=f"model:{tiny}", num_drafts=5, **way) as (llm, own):
         assert run(llm) == right
         assert run(llm) == right, "with prefixes that are found"
-        assert llm.generate(PROMPTS[3], PARAMS[1])[0].num_cached_tokens > 0
+        assert llm.generate(PROMPTS[3:], PARAMS[1])[0].num_cached_tokens > 0
         stats = own.stats
         assert stats.num_drafts == stats.num_accepted > 0
 
@@ -124,7 +126,7 @@ def test_what_start_up_tells_of_speculation(tiny: Path) -> None:
     own = capability.speculation
     assert own is not None
     assert own.step_tokens == 32
-    assert "speculation: model:" in startup.details()
+    assert "speculation: model:" in details(startup)
     assert startup.most_drafts == 15
     assert startup.runs_eagerly
     assert startup.metric_sources["speculation"]() == own.stats

@@ -298,6 +298,34 @@ def spoil_all() -> int:
 
 
 @pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
+@pytest.mark.parametrize(
+    ("name", "which", "place", "number"),
+    [
+        *(("embed", "ids", place, number) for place in range(3) for number in (-1, 128, 2**31, -(2**40), 2**62)),
+        *(("compute_slot_mapping", "rows", place, number) for place in range(2) for number in (-1, 3, 2**31 - 1)),
+        *(
+            ("compute_slot_mapping", "num_computed", place, number)
+            for place in range(2)
+            for number in (-9, -1, 32, 2**31 - 1)
+        ),
+        *(
+            ("compute_slot_mapping", "query_start_loc", place, number)
+            for place in (1, 2)
+            for number in (-1, 4, 2**31 - 1)
+        ),
+        *(("experts", "chosen", (place, 1), number) for place in range(3) for number in (-1, 4, 2**40)),
+    ],
+)
+def test_numbers_that_lead_outside_of_a_tensor_are_refused(name: str, which: str, place: Any, number: int) -> None:
+    """C takes them for ids of tokens, rows, positions and experts."""
+    [(call, tensors)] = [(call, tensors) for own, call, tensors in calls() if own == name]
+    call(**tensors)
+    tensors[which][place] = number
+    with pytest.raises(WrongTensor):
+        call(**tensors)
+
+
+@pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
 def test_no_c_function_is_given_what_it_would_read_wrongly_even_without_assertions() -> None:
     code = "from tests.kernels.native.test_addresses import check_all; print('checked', check_all())"
     found = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True, check=False)

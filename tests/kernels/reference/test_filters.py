@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -36,11 +37,13 @@ def kept(logits: Tensor, **filters: float) -> list[int]:
 def sorted_reference(logits: Tensor, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> list[int]:
     ordered = logits.double().sort(descending=True, stable=True)
     count = top_k if top_k > 0 else len(logits)
-    probabilities = ordered.values[:count].softmax(-1)
+    values = ordered.values[:count]
+    values = values[values >= values[0] + math.log(min_p)] if min_p else values
+    probabilities = values.softmax(-1)
     before = probabilities.cumsum(-1) - probabilities
-    keep = ((before < top_p) | (top_p == 1)) & (probabilities >= min_p * probabilities[0])
+    keep = (before < top_p) | (top_p == 1)
     keep[0] = True
-    return ordered.indices[:count][keep].tolist()
+    return ordered.indices[: len(values)][keep].tolist()
 
 
 @settings(max_examples=80)

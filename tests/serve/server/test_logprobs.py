@@ -182,17 +182,25 @@ def test_names_and_offsets_join_to_the_very_text(kind: str) -> None:
         assert "".join(names) == text
         end = tokenizer.encode("".join(rng.choices(PIECES[:-1], k=rng.randrange(1, 6))), add_special_tokens=False)
         token_ids = rng.choices(range(vocab_size), k=8) if number % 3 == 0 else end
-        params = SamplingParams(skip_special_tokens=rng.random() < 0.7)
+        stop = "".join(rng.choices(PIECES, k=2)) if rng.random() < 0.3 else rng.choice(["h", "or", " t", "語"])
+        params = SamplingParams(skip_special_tokens=rng.random() < 0.7, stop=stop if rng.random() < 0.3 else None)
         detokenizer = params.new_detokenizer(tokenizer.decode, prompt)
+        met, texts = None, []
         for token in token_ids:
-            detokenizer.push(token)
+            met = detokenizer.push(token)
+            texts.append(detokenizer.text)
+            if met is not None:
+                break
+        token_ids = token_ids[: len(texts)]
         detokenizer.finish()
-        progress, made, sent = Progress(), [], 0
+        texts[-1:] = [detokenizer.text]
+        progress, made, sent, most = Progress(), [], 0, rng.choice([1, 3, 99])
         shaper = LogprobShapes(TokenTexts(tokenizer))
         while sent < len(token_ids):
-            part = token_ids[sent : sent + rng.randrange(1, 4)]
-            sent += len(part)
-            told = CompletionOutput(0, "", part, "length" if sent == len(token_ids) else None, None)
+            part = token_ids[sent : sent + rng.randint(1, most)]
+            before, sent = texts[sent - 1] if sent else "", sent + len(part)
+            reason: Any = ("length" if met is None else "stop") if sent == len(token_ids) else None
+            told = CompletionOutput(0, texts[sent - 1][len(before) :], part, reason, met if reason else None)
             found = progress.names(tokenizer, params, prompt, part, told)
             entries = [{token: TokenLogprob(-1.0, 1)} for token in part]
             offset = sum(len(one["tokens"][0]) for one in made)
@@ -203,11 +211,14 @@ def test_names_and_offsets_join_to_the_very_text(kind: str) -> None:
             assert [bytes(one["bytes"]).decode() for one in chat] == found
             progress.advance(part)
         own = [one["tokens"][0] for one in made]
-        assert "".join(own) == detokenizer.text
+        joined = "".join(own)
+        assert joined.startswith(detokenizer.text)
+        if met is None or part == token_ids:  # else some may have been sent before the stop string was whole
+            assert joined == detokenizer.text
         for one, name in zip(made, own, strict=True):
             at = one["text_offset"][0]
-            assert detokenizer.text[at : at + len(name)] == name
+            assert joined[at : at + len(name)] == name
         whole = tokenizer.decode([*prompt, *end], skip_special_tokens=params.skip_special_tokens)
-        if token_ids is end:  # of characters that are all there
+        if token_ids == end and met is None:  # of characters that are all there
             before = tokenizer.decode(prompt, skip_special_tokens=params.skip_special_tokens)
             assert detokenizer.text == whole[len(before) :]

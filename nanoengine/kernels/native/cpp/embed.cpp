@@ -1,4 +1,5 @@
 // Rows of a weight in panels, back as numbers: some, for embeddings, or all.
+#include <algorithm>
 #include "calls.h"
 #include "factor_rows.h"
 #include "team.h"
@@ -40,9 +41,11 @@ template <class T> void embed_rows(const int64_t* ids, const Weight& weight, T* 
 
 extern "C" {
 
-// out [rows][inputs] = the rows of W at `ids`.
-void embed(int dtype, const int64_t* ids, const Weight* weight, void* out, size_t rows) {
+// out [rows][inputs] = the rows of W at `ids`. 0, and nothing is done, if W has no such row.
+int embed(int dtype, const int64_t* ids, const Weight* weight, void* out, size_t rows) {
+    if (std::any_of(ids, ids + rows, [&](int64_t id) { return (uint64_t)id >= weight->outputs; })) return 0;
     with_type(dtype, [&]<class T>(T*) { embed_rows(ids, *weight, (T*)out, rows); });
+    return 1;
 }
 
 // out [outputs][inputs] = W, all of whose panels are quantized.

@@ -1,4 +1,4 @@
-"""What top_k, top_p and min_p keep, without sorting: a program for each row searches for the lowest logit that its filters keep,
+"""What min_p, top_k and top_p keep, without sorting: a program for each row searches for the lowest logit that its filters keep,
 as in FlashInfer (Ye et al., 2025), among the few candidates of candidates.py.
 
 Where the answer may be below those (top_k and top_p that keep hundreds of tokens, or logits that are all alike) it searches the
@@ -116,18 +116,24 @@ def _last_of_equals(row, size, value, count, TILE: tl.constexpr):
 
 
 @triton.jit
-def _limits_of(row, size, highest, inverse, top_k, top_p, mass, by_count, by_mass, TILE: tl.constexpr):
-    """The lowest logit that top_k and top_p keep, and the last place where it is kept, `size` if all are; `mass` is of all."""
-    value, last = tl.full([], -float("inf"), tl.float32), tl.full([], size, tl.int32)
+def _limits_of(row, size, highest, inverse, least, top_k, top_p, mass, by_count, by_mass, TILE: tl.constexpr):
+    """A value that min_p, top_k and top_p keep all above, and the last place where it is kept itself, `size` if all are.
+
+    Args:
+        least: the value of min_p.
+        mass: of all.
+    """
+    value, last = least, tl.full([], size, tl.int32)
     if by_count | by_mass:
         low, _ = range_of(row, size, TILE)
-        equals = last
+        drops, equals = by_count | (least > low), last
         if by_count:
-            value, above = _lowest_kept(row, size, low, highest, inverse, top_k.to(tl.float32), False, TILE)
-            equals = top_k - above.to(tl.int32)
-            low = value
-            if by_mass:  # shares are of what top_k leaves
-                mass = mass_kept(row, size, value, equals, highest, inverse, TILE)
+            found, above = _lowest_kept(row, size, low, highest, inverse, top_k.to(tl.float32), False, TILE)
+            equals = tl.where(found < least, last, top_k - above.to(tl.int32))
+            value = tl.maximum(found, least)
+        low = tl.maximum(low, value)
+        if by_mass & drops:  # shares are of what min_p and top_k leave
+            mass = mass_kept(row, size, value, equals, highest, inverse, TILE)
         if by_mass:
             limit = top_p * mass
             kept, above = _lowest_kept(row, size, low, highest, inverse, limit, True, TILE)
@@ -135,7 +141,7 @@ def _limits_of(row, size, highest, inverse, top_k, top_p, mass, by_count, by_mas
             crossing = tl.ceil((limit - above) / tl.exp((kept - highest) * inverse))
             crossing = tl.maximum(tl.minimum(crossing, size), 1).to(tl.int32)
             equals = tl.where(kept > value, crossing, tl.minimum(crossing, equals))
-            value = kept
+            value = tl.maximum(kept, value)
         last = _last_of_equals(row, size, value, equals, TILE)
     return value, last
 
@@ -190,18 +196,17 @@ def _find_limits_kernel(
             found = gather(row, vocab_size, peaks, num_groups, bound, groups, candidates, candidate_ids, TILE)
             # Candidates are all that is above the bound: enough where a limit is reached among them.
             mass = mass_of_groups(peaks, masses + i * num_groups, num_groups, highest, inverse, TILE)
+            if by_mass & (by_count == 0) & (min_p > 0) & (least <= bound):
+                mass = mass_kept(row, vocab_size, least, vocab_size, highest, inverse, TILE)
             gathered = mass_kept(candidates, found, -float("inf"), 0, highest, inverse, TILE)
             enough = (least > bound) | (by_mass & (gathered >= top_p * mass))
             enough = tl.where(by_count, found >= top_k, enough)
             size = tl.full([], vocab_size, tl.int32)
             if enough:
                 row, size, count = candidates, found, found
-            value, last = _limits_of(row, size, highest, inverse, top_k, top_p, mass, by_count, by_mass, TILE)
+            value, last = _limits_of(row, size, highest, inverse, least, top_k, top_p, mass, by_count, by_mass, TILE)
             if enough:
                 last = tl.load(candidate_ids + last, mask=last < found, other=vocab_size)
-            if min_p > 0:
-                last = tl.where(least > value, vocab_size, last)
-                value = tl.maximum(value, least)
     tl.store(lowest + i, value)
     tl.store(last_ids + i, last)
     tl.store(counts + i, count)
