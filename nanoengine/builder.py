@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib import import_module
@@ -139,7 +139,7 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True) -> Built:
     # The rest imports torch, which takes seconds: mistakes in options, and in the model's name, are told at once.
     if is_installed("models"):
         import_module("nanoengine.models.names").find_model(config.model)
-    with InterruptGuard():  # torch does not survive Ctrl-C while it is imported
+    with InterruptGuard(), _no_collections():  # torch does not survive Ctrl-C while it is imported
         from nanoengine.core.startup import Startup
 
         own = {
@@ -147,16 +147,28 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True) -> Built:
             for folder, own in CAPABILITIES.items()
             if is_installed(folder)
         }
+        _freeze_modules()
     first = {folder: kind for folder, kind in own.items() if folder in PROCESSES}
     kinds = first | dict(config.of(PluginOptions).capabilities) | own
     parts: dict[str, Capability] = {name: kind() for name, kind in kinds.items()}
     prepare_forks()
-    _freeze_modules()
     startup = Startup(config, list(parts.values()), use_tqdm=use_tqdm)
     engine = startup.build()
     logger.info("%s", description(startup))
     logger.debug("%s", details(startup))
     return Built(config, engine, cast("ModelTokenizer", startup.tokenizer), parts)
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """While modules are imported, the garbage collector twice takes 100 ms to look through all that torch has made."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def description(startup: Startup) -> str:

@@ -44,7 +44,7 @@ class GGUFCheckpoint:
             shape = _shape(record, tensor)
             stored = int(BLOCKS[record.type].weight_bits / 8 * math.prod(shape)) if record.type in BLOCKS else None
             if tensor.change is not None:
-                shape = list(tensor.change(torch.empty(shape, dtype=torch.float32, device="meta")).shape)
+                shape = tensor.change.shape(shape)
             yield TensorHeader(tensor.name, dtype, shape, self.place, stored)
 
     def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor | GGMLBlocks | NVFP4]]:
@@ -75,7 +75,7 @@ class GGUFCheckpoint:
                     )
                 # What is stored as it is stays so: norms are float32 in the model, too.
                 numbers = dequantize(data, record.type, shape, None if record.type in FLOATS else dtype)
-                yield tensor.name, numbers if tensor.change is None else tensor.change(numbers)
+                yield tensor.name, numbers if tensor.change is None else tensor.change.numbers(numbers)
             release_mapped(mapped)
         left_out = [name for name in self._file.tensors if name not in OF_CONFIG and not hf_tensor(name, self.config)]
         if left_out:
@@ -117,9 +117,7 @@ class GGUFCheckpoint:
         rows = record.shape[0]
         if rows % (2 * heads):
             raise InvalidWeights(f"{self.place} has {rows} rows in {record.name}, no even number for {heads} heads")
-        order = torch.arange(rows, dtype=torch.int64, device="cpu")
-        order = order.view(heads, rows // heads // 2, 2).transpose(1, 2).flatten()
-        return data.view(rows, -1).index_select(0, order).flatten()
+        return data.view(heads, rows // heads // 2, 2, -1).transpose(1, 2).flatten()
 
 
 def _shape(record: TensorRecord, tensor: HFTensor) -> list[int]:

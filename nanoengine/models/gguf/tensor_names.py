@@ -6,14 +6,12 @@ Names: https://github.com/ggml-org/llama.cpp, src/llama-arch.cpp and gguf-py/ggu
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
+from nanoengine.models.gguf.changes import FILTERS, FLAT, LOG_RATE, ONE_LESS, ROW, Change
 from nanoengine.models.gguf.gemma4_names import GEMMA4, GEMMA4_LAYER, GEMMA4_OUTER
 from nanoengine.models.gguf.routers import num_experts
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 ROPE_FACTORS, ROPE_LONG, ROPE_SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
@@ -163,42 +161,19 @@ class HFTensor(NamedTuple):
     half: int | None = None
     """Which half of its rows, if the file has two in one tensor."""
 
-    change: Callable[[Tensor], Tensor] | None = None
-    """Makes Hugging Face's numbers of the file's; it is called with tensors on the device "meta", too."""
-
-
-def _one_less(numbers: Tensor) -> Tensor:
-    return numbers.float() - 1.0
-
-
-def _filters(taps: Tensor) -> Tensor:
-    """[channels, taps] as torch's convolutions have it."""
-    return taps.reshape(*taps.shape[:1], 1, *taps.shape[1:])
-
-
-def _log_rate(rate: Tensor) -> Tensor:
-    """llama.cpp has -exp of it, with a second dimension or without."""
-    return (-rate.float()).log().flatten()
-
-
-def _flat(numbers: Tensor) -> Tensor:
-    return numbers.flatten()
-
-
-def _row(numbers: Tensor) -> Tensor:
-    return numbers.view(1, -1)
+    change: Change | None = None
 
 
 def _of_state(prefix: str) -> dict[str, HFTensor]:
     return {
-        "ssm_a": HFTensor(f"{prefix}.A_log", change=_log_rate),
+        "ssm_a": HFTensor(f"{prefix}.A_log", change=LOG_RATE),
         **dict.fromkeys(("ssm_dt.bias", "ssm_dt"), HFTensor(f"{prefix}.dt_bias")),
-        "ssm_conv1d.weight": HFTensor(f"{prefix}.conv1d.weight", change=_filters),
+        "ssm_conv1d.weight": HFTensor(f"{prefix}.conv1d.weight", change=FILTERS),
         "ssm_out.weight": HFTensor(f"{prefix}.out_proj.weight"),
     }
 
 
-SHARED_GATE = {"ffn_gate_inp_shexp.weight": HFTensor("mlp.shared_expert_gate.weight", change=_row)}
+SHARED_GATE = {"ffn_gate_inp_shexp.weight": HFTensor("mlp.shared_expert_gate.weight", change=ROW)}
 DELTA_NET = (
     _of_state("linear_attn")
     | {
@@ -213,7 +188,7 @@ DELTA_NET = (
     | SHARED_GATE
 )
 SHORT_CONV = {
-    "shortconv.conv.weight": HFTensor("conv.conv.weight", change=_filters),
+    "shortconv.conv.weight": HFTensor("conv.conv.weight", change=FILTERS),
     "shortconv.in_proj.weight": HFTensor("conv.in_proj.weight"),
     "shortconv.out_proj.weight": HFTensor("conv.out_proj.weight"),
 }
@@ -230,8 +205,8 @@ HYBRIDS = DELTA_NETS | {"GraniteMoeHybridForCausalLM", *LFM2, NEMOTRON_H, FALCON
 
 def _mamba(prefix: str) -> dict[str, HFTensor]:
     return _of_state(prefix) | {
-        "ssm_d": HFTensor(f"{prefix}.D", change=_flat),
-        "ssm_norm.weight": HFTensor(f"{prefix}.norm.weight", change=_flat),
+        "ssm_d": HFTensor(f"{prefix}.D", change=FLAT),
+        "ssm_norm.weight": HFTensor(f"{prefix}.norm.weight", change=FLAT),
         "ssm_conv1d.bias": HFTensor(f"{prefix}.conv1d.bias"),
         "ssm_in.weight": HFTensor(f"{prefix}.in_proj.weight"),
     }
@@ -251,7 +226,7 @@ MIXERS: dict[str, dict[str, HFTensor]] = {
     "Lfm2ForCausalLM": SHORT_CONV,
     "Lfm2MoeForCausalLM": SHORT_CONV | {CHOICE: HFTensor("feed_forward.expert_bias")},
     "MiniMaxM2ForCausalLM": {CHOICE: HFTensor("block_sparse_moe.e_score_correction_bias")},
-    "Ernie4_5_MoeForCausalLM": {CHOICE: HFTensor("mlp.moe_statics.e_score_correction_bias", change=_row)},
+    "Ernie4_5_MoeForCausalLM": {CHOICE: HFTensor("mlp.moe_statics.e_score_correction_bias", change=ROW)},
     **dict.fromkeys(("Glm4MoeForCausalLM", "Dots1ForCausalLM"), CHOICE_OF_GATE),
 }
 """Architecture -> what is in layers with states, or changed otherwise than by name; biases that experts are chosen by, too."""
@@ -299,5 +274,5 @@ def hf_tensor(name: str, config: Mapping[str, Any]) -> list[HFTensor]:
             for half, part in enumerate(parts)
         ]
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
-    change = _one_less if architecture in SHIFTED and found.endswith("norm.weight") else None
+    change = ONE_LESS if architecture in SHIFTED and found.endswith("norm.weight") else None
     return [HFTensor(found, heads.get(what, 0) if architecture in PAIRED else 0, change=change)]

@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.models.gguf.pre_tokenizers import find_pre_tokenizer
+from nanoengine.models.gguf.sentencepiece import find_merges
 from nanoengine.models.panics import raising
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
@@ -155,9 +156,8 @@ def _sentencepiece(metadata: Mapping[str, Any], vocab: dict[str, int], unk: int 
     by_score = np.argsort(-scores, kind="stable").tolist()
     tokens = list(vocab)
     merges = list[tuple[str, str]]()
-    for token in (tokens[i] for i in by_score):
-        cuts = ((vocab.get(token[:i]), vocab.get(token[i:])) for i in range(1, len(token)))
-        merges += [(tokens[a], tokens[b]) for a, b in cuts if a is not None and b is not None]  # no new text
+    for some in find_merges([tokens[i] for i in by_score]):
+        merges += some  # texts of the vocabulary: nothing is copied
         if len(merges) > MAX_MERGES:
             ways = f"tokenizer.ggml.tokens can be merged from one another in more than {MAX_MERGES} ways, the limit"
             raise UnsupportedModel(f"{ways}: give the model's tokenizer.json with the option tokenizer")

@@ -22,7 +22,13 @@ template <int NUMBER_BITS, bool HAS_MINIMUM> struct Small {
     static constexpr int BITS = NUMBER_BITS, HALVES = 2 + 2 * HAS_MINIMUM + 4 * (BITS == 5), BYTES = HALVES + 16;
     static INLINE void read(const uint8_t* block, int, uint8_t* numbers) {
         halves_of_bytes(block + HALVES, numbers);
-        for (int i = 0; BITS == 5 && i < 32; i++) numbers[i] |= (block[HALVES - 4 + i / 8] >> i % 8 & 1) << 4;
+        for (int i = 0; BITS == 5 && i < 4; i++) {  // eight at a time: bit k stays in byte k, and what is not zero there becomes 16
+            const uint64_t fifths = block[HALVES - 4 + i] * 0x0101010101010101u & 0x8040201008040201u;
+            uint64_t eight;
+            std::memcpy(&eight, numbers + 8 * i, 8);
+            eight |= (fifths + 0x7f7f7f7f7f7f7f7fu) >> 3 & 0x1010101010101010u;
+            std::memcpy(numbers + 8 * i, &eight, 8);
+        }
     }
     static INLINE void header(const uint8_t* block, uint8_t* to, size_t output) {
         put16(to, 0, output, block);

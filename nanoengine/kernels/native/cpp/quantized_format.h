@@ -257,25 +257,25 @@ template <int KIND> static INLINE Dwords numbers(const uint8_t* cell, int d, siz
 static INLINE constexpr size_t at_of(int v) { return v * sizeof(Dwords) % LINE_BYTES; }
 static INLINE constexpr size_t strip_of(int v) { return v * sizeof(Dwords) / LINE_BYTES; }
 
-// Numbers of a cell of 32, as bytes, become those of an output of a strip.
+// Numbers of a cell of 32, as bytes, become those of an output of a strip: four neighbours at a time, in a dword.
 template <int BITS> static INLINE void put_numbers(uint8_t* cell, size_t output, const uint8_t* numbers) {
-    uint8_t* at = cell + output * 4;
-    if (BITS == 8) {
-        for (int d = 0; d < CELL_DWORDS; d++)
-            for (int b = 0; b < 4; b++) at[d * LINE_BYTES + b] = numbers[4 * d + b] ^ SIGN;
-        return;
-    }
+    uint32_t dwords[CELL_DWORDS];
+    std::memcpy(dwords, numbers, sizeof(dwords));
+    const auto put = [&](int line, uint32_t dword) { std::memcpy(cell + line * LINE_BYTES + output * 4, &dword, 4); };
+    const auto bits = [&](int d, int first, uint32_t mask) { return dwords[d] >> first & mask * 0x01010101u; };
+    if (BITS == 8)
+        for (int d = 0; d < CELL_DWORDS; d++) put(d, dwords[d] ^ SIGN * 0x01010101u);
     constexpr int PAIR = BITS & 4, SINGLE = BITS & 6;
-    for (int b = 0; b < 4; b++) {
-        for (int j = 0; j < PAIR; j++) at[j * LINE_BYTES + b] = (numbers[4 * j + b] & 15) | (numbers[16 + 4 * j + b] & 15) << 4;
-        uint8_t pairs[2] = {}, singles = 0;
-        for (int d = 0; d < CELL_DWORDS; d++) {
-            const uint8_t number = numbers[4 * d + b];
-            pairs[d / 4] |= (number >> PAIR & 3) << d % 4 * 2;
-            singles |= (number >> SINGLE & 1) << d;
-        }
-        for (int half = 0; half < 2 && BITS & 2; half++) at[(PAIR + half) * LINE_BYTES + b] = pairs[half];
-        if (BITS & 1) at[SINGLE * LINE_BYTES + b] = singles;
+    for (int j = 0; j < PAIR; j++) put(j, bits(j, 0, 15) | bits(4 + j, 0, 15) << 4);
+    for (int half = 0; half < 2 && BITS & 2; half++) {
+        uint32_t pairs = 0;
+        for (int d = 0; d < 4; d++) pairs |= bits(4 * half + d, PAIR, 3) << 2 * d;
+        put(PAIR + half, pairs);
+    }
+    if (BITS & 1) {
+        uint32_t singles = 0;
+        for (int d = 0; d < CELL_DWORDS; d++) singles |= bits(d, SINGLE, 1) << d;
+        put(SINGLE, singles);
     }
 }
 
