@@ -40,6 +40,7 @@ from nanoengine.features.observability.observer import Observer
 from nanoengine.features.pooling.files import Made
 from nanoengine.features.pooling.pooler import Pooler
 from nanoengine.features.sampling.collector import Collector
+from nanoengine.features.sampling.thinking import ThinkingPart
 from nanoengine.features.speculation.ngram import NgramProposer
 from nanoengine.features.speculation.speculation import Speculation
 from nanoengine.features.structured.grammars import Grammars
@@ -113,7 +114,8 @@ def all_parts(workload: Workload, num_blocks: int, block_size: int) -> tuple[Blo
     stores += [offload, observer.events]
     structured = Structured(Grammars(cast(Any, None), VOCAB_SIZE, ()), parts, None)  # asked for by nobody
     pooler = Pooler(Made(), hidden_size=16)  # asked for by nobody too
-    parts += [CommonPrefix(blocks), speculation, offload, collector, structured, pooler, clients, observer]
+    thinking = ThinkingPart(cast(Any, None))  # nor is this
+    parts += [CommonPrefix(blocks), speculation, offload, collector, thinking, structured, pooler, clients, observer]
     return blocks, parts
 
 

@@ -86,6 +86,8 @@ def read_template(given: Any) -> str:
         InvalidConfig: it cannot be read, or is no template.
     """
     try:
+        if not isinstance(given, str | Path):
+            raise ValueError("it is neither")
         is_text = isinstance(given, str) and "{" in given
         text = str(given) if is_text else read_file(Path(given), MAX_BYTES).decode()
         if "{" not in text or len(text) > MAX_BYTES:

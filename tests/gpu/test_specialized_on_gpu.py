@@ -8,6 +8,9 @@ import torch.nn.functional as F
 
 from nanoengine.kernels.triton.attention.whole_prompt import whole_prompt
 from nanoengine.kernels.triton.products.gated_product import gated_product
+from tests.gpu.marks import needs_gpu
+
+pytestmark = needs_gpu
 
 
 @pytest.mark.parametrize("tile", [64, 128])

@@ -21,8 +21,8 @@ INVERSE = pow(BASE, -1, 1 << 64)
 of some 10**7 vocabularies: `tokenizers` then refuses a pair that makes no token.
 """
 
-BATCH = 1 << 12
-"""Tokens whose characters are looked at together."""
+BATCH = 1 << 15
+"""Characters of tokens that are looked at together: some 200 bytes for each."""
 
 
 class _Characters(NamedTuple):
@@ -35,7 +35,9 @@ class _Characters(NamedTuple):
 
     @staticmethod
     def of(tokens: Sequence[str]) -> _Characters:
-        text = np.frombuffer("".join(tokens).encode("utf-32-le"), "<u4").astype(np.uint64) + 1  # each counts, also 0
+        text = (
+            np.frombuffer("".join(tokens).encode("utf-32-le", "surrogatepass"), "<u4").astype(np.uint64) + 1
+        )  # each counts, also 0
         sums = np.zeros(len(text) + 1, np.uint64)
         np.cumsum(text * _powers(BASE, len(text)), out=sums[1:])
         ends = np.cumsum(np.fromiter(map(len, tokens), np.int64, len(tokens)))
@@ -70,7 +72,7 @@ def find_merges(tokens: Sequence[str]) -> Iterator[list[tuple[str, str]]]:
     Args:
         tokens: different ones, none of them empty.
     """
-    batches = [tokens[first : first + BATCH] for first in range(0, len(tokens), BATCH)]
+    batches = list(_batches(tokens))
     index = _Index(np.concatenate([some.hashes(some.starts, some.ends) for some in map(_Characters.of, batches)]))
     for batch in batches:
         characters = _Characters.of(batch)
@@ -81,6 +83,15 @@ def find_merges(tokens: Sequence[str]) -> Iterator[list[tuple[str, str]]]:
         right = index.find(characters.hashes(cut, characters.ends[token]))
         firsts, seconds = (some[right >= 0].tolist() for some in (left, right))
         yield list(zip([tokens[i] for i in firsts], [tokens[i] for i in seconds], strict=True))
+
+
+def _batches(tokens: Sequence[str]) -> Iterator[Sequence[str]]:
+    first = size = 0
+    for end, token in enumerate(tokens, 1):
+        size += len(token)
+        if size > BATCH or end == len(tokens):
+            yield tokens[first:end]
+            first, size = end, 0
 
 
 def _powers(base: int, count: int) -> Hashes:

@@ -147,7 +147,7 @@ def check(kind: Kind, seed: int) -> None:
         right = expected(drawn)
         products.begin(groups_of(drawn.slots))
         found, base = call(rows, case.kernels), torch.from_numpy(drawn.slots < 0)
-        tolerance = 1e-4 if case.dtype is torch.float32 else 0.03
+        tolerance = 1e-4 if case.dtype is torch.float32 else 0.04  # activations may have 8 bits
         assert ((found.double() - right).norm(dim=1) <= tolerance * right.norm(dim=1) + tolerance).all()
         if kind.is_native:
             assert torch.equal(found[base], plain[base]), "rows without adapters are what they were"

@@ -60,7 +60,7 @@ def test_tokens_that_are_merged_in_too_many_ways_are_counted_while_they_are_made
     tokens = ["a" * i + "b" * j for i in range(64) for j in range(64) if i + j]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenizer, "MAX_MERGES", 20_000)
-        error = outcome(lambda: tokenizer.read_vocabulary(vocabulary("llama", tokens)), 4 * MIB)
+        error = outcome(lambda: tokenizer.read_vocabulary(vocabulary("llama", tokens)), 16 * MIB)
     assert "more than 20000 ways" in error
 
 
