@@ -62,11 +62,11 @@ class ThinkingPart(PolicyPart):
                 continue
             ends = seq.stop_token_ids - frozenset(params.stop_token_ids)
             thinking = _while_thinking(params, seq.stop_token_ids)
-            is_sampled_otherwise = thinking != dataclasses.replace(params, thought=None)
+            is_sampled_otherwise = thinking != dataclasses.replace(params, thought=None, stop_token_ids=())
             seq.stop_token_ids = ends
             seq.sampling = dataclasses.replace(seq.sampling, params=thinking, stop_token_ids=tuple(sorted(ends)))
             self._thinking[seq] = is_sampled_otherwise
-            if is_sampled_otherwise or params.thinking_budget is not None:
+            if is_sampled_otherwise or params.stop_token_ids or params.thinking_budget is not None:
                 seq.state[CONSTRAINT] = reader
             self.is_idle = False
 
