@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 LONGEST_MARK = 256
 """Characters: the end of a thought is looked for in as many last ones."""
+
+LONGEST_MARK_TOKENS = 32
+"""The same in tokens, of a text that is whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +21,7 @@ class Thought:
     Args:
         end: an expression; the answer begins behind the token with which the text has a match.
         begin: the token, and the text, with which the output begins if the model thinks. None: the prompt has begun the thought.
+        last: the token with which such a match ends; None: it may be any.
         calls: tokens that begin a call of a tool: they end a thought, and are the first of the answer.
         forced: tokens that end the thought at its limit.
         body: an expression; the thought may be ended behind its last match with the text. None: anywhere.
@@ -26,6 +29,7 @@ class Thought:
 
     end: str
     begin: tuple[int, str] | None = None
+    last: int | None = None
     calls: tuple[int, ...] = ()
     forced: tuple[int, ...] = ()
     body: str | None = None
@@ -37,16 +41,15 @@ class Thought:
             start = decode(token_ids[: len(mark) + 8], skip_special_tokens=False).lstrip()
             if number not in token_ids[:8] and not start.startswith(mark):
                 return 0
-        end, call = (
-            re.compile(self.end),
-            next((i for i, own in enumerate(token_ids) if own in self.calls), len(token_ids)),
-        )
-        count = bisect_left(
-            range(len(token_ids)),
-            True,
-            key=lambda i: bool(end.search(decode(token_ids[: i + 1], skip_special_tokens=False))),
-        )
-        return min(count + 1, call, len(token_ids))
+        end = re.compile(self.end)
+        for i, token in enumerate(token_ids):
+            if token in self.calls:
+                return i
+            if self.last is None or token == self.last:
+                tail = token_ids[max(0, i + 1 - LONGEST_MARK_TOKENS) : i + 1]
+                if end.search(decode(tail, skip_special_tokens=False)):
+                    return i + 1
+        return len(token_ids)
 
 
 class ThoughtReader:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from nanoengine import LLM, SamplingParams
+from nanoengine.thought import ThoughtReader
 from tests.scripted import Script, folder_of, scripted_llm
 
 USER = [{"role": "user", "content": "Hello"}]
@@ -67,6 +68,13 @@ def ask(scripted: tuple[Model, LLM, Script], answer: str, thought: str = THOUGHT
     script.text = model.before + thought + model.behind + answer
     own = SamplingParams(**{"temperature": 0, "max_tokens": 300, **params})
     [output] = llm.chat(USER, own, chat_template_kwargs=model.kwargs, use_tqdm=False)
+    thought = llm.chats.prompt(USER, template_kwargs=model.kwargs).thought
+    assert thought is not None
+    for completion in output.outputs:
+        reader = ThoughtReader(thought, llm.tokenizer.decode)
+        reader.read(completion.token_ids)
+        start = len(completion.token_ids) if reader.answer_start is None else reader.answer_start
+        assert thought.count(completion.token_ids, llm.tokenizer.decode) == start
     said = {(read.reasoning, read.text) for read in llm.chats.read(output)}
     [(reasoning, text)] = said  # all completions say the same
     return reasoning, text, output.outputs[0].finish_reason, output.outputs[0].stop_reason

@@ -17,7 +17,7 @@ from nanoengine.core.outputs import RequestOutput
 from nanoengine.models.tokenizer import ModelTokenizer
 from nanoengine.models.tools.formats import END_OF_THOUGHT, HERMES, PLAIN, THINK, ToolFormat, bare_marks, find_format
 from nanoengine.models.tools.grammar import call_grammar
-from nanoengine.models.tools.harmony import ANALYSIS_BEGUN, END_OF_ANALYSIS, FINAL, NO_THOUGHT, message_begun
+from nanoengine.models.tools.harmony import ANALYSIS_BEGUN, BODY, END_OF_ANALYSIS, FINAL, NO_THOUGHT, message_begun
 from nanoengine.models.tools.history import TOLD_FIRST, Message, for_template, in_words, tools_for_template
 from nanoengine.models.tools.parser import Call, Event, Reading, Reasoning, Text, answer_parser
 from nanoengine.models.tools.thinking_switch import thinking_values
@@ -98,9 +98,8 @@ class Prompt:
 
     def answered(self, params: Any) -> Any:
         """Sampling parameters that hold for the answer, and not for the thought in front of it."""
-        if not params.is_of_answer or self.thought is None:
-            return params
-        return dataclasses.replace(params, thought=self.thought)
+        thought = self.thought if params.is_of_answer else None
+        return params if thought is None else dataclasses.replace(params, thought=thought)
 
     @property
     def thought(self) -> Thought | None:
@@ -108,7 +107,8 @@ class Prompt:
         if self._is_harmony:
             end = message_begun(FINAL if self.choice.is_off else NO_THOUGHT)
             is_answer = re.search(end, self.begun) is not None
-            return None if is_answer else Thought(end=end, forced=self.end_of_thought, body=ANALYSIS_BEGUN)
+            last = self.tokens.get(BODY)
+            return None if is_answer else Thought(end=end, last=last, forced=self.end_of_thought, body=ANALYSIS_BEGUN)
         begin = self.tokens.get(THINK)
         is_thinking = self.is_thinking or self.begun.lstrip().startswith(THINK)
         is_closed = END_OF_THOUGHT in self.begun or self.text.rstrip().endswith(END_OF_THOUGHT)
@@ -118,6 +118,7 @@ class Prompt:
         return Thought(
             end=re.escape(END_OF_THOUGHT),
             begin=None if is_thinking or begin is None else (begin, THINK),
+            last=self.tokens.get(END_OF_THOUGHT),
             calls=calls,
             forced=self.end_of_thought,
         )

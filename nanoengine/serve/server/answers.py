@@ -138,7 +138,7 @@ class ChoicesAnswer(Generic[G]):
         rest = {
             "service_tier": None,
             "system_fingerprint": self.serving.fingerprint,
-            "usage": self.serving.usage(sum(self.num_prompt_tokens), num_new, num_cached, self.num_thought(requests)),
+            "usage": self.serving.usage(sum(self.num_prompt_tokens), num_new, num_cached, self.num_thought(outputs)),
             **self.rest(outputs[0], told),
         }
         pieces[-1] = b"]," + encode(rest)[1:]
@@ -155,7 +155,7 @@ class ChoicesAnswer(Generic[G]):
         """
         raise NotImplementedError
 
-    def num_thought(self, requests: Sequence[Request]) -> int | None:
+    def num_thought(self, outputs: Sequence[RequestOutput]) -> int | None:
         """Tokens of all thoughts; None: no answer here has any."""
         return None
 
@@ -236,8 +236,9 @@ class ChoicesAnswer(Generic[G]):
                 yield part
         if with_usage:
             num_new = sum(progress.num_tokens for progress in choices)
-            usages = sum(self.num_prompt_tokens), num_new, job.num_cached_tokens, self.num_thought(job.requests)
-            yield chunks.usage(serving.usage(*usages))
+            num_thought = self.num_thought([own.output() for own in job.requests])
+            num_prompt = sum(self.num_prompt_tokens)
+            yield chunks.usage(serving.usage(num_prompt, num_new, job.num_cached_tokens, num_thought))
 
     def _first_chunks(self, chunks: Chunks, usage: bytes, job: Job) -> list[bytes]:
         return [chunks.chunk(encode(choice), rest + usage) for choice, rest in self.beginning(job)]

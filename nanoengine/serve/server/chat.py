@@ -129,8 +129,8 @@ class _Chat(ChoicesAnswer[ChatRequest]):
         num_top = self.request.top_logprobs or 0
         return self.shapes.chat(told.token_ids, names, told.logprobs or [], num_top, progress.last)
 
-    def num_thought(self, requests: Sequence[Request]) -> int:
-        return sum(self.conversation.num_thought(one.token_ids) for own in requests for one in own.output().outputs)
+    def num_thought(self, outputs: Sequence[RequestOutput]) -> int:
+        return sum(self.conversation.num_thought(one.token_ids) for own in outputs for one in own.outputs)
 
     def rest(self, output: RequestOutput, told: msgspec.Raw | None) -> dict[str, Any]:
         request = self.request
