@@ -12,7 +12,7 @@ import pytest
 from nanoengine import LLM, SamplingParams
 from nanoengine.features.pooling.files import of_folder
 from nanoengine.serve import cli
-from nanoengine.serve.server.command import read_options
+from nanoengine.serve.command import read_options
 from tests.scripted import folder_of
 
 MARK = BOM_UTF8.decode()

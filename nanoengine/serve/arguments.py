@@ -29,6 +29,7 @@ class Parser(argparse.ArgumentParser):
             own: Parser = getattr(found, "parser", self)
             usage, (word, _, value) = own.format_usage(), rest[0].partition("=")
             model = value or getattr(found, "model", "")
+            model = " ".join(model) if isinstance(model, list) else model
             if word in ("--model", "-m") and model and re.search(r"(?<![\w-])model(?![\w-])", usage):
                 own.error(f"the model is given without {word}: {own.prog} {model}")
             near = did_you_mean(word.lstrip("-"), re.findall(r"--([a-z][\w-]*)", usage))  # dashes make all alike

@@ -173,7 +173,7 @@ def _talk(args: argparse.Namespace, model: str) -> None:
 
 def serve(args: argparse.Namespace) -> None:
     """Serve a model over HTTP, as clients of OpenAI and vLLM expect it."""
-    from nanoengine.serve.server.command import run
+    from nanoengine.serve.command import run
 
     run(args)
 
@@ -288,7 +288,7 @@ def _parser(arguments: Sequence[str]) -> Parser:
             shape.add_argument("--choice", action="append", help="the text is this string; repeat it for others")
             command.add_argument("prompt", nargs="*", help="prompts; without any, standard input is one")
     if is_installed("server"):
-        from nanoengine.serve.server.command import add_arguments, named_plugins
+        from nanoengine.serve.command import add_arguments, named_plugins
 
         plugins = named_plugins(arguments) if arguments and arguments[0] == "serve" else None
         add_arguments(_command(commands, serve), plugins)

@@ -60,6 +60,8 @@ class ServerConfig:
         ssl_certfile: PEM file of a certificate and of those that sign it: the server speaks https.
         ssl_keyfile: PEM file of its key, if that is not in ssl_certfile.
         ssl_keyfile_password: that the key is encrypted with.
+        front_socket: path of a Unix socket to listen on, for the front of several models alone: it has checked its clients. No
+            option of the command line.
 
     Raises:
         InvalidConfig: a value that cannot work.
@@ -97,6 +99,7 @@ class ServerConfig:
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
     ssl_keyfile_password: str | None = None
+    front_socket: str | None = None
 
     @property
     def is_local(self) -> bool:

@@ -12,7 +12,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
 from starlette.requests import Request as HTTPRequest
 
 import nanoengine
@@ -76,12 +75,14 @@ class Serving:
         self.metrics = built.metrics
         self.defaults = built.models.default_sampling
         self._models = built.models
+        import torch  # with the engine: a server of several models has none
+
         self.on_gpu = built.config.device != "cpu" and torch.cuda.is_available()
         self.max_model_len = built.engine.max_model_len
         self.root = name
         own = built.capabilities.get("lora")
         self.adapters: Adapters | None = None if own is None else own.adapters
-        self.names = ModelNames(config.served_model_name or (_short_name(name),), self.adapters)
+        self.names = ModelNames(config.served_model_name or (short_name(name),), self.adapters)
         self.created = int(time.time())
         self.fingerprint = f"nanoengine-{nanoengine.__version__}"
         fairness = built.capabilities.get("fairness")
@@ -313,6 +314,6 @@ def most_tokens(request: Request, max_model_len: int) -> int:
     return params.num_sequences * min(max_model_len, num_prompt + (params.max_tokens or max_model_len))
 
 
-def _short_name(model: str) -> str:
+def short_name(model: str) -> str:
     """What a model is called: a path's last part, or the name itself."""
     return Path(model).resolve().name if os.path.exists(model) else model

@@ -16,7 +16,7 @@ import pytest
 from nanoengine.errors import InvalidConfig, NanoEngineError, UnknownOption
 from nanoengine.serve.arguments import Parser
 from nanoengine.serve.cli import main
-from nanoengine.serve.server.command import add_arguments, configs
+from nanoengine.serve.command import add_arguments, configs
 from nanoengine.serve.server.config import ServerConfig
 from tests.serve.aio.toys import PATIENCE
 from tests.serve.server.test_serve import Process, refusal

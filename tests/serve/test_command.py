@@ -9,7 +9,7 @@ import pytest
 
 from nanoengine.builder import option_types
 from nanoengine.errors import InvalidConfig
-from nanoengine.serve.server.command import add_arguments, configs
+from nanoengine.serve.command import add_arguments, configs
 from nanoengine.serve.server.config import ServerConfig
 
 

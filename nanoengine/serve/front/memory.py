@@ -1,0 +1,60 @@
+"""Memory: how much models take, and whether one more fits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from nanoengine.ram import available_ram
+from nanoengine.serve.front.headers import Headers
+
+PROCESS_BYTES = 512 << 20
+"""Of a process with torch, beside its weights and its K/V: measured with the demo model, with room for steps."""
+
+MAX_KV_BYTES = 4 << 30
+"""The largest K/V pool of a model whose options say nothing of it, as that of one model alone."""
+
+
+class Memory:
+    """Of this machine.
+
+    Args:
+        max_loaded: models that divide it.
+        available: bytes that processes can still take.
+    """
+
+    def __init__(self, max_loaded: int, available: Callable[[], int] = available_ram):
+        self.available = available
+        self._kv_bytes = min(available() // 2 // max_loaded, MAX_KV_BYTES)
+
+    def options(self, options: Mapping[str, Any], headers: Headers | None) -> dict[str, Any]:
+        """Options of an engine, with the size of its K/V pool."""
+        if options.get("kv_cache_memory") is not None or options.get("num_kv_blocks") is not None:
+            return dict(options)
+        most = self._kv_bytes if headers is None else min(self._kv_bytes, headers.most_kv_bytes(options))
+        return {**options, "kv_cache_memory": max(most, 1)}
+
+    def need(self, options: Mapping[str, Any], headers: Headers | None) -> int:
+        """Bytes that a model takes with these options: weights, K/V and its process."""
+        weights = 0 if headers is None else headers.weight_bytes(options)
+        return weights + int(options.get("kv_cache_memory") or 0) + PROCESS_BYTES
+
+    def free(self, processes: Mapping[int, int]) -> int:
+        """Bytes for one more model.
+
+        Args:
+            processes: of loaded models: the need of each by its process id. What they have not touched yet is not free.
+        """
+        return self.available() - sum(max(0, need - resident(pid)) for pid, need in processes.items())
+
+
+def resident(pid: int) -> int:
+    """Bytes of RAM of a process alone; pages of files are left out, which the system can drop. 0 where Linux is not."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    match = re.search(r"^RssAnon:\s*(\d+) kB", text, re.MULTILINE)
+    return int(match[1]) << 10 if match else 0

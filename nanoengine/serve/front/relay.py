@@ -1,0 +1,134 @@
+"""Relay: passes a request on to the process of its model, and the answer back, piece by piece."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from starlette.types import Receive, Scope, Send
+
+from nanoengine.serve.front.child import Child
+from nanoengine.serve.front.model import Model
+from nanoengine.serve.front.shapes import last_event, media_type, ping, problem_of_body
+from nanoengine.serve.front.upstream import HOP_BY_HOP, Headers, NoAnswer, request
+from nanoengine.serve.server.answers import HEADERS, PING_SECONDS
+from nanoengine.serve.server.errors import REASON, RETRY_AFTER, Problem
+from nanoengine.serve.server.http import CONNECTION
+from nanoengine.serve.server.jobs import until_gone
+from nanoengine.serve.server.scope import CLIENT, CLIENT_HEADER, REQUEST_ID
+
+if TYPE_CHECKING:
+    from nanoengine.serve.front.front import Front
+
+NOT_PASSED_ON = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"authorization", b"x-api-key", b"x-request-id"}
+NOT_PASSED_ON |= {CLIENT_HEADER, b"proxy-authorization", b"proxy-connection"}
+"""Headers of a request that the front has read, or writes itself."""
+
+NOT_PASSED_BACK = frozenset((b"x-request-id", b"date", b"server"))
+"""Headers of an answer that the front writes itself."""
+
+
+def headers_for_child(scope: Scope) -> Headers:
+    """Those of a client's request, and who it is."""
+    headers = [header for header in scope["headers"] if header[0] not in NOT_PASSED_ON]
+    client, request_id = scope[CLIENT].encode("latin-1"), scope[REQUEST_ID].encode()
+    return [*headers, (CLIENT_HEADER, client), (b"x-request-id", request_id)]
+
+
+class Outgoing:
+    """The answer to a client, as far as it was sent."""
+
+    def __init__(self, scope: Scope, send: Send):
+        self._scope, self._send = scope, send
+        self.has_begun = False
+
+    async def begin(self, status: int, headers: Headers) -> None:
+        has_length = any(name == b"content-length" for name, _ in headers)
+        if self._scope["http_version"] == "1.0" and not has_length:
+            self._send = self._scope[CONNECTION].without_chunks(self._send)
+        self.has_begun = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def write(self, body: bytes, *, more: bool = True) -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+@dataclass
+class Relay:
+    """The answer to one request, as an ASGI application.
+
+    Args:
+        front: of all models.
+        model: that the request names.
+        body: of the request.
+        is_stream: the answer is a stream: it has pings while the model loads.
+        keep_alive: seconds, see `Loader.using`.
+    """
+
+    front: Front
+    model: Model
+    body: bytes
+    is_stream: bool = False
+    keep_alive: float | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gone, outgoing = asyncio.ensure_future(until_gone(receive)), Outgoing(scope, send)
+        try:
+            with self.front.running(), self.front.loader.using(self.model, self.keep_alive):
+                await self._answer(scope, gone, outgoing)
+        except (NoAnswer, Problem) as error:
+            problem = error if isinstance(error, Problem) else self._cut_off(error)
+            if gone.done():
+                problem = Problem(499, "the client is gone")
+            if not outgoing.has_begun:
+                raise problem from error
+            scope[REASON] = problem.message
+            if self.is_stream and not gone.done():  # otherwise uvicorn closes the connection: the answer is not whole
+                await outgoing.write(last_event(scope["path"], problem), more=False)
+        finally:
+            gone.cancel()
+
+    async def _answer(self, scope: Scope, gone: asyncio.Future[None], outgoing: Outgoing) -> None:
+        child = await self._child(scope["path"], gone, outgoing)
+        query = scope["query_string"].decode("latin-1")
+        target = quote(scope["path"]) + (f"?{query}" if query else "")
+        async with request(child.socket, scope["method"], target, headers_for_child(scope), self.body) as answer:
+            gone.add_done_callback(lambda _: answer.hang_up())
+            if not outgoing.has_begun:
+                await outgoing.begin(answer.status, [one for one in answer.headers if one[0] not in NOT_PASSED_BACK])
+            elif answer.status != HTTPStatus.OK:
+                raise problem_of_body(answer.status, await answer.body())
+            async for piece in answer.pieces():
+                await outgoing.write(piece)
+            await outgoing.write(b"", more=False)
+
+    async def _child(self, path: str, gone: asyncio.Future[None], outgoing: Outgoing) -> Child:
+        """The process of the model, once it is loaded. Raises Problem: it cannot be, or not in time, or the client is gone."""
+        loading = asyncio.ensure_future(self.front.loader.loaded(self.model))
+        limit = self.front.limits.load_timeout
+        try:
+            while not loading.done():
+                seconds = PING_SECONDS if self.is_stream else limit
+                await asyncio.wait((loading, gone), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+                if loading.done():
+                    break
+                if gone.done():
+                    raise Problem(499, "the client is gone")
+                if not self.is_stream:
+                    message = (
+                        f"the model {self.model.name} was not loaded after {limit:g} s (load_timeout): try again later"
+                    )
+                    raise Problem(503, message, headers=RETRY_AFTER)
+                if not outgoing.has_begun:
+                    await outgoing.begin(HTTPStatus.OK, [(b"content-type", media_type(path)), *HEADERS])
+                await outgoing.write(ping(path))
+            return loading.result()
+        finally:
+            loading.cancel()
+
+    def _cut_off(self, error: NoAnswer) -> Problem:
+        reason = self.model.reason or str(error)
+        return Problem(503, f"the model {self.model.name} does not answer: {reason}; ask again", headers=RETRY_AFTER)
