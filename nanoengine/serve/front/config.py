@@ -10,7 +10,7 @@ from nanoengine.core.options import check, option
 from nanoengine.errors import InvalidConfig, shown
 
 SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-PART = re.compile(r"(\d{1,12}(?:\.\d{0,9})?)(ns|us|µs|ms|s|m|h)")
+PART = re.compile(r"(\d{1,12}(?:\.\d{0,9})?)(ns|us|µs|ms|s|m|h)", re.ASCII)
 MAX_DURATION_CHARS = 64
 
 MAX_SECONDS = 1e8
@@ -53,7 +53,7 @@ def duration(value: str | float) -> float:
     """
     text = str(value).strip()[: MAX_DURATION_CHARS + 1]
     digits = text.removeprefix("-")
-    if re.fullmatch(r"\d{1,12}(\.\d{1,9})?", digits):
+    if re.fullmatch(r"\d{1,12}(\.\d{1,9})?", digits, re.ASCII):
         seconds = float(digits)
     elif len(text) <= MAX_DURATION_CHARS and digits and not PART.sub("", digits):
         seconds = sum(float(number) * SECONDS[unit] for number, unit in PART.findall(digits))

@@ -49,9 +49,9 @@ class Envelope(msgspec.Struct):
     name: str | None = None
     stream: bool | None = None
     keep_alive: float | str | None = None
-    prompt: msgspec.Raw | None = None
-    messages: msgspec.Raw | None = None
-    suffix: msgspec.Raw | None = None
+    prompt: msgspec.Raw = msgspec.Raw()
+    messages: msgspec.Raw = msgspec.Raw()
+    suffix: msgspec.Raw = msgspec.Raw()
 
 
 class Front:
@@ -152,7 +152,7 @@ class Front:
 
         pairs = self.loader.in_memory.items()
         await asyncio.gather(*(ask(*pair) for pair in pairs if pair[0].is_loaded and (not models or pair[0] in models)))
-        return answers
+        return {model: answers[model] for model in self.loader.models if model in answers}
 
     async def run(self) -> None:
         """Load pinned models, then what is requested, and watch all processes."""

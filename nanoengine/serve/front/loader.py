@@ -204,6 +204,8 @@ class Loader:
         """End all processes, in which requests go on as long as their servers allow; who waits for a load is refused."""
         for model in list(self._waiting):
             self._answer(model, Problem(503, "the server is shutting down", headers=RETRY_AFTER))
+        for model in self.in_memory:
+            model.state = State.UNLOADING
         await asyncio.gather(*(child.end(self._end_seconds) for child in self.in_memory.values()))
 
     # ---- the clock of idle models

@@ -14,7 +14,7 @@ from nanoengine.serve.server.errors import RETRY_AFTER, Problem
 from nanoengine.serve.server.metrics import CONTENT_TYPE
 from nanoengine.serve.server.ollama import loaded_answer
 
-EMPTY = (None, b"", b'""', b"[]", b"null")
+EMPTY = (b"", b'""', b"[]", b"null")
 
 
 async def health(http: HTTPRequest, front: Front) -> Response:
@@ -64,9 +64,7 @@ async def unload_model(http: HTTPRequest, front: Front) -> Response:
 
 def is_empty(envelope: Envelope) -> bool:
     """Whether a request of Ollama's interface has nothing to answer."""
-    return all(
-        value is None or bytes(value) in EMPTY for value in (envelope.prompt, envelope.messages, envelope.suffix)
-    )
+    return all(bytes(value) in EMPTY for value in (envelope.prompt, envelope.messages, envelope.suffix))
 
 
 def unloaded(http: HTTPRequest, envelope: Envelope) -> Response:

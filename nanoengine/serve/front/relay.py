@@ -31,6 +31,10 @@ NOT_PASSED_BACK = frozenset((b"x-request-id", b"date", b"server"))
 """Headers of an answer that the front writes itself."""
 
 
+ENDED_SECONDS = 1.0
+"""In which the end of a process is known after that of its connections."""
+
+
 def headers_for_child(scope: Scope) -> Headers:
     """Those of a client's request, and who it is."""
     headers = [header for header in scope["headers"] if header[0] not in NOT_PASSED_ON]
@@ -75,48 +79,52 @@ class Relay:
     keep_alive: float | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gone, outgoing = asyncio.ensure_future(until_gone(receive)), Outgoing(scope, send)
+        outgoing = Outgoing(scope, send)
+        work, gone = (asyncio.ensure_future(one) for one in (self._answer(scope, outgoing), until_gone(receive)))
+        gone.add_done_callback(lambda _: work.cancel())
         try:
-            with self.front.running(), self.front.loader.using(self.model, self.keep_alive):
-                await self._answer(scope, gone, outgoing)
-        except (NoAnswer, Problem) as error:
-            problem = error if isinstance(error, Problem) else self._cut_off(error)
-            if gone.done():
-                problem = Problem(499, "the client is gone")
+            await work
+        except (Problem, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError):
+                if not gone.done():  # the server ends
+                    raise
+                error = Problem(499, "the client is gone")
             if not outgoing.has_begun:
-                raise problem from error
-            scope[REASON] = problem.message
-            if self.is_stream and not gone.done():  # otherwise uvicorn closes the connection: the answer is not whole
-                await outgoing.write(last_event(scope["path"], problem), more=False)
+                raise error from None
+            scope[REASON] = error.message
+            if self.is_stream:  # otherwise uvicorn closes the connection: the answer is not whole
+                await outgoing.write(last_event(scope["path"], error), more=False)
         finally:
             gone.cancel()
 
-    async def _answer(self, scope: Scope, gone: asyncio.Future[None], outgoing: Outgoing) -> None:
-        child = await self._child(scope["path"], gone, outgoing)
+    async def _answer(self, scope: Scope, outgoing: Outgoing) -> None:
+        with self.front.running(), self.front.loader.using(self.model, self.keep_alive):
+            child = await self._child(scope["path"], outgoing)
+            try:
+                await self._relay(child, scope, outgoing)
+            except NoAnswer as error:
+                await asyncio.wait({child.ended}, timeout=ENDED_SECONDS)
+                reason = child.reason if child.ended.done() else str(error)
+                message = f"the model {self.model.name} does not answer: {reason}; ask again"
+                raise Problem(503, message, headers=RETRY_AFTER) from error
+
+    async def _relay(self, child: Child, scope: Scope, outgoing: Outgoing) -> None:
         query = scope["query_string"].decode("latin-1")
         target = quote(scope["path"]) + (f"?{query}" if query else "")
         async with request(child.socket, scope["method"], target, headers_for_child(scope), self.body) as answer:
-            gone.add_done_callback(lambda _: answer.hang_up())
             if not outgoing.has_begun:
                 await outgoing.begin(answer.status, [one for one in answer.headers if one[0] not in NOT_PASSED_BACK])
             elif answer.status != HTTPStatus.OK:
                 raise problem_of_body(answer.status, await answer.body())
             async for piece in answer.pieces():
                 await outgoing.write(piece)
-            await outgoing.write(b"", more=False)
+        await outgoing.write(b"", more=False)
 
-    async def _child(self, path: str, gone: asyncio.Future[None], outgoing: Outgoing) -> Child:
-        """The process of the model, once it is loaded. Raises Problem: it cannot be, or not in time, or the client is gone."""
-        loading = asyncio.ensure_future(self.front.loader.loaded(self.model))
-        limit = self.front.limits.load_timeout
+    async def _child(self, path: str, outgoing: Outgoing) -> Child:
+        """The process of the model, once it is loaded. Raises Problem: it cannot be, or not in time."""
+        loading, limit = asyncio.ensure_future(self.front.loader.loaded(self.model)), self.front.limits.load_timeout
         try:
-            while not loading.done():
-                seconds = PING_SECONDS if self.is_stream else limit
-                await asyncio.wait((loading, gone), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-                if loading.done():
-                    break
-                if gone.done():
-                    raise Problem(499, "the client is gone")
+            while not (await asyncio.wait({loading}, timeout=PING_SECONDS if self.is_stream else limit))[0]:
                 if not self.is_stream:
                     message = (
                         f"the model {self.model.name} was not loaded after {limit:g} s (load_timeout): try again later"
@@ -128,7 +136,3 @@ class Relay:
             return loading.result()
         finally:
             loading.cancel()
-
-    def _cut_off(self, error: NoAnswer) -> Problem:
-        reason = self.model.reason or str(error)
-        return Problem(503, f"the model {self.model.name} does not answer: {reason}; ask again", headers=RETRY_AFTER)
