@@ -178,6 +178,13 @@ def serve(args: argparse.Namespace) -> None:
     run(args)
 
 
+def ps(args: argparse.Namespace) -> None:
+    """List the models of a running server, and whether they are loaded."""
+    from nanoengine.serve.front.ps import table
+
+    print(table(args.url, args.api_key))
+
+
 def models(_: argparse.Namespace) -> None:
     """List the models on this machine, what they take, and whether they run."""
     from nanoengine.models.inventory import inventory, table
@@ -292,6 +299,9 @@ def _parser(arguments: Sequence[str]) -> Parser:
 
         plugins = named_plugins(arguments) if arguments and arguments[0] == "serve" else None
         add_arguments(_command(commands, serve), plugins)
+        command = _command(commands, ps)
+        command.add_argument("--url", default="http://127.0.0.1:8000", help="of the server (default: %(default)s)")
+        command.add_argument("--api-key", help="one of its keys (default: that in NANOENGINE_API_KEY)")
     _command(commands, models, "list")
     _command(commands, fetch, "pull").add_argument("name", help=_known())
     return parser

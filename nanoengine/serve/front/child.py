@@ -62,7 +62,7 @@ class Child:
         assert config.front_socket is not None
         Path(config.front_socket).unlink(missing_ok=True)  # of the process before
         pipe = asyncio.subprocess.PIPE
-        # A session of its own: Ctrl-C in a terminal is for the front, which then ends the child.
+        # A new session: Ctrl-C in a terminal is for the front, which then ends the child.
         process = await asyncio.create_subprocess_exec(
             *command, stdin=pipe, stderr=pipe, start_new_session=True, limit=MAX_LINE_BYTES
         )

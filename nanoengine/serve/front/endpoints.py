@@ -70,10 +70,12 @@ HANDLERS: dict[str, Handler] = {
     "/ping": operations.health,
     "/": operations.health,
     "/metrics": operations.metrics,
-    **dict.fromkeys((*OF_LOADED, "/tokenizer_info"), _named_in_query),
+    "/abort_requests": _named_in_query,
     **dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), _adapters),
 }
-"""Handlers by path; the model of any other path is named in its body, or none is concerned (`AS_THEY_ARE`)."""
+"""Handlers by path; on any other the model is named in the body or, where there is none, in the query; or none is concerned
+(`AS_THEY_ARE`).
+"""
 
 AS_THEY_ARE = ("/version", "/api/version", "/openapi.json")
 
@@ -81,7 +83,7 @@ AS_THEY_ARE = ("/version", "/api/version", "/openapi.json")
 def _of_several(endpoint: Endpoint) -> Endpoint:
     if endpoint.path in AS_THEY_ARE:
         return endpoint
-    handler: Any = HANDLERS.get(endpoint.path) or _named_in_body(endpoint)
+    handler: Any = HANDLERS.get(endpoint.path, _named_in_body(endpoint) if endpoint.body else _named_in_query)
     return replace(endpoint, handler=handler)
 
 

@@ -72,7 +72,7 @@ def read_headers(source: Source) -> Headers:
         path = find_model(source.model)
     if not path.is_dir():
         file = GGUFFile.open(path)
-        config, count = read_model_config(hf_config(file)), sum(math.prod(own.shape) for own in file.tensors.values())
+        config, count = read_model_config(hf_config(file)), sum(math.prod(one.shape) for one in file.tensors.values())
         card = ModelCard.of_files(path, gguf_parts(path), config, file.metadata, count)
         return Headers(card, config, str(file.metadata.get("tokenizer.chat_template", "")))
     config, count = read_model_config(config_table(path)), 0

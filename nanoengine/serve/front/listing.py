@@ -18,7 +18,7 @@ from nanoengine.serve.server.errors import Problem
 from nanoengine.serve.server.ollama import NEVER, abilities
 
 VALUES = {State.NOT_LOADED: "unloaded", State.FAILED: "unloaded", State.UNLOADING: "unloaded"}
-"""Names of llama.cpp's router; others are our own."""
+"""Names of llama.cpp's router; others are as they are."""
 
 
 async def models(_: HTTPRequest, front: Front) -> Response:
@@ -83,8 +83,8 @@ async def _tagged(model: Model) -> list[dict[str, Any]]:
     headers = await model.read()
     card: dict[str, Any] = {"modified_at": "", "size": 0, "digest": "", "details": {}}
     if headers is not None:
-        own = headers.card
-        card = {"modified_at": own.modified, "size": own.size, "digest": own.digest, "details": own.details}
+        facts = headers.card
+        card = {"modified_at": facts.modified, "size": facts.size, "digest": facts.digest, "details": facts.details}
     rows = []
     for name in model.names:
         details = card["details"] if name == model.name else {**card["details"], "parent_model": model.name}

@@ -131,6 +131,7 @@ class Loader:
                 future.set_result(None) if problem is None else future.set_exception(problem)
 
     async def _load(self, model: Model) -> None:
+        model.headers, model.unreadable = None, ""  # the files may be others since
         headers = await model.read()  # without them the process says what is wrong, or fetches the files from the hub
         options = self._memory.options(model.source.options, headers)
         model.need = self._memory.need(options, headers)

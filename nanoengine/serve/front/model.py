@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from nanoengine.errors import NanoEngineError
 from nanoengine.serve.front.catalogue import Source
 from nanoengine.serve.front.child import Child
 from nanoengine.serve.front.headers import Headers, read_headers
@@ -83,11 +82,11 @@ class Model:
 
     async def read(self) -> Headers | None:
         """Its headers, which are read once, in a thread; None: they cannot be, or the model is not on this machine yet."""
-        if self.headers is None:
+        if self.headers is None and not self.unreadable:
             try:
                 self.headers = await asyncio.to_thread(read_headers, self.source)
-            except (NanoEngineError, OSError) as error:
-                self.unreadable = str(error)
+            except Exception as error:  # whatever is wrong with the files
+                self.unreadable = str(error) or type(error).__name__
         return self.headers
 
     @property
@@ -106,7 +105,7 @@ class Model:
     def failed(self, reason: str) -> None:
         """A load failed."""
         self.state, self.child, self.served, self.reason = State.FAILED, None, [], reason
-        self.retry_at = time.monotonic() + min(2.0**self.num_failures, MAX_PAUSE_SECONDS)
+        self.retry_at = time.monotonic() + min(2.0 ** min(self.num_failures, 10), MAX_PAUSE_SECONDS)
         self.num_failures += 1
 
     def gone(self, reason: str = "") -> None:

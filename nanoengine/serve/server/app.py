@@ -41,7 +41,7 @@ class Served(Protocol):
 def make_app(serving: Served, endpoints: Sequence[Endpoint] = (*ENDPOINTS, VIEW)) -> Starlette:
     """The application; VIEW is left out without the page."""
     config = serving.config
-    endpoints = [own for own in endpoints if config.page or own.path != VIEW.path]
+    endpoints = [one for one in endpoints if config.page or one.path != VIEW.path]
     files = sorted(FILES) if config.page else []
     routes = [*(own.route(serving) for own in endpoints), *map(file_route, files)]
     middleware, origins = [Middleware(Identify, config, endpoints, serving.work_share)], config.cors_origin

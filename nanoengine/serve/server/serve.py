@@ -76,14 +76,14 @@ def listen(config: ServerConfig, open_: Callable[[], Any], kind: type[Server]) -
     _check_tls(config)
     with ExitStack() as stack:  # the address first: a model may take long to load for one that is taken
         stack.callback(over.set)
-        own = stack.enter_context(_socket(config))
+        bound = stack.enter_context(_socket(config))
         serving = open_()
         stack.callback(serving.close)
         sys.setswitchinterval(SWITCH_SECONDS)
         gc.collect()
         gc.freeze()  # what is here now stays: to look through all of it again takes 100 ms, in which no other thread runs
         _allow_descriptors(2 * config.max_connections + OTHER_DESCRIPTORS)
-        kind(serving, own, over).run(sockets=[own])
+        kind(serving, bound, over).run(sockets=[bound])
 
 
 def open_serving(model: str, options: Mapping[str, Any], config: ServerConfig) -> Serving:
@@ -146,10 +146,10 @@ def _socket(config: ServerConfig) -> socket.socket:
     """The socket of the server: bound, and not listening yet."""
     try:
         if config.front_socket is not None:
-            own = socket.socket(socket.AF_UNIX)
-            own.bind(config.front_socket)
+            private = socket.socket(socket.AF_UNIX)
+            private.bind(config.front_socket)
             os.chmod(config.front_socket, 0o600)
-            return own
+            return private
         family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
         # With the protocol named, asyncio switches Nagle's algorithm off: a first token would wait 40 ms for an acknowledgement.
         own = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -181,15 +181,15 @@ class Server(uvicorn.Server):
 
     Args:
         serving: what is served.
-        own: the bound socket.
+        bound: the socket.
         over: set when the process has closed everything.
     """
 
-    def __init__(self, serving: Any, own: socket.socket, over: threading.Event):
+    def __init__(self, serving: Any, bound: socket.socket, over: threading.Event):
         super().__init__(self.settings(serving))
         self._over = over
         self._serving = serving
-        self._socket = own
+        self._socket = bound
         self._ending: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
 
