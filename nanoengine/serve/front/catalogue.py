@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nanoengine.builder import read_config
+from nanoengine.core.config import EngineConfig
 from nanoengine.errors import InvalidConfig, shown
 from nanoengine.models.names import first_parts
 from nanoengine.serve.server.serving import short_name
@@ -28,11 +29,13 @@ class Source:
         name: for clients.
         model: see `LLM`.
         options: of its engine.
+        config: the same, checked.
     """
 
     name: str
     model: str
     options: Mapping[str, Any]
+    config: EngineConfig
 
     @property
     def adapters(self) -> list[str]:
@@ -75,8 +78,7 @@ def catalogue(
         if not (name and name.isprintable() and name == name.strip() and len(name) <= MAX_NAME_CHARS):
             raise InvalidConfig(f"a model has the name {shown(name)}: name it by [models.NAME] with a printable name")
         values = {**options, **{key: value for key, value in tables.get(name, {}).items() if key != "model"}}
-        read_config(model, values)
-        sources[name] = Source(name, model, values)
+        sources[name] = Source(name, model, values, read_config(model, values))
     if not 0 < len(sources) <= MAX_MODELS:
         where = f"{shown(folder)} has no model" if folder else "no model is named"
         raise InvalidConfig(where if not sources else f"{len(sources)} models: a server has at most {MAX_MODELS}")

@@ -120,10 +120,10 @@ class Child:
 
 def child_config(config: ServerConfig, name: str, socket: str) -> ServerConfig:
     """The server of one model behind the front, which has checked keys, hosts and connections, and logs each request."""
-    tls = dict.fromkeys(TLS)
+    without_tls: dict[str, Any] = dict.fromkeys(TLS)
     return dataclasses.replace(
         config,
-        **tls,
+        **without_tls,
         served_model_name=(name,),
         front_socket=socket,
         forwarded_allow_ips=None,

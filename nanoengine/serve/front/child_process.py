@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+from typing import Any
 
 from nanoengine.errors import NanoEngineError
 from nanoengine.log import show_log
@@ -23,7 +24,8 @@ logger = logging.getLogger("nanoengine")
 
 def main() -> int:
     order = json.loads(sys.stdin.readline())
-    config = ServerConfig(**{name: tuple(v) if isinstance(v, list) else v for name, v in order["config"].items()})
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in order["config"].items()}
+    config = ServerConfig(**values)
     threading.Thread(target=_end_with_front, daemon=True).start()
     show_log(config.log_level, config.log_format)
     try:

@@ -5,10 +5,8 @@ is imported.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from safetensors import safe_open
 
@@ -26,6 +24,9 @@ from nanoengine.models.tokenizer import HFTokenizer
 from nanoengine.serve.front.catalogue import Source
 from nanoengine.serve.server.model_card import ModelCard
 
+MAX_BLOCK = 16
+"""Tokens of a block of the K/V cache on a CPU, where the options do not say another number."""
+
 
 @dataclass(frozen=True, slots=True)
 class Headers:
@@ -41,19 +42,22 @@ class Headers:
     config: ModelConfig
     template: str
 
-    def most_kv_bytes(self, options: Mapping[str, Any]) -> int:
-        """Bytes of K and V of as many sequences as can run, each as long as the model allows."""
-        length = options.get("max_model_len") or self.config.max_position_embeddings
-        block = options.get("block_size") or EngineConfig.block_size
-        count = options.get("max_num_seqs") or EngineConfig.max_num_seqs
-        return int(
-            count * (length + block) * self.config.kv_bytes_per_token(4 if self.config.dtype == "float32" else 2)
-        )
+    def max_model_len(self, config: EngineConfig) -> int:
+        """Tokens of the longest sequence, if the K/V pool holds it."""
+        return config.max_model_len or self.config.max_position_embeddings
 
-    def weight_bytes(self, options: Mapping[str, Any]) -> int:
+    def kv_bytes(self, config: EngineConfig) -> int:
+        """Bytes of the K/V pool: of its blocks, or of as many sequences as can run, each as long as can be."""
+        block = config.block_size or MAX_BLOCK
+        tokens = config.max_num_seqs * (self.max_model_len(config) + block)
+        if config.num_kv_blocks is not None:
+            tokens = config.num_kv_blocks * block
+        return tokens * self.config.kv_bytes_per_token(4 if self.config.dtype == "float32" else 2)
+
+    def weight_bytes(self, config: EngineConfig) -> int:
         """Bytes of the weights in memory: those of their files, twice as many where 16 bits become float32."""
-        grows = options.get("dtype") == "float32" and self.config.dtype in ("bfloat16", "float16")
-        return self.card.size * (2 if grows and self.card.details["format"] == "safetensors" else 1)
+        is_wider = config.dtype == "float32" and self.config.dtype in ("bfloat16", "float16")
+        return self.card.size * (2 if is_wider and self.card.details["format"] == "safetensors" else 1)
 
 
 def read_headers(source: Source) -> Headers:

@@ -44,7 +44,7 @@ async def _rows(front: Front, model: Model) -> list[dict[str, Any]]:
             "owned_by": "nanoengine",
             "root": model.source.model,
             "parent": None if name == model.name else model.name,
-            "max_model_len": headers.config.max_position_embeddings if headers else None,
+            "max_model_len": headers.max_model_len(model.source.config) if headers else None,
         }
         for name in model.names
     ]
@@ -101,7 +101,7 @@ async def show(http: HTTPRequest, front: Front) -> Response | ASGIApp:
     headers = await model.read()
     if headers is None:
         raise Problem(404, f"the model {model.name} cannot be read: {model.unreadable}", "model")
-    card, length = headers.card, headers.config.max_position_embeddings
+    card, length = headers.card, headers.max_model_len(model.source.config)
     return json_response(
         {
             "modelfile": "",

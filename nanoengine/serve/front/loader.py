@@ -133,8 +133,7 @@ class Loader:
     async def _load(self, model: Model) -> None:
         model.headers, model.unreadable = None, ""  # the files may be others since
         headers = await model.read()  # without them the process says what is wrong, or fetches the files from the hub
-        options = self._memory.options(model.source.options, headers)
-        model.need = self._memory.need(options, headers)
+        options, model.need = self._memory.plan(model.source, headers)
         await self._make_room(model)
         model.state, start, limit = State.LOADING, time.monotonic(), self._config.load_timeout
         logger.info("%s: loading", model.name)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nanoengine.ram import available_ram
+from nanoengine.serve.front.catalogue import Source
 from nanoengine.serve.front.headers import Headers
 
 PROCESS_BYTES = 512 << 20
@@ -27,19 +28,19 @@ class Memory:
 
     def __init__(self, max_loaded: int, available: Callable[[], int] = available_ram):
         self.available = available
-        self._kv_bytes = min(available() // 2 // max_loaded, MAX_KV_BYTES)
+        self._kv_bytes = max(1, min(available() // 2 // max_loaded, MAX_KV_BYTES))
 
-    def options(self, options: Mapping[str, Any], headers: Headers | None) -> dict[str, Any]:
-        """Options of an engine, with the size of its K/V pool."""
-        if options.get("kv_cache_memory") is not None or options.get("num_kv_blocks") is not None:
-            return dict(options)
-        most = self._kv_bytes if headers is None else min(self._kv_bytes, headers.most_kv_bytes(options))
-        return {**options, "kv_cache_memory": max(most, 1)}
-
-    def need(self, options: Mapping[str, Any], headers: Headers | None) -> int:
-        """Bytes that a model takes with these options: weights, K/V and its process."""
-        weights = 0 if headers is None else headers.weight_bytes(options)
-        return weights + int(options.get("kv_cache_memory") or 0) + PROCESS_BYTES
+    def plan(self, source: Source, headers: Headers | None) -> tuple[dict[str, Any], int]:
+        """Options of a model's engine, with the size of its K/V pool, and the bytes that the model takes with them: weights, K/V
+        and the process.
+        """
+        config, options = source.config, dict(source.options)
+        most = self._kv_bytes if headers is None else headers.kv_bytes(config)
+        kv_bytes = config.kv_cache_memory or most
+        if config.kv_cache_memory is None and config.num_kv_blocks is None:
+            options["kv_cache_memory"] = kv_bytes = min(most, self._kv_bytes)
+        weights = 0 if headers is None else headers.weight_bytes(config)
+        return options, weights + kv_bytes + PROCESS_BYTES
 
     def free(self, processes: Mapping[int, int]) -> int:
         """Bytes for one more model.

@@ -94,7 +94,7 @@ class Model:
         """The part of its memory that a load has filled, from 0 to 1."""
         if self.state is not State.LOADING or self.child is None:
             return float(self.state is State.LOADED)
-        weights = max(1, self.headers.weight_bytes(self.source.options) if self.headers else 1)
+        weights = max(1, self.headers.weight_bytes(self.source.config) if self.headers else 1)
         return min(max(0.0, (resident(self.child.pid) - PROCESS_BYTES // 2) / weights), 0.99)
 
     def stop_clock(self) -> None:

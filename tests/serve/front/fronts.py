@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from nanoengine.core.config import EngineConfig
 from nanoengine.serve.front import child as child_module
 from nanoengine.serve.front.catalogue import Source
 from nanoengine.serve.front.config import FrontConfig
@@ -36,8 +37,9 @@ class FrontOfToys:
     """
 
     def __init__(self, models: Mapping[str, str], available: int = 1 << 40, limits: Any = None, **config: Any):
-        options = {"kv_cache_memory": 100 * MIB}
-        sources = {name: Source(name, model, options) for name, model in models.items()}
+        options: Any = {"kv_cache_memory": 100 * MIB}
+        checked = EngineConfig(model="toy", **options)
+        sources = {name: Source(name, model, options, checked) for name, model in models.items()}
         self.front = Front(
             sources, ServerConfig(port=0, **config), FrontConfig(**(limits or {})), Memory(3, lambda: available)
         )

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from nanoengine.core.config import EngineConfig
 from nanoengine.serve.front.catalogue import Source
 from nanoengine.serve.front.child import Child
 from nanoengine.serve.front.config import FrontConfig
@@ -51,8 +53,8 @@ class House:
         self.started: list[Toy] = []
         self.is_quick = True
         free = int(available * NEED)
-        options = {"kv_cache_memory": 100 * MIB}
-        models = [Model(Source(name, "nowhere", options), name in pinned, math.inf) for name in names]
+        checked = EngineConfig(model="nowhere", kv_cache_memory=100 * MIB)
+        models = [Model(Source(name, "nowhere", {}, checked), name in pinned, math.inf) for name in names]
         memory = Memory(3, lambda: free)  # processes that are none have touched nothing
         self.loader = Loader(models, FrontConfig(**config), 1.0, memory, self._start)
         self.models = {model.name: model for model in models}
@@ -167,7 +169,8 @@ def test_nothing_is_unloaded_for_a_model_that_would_not_fit_even_then() -> None:
     async def test(house: House) -> None:
         for name in "ab":
             await house.use(name)
-        house.models["c"].source.options["kv_cache_memory"] = 9 * NEED  # type: ignore[index]
+        large = EngineConfig(model="nowhere", kv_cache_memory=9 * NEED)
+        house.models["c"].source = replace(house.models["c"].source, config=large)
         with pytest.raises(Problem, match="memory are missing"):
             await house.use("c")
         assert house.loaded == "ab"

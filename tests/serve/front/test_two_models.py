@@ -24,7 +24,7 @@ from tests.serve.server.running import Server, until
 
 TABLES = """
 device = "cpu"
-num-kv-blocks = 64
+kv-cache-memory = "64MiB"
 [models.long]
 model = "demo"
 [models.short]
