@@ -153,7 +153,10 @@ class ConfigFile(argparse.Action):
         for name, value in _checked(values, table, parser).items():
             if not hasattr(namespace, name):
                 setattr(namespace, name, value)
-        namespace.models = {name: _of_model(f"{values}: [models.{name}]", one, parser) for name, one in models.items()}
+        if models:
+            namespace.models = {
+                name: _of_model(f"{values}: [models.{name}]", one, parser) for name, one in models.items()
+            }
 
 
 def _of_model(where: str, table: Mapping[str, Any], parser: argparse.ArgumentParser) -> dict[str, Any]:
