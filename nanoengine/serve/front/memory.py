@@ -11,7 +11,7 @@ from nanoengine.ram import available_ram
 from nanoengine.serve.front.catalogue import Source
 from nanoengine.serve.front.headers import Headers
 
-PROCESS_BYTES = 512 << 20
+PROCESS_BYTES = 384 << 20
 """Of a process with torch, beside its weights and its K/V: measured with the demo model, with room for steps."""
 
 MAX_KV_BYTES = 4 << 30

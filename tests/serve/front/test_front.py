@@ -132,7 +132,7 @@ def test_what_does_not_fit_is_refused_with_who_holds_what(make_front: MakeFront)
     until(lambda: server.front.num_running == 1)
     refused = server.complete("b")
     assert refused.status == 503
-    assert "a has 612 MiB (1 requests)" in refused.error["message"]
+    assert "a has 484 MiB (1 requests)" in refused.error["message"]
     assert refused.headers["retry-after"] == "1"
     connection.close()
     until(lambda: server.front.num_running == 0)

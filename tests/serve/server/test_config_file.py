@@ -70,7 +70,7 @@ def test_the_command_line_comes_first(parser: Parser, config: Path) -> None:
         assert args.model == ["demo"]
         assert configs(args)[1] == ServerConfig(port=2, max_n=3, api_key=("file",), log_level="debug")
     for line in (["other", *file], [*file, "other"]):
-        assert parser.parse_args(line).model == "other"
+        assert parser.parse_args(line).model == ["other"]
 
 
 @pytest.mark.parametrize(
