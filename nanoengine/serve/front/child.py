@@ -23,6 +23,9 @@ POLL_SECONDS = 0.05
 MAX_LINE_BYTES = 1 << 16
 """The longest line of a child's log that is passed on whole."""
 
+MAX_CONNECTIONS = 1 << 20
+"""Of a server."""
+
 END_SECONDS = 20.0
 """Seconds beyond shutdown_timeout in which a child ends after SIGTERM; then it is killed."""
 
@@ -33,10 +36,10 @@ class Child:
     Args:
         process: with a pipe as its standard input and error.
         socket: path of the Unix socket on which it answers.
-        log: receives each line of its standard error.
+        log: receives each line of its standard error, as the table that `Lines` has made of it.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process, socket: str, log: Callable[[str], None]):
+    def __init__(self, process: asyncio.subprocess.Process, socket: str, log: Callable[[dict[str, Any]], None]):
         self.process, self.socket, self._log = process, socket, log
         self.pid = process.pid
         self._last_line = ""
@@ -48,7 +51,7 @@ class Child:
         model: str,
         options: Mapping[str, Any],
         config: ServerConfig,
-        log: Callable[[str], None],
+        log: Callable[[dict[str, Any]], None],
         command: Sequence[str] = COMMAND,
     ) -> Child:
         """Start a process, which then loads.
@@ -112,9 +115,12 @@ class Child:
             line = b"(a line that is too long)"
             with contextlib.suppress(ValueError):  # longer than MAX_LINE_BYTES
                 line = await self.process.stderr.readline()
-            if text := line.decode(errors="replace").rstrip():
-                self._last_line = text
-                self._log(text)
+            if text := line.decode(errors="replace").strip():
+                fields = {"level": "warning", "message": text}  # of another library
+                with contextlib.suppress(ValueError, TypeError):
+                    fields |= json.loads(text)
+                self._last_line = str(fields["message"])
+                self._log(fields)
         await self.process.wait()
 
 
@@ -128,6 +134,7 @@ def child_config(config: ServerConfig, name: str, socket: str) -> ServerConfig:
         front_socket=socket,
         forwarded_allow_ips=None,
         cors_origin=None,
-        max_connections=2 * config.max_connections,
+        max_connections=min(2 * config.max_connections, MAX_CONNECTIONS),
         access_log=False,
+        log_format="json",
     )

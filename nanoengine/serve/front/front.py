@@ -82,8 +82,7 @@ class Front:
             raise InvalidConfig(f"pin names {shown(missing[0])}, no model here{did_you_mean(missing[0], sources)}")
         if len(pins) > most_loaded:
             raise InvalidConfig(f"pin names {len(pins)} models: max_loaded_models is {most_loaded}")
-        keep_alive = duration(limits.keep_alive)
-        models = [Model(source, source.name in pins, keep_alive) for source in sources.values()]
+        models = [Model(source, source.name in pins) for source in sources.values()]
         seconds = config.shutdown_timeout + END_SECONDS
         self.loader = Loader(models, limits, seconds, memory or Memory(most_loaded), self._start)
 
@@ -129,15 +128,15 @@ class Front:
     async def _start(self, source: Source, options: dict[str, Any]) -> Child:
         number = next(i for i, model in enumerate(self.loader.models) if model.source is source)
         config = child_config(self.config, source.name, str(Path(self._folder.name) / f"{number}.socket"))
-        return await Child.start(source.model, options, config, lambda line: self._log(source.name, line))
+        return await Child.start(source.model, options, config, lambda fields: self._log(source.name, fields))
 
-    def _log(self, name: str, line: str) -> None:
+    def _log(self, name: str, fields: dict[str, Any]) -> None:
         """A line of a process' log, with the name of its model."""
-        text = f"{name} | {line}"
-        if self.config.log_format == "json":
-            with contextlib.suppress(ValueError, TypeError):  # a line of another library
-                text = json.dumps(json.loads(line) | {"model": name})
-        print(text, file=sys.stderr, flush=True)
+        line = json.dumps({**fields, "model": name})
+        if self.config.log_format == "text":
+            line = f"{fields.get('time', '')} {fields['level'].upper()} {name}: {fields['message']}".strip()
+            line += f"\n{fields['exception']}" if "exception" in fields else ""
+        print(line, file=sys.stderr, flush=True)
 
     async def ask(self, target: str, models: list[Model] | None = None) -> dict[Model, tuple[int, bytes]]:
         """The status and the body of the answer of each loaded model, or of those in `models`, to a GET; without those whose

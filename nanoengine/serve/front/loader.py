@@ -14,7 +14,7 @@ from typing import Any
 from nanoengine.errors import did_you_mean
 from nanoengine.serve.front.catalogue import Source
 from nanoengine.serve.front.child import Child
-from nanoengine.serve.front.config import FrontConfig
+from nanoengine.serve.front.config import FrontConfig, duration
 from nanoengine.serve.front.memory import Memory
 from nanoengine.serve.front.model import Model, State
 from nanoengine.serve.front.upstream import NoAnswer
@@ -48,6 +48,7 @@ class Loader:
     ):
         self.models, self._config, self._memory = models, config, memory
         self._end_seconds, self._start = end_seconds, start
+        self._keep_alive = duration(config.keep_alive)
         self._waiting: dict[Model, set[asyncio.Future[None]]] = {}  # in the order of their first requests
         self._wake = asyncio.Event()
         self._numbers = itertools.count(1)
@@ -67,12 +68,13 @@ class Loader:
 
     @contextlib.contextmanager
     def using(self, model: Model, keep_alive: float | None = None) -> Iterator[None]:
-        """A request for a model: while it lasts, the model is not unloaded. `keep_alive`: seconds, for the time after it."""
+        """A request for a model: while it lasts, the model is not unloaded. `keep_alive`: seconds of the time
+        after it; None: those of the options.
+        """
         model.last_request = next(self._numbers)
         model.num_running += 1
         model.stop_clock()
-        if keep_alive is not None:
-            model.keep_alive = keep_alive
+        model.keep_alive = self._keep_alive if keep_alive is None else keep_alive
         try:
             yield
         finally:

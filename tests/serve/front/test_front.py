@@ -77,9 +77,9 @@ def test_a_client_that_hangs_up_ends_its_request_in_the_process(
             lines += capfd.readouterr().err
             return word in lines
 
-        until(lambda: heard("a | waits"))
+        until(lambda: heard("a: waits"))
         connection.close()
-        until(lambda: heard("a | hung up"))
+        until(lambda: heard("a: hung up"))
         until(lambda: server.front.num_running == 0)
 
 

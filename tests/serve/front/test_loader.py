@@ -54,7 +54,7 @@ class House:
         self.is_quick = True
         free = int(available * NEED)
         checked = EngineConfig(model="nowhere", kv_cache_memory=100 * MIB)
-        models = [Model(Source(name, "nowhere", {}, checked), name in pinned, math.inf) for name in names]
+        models = [Model(Source(name, "nowhere", {}, checked), name in pinned) for name in names]
         memory = Memory(3, lambda: free)  # processes that are none have touched nothing
         self.loader = Loader(models, FrontConfig(**config), 1.0, memory, self._start)
         self.models = {model.name: model for model in models}
@@ -229,7 +229,7 @@ def test_a_process_that_ends_by_itself_is_started_again_by_the_next_request() ->
 def test_an_idle_model_is_unloaded_when_its_time_is_over() -> None:
     async def test(house: House) -> None:
         model, end = house.models["a"], asyncio.Event()
-        with house.loader.using(model, 0.0):
+        with house.loader.using(model, math.inf):
             request = asyncio.create_task(house.use("a", end.wait()))
             await house.loader.loaded(model)
         await a_while()
@@ -243,7 +243,7 @@ def test_an_idle_model_is_unloaded_when_its_time_is_over() -> None:
         await a_while()
         assert (model.state, model.expires_at) == (State.LOADED, None)
 
-    run(test)
+    run(test, keep_alive="0")
 
 
 def test_a_request_during_an_unload_waits_for_the_next_load() -> None:
