@@ -75,7 +75,7 @@ class Front:
         self.work_share = WorkShare()
         most = config.max_held_body_bytes
         self.bodies = Quota.of_bytes(most, "max_held_body_bytes", "this body may take {}", "shorten it")
-        self.num_running, self.is_draining = 0, False
+        self.jobs, self.is_draining = set[object](), False  # one for each request that is being answered
         self._folder = tempfile.TemporaryDirectory(prefix="nanoengine-")  # mode 0700
         pins, most_loaded = limits.pin or (), limits.max_loaded_models
         if missing := [name for name in pins if name not in sources]:
@@ -93,11 +93,11 @@ class Front:
         """A request that is being answered. Raises Problem while the server ends."""
         if self.is_draining:
             raise Problem(503, "the server is shutting down", headers=RETRY_AFTER)
-        self.num_running += 1
+        self.jobs.add(job := object())
         try:
             yield
         finally:
-            self.num_running -= 1
+            self.jobs.discard(job)
 
     async def body(self, http: HTTPRequest) -> bytes:
         """The body of a request. Raises Problem: it is too long."""

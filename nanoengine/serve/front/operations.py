@@ -32,7 +32,7 @@ async def health(http: HTTPRequest, front: Front) -> Response:
 
 async def load(_: HTTPRequest, front: Front) -> Response:
     """The number of requests that are being answered, or wait for a model."""
-    return json_response({"server_load": front.num_running})
+    return json_response({"server_load": len(front.jobs)})
 
 
 async def metrics(_: HTTPRequest, front: Front) -> Response:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import threading
 from collections.abc import Mapping, Sequence
@@ -19,8 +18,6 @@ from nanoengine.serve.server.app import http_settings
 from nanoengine.serve.server.config import ServerConfig
 from nanoengine.serve.server.jobs import LAST_EVENT_SECONDS
 from nanoengine.serve.server.serve import Server, end_hard, listen
-
-logger = logging.getLogger("nanoengine.serve.front")
 
 
 def serve_several(
@@ -50,23 +47,17 @@ class FrontServer(Server):
         await super().startup(sockets)
         self._work = asyncio.create_task(self._serving.run())
 
-    def _end(self) -> None:
-        """As `Server._end`; all models drain at the same time."""
-        front: Front = self._serving
-        if self._ending is None:
-            logger.info("shutting down: %d requests are being answered", front.num_running)
-            front.is_draining = True
-            self._ending = asyncio.get_running_loop().create_task(self._drain())
-        else:
-            front.hurry()
-
     async def _drain(self) -> None:
-        front: Front = self._serving
+        """All models drain at the same time, and at a second signal abort what runs."""
+        front, loop = self._serving, asyncio.get_running_loop()
         self._work.cancel()
         await asyncio.wait({self._work})
+        hurry = loop.create_task(self._hurry.wait())
+        hurry.add_done_callback(lambda _: front.hurry())
         await front.loader.close()
-        end = asyncio.get_running_loop().time() + LAST_EVENT_SECONDS
-        while front.num_running and asyncio.get_running_loop().time() < end:  # their last bytes
+        hurry.cancel()
+        end = loop.time() + LAST_EVENT_SECONDS
+        while front.jobs and loop.time() < end:  # their last bytes
             await asyncio.sleep(0.01)
         threading.Thread(target=end_hard, args=(None, self._over), daemon=True).start()
         self.should_exit = True

@@ -33,7 +33,7 @@ def test_a_request_is_answered_by_the_model_that_it_names(make_front: MakeFront)
         assert streamed.headers["content-type"] == "text/event-stream"
         assert streamed.body == b"data: one\n\ndata: two\n\ndata: three\n\n"
     assert server.states() == {"a": "loaded", "b": "loaded"}
-    assert server.front.num_running == 0
+    assert not server.front.jobs
 
 
 def test_an_unknown_name_or_none_is_an_error_of_the_client(make_front: MakeFront) -> None:
@@ -69,7 +69,7 @@ def test_a_client_that_hangs_up_ends_its_request_in_the_process(
     server = make_front(TWO)
     for stream in (False, True):
         connection = server.connect(post_bytes("/v1/completions", {"model": "a", "prompt": "wait", "stream": stream}))
-        until(lambda: server.front.num_running == 1 and server.states()["a"] == "loaded")
+        until(lambda: len(server.front.jobs) == 1 and server.states()["a"] == "loaded")
         lines = ""
 
         def heard(word: str) -> bool:
@@ -80,7 +80,7 @@ def test_a_client_that_hangs_up_ends_its_request_in_the_process(
         until(lambda: heard("a: waits"))
         connection.close()
         until(lambda: heard("a: hung up"))
-        until(lambda: server.front.num_running == 0)
+        until(lambda: not server.front.jobs)
 
 
 def test_a_process_that_dies_ends_its_streams_alone(make_front: MakeFront) -> None:
@@ -129,13 +129,13 @@ def test_what_does_not_fit_is_refused_with_who_holds_what(make_front: MakeFront)
     server = make_front(TWO, available=PROCESS_BYTES + 150 * MIB)
     server.complete("a")
     connection = server.connect(post_bytes("/v1/completions", {"model": "a", "prompt": "wait"}))
-    until(lambda: server.front.num_running == 1)
+    until(lambda: len(server.front.jobs) == 1)
     refused = server.complete("b")
     assert refused.status == 503
     assert "a has 484 MiB (1 requests)" in refused.error["message"]
     assert refused.headers["retry-after"] == "1"
     connection.close()
-    until(lambda: server.front.num_running == 0)
+    until(lambda: not server.front.jobs)
     assert server.complete("b").status == 200
     assert server.states() == {"a": "not loaded", "b": "loaded"}
 
@@ -147,10 +147,10 @@ def test_models_are_loaded_and_unloaded_as_llamacpps_router_does(make_front: Mak
     rows = {row["id"]: row["status"]["value"] for row in server.get("/models").json["data"]}
     assert rows == {"a": "loaded", "b": "unloaded"}
     connection = server.connect(post_bytes("/v1/completions", {"model": "a", "prompt": "wait"}))
-    until(lambda: server.front.num_running == 1)
+    until(lambda: len(server.front.jobs) == 1)
     assert server.post("/models/unload", {"model": "a"}).status == 503
     connection.close()
-    until(lambda: server.front.num_running == 0)
+    until(lambda: not server.front.jobs)
     assert server.post("/models/unload", {"model": "a"}).json == {"success": True}
     assert server.states() == {"a": "not loaded", "b": "not loaded"}
 
@@ -229,7 +229,7 @@ def test_at_a_signal_running_requests_end_with_the_processes(make_front: MakeFro
     child = server.front.loader.find("a").child
     assert child is not None
     connection = server.connect(post_bytes("/v1/completions", {"model": "a", "prompt": "wait", "stream": True}))
-    until(lambda: server.front.num_running == 1)
+    until(lambda: len(server.front.jobs) == 1)
     server.signal()
     assert read_all(connection).startswith(b"HTTP/1.1 503")
     server.close()
