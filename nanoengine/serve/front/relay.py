@@ -18,7 +18,7 @@ from nanoengine.serve.server.answers import HEADERS, PING_SECONDS
 from nanoengine.serve.server.errors import REASON, RETRY_AFTER, Problem
 from nanoengine.serve.server.http import CONNECTION
 from nanoengine.serve.server.jobs import until_gone
-from nanoengine.serve.server.scope import CLIENT, CLIENT_HEADER, REQUEST_ID
+from nanoengine.serve.server.scope import CLIENT, CLIENT_HEADER, REQUEST_ID, SENT
 
 if TYPE_CHECKING:
     from nanoengine.serve.front.front import Front
@@ -47,14 +47,21 @@ class Outgoing:
 
     def __init__(self, scope: Scope, send: Send):
         self._scope, self._send = scope, send
-        self.has_begun = False
+        self.has_begun = self._is_chunked = False
 
     async def begin(self, status: int, headers: Headers) -> None:
-        has_length = any(name == b"content-length" for name, _ in headers)
-        if self._scope["http_version"] == "1.0" and not has_length:
+        self._is_chunked = all(name != b"content-length" for name, _ in headers)
+        if self._scope["http_version"] == "1.0" and self._is_chunked:
             self._send = self._scope[CONNECTION].without_chunks(self._send)
         self.has_begun = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    def write_now(self, body: bytes) -> bool:
+        """Write a piece of a stream at once; False: it was not written, because the client does not read so fast."""
+        if not (self._is_chunked and self._scope[CONNECTION].write_now(body)):
+            return False
+        self._scope[SENT] += len(body)
+        return True
 
     async def write(self, body: bytes, *, more: bool = True) -> None:
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
@@ -116,6 +123,7 @@ class Relay:
                 await outgoing.begin(answer.status, [one for one in answer.headers if one[0] not in NOT_PASSED_BACK])
             elif answer.status != HTTPStatus.OK:
                 raise problem_of_body(answer.status, await answer.body())
+            answer.write_now = outgoing.write_now
             async for piece in answer.pieces():
                 await outgoing.write(piece)
         await outgoing.write(b"", more=False)
