@@ -8,12 +8,14 @@ import dataclasses
 import json
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from nanoengine.serve.front.upstream import NoAnswer, request
 from nanoengine.serve.server.config import TLS, ServerConfig
+
+Log = Callable[[dict[str, Any]], None]
 
 COMMAND = (sys.executable, "-m", "nanoengine.serve.front.child_process")
 
@@ -39,35 +41,27 @@ class Child:
         log: receives each line of its standard error, as the table that `Lines` has made of it.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process, socket: str, log: Callable[[dict[str, Any]], None]):
+    def __init__(self, process: asyncio.subprocess.Process, socket: str, log: Log):
         self.process, self.socket, self._log = process, socket, log
         self.pid = process.pid
         self._last_line = ""
         self.ended = asyncio.ensure_future(self._watch())
 
     @classmethod
-    async def start(
-        cls,
-        model: str,
-        options: Mapping[str, Any],
-        config: ServerConfig,
-        log: Callable[[dict[str, Any]], None],
-        command: Sequence[str] = COMMAND,
-    ) -> Child:
+    async def start(cls, model: str, options: Mapping[str, Any], config: ServerConfig, log: Log) -> Child:
         """Start a process, which then loads.
 
         Args:
             model, options: see `LLM`.
             config: of its server; `front_socket` is its address.
             log: see the class.
-            command: of the process.
         """
         assert config.front_socket is not None
         Path(config.front_socket).unlink(missing_ok=True)  # of the process before
         pipe = asyncio.subprocess.PIPE
         # A new session: Ctrl-C in a terminal is for the front, which then ends the child.
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=pipe, stderr=pipe, start_new_session=True, limit=MAX_LINE_BYTES
+            *COMMAND, stdin=pipe, stderr=pipe, start_new_session=True, limit=MAX_LINE_BYTES
         )
         child = cls(process, config.front_socket, log)
         assert process.stdin is not None

@@ -8,11 +8,12 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+import msgspec
 from starlette.types import Receive, Scope, Send
 
 from nanoengine.serve.front.child import Child
 from nanoengine.serve.front.model import Model
-from nanoengine.serve.front.shapes import last_event, media_type, ping, problem_of_body
+from nanoengine.serve.front.shapes import last_event, media_type, ping
 from nanoengine.serve.front.upstream import HOP_BY_HOP, Headers, NoAnswer, request
 from nanoengine.serve.server.answers import HEADERS, PING_SECONDS
 from nanoengine.serve.server.errors import REASON, RETRY_AFTER, Problem
@@ -100,7 +101,7 @@ class Relay:
                 raise error from None
             scope[REASON] = error.message
             if self.is_stream:  # otherwise uvicorn closes the connection: the answer is not whole
-                await outgoing.write(last_event(scope["path"], error), more=False)
+                await outgoing.write(last_event(scope["path"], error.table(scope["path"])), more=False)
         finally:
             gone.cancel()
 
@@ -122,7 +123,9 @@ class Relay:
             if not outgoing.has_begun:
                 await outgoing.begin(answer.status, [one for one in answer.headers if one[0] not in NOT_PASSED_BACK])
             elif answer.status != HTTPStatus.OK:
-                raise problem_of_body(answer.status, await answer.body())
+                error = last_event(scope["path"], msgspec.json.decode(await answer.body()))
+                await outgoing.write(error, more=False)
+                return
             answer.write_now = outgoing.write_now
             async for piece in answer.pieces():
                 await outgoing.write(piece)

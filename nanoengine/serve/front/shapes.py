@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from nanoengine.serve.server.answers import COMMENT, DONE, encode
-from nanoengine.serve.server.errors import Problem
 from nanoengine.serve.server.messages import MessagesWriter
 from nanoengine.serve.server.ollama import OllamaWriter
 
@@ -26,27 +21,17 @@ def ping(path: str) -> bytes:
     return MessagesWriter.ping if path.startswith("/v1/messages") else COMMENT
 
 
-def last_event(path: str, problem: Problem) -> bytes:
-    """The end of a stream whose request failed after its first ping."""
-    table = problem.table(path)
+def last_event(path: str, error: Any) -> bytes:
+    """The end of a stream whose request failed after its first ping. `error`: the body of the answer otherwise, as
+    `Problem.table` makes it.
+    """
     if path.startswith("/api/"):
-        return encode(table) + b"\n"
+        return encode(error) + b"\n"
     if path.startswith("/v1/messages"):
-        return b"event: error\ndata: " + encode(table) + b"\n\n"
+        return b"event: error\ndata: " + encode(error) + b"\n\n"
     if path == "/v1/responses":
-        event = {"type": "error", "code": str(problem.code or problem.status), "message": problem.message}
-        return b"event: error\ndata: " + encode({**event, "param": problem.param, "sequence_number": 0}) + b"\n\n"
+        event = {**error["error"], "type": "error", "code": str(error["error"]["code"]), "sequence_number": 0}
+        return b"event: error\ndata: " + encode(event) + b"\n\n"
     if path == "/infill":
-        return b"error: " + encode(table["error"]) + b"\n\n"
-    return b"data: " + encode(table) + b"\n\n" + DONE
-
-
-def problem_of_body(status: int, body: bytes) -> Problem:
-    """The error that a server has answered with."""
-    table: Any = None
-    with contextlib.suppress(msgspec.DecodeError):
-        table = msgspec.json.decode(body)
-    error = table.get("error") if isinstance(table, Mapping) else None
-    if isinstance(error, Mapping):
-        return Problem(status, str(error.get("message", "")), error.get("param"))
-    return Problem(status, str(error or f"the model's server answered {status}"))
+        return b"error: " + encode(error["error"]) + b"\n\n"
+    return b"data: " + encode(error) + b"\n\n" + DONE

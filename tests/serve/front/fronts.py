@@ -85,7 +85,7 @@ class FrontOfToys:
 @pytest.fixture
 def make_front(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes fronts over toys."""
-    monkeypatch.setattr(child_module.Child.start.__func__, "__defaults__", (TOY,))  # type: ignore[attr-defined]
+    monkeypatch.setattr(child_module, "COMMAND", TOY)
     fronts: list[FrontOfToys] = []
 
     def make(models: Mapping[str, str], **options: Any) -> FrontOfToys:
