@@ -25,6 +25,9 @@ POLL_SECONDS = 0.05
 MAX_LINE_BYTES = 1 << 16
 """The longest line of a child's log that is passed on whole."""
 
+LOG_SECONDS = 1.0
+"""For the last lines of the log of a process that has ended."""
+
 MAX_CONNECTIONS = 1 << 20
 """Of a server."""
 
@@ -103,7 +106,13 @@ class Child:
             self.process.kill()
 
     async def _watch(self) -> None:
-        """Pass the log on, until the process has ended."""
+        """Wait for the end of the process. Its log may stay open: in processes that it has started."""
+        log = asyncio.ensure_future(self._pass_log())
+        await self.process.wait()
+        await asyncio.wait({log}, timeout=LOG_SECONDS)
+        log.cancel()
+
+    async def _pass_log(self) -> None:
         assert self.process.stderr is not None
         while not self.process.stderr.at_eof():
             line = b"(a line that is too long)"
@@ -115,7 +124,6 @@ class Child:
                     fields |= json.loads(text)
                 self._last_line = str(fields["message"])
                 self._log(fields)
-        await self.process.wait()
 
 
 def child_config(config: ServerConfig, name: str, socket: str) -> ServerConfig:

@@ -29,7 +29,7 @@ from nanoengine.serve.front.upstream import NoAnswer, request
 from nanoengine.serve.server.config import ServerConfig
 from nanoengine.serve.server.errors import RETRY_AFTER, Problem
 from nanoengine.serve.server.quota import Quota
-from nanoengine.serve.server.reading import body_of, parse
+from nanoengine.serve.server.reading import SLOW_BYTES, body_of, parse
 from nanoengine.serve.server.scope import CLIENT, HELD
 from nanoengine.serve.server.work_share import WorkShare
 
@@ -107,6 +107,8 @@ class Front:
     async def read(self, http: HTTPRequest) -> tuple[bytes, Envelope]:
         """The body of a request, and what of it concerns the front. Raises Problem: too long, or no JSON."""
         body = await self.body(http)
+        if len(body) > SLOW_BYTES:
+            return body, await asyncio.to_thread(parse, body, Envelope)
         return body, parse(body, Envelope)
 
     def model_of(self, name: str | None) -> Model:
@@ -156,7 +158,9 @@ class Front:
     async def run(self) -> None:
         """Load pinned models, then what is requested, and watch all processes."""
         tasks = [self.loader.loaded(model) for model in self.loader.models if model.is_pinned]
-        await asyncio.gather(self.loader.run(), self._watch(), *tasks)
+        await asyncio.gather(
+            self.loader.run(), self._watch(), *tasks, return_exceptions=True
+        )  # failures are in the log
 
     async def _watch(self) -> None:
         """Kill processes whose servers do not answer, or say that they do not serve, several times in a row: their models are

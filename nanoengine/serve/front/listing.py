@@ -23,19 +23,21 @@ VALUES = {State.NOT_LOADED: "unloaded", State.FAILED: "unloaded", State.UNLOADIN
 
 async def models(_: HTTPRequest, front: Front) -> Response:
     """All models and their adapters."""
-    rows = [row for model in front.loader.models for row in await _rows(front, model)]
+    rows = [row for model in front.loader.models for row in _rows(front, model)]
     return json_response({"object": "list", "data": rows})
 
 
 async def model(http: HTTPRequest, front: Front) -> Response:
     """One of them."""
     name = http.path_params["name"]
-    rows = await _rows(front, front.loader.find(name))
+    model = front.loader.find(name)
+    await model.read()
+    rows = _rows(front, model)
     return json_response(next((row for row in rows if row["id"] == name), rows[0]))
 
 
-async def _rows(front: Front, model: Model) -> list[dict[str, Any]]:
-    headers = await model.read()
+def _rows(front: Front, model: Model) -> list[dict[str, Any]]:
+    headers = model.headers  # of many models it takes long to read them for a list
     rows = model.served or [
         {
             "id": name,
