@@ -1,6 +1,6 @@
-"""The operations of layers on an NVIDIA GPU: products by cuBLAS, or of few rows by kernels of this project, fused with the operations
-around them, the rest by Triton kernels, and the steps around the model that the device does by itself, so that the host need not
-wait for it.
+"""The operations of layers on an NVIDIA GPU: products by cuBLAS, or of few rows by kernels of this project, fused with the
+operations before and after them; the rest by Triton kernels; and the steps around the model that the device does by itself, so
+that the host need not wait for it.
 """
 
 from __future__ import annotations
