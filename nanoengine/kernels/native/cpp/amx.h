@@ -1,6 +1,6 @@
 // The product of product.h in AMX tiles of bfloat16: 16 rows of A, 16 dwords of the summed dimension, 16 columns of B.
 //
-// With EMULATE_AMX the tile instructions are plain loops, so that the order of tiles can be tested on any CPU.
+// With EMULATE_AMX the tile instructions are plain loops (tests/kernels/amx_emulated.h): the order of tiles is tested on any CPU.
 #pragma once
 #include <algorithm>
 #include <initializer_list>
