@@ -121,8 +121,10 @@ def run(args: argparse.Namespace) -> None:
         raise InvalidConfig("served_model_name is for one model: name several by the tables [models.NAME] of --config")
     show_log(config.log_level, config.log_format)
     try:
-        from nanoengine.serve.front.run import serve_several
-        from nanoengine.serve.server.serve import serve
+        if is_alone:
+            from nanoengine.serve.server.serve import serve
+        else:
+            from nanoengine.serve.front.run import serve_several
     except ModuleNotFoundError as error:
         package, *folders = (error.name or "").split(".")
         if package == "nanoengine" and folders:
