@@ -127,7 +127,7 @@ class LLM(CoreLLM):
         """
         if not isinstance(messages, Sequence):
             raise InvalidPrompt(
-                f"messages must be a list of messages or of conversations, not {type(messages).__name__}"
+                "messages", f" must be a list of messages or of conversations, not {type(messages).__name__}"
             )
         if not messages:
             return []
@@ -135,7 +135,9 @@ class LLM(CoreLLM):
         conversations = cast("Sequence[Sequence[Message]]", [messages] if is_one else messages)
         for own in conversations:
             if not isinstance(own, Sequence):
-                raise InvalidPrompt(f"messages holds {shown(own)}: it must be a list of messages or of conversations")
+                raise InvalidPrompt(
+                    "messages", f" holds {shown(own)}: it must be a list of messages or of conversations"
+                )
         rest = {"cache_salt": cache_salt, "lora_request": lora_request, "use_tqdm": use_tqdm}
         if not (is_installed("tools") or tools or tool_choice):
             token_ids = [self.tokenizer.encode_chat(own, chat_template_kwargs) for own in conversations]
@@ -185,7 +187,7 @@ class LLM(CoreLLM):
 
         own = PoolingParams() if params is None else params
         if not all(isinstance(one, PoolingParams) for one in (own if isinstance(own, Sequence) else [own])):
-            raise InvalidSamplingParams(f"params must be PoolingParams or a list of them, not {shown(params)}")
+            raise InvalidSamplingParams("params", f" must be PoolingParams or a list of them, not {shown(params)}")
         requests = self.make_requests(prompts, own, cache_salt)
         self._adapt(requests, lora_request)
         self._run_with_bar(requests, use_tqdm)

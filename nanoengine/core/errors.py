@@ -13,10 +13,18 @@ from typing import Any
 
 
 class NanoEngineError(Exception):
-    """Base of all errors that nanoengine raises on purpose. A message is cut short, whatever it quotes."""
+    """Base of all errors that nanoengine raises on purpose. A message is cut short, whatever it quotes.
+
+    It is made of a message, or of the field at fault and of what the message says behind the name of that field.
+    """
+
+    @property
+    def field(self) -> str | None:
+        """The field at fault, perhaps with a path inside of it; None: no single field is."""
+        return self.args[0] if len(self.args) == 2 else None
 
     def __str__(self) -> str:
-        text = super().__str__()
+        text = "".join(map(str, self.args))
         return text if len(text) <= 2000 else f"{text[:1000]} ... {text[-900:]}"
 
 
@@ -37,7 +45,13 @@ class InvalidSamplingParams(NanoEngineError, ValueError):
 
 
 class InvalidPrompt(NanoEngineError, ValueError):
-    """A prompt is empty, too long, of a wrong type, or holds token ids outside the vocabulary."""
+    """A prompt is empty, too long, of a wrong type, or holds token ids outside the vocabulary. Its field is "prompt", unless
+    another one is at fault.
+    """
+
+    @property
+    def field(self) -> str | None:
+        return super().field or "prompt"
 
 
 class PromptTooLong(InvalidPrompt):

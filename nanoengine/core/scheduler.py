@@ -115,6 +115,8 @@ class Scheduler:
         plan = step.plan
         plan.ended, self.ended_rows = self.ended_rows, []
         plan.zeroed, self.blocks.zeroed = self.blocks.zeroed, []
+        step.faults += self.blocks.faults
+        self.blocks.faults.clear()
         for part in parts:
             ask(step.faults, part, "complete", None, step)
         self.in_flight.append(step)

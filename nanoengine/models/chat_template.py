@@ -61,7 +61,9 @@ def render(
     _check_messages(messages)
     _check_tools(tools)
     if template_kwargs is not None and not isinstance(template_kwargs, Mapping):
-        raise InvalidPrompt(f"chat_template_kwargs must be a table of names and values, not {shown(template_kwargs)}")
+        raise InvalidPrompt(
+            "chat_template_kwargs", f" must be a table of names and values, not {shown(template_kwargs)}"
+        )
     if continue_final_message:
         messages = [*messages[:-1], _open_ended(messages[-1])]
     values = {
@@ -75,7 +77,7 @@ def render(
     try:
         text = client.render(template, _plain(values))
     except RecursionError as error:
-        raise InvalidPrompt(f"messages, tools or chat_template_kwargs are nested too deeply: {error}") from error
+        raise InvalidPrompt("messages", f", tools or chat_template_kwargs are nested too deeply: {error}") from error
     return _cut_at_mark(text) if continue_final_message else text
 
 
@@ -102,26 +104,28 @@ def read_template(given: Any) -> str:
 
 def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
     if not messages:
-        raise InvalidPrompt("the conversation is empty: it must have at least one message")
+        raise InvalidPrompt("messages", ": the conversation is empty: it must have at least one message")
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or not _has_content(message):
             must = "must have a role and a content, or tool_calls in its place"
-            raise InvalidPrompt(f"messages[{index}] {must}, not {shown(message)}")
+            raise InvalidPrompt(f"messages[{index}]", f" {must}, not {shown(message)}")
 
 
 def _check_tools(tools: Sequence[Mapping[str, Any]] | None) -> None:
     if tools is not None and not isinstance(tools, list | tuple):
-        raise InvalidPrompt(f"tools must be a list of JSON schemas of functions, not {shown(tools)}")
+        raise InvalidPrompt("tools", f" must be a list of JSON schemas of functions, not {shown(tools)}")
     for tool in tools or ():
         if not isinstance(tool, Mapping):
-            raise InvalidPrompt(f"a tool must be a table, the JSON schema of a function, not {shown(tool)}")
+            raise InvalidPrompt("tools", f": a tool must be a table, the JSON schema of a function, not {shown(tool)}")
 
 
 def _open_ended(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """A message whose end can be found in the rendered text."""
     content = message.get("content")
     if not isinstance(content, str):
-        raise InvalidPrompt(f"continue_final_message needs a last message whose content is text, not {shown(content)}")
+        raise InvalidPrompt(
+            "continue_final_message", f" needs a last message whose content is text, not {shown(content)}"
+        )
     return {**message, "content": content + MARK + " "}
 
 
@@ -131,7 +135,7 @@ def _cut_at_mark(text: str) -> str:
     """
     head, mark, tail = text.rpartition(MARK)
     if not mark:
-        raise InvalidPrompt("continue_final_message: the chat template leaves the last message out")
+        raise InvalidPrompt("continue_final_message", ": the chat template leaves the last message out")
     return head if tail.startswith(" ") else head.rstrip()
 
 
@@ -172,5 +176,5 @@ def _plain(value: Any) -> Any:
     for kind in (str, int, float):
         if isinstance(value, kind):  # of a class of its own, such as an enum
             return kind.__str__(value) if kind is str else kind(value)
-    must = "messages, tools and what a template asks for must be text, numbers, lists and tables"
-    raise InvalidPrompt(f"{must}, not {shown(value)}")
+    must = ", tools and what a template asks for must be text, numbers, lists and tables"
+    raise InvalidPrompt("messages", f"{must}, not {shown(value)}")

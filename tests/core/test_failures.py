@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.config import POLICIES
 from nanoengine.core.errors import NotFiniteLogits
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import StepPlan
 from nanoengine.core.sampling_params import CoreSamplingParams
-from nanoengine.core.seams import PolicyPart
+from nanoengine.core.seams import KVStore, PolicyPart
 from nanoengine.core.sequence import Request
 
 from .toys import Done, ToyModel, ToyTokenizer, check, make_engine, run
@@ -250,6 +251,49 @@ def test_parts_that_raise_end_their_own_requests_alone(seed: int) -> None:
     engine.close()
     check(engine.scheduler)
     assert (fragile.num_closed, told.num_closed) == (1, 1)
+
+
+class FragileStore(KVStore):
+    """Loses blocks: it may have any, none can be loaded, and each call may raise."""
+
+    def __init__(self, rng: random.Random):
+        self.rng, self.share = rng, rng.choice([0.0, 0.1, 0.5])
+        for name in STORED:
+            setattr(self, name, partial(self._perhaps, getattr(self, name)))
+
+    def _perhaps(self, plain: Callable[..., Any], *args: Any) -> Any:
+        if self.rng.random() < self.share:
+            raise BrokenPart
+        return plain(*args)
+
+    def has(self, group: int, hash: bytes, tokens: bytes) -> bool:
+        return self.rng.random() < 0.3
+
+    def load(self, group: int, hash: bytes, tokens: bytes, block: int) -> None:
+        raise BrokenPart
+
+
+STORED = ("cached", "evicted", "invalidated", "has", "may_end", "hold", "clear", "closing")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_store_that_raises_ends_those_that_it_was_to_load_alone(seed: int) -> None:
+    rng = random.Random(seed)
+    run(engine := make_engine(), right := drawn_requests(engine, random.Random(seed)))
+    blocks = BlockManager(rng.choice([16, 30]), 4, stores=[KVStore(), FragileStore(rng)])
+    depth, policy = rng.choice([1, 2, 3]), rng.choice(POLICIES)
+    engine = make_engine(blocks=blocks, depth=depth, policy=policy, max_num_batched_tokens=rng.choice([9, 64]))
+    for _ in range(2):
+        run(engine, requests := drawn_requests(engine, random.Random(seed)))
+        for request, expected in zip(requests, right, strict=True):
+            for own, other, seq in zip(
+                request.output().outputs, expected.output().outputs, request.sequences, strict=True
+            ):
+                assert own == other or isinstance(seq.error, BrokenPart | StopIteration)
+                assert own.token_ids == other.token_ids[: len(own.token_ids)]
+    assert engine.reset_prefix_cache()
+    engine.close()
+    check(engine.scheduler)
 
 
 @pytest.mark.parametrize("what", ASKED)

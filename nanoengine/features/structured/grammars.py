@@ -118,7 +118,9 @@ class Grammars:
     def _new_tokenizer(self) -> tuple[LLTokenizer, Trial]:
         own = self.tokenizer.fast
         if not self.eos_token_ids:
-            raise InvalidSamplingParams("structured_outputs: the model has no end-of-text token, so no text could end")
+            raise InvalidSamplingParams(
+                "structured_outputs", ": the model has no end-of-text token, so no text could end"
+            )
         added = own.get_added_tokens_decoder().values()
         text = _with_marks_apart(
             own.to_str(),
@@ -128,7 +130,7 @@ class Grammars:
             tokenizer = LLTokenizer(text, n_vocab=self.mask_size, eos_token=self.eos_token_ids)
         except Exception as error:  # of a kind whose tokens are no bytes of the text, such as words
             raise InvalidSamplingParams(
-                f"structured_outputs: llguidance cannot use {self.tokenizer.name}: {error}"
+                "structured_outputs", f": llguidance cannot use {self.tokenizer.name}: {error}"
             ) from error
         return tokenizer, Trial(text, self.mask_size, self.eos_token_ids, LIMITS)
 
@@ -139,7 +141,7 @@ class Grammars:
         except InvalidSamplingParams:
             raise
         except (ValueError, RecursionError) as error:
-            raise InvalidSamplingParams(f"structured_outputs.{outputs.kind}: {error}") from error
+            raise InvalidSamplingParams(f"structured_outputs.{outputs.kind}", f": {error}") from error
         try:
             verdict = self._trial.verdict(grammar, notation)
             if (
@@ -153,7 +155,7 @@ class Grammars:
             matcher = LLMatcher(tokenizer, verdict.grammar or grammar, limits=LLParserLimits(**LIMITS), log_level=0)
             verdict = verdict._replace(error=str(matcher.get_error()))
         if verdict.error:
-            raise InvalidSamplingParams(_told(verdict.error, outputs, grammar))
+            raise InvalidSamplingParams(*_told(verdict.error, outputs, grammar))
         bits = np.zeros(-(-self.mask_size // 32), np.int32)
         matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)  # what the first mask takes, no step does
         return matcher, verdict.num_bytes
@@ -222,10 +224,12 @@ def tag_grammar(outputs: StructuredOutputs) -> str:
     table = json.loads(outputs.text)
     structures, triggers = table.get("structures"), table.get("triggers")
     if not isinstance(structures, list) or not structures or not isinstance(triggers, list):
-        raise InvalidSamplingParams("structured_outputs.structural_tag must have lists of structures and of triggers")
+        raise InvalidSamplingParams(
+            "structured_outputs.structural_tag", " must have lists of structures and of triggers"
+        )
     if len(triggers) > MAX_TRIGGERS:
         raise InvalidSamplingParams(
-            f"structured_outputs.structural_tag has {len(triggers)} triggers: at most {MAX_TRIGGERS} can be"
+            "structured_outputs.structural_tag", f" has {len(triggers)} triggers: at most {MAX_TRIGGERS} can be"
         )
     rules, field = Rules(lambda _: None), "structured_outputs.structural_tag"
     tags: list[str] = []
@@ -233,12 +237,12 @@ def tag_grammar(outputs: StructuredOutputs) -> str:
         begin, end, schema = (own.get(name) if isinstance(own, dict) else None for name in ("begin", "end", "schema"))
         if not isinstance(begin, str) or not isinstance(end, str) or not isinstance(schema, dict):
             raise InvalidSamplingParams(
-                "structured_outputs.structural_tag: a structure has strings begin and end, and a schema"
+                "structured_outputs.structural_tag", ": a structure has strings begin and end, and a schema"
             )
         trigger = next((own for own in triggers if isinstance(own, str) and own and begin.startswith(own)), None)
         if trigger is None:
             raise InvalidSamplingParams(
-                f"structured_outputs.structural_tag: {shown(begin)} begins with none of the triggers"
+                "structured_outputs.structural_tag", f": {shown(begin)} begins with none of the triggers"
             )
         tags.append(f"tag_{len(tags)}")
         rest, value = begin.removeprefix(trigger), rules.json(promised(schema, field), field, _spaces(outputs))
@@ -248,7 +252,7 @@ def tag_grammar(outputs: StructuredOutputs) -> str:
     return rules.text()
 
 
-def _told(message: str, outputs: StructuredOutputs, grammar: str) -> str:
+def _told(message: str, outputs: StructuredOutputs, grammar: str) -> tuple[str, str]:
     """The field at fault, and why: without the parser's state, and without advice to allow what is not allowed here."""
     field = f"structured_outputs.{outputs.kind}"
     place = re.match(r"at (\d+)\(\d+\): failed to compile JSON schema: ", message)
@@ -259,4 +263,4 @@ def _told(message: str, outputs: StructuredOutputs, grammar: str) -> str:
     for keyword, words in ADVICE.items():
         if keyword in why:
             why += f": {words}"
-    return f"{field}: {why}"
+    return field, f": {why}"

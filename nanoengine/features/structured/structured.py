@@ -222,7 +222,7 @@ class Structured(PolicyPart):
                 continue
             constraint.read(seq.token_ids[seq.num_prompt_tokens + constraint.num_read :])
             if constraint.error and isinstance(seq.error, NoTokenLeft):
-                seq.error = GrammarTooComplex(f"structured_outputs: {constraint.error.splitlines()[0]}")
+                seq.error = GrammarTooComplex("structured_outputs", f": {constraint.error.splitlines()[0]}")
         self._fill_ahead(seqs)
 
     def concerns(self, seq: Sequence) -> bool:

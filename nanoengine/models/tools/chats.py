@@ -90,8 +90,9 @@ class Prompt:
         if schema is not None or self._has_grammar:
             if own is not None and schema is None:
                 raise InvalidSamplingParams(
-                    "tool_choice forces calls, or a tool is strict, and structured outputs say what the text is, other than by"
-                    " a schema: give one of them"
+                    "tool_choice",
+                    " forces calls, or a tool is strict, and structured outputs say what the text is, other than by"
+                    " a schema: give one of them",
                 )
             changes["structured_outputs"] = self._grammar(params.skip_special_tokens, schema)
         return self.answered(dataclasses.replace(params, **changes) if changes else params)
@@ -294,10 +295,12 @@ class Chats:
         try:
             told = in_words(messages, tools)
         except (ValueError, RecursionError) as error:  # arguments of a call that JSON does not have
-            raise InvalidPrompt(f"messages: a call cannot be written as JSON: {error}") from error
+            raise InvalidPrompt("messages", f": a call cannot be written as JSON: {error}") from error
         text = self._render(told, kwargs, None, options)
         if tools and TOLD_FIRST not in text:
-            raise InvalidPrompt("tools are given, but the chat template knows of none, and leaves system messages out")
+            raise InvalidPrompt(
+                "tools", " are given, but the chat template knows of none, and leaves system messages out"
+            )
         return text
 
     def _knows_tools(self, template: str) -> bool:

@@ -139,7 +139,7 @@ class _Schema:
         if _is_misread(value):
             instead = "use one of at most 15 digits, or a string"
             raise InvalidSamplingParams(
-                f"{self.field}: {name} has the number {shown(value)}, which no grammar can hold: {instead}"
+                self.field, f": {name} has the number {shown(value)}, which no grammar can hold: {instead}"
             )
 
 

@@ -54,23 +54,24 @@ def read_tools(tables: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
         InvalidPrompt: a value that is no tool, has no name or the name of another, or is too deep.
     """
     if tables is not None and not isinstance(tables, list | tuple):
-        raise InvalidPrompt(f"tools must be a list of JSON schemas of functions, not {shown(tables)}")
+        raise InvalidPrompt("tools", f" must be a list of JSON schemas of functions, not {shown(tables)}")
     if tables is not None and len(tables) > MAX_TOOLS:
-        raise InvalidPrompt(f"tools holds {len(tables)} functions: at most {MAX_TOOLS} can be")
+        raise InvalidPrompt("tools", f" holds {len(tables)} functions: at most {MAX_TOOLS} can be")
     tools: dict[str, Tool] = {}
     for index, table in enumerate(tables or ()):
         own = table.get("function", table) if isinstance(table, Mapping) else None
         name = own.get("name") if isinstance(own, Mapping) else None
         if own is None or not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_CHARS or name in tools:
             raise InvalidPrompt(
-                f"tools holds {shown(table)}: a tool is a table, the JSON schema of a function, with a name of its own"
+                "tools",
+                f" holds {shown(table)}: a tool is a table, the JSON schema of a function, with a name of its own",
             )
         if is_too_deep(table):
-            raise InvalidPrompt(f"tools: {name[:80]} is deeper than {MAX_DEPTH} tables and lists")
+            raise InvalidPrompt("tools", f": {name[:80]} is deeper than {MAX_DEPTH} tables and lists")
         parameters = own.get("parameters")
         if not isinstance(parameters, Mapping | None):
             raise InvalidPrompt(
-                f"tools: the parameters of {name[:80]} are {shown(parameters)}: they must be a JSON schema"
+                "tools", f": the parameters of {name[:80]} are {shown(parameters)}: they must be a JSON schema"
             )
         schema = {"type": "object", **parameters} if parameters else {"type": "object", "additionalProperties": False}
         field = f"tools[{index}].{'parameters' if own is table else 'function.parameters'}"
@@ -98,7 +99,7 @@ def choose(tools: Sequence[Tool], choice: str | Mapping[str, Any] | None, *, par
         return Choice(tuple(tools), most=most)
     if word == "required":
         if not tools:
-            raise InvalidSamplingParams("tool_choice is 'required', but there are no tools: give some")
+            raise InvalidSamplingParams("tool_choice", " is 'required', but there are no tools: give some")
         return Choice(tuple(tools), is_forced=True, most=most)
     return Choice((_named(tools, choice),), is_forced=True, most=1)
 
@@ -108,10 +109,11 @@ def _allowed(tools: Sequence[Tool], allowed: object, *, parallel: bool) -> Choic
     mode, own = (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, Mapping) else (None, None)
     if mode not in ("auto", "required") or not isinstance(own, list | tuple) or not own:
         raise InvalidSamplingParams(
-            f"tool_choice has the allowed_tools {shown(allowed)}: they must have a mode, 'auto' or 'required', and tools"
+            "tool_choice",
+            f" has the allowed_tools {shown(allowed)}: they must have a mode, 'auto' or 'required', and tools",
         )
     if len(own) > MAX_TOOLS:
-        raise InvalidSamplingParams(f"tool_choice allows {len(own)} tools: at most {MAX_TOOLS} can be")
+        raise InvalidSamplingParams("tool_choice", f" allows {len(own)} tools: at most {MAX_TOOLS} can be")
     names = {_named(tools, one).name for one in own}
     return choose([tool for tool in tools if tool.name in names], mode, parallel=parallel)
 
@@ -122,9 +124,10 @@ def _named(tools: Sequence[Tool], choice: object) -> Tool:
     name = function.get("name") if isinstance(function, Mapping) else None
     if name is None:
         raise InvalidSamplingParams(
-            f"tool_choice is {shown(choice)}: it must be 'none', 'auto', 'required', or a function of tools by its name"
+            "tool_choice",
+            f" is {shown(choice)}: it must be 'none', 'auto', 'required', or a function of tools by its name",
         )
     found = next((tool for tool in tools if tool.name == name), None)
     if found is None:
-        raise InvalidSamplingParams(f"tool_choice names {shown(name)}, which is none of the tools")
+        raise InvalidSamplingParams("tool_choice", f" names {shown(name)}, which is none of the tools")
     return found

@@ -59,8 +59,8 @@ def xml_call(rules: Rules, kinds: Kinds, tool: Tool, schema: Mapping[str, Any]) 
     try:
         arguments = _Arguments(rules, kinds, schema, tool.field).rule()
     except _Refused as error:
-        message = f"{tool.field} of {tool.name} have {error}, which cannot be promised of calls in XML"
-        raise InvalidSamplingParams(message) from None
+        message = f" of {tool.name} have {error}, which cannot be promised of calls in XML"
+        raise InvalidSamplingParams(tool.field, message) from None
     return f"{rules.say(tool.name, '>', GAP)} {arguments} {rules.say(END_OF_FUNCTION)}"
 
 

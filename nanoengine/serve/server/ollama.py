@@ -22,9 +22,9 @@ from nanoengine.errors import InvalidPrompt
 from nanoengine.models.tools.parser import Call, CallPiece, Event, Reasoning
 from nanoengine.serve.server.answers import EventStream, encode, json_response
 from nanoengine.serve.server.errors import Problem
-from nanoengine.serve.server.fields import IGNORED_OLLAMA, IGNORED_OPTIONS, Body, with_fields
+from nanoengine.serve.server.fields import IGNORED_OLLAMA, IGNORED_OPTIONS, UNAVAILABLE_OLLAMA, Body, with_fields
 from nanoengine.serve.server.local_sampling import OURS, LocalSampling
-from nanoengine.serve.server.protocol import Positive, Table, Texts, TranslatedRequest
+from nanoengine.serve.server.protocol import Positive, Stops, Table, Texts, TranslatedRequest
 from nanoengine.serve.server.replies import Usage, Writer, json_schema, reply, tool_call
 from nanoengine.serve.server.scope import new_id
 from nanoengine.serve.server.serving import Serving
@@ -33,14 +33,32 @@ NEVER = "9999-12-31T23:59:59Z"
 """The time at which a model is unloaded."""
 
 
+EQUIVALENT = {
+    **dict.fromkeys(("max_tokens", "max_output_tokens", "max_completion_tokens"), "num_predict"),
+    "stop_sequences": "stop",
+    "repetition_penalty": "repeat_penalty",
+}
+"""Names of other interfaces that clients send for options -> the options."""
+
+NAMES = (*EQUIVALENT, *OURS, "num_predict", "stop", "repeat_last_n")
+"""Names of the options of sampling; of two values for one option the later name counts."""
+
+
 class Options(with_fields(LocalSampling, IGNORED_OPTIONS), kw_only=True):  # type: ignore[misc, call-arg]
     """How to sample, and how to lay the model out in memory."""
 
+    unavailable: ClassVar[tuple[str, ...] | None] = UNAVAILABLE_OLLAMA
+
     num_predict: int | None = None
+    max_tokens: int | None = None
+    max_output_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    stop_sequences: Stops | None = None
+    repetition_penalty: float | None = None
 
 
-class _Asked(with_fields(Body, IGNORED_OLLAMA), kw_only=True):  # type: ignore[misc, call-arg]
-    """Fields of both requests."""
+class _Generation(with_fields(Options, IGNORED_OLLAMA), kw_only=True):  # type: ignore[misc, call-arg]
+    """Fields of both requests. What `options` says counts before an option beside it."""
 
     model: str
     stream: bool | None = True
@@ -49,34 +67,36 @@ class _Asked(with_fields(Body, IGNORED_OLLAMA), kw_only=True):  # type: ignore[m
     think: bool | str | None = None
     keep_alive: float | str | None = None
 
-    def chat(self, messages: list[Table], tools: list[Table] | None = None) -> TranslatedRequest:
+    def chat(self, messages: list[Table], **tools: Any) -> TranslatedRequest:
         """A conversation, as /v1/chat/completions has it."""
-        options = self.options or Options()
+        values = [(name, getattr(own, name)) for own in (self, self.options or Options()) for name in NAMES]
+        options = Options(**{EQUIVALENT.get(name, name): value for name, value in values if value is not None})
         limit = options.num_predict
         is_begun = bool(messages) and messages[-1]["role"] == "assistant"  # the model goes on with it
         return TranslatedRequest(
             messages=messages,
             add_generation_prompt=not is_begun,
             continue_final_message=is_begun,
-            tools=tools or None,
             stream=self.stream is not False,
             max_tokens=limit if limit is not None and limit > 0 else None,  # 0: no limit, as in Ollama
             response_format=_format(self.format),
             enable_thinking=self.think is not False if self.think is not None else None,
             reasoning_effort=self.think if isinstance(self.think, str) else None,
             names={"response_format": "format"},
+            **tools,
             **options.of_chat(),
         )
 
 
-class OllamaChatRequest(_Asked, kw_only=True):  # type: ignore[call-arg]
+class OllamaChatRequest(_Generation, kw_only=True):  # type: ignore[call-arg]
     """POST /api/chat."""
 
     messages: list[Table] | None = None
     tools: list[Table] | None = None
+    tool_choice: str | Table | None = None  # of other interfaces
 
 
-class OllamaGenerateRequest(_Asked, kw_only=True):  # type: ignore[call-arg]
+class OllamaGenerateRequest(_Generation, kw_only=True):  # type: ignore[call-arg]
     """POST /api/generate."""
 
     prompt: str | None = ""
@@ -88,11 +108,13 @@ class OllamaGenerateRequest(_Asked, kw_only=True):  # type: ignore[call-arg]
 class OllamaShowRequest(with_fields(Body, ("verbose",)), kw_only=True):  # type: ignore[misc, call-arg]
     """POST /api/show. `name` is what older clients call the model."""
 
+    unavailable: ClassVar[tuple[str, ...] | None] = UNAVAILABLE_OLLAMA
+
     model: str | None = None
     name: str | None = None
 
 
-class OllamaEmbedRequest(with_fields(Body, ("keep_alive",)), kw_only=True):  # type: ignore[misc, call-arg]
+class OllamaEmbedRequest(with_fields(Options, ("keep_alive",)), kw_only=True):  # type: ignore[misc, call-arg]
     """POST /api/embed. No option of sampling can change an embedding."""
 
     model: str
@@ -108,7 +130,8 @@ async def chat(http: HTTPRequest, serving: Serving) -> Response | EventStream:
     if not messages:
         return _loaded(request, message={"role": "assistant", "content": ""})
     writer = OllamaWriter(request.model, is_chat=True)
-    return await reply(http, serving, request.chat(messages, request.tools), new_id("ollama-", http, None), writer)
+    translated = request.chat(messages, tools=request.tools, tool_choice=request.tool_choice)
+    return await reply(http, serving, translated, new_id("ollama-", http, None), writer)
 
 
 async def generate(http: HTTPRequest, serving: Serving) -> Response | EventStream:
@@ -236,7 +259,7 @@ def _now() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
-def _loaded(request: _Asked, **said: Any) -> Response:
+def _loaded(request: _Generation, **said: Any) -> Response:
     """The answer to a request without a prompt, which loads or unloads a model in Ollama; here the model stays."""
     reason = "unload" if str(request.keep_alive).rstrip("smh") in ("0", "0.0") else "load"
     return json_response({"model": request.model, "created_at": _now(), **said, "done": True, "done_reason": reason})

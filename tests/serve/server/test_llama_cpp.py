@@ -1,4 +1,4 @@
-"""Filling in the middle, in the words of each interface. The toy says its prompt again, so that it is seen what it was asked."""
+"""llama.cpp's interface, and filling in the middle in the words of each. The toy says its prompt again."""
 
 from __future__ import annotations
 
@@ -100,6 +100,52 @@ def test_infill_streams_what_it_says_whole(coder: Server) -> None:
     events = [json.loads(line.removeprefix(b"data: ")) for line in answer.body.splitlines() if line]
     assert "".join(event["content"] for event in events) == "abcd"
     assert [event["stop"] for event in events] == [False] * (len(events) - 1) + [True]
+
+
+def test_editors_read_the_fields_that_they_name(coder: Server) -> None:
+    """llama.vim names paths, and looks for each by its path; llama.vscode reads the context and asks for alternatives."""
+    timings = ["prompt_n", "prompt_ms", "prompt_per_token_ms", "prompt_per_second"]
+    timings += [name.replace("prompt", "predicted") for name in timings]
+    paths = ["content", *(f"timings/{name}" for name in timings), "truncated", "tokens_cached"]
+    answer = coder.post("/infill", BOTH | {"response_fields": [*paths, "", "timings/none", "content/x"]}).json
+    assert list(answer) == paths
+    assert (answer["content"], answer["timings/predicted_n"]) == ("abcd", 5)
+    whole = coder.post("/infill", BOTH | {"n_cmpl": 3, "t_max_predict_ms": 500}).json
+    assert (whole["content"], whole["generation_settings"]["n_ctx"]) == ("abcd", coder.serving.max_model_len)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_text_goes_on(coder: Server, stream: bool) -> None:
+    """What Continue sends."""
+    fields = {"n_predict": 3, "top_k": 40, "temperature": 0, "min_p": 0.05, "mirostat": 0, "stop": ["z"]}
+    answer = coder.post("/completion", {"prompt": "abcdef", "stream": stream, **fields})
+    events = [json.loads(line.removeprefix(b"data: ")) for line in answer.body.splitlines() if line]
+    assert "".join(event["content"] for event in events) == "abc"
+    assert events[-1].items() >= {"stop": True, "stop_type": "limit", "tokens_predicted": 3}.items()
+
+
+def test_a_text_has_a_schema(demo: Server) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
+    answer = demo.post("/completion", {"prompt": "x = ", "json_schema": schema, "n_predict": 60}).json
+    assert json.loads(answer["content"]) == {"a": 1}
+
+
+@pytest.mark.parametrize("prompt", [None, "", ["a"], [1, 2], "a" * 5000])
+def test_a_prompt_is_one_text(coder: Server, prompt: Any) -> None:
+    refused = coder.post("/completion", {"prompt": prompt})
+    assert (refused.status, refused.error["param"]) == (400, "prompt")
+
+
+def test_clients_ask_for_the_context(coder: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coder.serving, "defaults", {"temperature": 0.8, "repetition_penalty": 1.1})
+    length = coder.serving.max_model_len
+    props = coder.get("/props?model=coder&autoload=false").json
+    assert props["default_generation_settings"] == {
+        "n_ctx": length,
+        "params": {"temperature": 0.8, "repeat_penalty": 1.1},
+    }
+    assert props["chat_template"] == coder.get("/tokenizer_info").json["chat_template"]
+    assert coder.get("/v1/models").json["data"][0]["meta"] == {"n_ctx": length}
 
 
 def test_a_prompt_is_computed_ahead(coder: Server) -> None:
