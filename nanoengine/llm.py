@@ -135,9 +135,7 @@ class LLM(CoreLLM):
         conversations = cast("Sequence[Sequence[Message]]", [messages] if is_one else messages)
         for own in conversations:
             if not isinstance(own, Sequence):
-                raise InvalidPrompt(
-                    "messages", f" holds {shown(own)}: it must be a list of messages or of conversations"
-                )
+                raise InvalidPrompt("messages", f" holds {shown(own)}: a conversation is a list of messages")
         rest = {"cache_salt": cache_salt, "lora_request": lora_request, "use_tqdm": use_tqdm}
         if not (is_installed("tools") or tools or tool_choice):
             token_ids = [self.tokenizer.encode_chat(own, chat_template_kwargs) for own in conversations]

@@ -61,9 +61,7 @@ def render(
     _check_messages(messages)
     _check_tools(tools)
     if template_kwargs is not None and not isinstance(template_kwargs, Mapping):
-        raise InvalidPrompt(
-            "chat_template_kwargs", f" must be a table of names and values, not {shown(template_kwargs)}"
-        )
+        raise InvalidPrompt("chat_template_kwargs", f" must be a table, not {shown(template_kwargs)}")
     if continue_final_message:
         messages = [*messages[:-1], _open_ended(messages[-1])]
     values = {
@@ -123,9 +121,7 @@ def _open_ended(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """A message whose end can be found in the rendered text."""
     content = message.get("content")
     if not isinstance(content, str):
-        raise InvalidPrompt(
-            "continue_final_message", f" needs a last message whose content is text, not {shown(content)}"
-        )
+        raise InvalidPrompt("continue_final_message", f" needs a last message of text, not {shown(content)}")
     return {**message, "content": content + MARK + " "}
 
 

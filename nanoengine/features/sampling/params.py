@@ -242,7 +242,5 @@ def biases(value: object) -> tuple[tuple[int, float], ...]:
             raise InvalidSamplingParams("logit_bias", f": bias of token {token} is {shown(bias)}: {must}")
         found[token] = float(bias)
     if len(found) > MAX_LOGIT_BIAS:
-        raise InvalidSamplingParams(
-            "logit_bias", f" holds {len(found)} tokens: at most {MAX_LOGIT_BIAS} can have a bias"
-        )
+        raise InvalidSamplingParams("logit_bias", f" holds {len(found)} tokens: at most {MAX_LOGIT_BIAS} can be")
     return tuple(sorted(found.items()))

@@ -221,29 +221,21 @@ def _spaces(outputs: StructuredOutputs) -> dict[str, Any]:
 
 
 def tag_grammar(outputs: StructuredOutputs) -> str:
-    table = json.loads(outputs.text)
+    table, field = json.loads(outputs.text), "structured_outputs.structural_tag"
     structures, triggers = table.get("structures"), table.get("triggers")
     if not isinstance(structures, list) or not structures or not isinstance(triggers, list):
-        raise InvalidSamplingParams(
-            "structured_outputs.structural_tag", " must have lists of structures and of triggers"
-        )
+        raise InvalidSamplingParams(field, " must have lists of structures and of triggers")
     if len(triggers) > MAX_TRIGGERS:
-        raise InvalidSamplingParams(
-            "structured_outputs.structural_tag", f" has {len(triggers)} triggers: at most {MAX_TRIGGERS} can be"
-        )
-    rules, field = Rules(lambda _: None), "structured_outputs.structural_tag"
+        raise InvalidSamplingParams(field, f" has {len(triggers)} triggers: at most {MAX_TRIGGERS} can be")
+    rules = Rules(lambda _: None)
     tags: list[str] = []
     for own in structures:
         begin, end, schema = (own.get(name) if isinstance(own, dict) else None for name in ("begin", "end", "schema"))
         if not isinstance(begin, str) or not isinstance(end, str) or not isinstance(schema, dict):
-            raise InvalidSamplingParams(
-                "structured_outputs.structural_tag", ": a structure has strings begin and end, and a schema"
-            )
+            raise InvalidSamplingParams(field, ": a structure has strings begin and end, and a schema")
         trigger = next((own for own in triggers if isinstance(own, str) and own and begin.startswith(own)), None)
         if trigger is None:
-            raise InvalidSamplingParams(
-                "structured_outputs.structural_tag", f": {shown(begin)} begins with none of the triggers"
-            )
+            raise InvalidSamplingParams(field, f": {shown(begin)} begins with none of the triggers")
         tags.append(f"tag_{len(tags)}")
         rest, value = begin.removeprefix(trigger), rules.json(promised(schema, field), field, _spaces(outputs))
         rules.rules[f"{tags[-1]}_trigger[lazy]"] = f"TEXT {json.dumps(trigger)}"

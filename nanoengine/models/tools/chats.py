@@ -298,9 +298,7 @@ class Chats:
             raise InvalidPrompt("messages", f": a call cannot be written as JSON: {error}") from error
         text = self._render(told, kwargs, None, options)
         if tools and TOLD_FIRST not in text:
-            raise InvalidPrompt(
-                "tools", " are given, but the chat template knows of none, and leaves system messages out"
-            )
+            raise InvalidPrompt("tools", " are given, but the chat template knows of none, and no system message")
         return text
 
     def _knows_tools(self, template: str) -> bool:

@@ -49,7 +49,7 @@ IGNORED_RESPONSES = (
 
 IGNORED_OLLAMA = ("truncate", "shift")
 
-UNAVAILABLE_OLLAMA = (*("images", "template", "context", "logprobs", "top_logprobs", "mirostat", "typical_p", "tfs_z"),)
+UNAVAILABLE_OLLAMA = ("images", "template", "context", "logprobs", "top_logprobs", "mirostat", "typical_p", "tfs_z")
 """Fields and options that Ollama has, and this server has not. Any other field is ignored by both."""
 
 MAX_IGNORED_NAMES = 256

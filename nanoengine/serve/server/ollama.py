@@ -22,7 +22,7 @@ from nanoengine.errors import InvalidPrompt
 from nanoengine.models.tools.parser import Call, CallPiece, Event, Reasoning
 from nanoengine.serve.server.answers import EventStream, encode, json_response
 from nanoengine.serve.server.errors import Problem
-from nanoengine.serve.server.fields import IGNORED_OLLAMA, IGNORED_OPTIONS, UNAVAILABLE_OLLAMA, Body, with_fields
+from nanoengine.serve.server.fields import IGNORED_OLLAMA, IGNORED_OPTIONS, UNAVAILABLE_OLLAMA, with_fields
 from nanoengine.serve.server.local_sampling import OURS, LocalSampling
 from nanoengine.serve.server.protocol import Positive, Stops, Table, Texts, TranslatedRequest
 from nanoengine.serve.server.replies import Usage, Writer, json_schema, reply, tool_call
@@ -33,28 +33,20 @@ NEVER = "9999-12-31T23:59:59Z"
 """The time at which a model is unloaded."""
 
 
-EQUIVALENT = {
-    **dict.fromkeys(("max_tokens", "max_output_tokens", "max_completion_tokens"), "num_predict"),
-    "stop_sequences": "stop",
-    "repetition_penalty": "repeat_penalty",
-}
+LIMITS = ("max_tokens", "max_output_tokens", "max_completion_tokens", "num_predict")
+OTHERS = {"stop_sequences": "stop", "repetition_penalty": "repeat_penalty", **dict.fromkeys(LIMITS, "num_predict")}
 """Names of other interfaces that clients send for options -> the options."""
 
-NAMES = (*EQUIVALENT, *OURS, "num_predict", "stop", "repeat_last_n")
+NAMES = (*OTHERS, *OURS, "stop", "repeat_last_n")
 """Names of the options of sampling; of two values for one option the later name counts."""
 
+TYPES = {**dict.fromkeys(LIMITS, int), "stop_sequences": Stops, "repetition_penalty": float}
 
-class Options(with_fields(LocalSampling, IGNORED_OPTIONS), kw_only=True):  # type: ignore[misc, call-arg]
+
+class Options(with_fields(LocalSampling, IGNORED_OPTIONS, TYPES), kw_only=True):  # type: ignore[misc, call-arg]
     """How to sample, and how to lay the model out in memory."""
 
     unavailable: ClassVar[tuple[str, ...] | None] = UNAVAILABLE_OLLAMA
-
-    num_predict: int | None = None
-    max_tokens: int | None = None
-    max_output_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    stop_sequences: Stops | None = None
-    repetition_penalty: float | None = None
 
 
 class _Generation(with_fields(Options, IGNORED_OLLAMA), kw_only=True):  # type: ignore[misc, call-arg]
@@ -70,7 +62,7 @@ class _Generation(with_fields(Options, IGNORED_OLLAMA), kw_only=True):  # type: 
     def chat(self, messages: list[Table], **tools: Any) -> TranslatedRequest:
         """A conversation, as /v1/chat/completions has it."""
         values = [(name, getattr(own, name)) for own in (self, self.options or Options()) for name in NAMES]
-        options = Options(**{EQUIVALENT.get(name, name): value for name, value in values if value is not None})
+        options = Options(**{OTHERS.get(name, name): value for name, value in values if value is not None})
         limit = options.num_predict
         is_begun = bool(messages) and messages[-1]["role"] == "assistant"  # the model goes on with it
         return TranslatedRequest(
@@ -105,10 +97,8 @@ class OllamaGenerateRequest(_Generation, kw_only=True):  # type: ignore[call-arg
     raw: bool | None = False
 
 
-class OllamaShowRequest(with_fields(Body, ("verbose",)), kw_only=True):  # type: ignore[misc, call-arg]
+class OllamaShowRequest(with_fields(Options, ("verbose",)), kw_only=True):  # type: ignore[misc, call-arg]
     """POST /api/show. `name` is what older clients call the model."""
-
-    unavailable: ClassVar[tuple[str, ...] | None] = UNAVAILABLE_OLLAMA
 
     model: str | None = None
     name: str | None = None
