@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -29,7 +28,7 @@ IGNORED = (
 )
 """Hints about the cache and the time of another server; n_cmpl is the most alternatives that an editor can show: one comes."""
 
-Path = Annotated[str, Meta(max_length=128)]
+FieldPath = Annotated[str, Meta(max_length=128)]
 
 STOP_TYPES = {"length": "limit", "stop": "eos"}
 
@@ -55,9 +54,9 @@ class LlamaRequest(with_fields(LocalSampling, IGNORED), kw_only=True):  # type: 
     stream: bool | None = False
     json_schema: Table | None = None
     grammar: str | None = None
-    response_fields: Annotated[list[Path], Meta(max_length=64)] | None = None
+    response_fields: Annotated[list[FieldPath], Meta(max_length=64)] | None = None
 
-    async def reply(self, http: HTTPRequest, serving: Serving, text: str, ends: list[int]) -> Response | EventStream:
+    async def answer(self, http: HTTPRequest, serving: Serving, text: str, ends: list[int]) -> Response | EventStream:
         """Go on with a text, up to one of the tokens `ends`. Raises as `replies.reply`."""
         limit = self.n_predict
         request = TranslatedRequest(
@@ -90,7 +89,7 @@ async def completion(http: HTTPRequest, serving: Serving) -> Response | EventStr
     request = await serving.read(http, LlamaRequest)
     if not request.prompt:
         raise Problem(400, "prompt is missing or empty: give a text", "prompt")
-    return await request.reply(http, serving, request.prompt, [])
+    return await request.answer(http, serving, request.prompt, [])
 
 
 async def infill(http: HTTPRequest, serving: Serving) -> Response | EventStream:
@@ -98,7 +97,7 @@ async def infill(http: HTTPRequest, serving: Serving) -> Response | EventStream:
     request, marks = await serving.read(http, InfillRequest), serving.prompts.fill_marks
     files = [(own.filename, own.text) for own in request.input_extra or ()]
     text = marks.prompt(request.input_prefix, request.input_suffix, files) + (request.prompt or "")
-    return await request.reply(http, serving, text, list(marks.ends))
+    return await request.answer(http, serving, text, list(marks.ends))
 
 
 async def props(_: HTTPRequest, serving: Serving) -> Response:
@@ -130,22 +129,17 @@ class LlamaWriter(Writer):
         self._max_model_len, self._paths = serving.max_model_len, request.response_fields
         self._content: list[str] = []
         self._last: Table = {}
-        self._start = time.monotonic()
-        self._first = 0.0  # the time of the first token
 
     def write(self, event: Table) -> bytes:
         return b"data: " + encode(event) + b"\n\n"
 
     def add(self, text: str) -> Iterator[Table]:
-        self._first = self._first or time.monotonic()
         if not self._is_silent:
             self._content.append(text)
             yield {"index": 0, "content": text, "stop": False}
 
     def end(self, reason: str | None, stop: str | int | None, usage: Usage) -> Iterator[Table]:
-        end = time.monotonic()
-        first = self._first or end if self.ttft is None else self._start + self.ttft
-        new = 0 if self._is_silent else usage.new
+        (to_first, behind), new = self.seconds(), 0 if self._is_silent else usage.new
         word = stop if isinstance(stop, str) else ""
         self._last = {
             "index": 0,
@@ -161,8 +155,8 @@ class LlamaWriter(Writer):
             "tokens_cached": usage.cached,
             "timings": {
                 "cache_n": usage.cached,
-                **_speed("prompt", usage.prompt - usage.cached, first - self._start),
-                **_speed("predicted", new, end - first),
+                **_speed("prompt", usage.prompt - usage.cached, to_first),
+                **_speed("predicted", new, behind),
             },
         }
         yield self._last

@@ -5,8 +5,7 @@ Streams are lines of JSON, and are what a client gets that does not say. No mode
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -19,7 +18,7 @@ from starlette.responses import Response
 import nanoengine
 from nanoengine.builder import is_installed
 from nanoengine.errors import InvalidPrompt
-from nanoengine.models.tools.parser import Call, CallPiece, Event, Reasoning
+from nanoengine.models.tools.parser import Call, CallPiece, Reasoning
 from nanoengine.serve.server.answers import EventStream, encode, json_response
 from nanoengine.serve.server.errors import Problem
 from nanoengine.serve.server.fields import IGNORED_OLLAMA, IGNORED_OPTIONS, UNAVAILABLE_OLLAMA, with_fields
@@ -267,8 +266,6 @@ class OllamaWriter(Writer):
         self._model, self._is_chat = model, is_chat
         self._said: Table = {}
         self._whole: Table = {}
-        self._start = time.monotonic_ns()
-        self._first = 0  # the time of the first token
 
     def write(self, event: Table) -> bytes:
         return encode(event) + b"\n"
@@ -276,10 +273,6 @@ class OllamaWriter(Writer):
     def _line(self, said: Table, **rest: Any) -> Table:
         own = {"message": {"role": "assistant", "content": "", **said}} if self._is_chat else {"response": "", **said}
         return {"model": self._model, "created_at": _now(), **own, "done": False, **rest}
-
-    def open(self, event: Event) -> Iterable[Table]:
-        self._first = self._first or time.monotonic_ns()
-        return ()
 
     def add(self, text: str) -> Iterator[Table]:
         if self._kind is CallPiece:  # its clients take whole calls
@@ -296,17 +289,16 @@ class OllamaWriter(Writer):
         yield self._line({"tool_calls": calls[-1:]})
 
     def end(self, reason: str | None, stop: str | int | None, usage: Usage) -> Iterator[Table]:
-        now = time.monotonic_ns()
-        first = self._first or now if self.ttft is None else self._start + int(1e9 * self.ttft)
+        prompt, new = (int(1e9 * own) for own in self.seconds())
         rest = {
             "done": True,
             "done_reason": "length" if reason == "length" else "stop",
-            "total_duration": now - self._start,
+            "total_duration": prompt + new,
             "load_duration": 0,
             "prompt_eval_count": usage.prompt,
-            "prompt_eval_duration": first - self._start,
+            "prompt_eval_duration": prompt,
             "eval_count": usage.new,
-            "eval_duration": now - first,
+            "eval_duration": new,
         }
         self._whole = self._line(self._said) | rest
         yield self._line({}) | rest

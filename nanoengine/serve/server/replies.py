@@ -7,6 +7,7 @@ have no `Writer`: with `n` choices, log probabilities and token ids they share t
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -123,7 +124,9 @@ class Writer:
     """Names of the interface for fields of `SamplingParams`, for errors."""
 
     def __init__(self) -> None:
-        self.ttft: float | None = None  # seconds to the first token; None: `open` measures it
+        self.ttft: float | None = None  # seconds to the first token; None: they are measured here
+        self._start = time.monotonic()
+        self._first = 0.0  # the time of the first text
         self._kind: type[Event] | None = None  # of the open block
         self._num_blocks = 0
         self.has_called = False
@@ -151,10 +154,17 @@ class Writer:
                 if not text and not begins_call:
                     continue
                 self._num_blocks += 1
+                self._first = self._first or time.monotonic()
                 self._kind = type(event)
                 yield from self.open(event)
             if text:
                 yield from self.add(text)
+
+    def seconds(self) -> tuple[float, float]:
+        """From the request to its first token, and from there until now."""
+        now = time.monotonic()
+        first = self._first or now if self.ttft is None else self._start + self.ttft
+        return first - self._start, now - first
 
     def close_last(self) -> Iterator[Table]:
         if self._kind is not None:
