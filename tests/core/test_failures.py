@@ -18,7 +18,7 @@ from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import StepPlan
 from nanoengine.core.sampling_params import CoreSamplingParams
 from nanoengine.core.seams import KVStore, PolicyPart
-from nanoengine.core.sequence import Request
+from nanoengine.core.sequence import Phase, Request
 
 from .toys import Done, ToyModel, ToyTokenizer, check, make_engine, run
 
@@ -253,6 +253,16 @@ def test_parts_that_raise_end_their_own_requests_alone(seed: int) -> None:
     assert (fragile.num_closed, told.num_closed) == (1, 1)
 
 
+class Blind(ToyModel):
+    """Reads whatever a slot holds, as memory is read."""
+
+    def _next(self, tables: list[list[int]], position: int, seed: int) -> int:
+        try:
+            return super()._next(tables, position, seed)
+        except (KeyError, AssertionError):
+            return 0
+
+
 class FragileStore(KVStore):
     """Loses blocks: it may have any, none can be loaded, and each call may raise."""
 
@@ -273,6 +283,16 @@ class FragileStore(KVStore):
         raise BrokenPart
 
 
+class Hesitant(PolicyPart):
+    """Lets prompts start, and sometimes wait with a chunk."""
+
+    def __init__(self, rng: random.Random):
+        self.rng = rng
+
+    def allowed(self, seq: Any, budget: int) -> int:
+        return budget if seq.phase is Phase.WAITING else self.rng.choice([0, budget])
+
+
 STORED = ("cached", "evicted", "invalidated", "has", "may_end", "hold", "clear", "closing")
 
 
@@ -281,8 +301,15 @@ def test_a_store_that_raises_ends_those_that_it_was_to_load_alone(seed: int) -> 
     rng = random.Random(seed)
     run(engine := make_engine(), right := drawn_requests(engine, random.Random(seed)))
     blocks = BlockManager(rng.choice([16, 30]), 4, stores=[KVStore(), FragileStore(rng)])
-    depth, policy = rng.choice([1, 2, 3]), rng.choice(POLICIES)
-    engine = make_engine(blocks=blocks, depth=depth, policy=policy, max_num_batched_tokens=rng.choice([9, 64]))
+    engine = make_engine(
+        blocks=blocks,
+        model=Blind(4),
+        parts=[Hesitant(rng)],
+        depth=rng.choice([1, 2, 3]),
+        policy=rng.choice(POLICIES),
+        max_num_batched_tokens=rng.choice([9, 64]),
+    )
+    lost = []
     for _ in range(2):
         run(engine, requests := drawn_requests(engine, random.Random(seed)))
         for request, expected in zip(requests, right, strict=True):
@@ -291,6 +318,8 @@ def test_a_store_that_raises_ends_those_that_it_was_to_load_alone(seed: int) -> 
             ):
                 assert own == other or isinstance(seq.error, BrokenPart | StopIteration)
                 assert own.token_ids == other.token_ids[: len(own.token_ids)]
+                lost += [] if seq.error is None else [seq]
+    assert len(lost) < 20, "most go on"
     assert engine.reset_prefix_cache()
     engine.close()
     check(engine.scheduler)

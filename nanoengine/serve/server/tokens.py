@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, GET /tokenizer_info: the model's tokenizer, for clients that count or build prompts."""
+"""POST /tokenize, /detokenize and /apply-template, GET /tokenizer_info: for clients that count or build prompts."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from nanoengine.errors import shown
 from nanoengine.serve.server.errors import Problem
 from nanoengine.serve.server.fields import IGNORED, MAX_IGNORED_NAMES, NEUTRAL, Ignored, without_unknown
 from nanoengine.serve.server.protocol import ChatRequest, CompletionRequest, Generation
@@ -175,7 +176,7 @@ def test_ollamas_rule_ignores_and_logs_each_name_once(parrot: Server, caplog: py
         assert parrot.post("/api/chat", DOORS["/api/chat"] | fields).status == 200
     assert [record.getMessage().split()[2] for record in caplog.records if "is ignored" in record.getMessage()] == [
         repr("new\nline"),
-        f"'{'x' * 36}...{'x' * 37}'",
+        shown("x" * 5000),
         "'options.other'",
     ]
     many = {f"name-{number}": 1 for number in range(2 * MAX_IGNORED_NAMES)}
