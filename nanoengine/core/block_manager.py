@@ -7,6 +7,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import xxhash
@@ -22,15 +23,6 @@ class Cached(NamedTuple):
     group: int
     hash: bytes
     tokens: bytes
-
-
-class Admitted(NamedTuple):
-    """At fault in the place of a store that has not loaded the cached prefix of a sequence: no other sequence must end."""
-
-    seq: Sequence
-
-    def concerns(self, seq: Sequence) -> bool:
-        return seq is self.seq
 
 
 class BlockManager:
@@ -70,7 +62,6 @@ class BlockManager:
         # Hash of a block that a running sequence will soon have computed or loaded -> the first such sequence.
         self.pending: dict[bytes, Sequence] = {}
         self.dirty: set[int] = set()  # blocks that may hold NaN
-        self.faults: Faults = []  # of stores, since the last step was made
         self.zeroed: list[int] = []  # such blocks that were allocated: the next step overwrites them first
 
     @property
@@ -79,8 +70,8 @@ class BlockManager:
 
     # ---- blocks of sequences
 
-    def admit(self, seq: Sequence, num_cached_blocks: int) -> bool:
-        """Give a waiting sequence the blocks of its cached prefix, of its other tokens and of the next one."""
+    def admit(self, seq: Sequence, num_cached_blocks: int, faults: Faults) -> bool:
+        """Give a sequence the blocks of its cached prefix, of its other tokens and of the next one. `faults`: of stores."""
         size, cached = self.block_size, num_cached_blocks * self.block_size
         hashes, num_new = seq.block_hashes, 0
         tables: list[list[int]] = []
@@ -102,12 +93,13 @@ class BlockManager:
         for block in pinned:
             self.ref_counts[block] += 1
             self.free_blocks.pop(block, None)
-        faults = self._tell("hold", hashes[:num_cached_blocks])  # what is evicted below must not push them out
+        lost = self.tell("hold", hashes[:num_cached_blocks])  # what is evicted below must not push them out
         for group, place in loads:
             self.pending.setdefault(hashes[place][0], seq)
             tables[group][place] = self._allocate()
-            ask(faults, self, "_load", None, group, *hashes[place], tables[group][place])
-        self.faults += [(Admitted(seq), error) for _, error in faults]
+            ask(lost, self, "_load", None, group, *hashes[place], tables[group][place])
+        admitted = SimpleNamespace(concerns={seq}.__contains__)  # no other sequence must end
+        faults += [(admitted, error) for _, error in lost]
         for table, end in zip(tables, ends, strict=True):
             table += [self._allocate() for _ in range(end - len(table))]
         seq.block_tables, seq.first_blocks = tables, firsts
@@ -171,7 +163,7 @@ class BlockManager:
         block, _ = self.free_blocks.popitem(last=False)
         if (cached := self.contents[block]) is not None:
             self._forget(block)
-            self._tell("evicted", cached.group, cached.hash, cached.tokens, block)
+            self.tell("evicted", cached.group, cached.hash, cached.tokens, block)
         if block in self.dirty:
             self.dirty.remove(block)
             self.zeroed.append(block)
@@ -242,7 +234,7 @@ class BlockManager:
                 if block != NULL_BLOCK and self.contents[block] is None and hash not in self.index[group]:
                     self.index[group][hash], self.contents[block] = block, Cached(group, hash, tokens)
                     self.dirty.discard(block)  # all of it was written
-                    self._tell("cached", group, hash, hashes[i - 1][0] if i else b"", tokens, block)
+                    self.tell("cached", group, hash, hashes[i - 1][0] if i else b"", tokens, block)
             if self.pending:
                 self.pending.pop(hash, None)
         seq.num_published = last
@@ -256,7 +248,7 @@ class BlockManager:
                 if (block := index.get(hash)) is not None:
                     self._forget(block)
                     self.dirty.add(block)
-                self._tell("invalidated", group, hash, tokens)
+                self.tell("invalidated", group, hash, tokens)
         self.mark_dirty(seq)
 
     def mark_dirty(self, seq: Sequence) -> None:
@@ -271,14 +263,10 @@ class BlockManager:
         for index in self.index:
             for block in list(index.values()):
                 self._forget(block)
-        self._tell("clear")
+        self.tell("clear")
         return True
 
-    def closing(self) -> None:
-        """The engine ends: stores keep what is in the pool."""
-        self._tell("closing")
-
-    def _tell(self, what: str, *args: object) -> Faults:
+    def tell(self, what: str, *args: object) -> Faults:
         """Tell all stores; returns those that have raised."""
         faults: Faults = []
         for store in self.stores:

@@ -13,10 +13,7 @@ from typing import Any
 
 
 class NanoEngineError(Exception):
-    """Base of all errors that nanoengine raises on purpose. A message is cut short, whatever it quotes.
-
-    It is made of a message, or of the field at fault and of what the message says behind the name of that field.
-    """
+    """Base of errors that nanoengine raises on purpose: of a short message, or of the field at fault and what is behind it."""
 
     @property
     def field(self) -> str | None:
@@ -45,13 +42,7 @@ class InvalidSamplingParams(NanoEngineError, ValueError):
 
 
 class InvalidPrompt(NanoEngineError, ValueError):
-    """A prompt is empty, too long, of a wrong type, or holds token ids outside the vocabulary. Its field is "prompt", unless
-    another one is at fault.
-    """
-
-    @property
-    def field(self) -> str | None:
-        return super().field or "prompt"
+    """A prompt is empty, too long, of a wrong type, or holds token ids outside the vocabulary."""
 
 
 class PromptTooLong(InvalidPrompt):

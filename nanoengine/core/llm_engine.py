@@ -132,9 +132,7 @@ class LLMEngine:
             raise InvalidPrompt("the prompt is empty: it must have at least one token")
         for token in token_ids:
             if type(token) is not int or not 0 <= token < self.vocab_size:
-                raise InvalidPrompt(
-                    f"the prompt holds {shown(token)}: token ids are integers from 0 to {self.vocab_size - 1}"
-                )
+                raise InvalidPrompt(f"the prompt holds {shown(token)}: token ids are from 0 to {self.vocab_size - 1}")
         if len(token_ids) >= self.max_model_len:
             raise PromptTooLong(
                 f"the prompt is too long: this model's maximum context length is {self.max_model_len} tokens, and it has "
@@ -157,7 +155,7 @@ class LLMEngine:
         self._check_open()
         if request.request_id in self.requests or request.sequences:
             raise InvalidRequest(
-                "request_id", f" {shown(request.request_id)} is in use, or was submitted before: make a new request"
+                "request_id", f" {shown(request.request_id)} is in use or was submitted: make a new request"
             )
         params = request.params
         seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
@@ -286,7 +284,7 @@ class LLMEngine:
         try:
             for request_id in list(self.requests):
                 self.abort(request_id)
-            self.scheduler.blocks.closing()
+            self.scheduler.blocks.tell("closing")
             self.step()
         finally:
             self._is_closed = True

@@ -115,8 +115,6 @@ class Scheduler:
         plan = step.plan
         plan.ended, self.ended_rows = self.ended_rows, []
         plan.zeroed, self.blocks.zeroed = self.blocks.zeroed, []
-        step.faults += self.blocks.faults
-        self.blocks.faults.clear()
         for part in parts:
             ask(step.faults, part, "complete", None, step)
         self.in_flight.append(step)
@@ -175,7 +173,7 @@ class Scheduler:
                 break
             if (num_cached_blocks := self.blocks.find(seq)) is None:
                 continue
-            if not self.blocks.admit(seq, num_cached_blocks):
+            if not self.blocks.admit(seq, num_cached_blocks, step.faults):
                 break  # no room: nobody behind it overtakes it
             self._start(step, seq)
             budget -= self._take_chunk(step, seq, budget)

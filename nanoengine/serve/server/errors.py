@@ -117,7 +117,8 @@ def problem_of(error: BaseException) -> Problem:
     if isinstance(error, StepFailed) and isinstance(error.__cause__, USER_ERRORS):
         error = error.__cause__
     if isinstance(error, USER_ERRORS):
-        field, code = re.match(r"\w+", error.field or ""), TOO_LONG if isinstance(error, PromptTooLong) else None
+        default = "prompt" if isinstance(error, InvalidPrompt) else ""
+        field, code = re.match(r"\w+", error.field or default), TOO_LONG if isinstance(error, PromptTooLong) else None
         return Problem(HTTPStatus.BAD_REQUEST, str(error), field and field[0], code=code)
     if isinstance(error, EngineDead | EngineClosed | GrammarsUnavailable):
         return Problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
