@@ -154,9 +154,7 @@ class LLMEngine:
         """As `submit`, but no part is told."""
         self._check_open()
         if request.request_id in self.requests or request.sequences:
-            raise InvalidRequest(
-                "request_id", f" {shown(request.request_id)} is in use or was submitted: make a new request"
-            )
+            raise InvalidRequest("request_id", f" {shown(request.request_id)} is in use or was submitted: make another")
         params = request.params
         seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
         self.requests[request.request_id] = request

@@ -58,7 +58,7 @@ class _Generation(with_fields(Options, IGNORED_OLLAMA), kw_only=True):  # type: 
     think: bool | str | None = None
     keep_alive: float | str | None = None
 
-    def chat(self, messages: list[Table], **tools: Any) -> TranslatedRequest:
+    def chat(self, messages: list[Table], tools: list[Table] | None = None) -> TranslatedRequest:
         """A conversation, as /v1/chat/completions has it."""
         values = [(name, getattr(own, name)) for own in (self, self.options or Options()) for name in NAMES]
         options = Options(**{OTHERS.get(name, name): value for name, value in values if value is not None})
@@ -68,13 +68,13 @@ class _Generation(with_fields(Options, IGNORED_OLLAMA), kw_only=True):  # type: 
             messages=messages,
             add_generation_prompt=not is_begun,
             continue_final_message=is_begun,
+            tools=tools or None,
             stream=self.stream is not False,
             max_tokens=limit if limit is not None and limit > 0 else None,  # 0: no limit, as in Ollama
             response_format=_format(self.format),
             enable_thinking=self.think is not False if self.think is not None else None,
             reasoning_effort=self.think if isinstance(self.think, str) else None,
             names={"response_format": "format"},
-            **tools,
             **options.of_chat(),
         )
 
@@ -84,7 +84,6 @@ class OllamaChatRequest(_Generation, kw_only=True):  # type: ignore[call-arg]
 
     messages: list[Table] | None = None
     tools: list[Table] | None = None
-    tool_choice: str | Table | None = None  # of other interfaces
 
 
 class OllamaGenerateRequest(_Generation, kw_only=True):  # type: ignore[call-arg]
@@ -119,8 +118,7 @@ async def chat(http: HTTPRequest, serving: Serving) -> Response | EventStream:
     if not messages:
         return _loaded(request, message={"role": "assistant", "content": ""})
     writer = OllamaWriter(request.model, is_chat=True)
-    translated = request.chat(messages, tools=request.tools, tool_choice=request.tool_choice)
-    return await reply(http, serving, translated, new_id("ollama-", http, None), writer)
+    return await reply(http, serving, request.chat(messages, request.tools), new_id("ollama-", http, None), writer)
 
 
 async def generate(http: HTTPRequest, serving: Serving) -> Response | EventStream:
