@@ -313,11 +313,11 @@ def test_a_store_that_raises_ends_those_that_it_was_to_load_alone(seed: int) -> 
     for _ in range(2):
         run(engine, requests := drawn_requests(engine, random.Random(seed)))
         for request, expected in zip(requests, right, strict=True):
-            for own, other, seq in zip(
+            for output, right_output, seq in zip(
                 request.output().outputs, expected.output().outputs, request.sequences, strict=True
             ):
-                assert own == other or isinstance(seq.error, BrokenPart | StopIteration)
-                assert own.token_ids == other.token_ids[: len(own.token_ids)]
+                assert output == right_output or isinstance(seq.error, BrokenPart | StopIteration)
+                assert output.token_ids == right_output.token_ids[: len(output.token_ids)]
                 lost += [] if seq.error is None else [seq]
     assert len(lost) < 20, "most go on"
     assert engine.reset_prefix_cache()

@@ -95,7 +95,7 @@ async def completion(http: HTTPRequest, serving: Serving) -> Response | EventStr
 async def infill(http: HTTPRequest, serving: Serving) -> Response | EventStream:
     """Fill in the middle."""
     request, marks = await serving.read(http, InfillRequest), serving.prompts.fill_marks
-    files = [(own.filename, own.text) for own in request.input_extra or ()]
+    files = [(file.filename, file.text) for file in request.input_extra or ()]
     text = marks.prompt(request.input_prefix, request.input_suffix, files) + (request.prompt or "")
     return await request.answer(http, serving, text, list(marks.ends))
 
@@ -171,14 +171,14 @@ class LlamaWriter(Writer):
 
 def _chosen(table: Table, paths: list[str]) -> Table:
     """Values in nested tables, by their paths; a path that leads nowhere is left out."""
-    found: Table = {}
+    values: Table = {}
     for path in paths:
         value: Any = table
         for name in path.split("/"):
             value = value.get(name) if isinstance(value, dict) else None
         if value is not None:
-            found[path] = value
-    return found
+            values[path] = value
+    return values
 
 
 def _speed(name: str, num_tokens: int, seconds: float) -> Table:

@@ -60,7 +60,7 @@ class _Generation(with_fields(Options, IGNORED_OLLAMA), kw_only=True):  # type: 
 
     def chat(self, messages: list[Table], tools: list[Table] | None = None) -> TranslatedRequest:
         """A conversation, as /v1/chat/completions has it."""
-        values = [(name, getattr(own, name)) for own in (self, self.options or Options()) for name in NAMES]
+        values = [(name, getattr(table, name)) for table in (self, self.options or Options()) for name in NAMES]
         options = Options(**{OTHERS.get(name, name): value for name, value in values if value is not None})
         limit = options.num_predict
         is_begun = bool(messages) and messages[-1]["role"] == "assistant"  # the model goes on with it
@@ -287,7 +287,7 @@ class OllamaWriter(Writer):
         yield self._line({"tool_calls": calls[-1:]})
 
     def end(self, reason: str | None, stop: str | int | None, usage: Usage) -> Iterator[Table]:
-        prompt, new = (int(1e9 * own) for own in self.seconds())
+        prompt, new = (int(1e9 * seconds) for seconds in self.seconds())
         rest = {
             "done": True,
             "done_reason": "length" if reason == "length" else "stop",
