@@ -79,17 +79,22 @@ class LLM(CoreLLM):
             InvalidPrompt, InvalidSamplingParams: any prompt or params are bad; then nothing has run.
             StepFailed: an exception inside a step; its `outputs` hold what the other requests got.
         """
-        requests = self.make_requests(prompts, sampling_params, cache_salt)
-        self._adapt(requests, lora_request)
+        requests = self.make_requests(prompts, sampling_params, cache_salt, lora_request)
         return self._run_with_bar(requests, use_tqdm)
 
     def make_requests(
-        self, prompts: Prompt | Sequence[Prompt], sampling_params: Any, cache_salt: str = ""
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Any,
+        cache_salt: str = "",
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[Request]:
         """A request for each prompt; nothing runs yet."""
         listed = plain_prompts(prompts)
         pairs = zip(listed, params_list(sampling_params, len(listed)), strict=True)
-        return [self.engine.make_request(*pair, cache_salt=cache_salt) for pair in pairs]
+        requests = [self.engine.make_request(*pair, cache_salt=cache_salt) for pair in pairs]
+        self._adapt(requests, lora_request)
+        return requests
 
     def _adapters(self) -> Adapters:
         """What knows the adapters; raises InvalidConfig or InvalidRequest where there are none."""
@@ -186,8 +191,7 @@ class LLM(CoreLLM):
         own = PoolingParams() if params is None else params
         if not all(isinstance(one, PoolingParams) for one in (own if isinstance(own, Sequence) else [own])):
             raise InvalidSamplingParams(f"params must be PoolingParams or a list of them, not {shown(params)}")
-        requests = self.make_requests(prompts, own, cache_salt)
-        self._adapt(requests, lora_request)
+        requests = self.make_requests(prompts, own, cache_salt, lora_request)
         self._run_with_bar(requests, use_tqdm)
         return [EmbeddingOutput.of(request) for request in requests]
 
