@@ -33,22 +33,19 @@ class Parser(argparse.ArgumentParser):
 
     def read(self, arguments: Sequence[str] | None) -> argparse.Namespace:
         """As `parse_args`; for an option that nobody knows, the nearest of its command is named."""
-        found, rest = self.parse_known_args(arguments)
-        while (
-            rest and not rest[0].startswith("-") and hasattr(found, "prompt")
-        ):  # behind an option: argparse gives up there
-            found.prompt.append(rest.pop(0))
+        args, rest = self.parse_known_args(arguments)
+        while rest and not rest[0].startswith("-") and hasattr(args, "prompt"):
+            args.prompt.append(rest.pop(0))  # it stands behind an option, where argparse expects no more prompts
         if rest:
-            own: Parser = getattr(found, "parser", self)
-            usage, (word, _, value) = own.format_usage(), rest[0].partition("=")
-            model = value or getattr(found, "model", "")
+            command: Parser = getattr(args, "parser", self)
+            usage, (word, _, value) = command.format_usage(), rest[0].partition("=")
+            model = value or getattr(args, "model", "")
             if word in ("--model", "-m") and model and re.search(r"(?<![\w-])model(?![\w-])", usage):
-                own.error(f"the model is given without {word}: {own.prog} {model}")
-            near = did_you_mean(
-                word.lstrip("-"), re.findall(r"--([a-z][\w-]*)", own.format_help())
-            )  # dashes make all alike
-            own.error(f"unknown argument {rest[0]}" + near.replace("'", "'--", 1))
-        return found
+                command.error(f"the model is typed without {word}: {command.prog} {model}")
+            names = re.findall(r"--([a-z][\w-]*)", command.format_help())
+            near = did_you_mean(word.lstrip("-"), names)  # dashes make all alike
+            command.error(f"unknown argument {rest[0]}" + near.replace("'", "'--", 1))
+        return args
 
     def error(self, message: str) -> NoReturn:
         if match := CHOICE.fullmatch(message):
@@ -82,6 +79,6 @@ def standard_input(may_be_empty: bool = False) -> str:
     return text
 
 
-def docstring(own: Any) -> str:
+def docstring(thing: Any) -> str:
     """Of a class or a function."""
-    return inspect.getdoc(own) or ""
+    return inspect.getdoc(thing) or ""

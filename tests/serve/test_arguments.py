@@ -33,9 +33,9 @@ from nanoengine.sizes import told
         (["serve", "demo", "--max-body-bytes", "x"], "it must be a number of bytes"),
         (["serve"], "model, such as nanoengine serve smollm2"),
         (["serve", "demo", "--bogus"], "unknown argument --bogus\n"),
-        (["serve", "--model", "demo"], "the model is given without --model: nanoengine serve demo\n"),
-        (["serve", "--model=demo"], "the model is given without --model: nanoengine serve demo\n"),
-        (["run", "-m", "demo"], "the model is given without -m: nanoengine run demo\n"),
+        (["serve", "--model", "demo"], "the model is typed without --model: nanoengine serve demo\n"),
+        (["serve", "--model=demo"], "the model is typed without --model: nanoengine serve demo\n"),
+        (["run", "-m", "demo"], "the model is typed without -m: nanoengine run demo\n"),
         (["generate", "-m", "demo", "hi"], "unknown argument -m\n"),
         (["models", "x"], "unknown argument x"),
         (["list", "x"], "unknown argument x"),
@@ -154,7 +154,7 @@ def test_every_command_with_a_model_takes_every_option_of_the_engine(
 
     monkeypatch.setattr("nanoengine.llm.build_engine", build)
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    options = "--seed 5 --num-threads 1 --no-enable-prefix-caching --quantization int8 --kv-cache-memory 1MiB --kv-host-memory 2MiB"
+    options = "--seed 5 --num-threads 1 --no-enable-prefix-caching --quantization int8 --kv-cache-memory 1MiB --kv-host-memory 2M"
     with pytest.raises(Opened) as opened:
         main([*command.split(), *options.split()])
     values = {"num_threads": 1, "enable_prefix_caching": False, "quantization": "int8", "kv_cache_memory": 1 << 20}
