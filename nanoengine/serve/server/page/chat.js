@@ -79,7 +79,7 @@ export function refresh() {
   $("stop").hidden = !stopping;
   $("welcome").hidden = shown.length > 0;
   $("old-chat").hidden = !conversation.old;
-  setText($("welcome-words"), model.hasTemplate ? "It answers here." : "It has no chat template: it goes on with your text instead of answering it.");
+  setText($("welcome-words"), !model.isLoaded ? "It is loaded when you write to it." : model.hasTemplate ? "It answers here." : "It has no chat template: it goes on with your text instead of answering it.");
   if (!focused.checkVisibility()) $("message").focus(); // it was on a button that is gone
 }
 

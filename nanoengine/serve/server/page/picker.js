@@ -12,13 +12,13 @@ export function startPicker(onLook) {
 
 export function showPicker() {
   const picker = $("picker");
-  while (picker.childElementCount > model.entries.length) picker.lastChild.remove();
-  while (picker.childElementCount < model.entries.length) picker.append(make("option"));
-  model.entries.forEach(({ id, status }, i) => { // in their old elements: the list may be open
-    picker.children[i].value = id;
-    setText(picker.children[i], status && status.value !== "loaded" ? `${id} (${status.value})` : id);
+  const { entries } = model;
+  if (picker.length !== entries.length) picker.replaceChildren(...entries.map(() => make("option")));
+  entries.forEach(({ id, status }, i) => { // the elements stay: the list may be open
+    picker[i].value = id;
+    setText(picker[i], status && status.value !== "loaded" ? `${id} (${status.value})` : id);
   });
   picker.value = model.name;
-  picker.hidden = model.entries.length < 2;
+  picker.hidden = entries.length < 2;
   $("model").hidden = !picker.hidden;
 }
