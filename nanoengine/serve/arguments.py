@@ -29,7 +29,7 @@ class Parser(argparse.ArgumentParser):
     """Of a command, or of all. Names are whole: the beginning of one may be another option tomorrow."""
 
     def __init__(self, **options: Any):
-        super().__init__(**{"allow_abbrev": False, "formatter_class": Help} | options)
+        super().__init__(allow_abbrev=False, formatter_class=Help, **options)
 
     def read(self, arguments: Sequence[str] | None) -> argparse.Namespace:
         """As `parse_args`; for an option that nobody knows, the nearest of its command is named."""

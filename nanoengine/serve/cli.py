@@ -213,7 +213,7 @@ def _open(args: argparse.Namespace) -> LLM:
 
 
 def _engine_options(args: argparse.Namespace) -> dict[str, Any]:
-    adapters = {"enable_lora": True} if getattr(args, "adapter", None) else {}
+    adapters = {} if getattr(args, "adapter", None) is None else {"enable_lora": True}
     return adapters | engine_values(args, but=("seed",))
 
 
