@@ -210,6 +210,9 @@ const data = [{id: "first", status: {value: "unloaded"}}, {id: "second", status:
 window.bodies = [];
 window.fetch = (path, options) => {
   if (path === "v1/models") return Promise.resolve(Response.json({data}));
+  const isLoaded = data[0].status.value === "loaded";
+  const refused = Response.json({message: "not loaded"}, {status: 503});
+  if (path === "view?model=first" && !isLoaded) return Promise.resolve(refused);
   if (!options.body) return real(path, options);
   bodies.push(JSON.parse(options.body));
   if (bodies.at(-1).stream) data[0].status.value = "loaded";
@@ -229,9 +232,9 @@ def test_a_model_is_picked_where_there_are_several(browser: Browser, make_server
         )
         assert browser.tells("all('#picker option').map((own) => own.textContent)") == ["first (unloaded)", "second"]
         browser.tells("(all('#picker')[0].value = 'first', all('#picker')[0].dispatchEvent(new Event('change')))")
-        browser.until("text('#welcome-words').startsWith('It is loaded when')")
+        browser.until("text('#welcome-words').startsWith('It is loaded when') && text('#connection') === 'not loaded'")
         browser.says("one")
-        browser.until("text('#picker option:first-child') === 'first'")
+        browser.until("text('#picker option:first-child') === 'first' && text('#connection') === 'live'")
         assert browser.tells("bodies.filter((own) => own.stream).map((own) => own.model)") == ["first"]
         browser.does("/refresh")
         browser.until("all('#picker')[0].value === 'first'")

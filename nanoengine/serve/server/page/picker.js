@@ -16,7 +16,8 @@ export function showPicker() {
   if (picker.length !== entries.length) picker.replaceChildren(...entries.map(() => make("option")));
   entries.forEach(({ id, status }, i) => { // the elements stay: the list may be open
     picker[i].value = id;
-    setText(picker[i], status && status.value !== "loaded" ? `${id} (${status.value})` : id);
+    const state = status?.state ?? status?.value ?? "loaded";
+    setText(picker[i], state === "loaded" ? id : `${id} (${state})`);
   });
   picker.value = model.name;
   picker.hidden = entries.length < 2;
