@@ -79,22 +79,17 @@ class LLM(CoreLLM):
             InvalidPrompt, InvalidSamplingParams: any prompt or params are bad; then nothing has run.
             StepFailed: an exception inside a step; its `outputs` hold what the other requests got.
         """
-        requests = self.make_requests(prompts, sampling_params, cache_salt, lora_request)
+        requests = self.make_requests(prompts, sampling_params, cache_salt)
+        self.adapt(requests, lora_request)
         return self._run_with_bar(requests, use_tqdm)
 
     def make_requests(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        sampling_params: Any,
-        cache_salt: str = "",
-        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        self, prompts: Prompt | Sequence[Prompt], sampling_params: Any, cache_salt: str = ""
     ) -> list[Request]:
         """A request for each prompt; nothing runs yet."""
         listed = plain_prompts(prompts)
         pairs = zip(listed, params_list(sampling_params, len(listed)), strict=True)
-        requests = [self.engine.make_request(*pair, cache_salt=cache_salt) for pair in pairs]
-        self._adapt(requests, lora_request)
-        return requests
+        return [self.engine.make_request(*pair, cache_salt=cache_salt) for pair in pairs]
 
     def _adapters(self) -> Adapters:
         """What knows the adapters; raises InvalidConfig or InvalidRequest where there are none."""
@@ -104,8 +99,8 @@ class LLM(CoreLLM):
 
         return adapters_of(self.engine.scheduler.parts)
 
-    def _adapt(self, requests: Sequence[Request], wanted: LoRARequest | Sequence[LoRARequest | None] | None) -> None:
-        """Give requests that were made their adapters."""
+    def adapt(self, requests: Sequence[Request], wanted: LoRARequest | Sequence[LoRARequest | None] | None) -> None:
+        """Set the adapter of requests before they run: one for all, or one (or None) for each. Raises InvalidConfig, InvalidRequest."""
         is_list = isinstance(wanted, list | tuple)
         if wanted is not None and not (is_list and all(own is None for own in wanted)):  # type: ignore[union-attr]
             self._adapters().use_each(requests, wanted)
@@ -191,7 +186,8 @@ class LLM(CoreLLM):
         own = PoolingParams() if params is None else params
         if not all(isinstance(one, PoolingParams) for one in (own if isinstance(own, Sequence) else [own])):
             raise InvalidSamplingParams(f"params must be PoolingParams or a list of them, not {shown(params)}")
-        requests = self.make_requests(prompts, own, cache_salt, lora_request)
+        requests = self.make_requests(prompts, own, cache_salt)
+        self.adapt(requests, lora_request)
         self._run_with_bar(requests, use_tqdm)
         return [EmbeddingOutput.of(request) for request in requests]
 
@@ -245,7 +241,7 @@ class LLM(CoreLLM):
         piece is asked for; closing the iterator early aborts the request.
         """
         request = self.engine.make_request(plain_prompt(prompt), sampling_params)
-        self._adapt([request], lora_request)
+        self.adapt([request], lora_request)
         if (count := request.params.num_sequences) != 1:
             raise InvalidSamplingParams(f"the params ask for {count} completions: a stream has one")
         return self.stream_request(request)

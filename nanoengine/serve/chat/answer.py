@@ -64,7 +64,8 @@ class Answer:
             token_ids = llm.tokenizer.encode(prompt.text, add_special_tokens=False)
         else:
             token_ids = llm.tokenizer.encode_chat(messages)
-        [self.request] = llm.make_requests(token_ids, params, lora_request=adapter)
+        [self.request] = llm.make_requests(token_ids, params)
+        llm.adapt([self.request], adapter)
         self._first: float | None = None
         self._seconds = 0.0
 

@@ -13,6 +13,7 @@ from nanoengine.models.fetch import DOWNLOADS, fetch
 from nanoengine.serve.arguments import standard_input
 from nanoengine.serve.chat.session import Session
 
+Values = Mapping[str, Any]
 SMALL = "smollm2"
 
 
@@ -39,14 +40,7 @@ def fetched(name: str) -> str:
     return name
 
 
-def run(
-    model: str,
-    options: Mapping[str, Any],
-    values: Mapping[str, Any],
-    system: str,
-    prompt: str = "",
-    adapter: Any = None,
-) -> None:
+def run(model: str, options: Values, values: Values, system: str, prompt: str, adapter: Any) -> None:
     """Talk with a model until the user leaves; with a prompt, or where standard input or output is no terminal, answer once.
 
     Args:

@@ -95,7 +95,7 @@ def test_a_terminal_says_which_package_it_lacks_before_it_loads_a_model(monkeypa
     monkeypatch.setattr("sys.stdin", Screen())
     monkeypatch.setattr("sys.stdout", Screen())
     with pytest.raises(InvalidConfig, match=r"needs (rich|prompt_toolkit): pip install \1"):
-        command.run("no-such-model", {}, {}, "")
+        command.run("no-such-model", {}, {}, "", "", None)
 
 
 def without_packages(monkeypatch: pytest.MonkeyPatch) -> None:

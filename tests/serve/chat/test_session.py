@@ -61,9 +61,9 @@ def test_each_retry_has_a_seed_of_its_own(session: Session, monkeypatch: pytest.
     session.set("seed", str(2**63 - 1))
     seeds, make_requests = [], session.llm.make_requests
 
-    def noted(prompts: Any, params: SamplingParams, **rest: Any) -> Any:
+    def noted(prompts: Any, params: SamplingParams) -> Any:
         seeds.append(params.seed)
-        return make_requests(prompts, params, **rest)
+        return make_requests(prompts, params)
 
     monkeypatch.setattr(session.llm, "make_requests", noted)
     for said in ("one", "", "", "two"):
