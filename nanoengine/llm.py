@@ -100,7 +100,7 @@ class LLM(CoreLLM):
         return adapters_of(self.engine.scheduler.parts)
 
     def adapt(self, requests: Sequence[Request], wanted: LoRARequest | Sequence[LoRARequest | None] | None) -> None:
-        """Set the adapter of requests before they run: one for all, or one (or None) for each. Raises InvalidConfig, InvalidRequest."""
+        """Set the adapters of requests that do not run yet: one for all, or one (or None) for each. Raises as `generate`."""
         is_list = isinstance(wanted, list | tuple)
         if wanted is not None and not (is_list and all(own is None for own in wanted)):  # type: ignore[union-attr]
             self._adapters().use_each(requests, wanted)
