@@ -45,7 +45,7 @@ async function askForView() {
     const response = await ask(`view?model=${encodeURIComponent(model.name)}`, { signal: AbortSignal.timeout(60_000) });
     if (response.ok) return { state: "live", words: "live", view: await response.json() };
     if (response.status === 401) return { state: "locked", words: "the engine's view wants a key" };
-    return { state: "idle", words: (await problemOf(response)).message };
+    return { state: "idle", words: model.name ? (await problemOf(response)).message : "connecting" };
   } catch {
     return { state: "gone", words: "no answer, trying again" };
   } finally {
