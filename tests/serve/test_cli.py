@@ -78,7 +78,7 @@ def test_an_adapter_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     with LLM(str(model), dtype="float32", num_kv_blocks=20, enable_lora=True) as llm:
         requests = LoRARequest("poet", lora_path=str(adapter))
         outputs = llm.generate(["one", "two"], SamplingParams(temperature=0, max_tokens=5), lora_request=requests)
-    assert texts[1] == "".join(f"--- {own.prompt!r} [0] (length)\n{own.outputs[0].text}\n" for own in outputs)
+    assert texts[1] == "".join(f"--- {each.prompt!r} [0] (length)\n{each.outputs[0].text}\n" for each in outputs)
     assert texts[0] != texts[1]
 
 

@@ -22,7 +22,7 @@ ENTER, UP = "\ue007", "\ue013"
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1300,900")
 HELPERS = """const all = (css) => [...document.querySelectorAll(css)], text = (css) => all(css).at(-1)?.textContent;
 const ended = () => all('.answering').length === 0 && text('.assistant footer p');
-const click = (words) => all('button').findLast((own) => own.textContent === words && own.checkVisibility()).click();
+const click = (words) => all('button').findLast((button) => button.textContent === words && button.checkVisibility()).click();
 const distance = () => { const [log] = all('#log'); return log.scrollHeight - log.scrollTop - log.clientHeight; };
 return """
 PROGRAMS = ("chromium", "chromedriver")
@@ -167,7 +167,7 @@ def test_a_new_chat_is_undone_until_it_has_a_message(browser: Browser, make_serv
     assert browser.tells("all('#old-chat')[0].hidden")
     browser.tells("click('New chat')")
     browser.tells("click('Back to the last chat')")
-    assert browser.until("all('.user .text').map((own) => own.textContent).join()") == "three"
+    assert browser.until("all('.user .text').map((element) => element.textContent).join()") == "three"
 
 
 def test_the_end_of_the_conversation_stays_in_view(browser: Browser, make_server: MakeServer) -> None:
@@ -198,7 +198,7 @@ def test_a_narrow_window_has_room_for_the_name_of_the_model(browser: Browser, ma
     try:
         browser.does("/url", url=server.url)
         browser.until("text('#connection') === 'live' && text('#model') === 'SmolLM2-135M-Instruct'")
-        assert browser.tells("all('#model').every((own) => own.scrollWidth <= own.clientWidth)")
+        assert browser.tells("all('#model').every((element) => element.scrollWidth <= element.clientWidth)")
         assert browser.tells("document.documentElement.scrollWidth <= 320")
     finally:
         browser.commands("Emulation.clearDeviceMetricsOverride")
@@ -230,12 +230,15 @@ def test_a_model_is_picked_where_there_are_several(browser: Browser, make_server
         browser.until(
             "text('#connection') === 'live' && all('#picker')[0].value === 'second' && all('#model')[0].hidden"
         )
-        assert browser.tells("all('#picker option').map((own) => own.textContent)") == ["first (unloaded)", "second"]
+        assert browser.tells("all('#picker option').map((option) => option.textContent)") == [
+            "first (unloaded)",
+            "second",
+        ]
         browser.tells("(all('#picker')[0].value = 'first', all('#picker')[0].dispatchEvent(new Event('change')))")
         browser.until("text('#welcome-words').startsWith('It is loaded when') && text('#connection') === 'not loaded'")
         browser.says("one")
         browser.until("text('#picker option:first-child') === 'first' && text('#connection') === 'live'")
-        assert browser.tells("bodies.filter((own) => own.stream).map((own) => own.model)") == ["first"]
+        assert browser.tells("bodies.filter((body) => body.stream).map((body) => body.model)") == ["first"]
         browser.does("/refresh")
         browser.until("all('#picker')[0].value === 'first'")
     finally:

@@ -15,7 +15,7 @@ export const model = {
 const STORAGE = "nanoengine-model"; // the picked name
 const NAMES = { repeat_penalty: "repetition_penalty" }; // Ollama's -> OpenAI's and ours
 
-/** Look; returns the response that failed, if one did. */
+/** Read the list and the description of the picked model; returns the response that failed, if one did. */
 export async function findModel() {
   const list = await ask("v1/models");
   if (!list.ok) return list;
@@ -23,9 +23,9 @@ export async function findModel() {
   const entries = data.filter(({ status, parent }, i) => !i || status || parent); // the others are more names of the first
   const picked = sessionStorage.getItem(STORAGE);
   const isLoaded = ({ status }) => (status?.value ?? "loaded") === "loaded";
-  const entry = entries.find(({ id }) => id === picked) ?? entries.find(isLoaded) ?? entries[0];
+  const entry = entries.find(({ id }) => id === (picked ?? model.name)) ?? entries.find(isLoaded) ?? entries[0];
   const response = await post("api/show", { model: entry.id });
-  if (picked !== sessionStorage.getItem(STORAGE)) return null; // who has picked another looks for that
+  if (picked !== sessionStorage.getItem(STORAGE)) return null; // another was picked meanwhile, and its description comes
   Object.assign(model, { entries, name: entry.id, length: entry.max_model_len ?? Infinity, isLoaded: isLoaded(entry) });
   if (!response.ok) return response;
   const { parameters, template, capabilities } = await response.json();

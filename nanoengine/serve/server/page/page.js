@@ -9,7 +9,7 @@ import { key, problemOf } from "./server.js";
 import { startSettings, tellSettings } from "./settings.js";
 
 /** Read which models there are, and show it. */
-async function look() {
+async function refreshModels() {
   const failed = await findModel().catch(() => null); // the view says if the server is gone
   if (failed?.status === 401) {
     setText($("key-words"), key.value ? "The server does not take that key." : "This server wants an API key. It stays in this tab.");
@@ -29,11 +29,11 @@ $("key-form").addEventListener("submit", (event) => {
   $("key").value = "";
   $("key-form").hidden = true;
   $("message").focus();
-  watch(look);
+  watch(refreshModels);
 });
 
 startSettings();
-startPicker(look);
-startChat(() => { if (!model.isLoaded) look(); });
+startPicker(refreshModels);
+startChat(() => { if (!model.isLoaded) refreshModels(); });
 startEngine();
-watch(look);
+watch(refreshModels);

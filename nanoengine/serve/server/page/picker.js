@@ -3,11 +3,11 @@
 import { $, make, setText } from "./elements.js";
 import { model, pickModel } from "./model.js";
 
-/** `onLook` is called when the models and their states must be read again. */
-export function startPicker(onLook) {
+/** `onRefresh` is called when the models and their states must be read again. */
+export function startPicker(onRefresh) {
   const picker = $("picker");
-  for (const event of ["pointerenter", "focus"]) picker.addEventListener(event, onLook);
-  picker.addEventListener("change", () => { pickModel(picker.value); onLook(); });
+  for (const event of ["pointerenter", "focus"]) picker.addEventListener(event, onRefresh);
+  picker.addEventListener("change", () => { pickModel(picker.value); onRefresh(); });
 }
 
 export function showPicker() {
