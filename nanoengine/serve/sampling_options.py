@@ -17,7 +17,7 @@ SAMPLING = {
     "frequency_penalty": (float, "the same, times how often the answer has them; 0 does nothing"),
     "repetition_penalty": (float, "the same for tokens of prompt and answer, as a factor; 1 does nothing"),
 }
-"""Options of sampling, and their help. Those that are not typed are the model's own (models/advice.py)."""
+"""Options of sampling, and their help. The defaults are those of the model."""
 
 
 def add_sampling_options(command: argparse.ArgumentParser, max_tokens: int | None) -> None:
