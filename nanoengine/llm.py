@@ -80,7 +80,7 @@ class LLM(CoreLLM):
             StepFailed: an exception inside a step; its `outputs` hold what the other requests got.
         """
         requests = self.make_requests(prompts, sampling_params, cache_salt)
-        self._adapt(requests, lora_request)
+        self.adapt(requests, lora_request)
         return self._run_with_bar(requests, use_tqdm)
 
     def make_requests(
@@ -99,8 +99,8 @@ class LLM(CoreLLM):
 
         return adapters_of(self.engine.scheduler.parts)
 
-    def _adapt(self, requests: Sequence[Request], wanted: LoRARequest | Sequence[LoRARequest | None] | None) -> None:
-        """Give requests that were made their adapters."""
+    def adapt(self, requests: Sequence[Request], wanted: LoRARequest | Sequence[LoRARequest | None] | None) -> None:
+        """Set the adapters of requests that do not run yet: one for all, or one (or None) for each. Raises as `generate`."""
         is_list = isinstance(wanted, list | tuple)
         if wanted is not None and not (is_list and all(own is None for own in wanted)):  # type: ignore[union-attr]
             self._adapters().use_each(requests, wanted)
@@ -187,7 +187,7 @@ class LLM(CoreLLM):
         if not all(isinstance(one, PoolingParams) for one in (own if isinstance(own, Sequence) else [own])):
             raise InvalidSamplingParams("params", f" must be PoolingParams or a list of them, not {shown(params)}")
         requests = self.make_requests(prompts, own, cache_salt)
-        self._adapt(requests, lora_request)
+        self.adapt(requests, lora_request)
         self._run_with_bar(requests, use_tqdm)
         return [EmbeddingOutput.of(request) for request in requests]
 
@@ -241,7 +241,7 @@ class LLM(CoreLLM):
         piece is asked for; closing the iterator early aborts the request.
         """
         request = self.engine.make_request(plain_prompt(prompt), sampling_params)
-        self._adapt([request], lora_request)
+        self.adapt([request], lora_request)
         if (count := request.params.num_sequences) != 1:
             raise InvalidSamplingParams(f"the params ask for {count} completions: a stream has one")
         return self.stream_request(request)

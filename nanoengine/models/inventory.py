@@ -35,7 +35,7 @@ class Entry:
 
 def inventory() -> list[Entry]:
     """The bundled model, those that can be fetched, and what is in the caches of nanoengine and of the hub's client."""
-    return [_describe(name, where) for name, where in _places()]
+    return [describe(name, where) for name, where in _places()]
 
 
 def table(entries: Iterable[Entry]) -> str:
@@ -89,7 +89,8 @@ def _config(name: str, table: Mapping[str, Any]) -> ModelConfig:
         return choose_implementation(name, "auto", table, None, ()).config
 
 
-def _describe(name: str, where: str) -> Entry:
+def describe(name: str, where: str) -> Entry:
+    """The entry of a model: `where` is what `find_model` finds it by."""
     disk_bytes, config = 0, None
     try:
         path = find_model(where)

@@ -54,7 +54,7 @@ class Answer:
         InvalidPrompt, InvalidSamplingParams: the conversation is too long, or the parameters do not suit the model.
     """
 
-    def __init__(self, llm: LLM, messages: Sequence[Mapping[str, Any]], params: Any):
+    def __init__(self, llm: LLM, messages: Sequence[Mapping[str, Any]], params: Any, adapter: Any = None):
         self.llm = llm
         self.parser = None
         if is_installed("tools"):  # it parses thoughts
@@ -65,6 +65,7 @@ class Answer:
         else:
             token_ids = llm.tokenizer.encode_chat(messages)
         [self.request] = llm.make_requests(token_ids, params)
+        llm.adapt([self.request], adapter)
         self._first: float | None = None
         self._seconds = 0.0
 
