@@ -22,9 +22,9 @@ from nanoengine.features.fair_cache import FairCache
 from nanoengine.features.structured.long_text import LongText
 from nanoengine.features.structured.params import StructuredOutputs
 from nanoengine.features.structured.trial import Trial, TrialFailed
-from nanoengine.models.tools.json_rules import MAX_COUNT, MAX_ITEMS
-from nanoengine.models.tools.rules import Rules
-from nanoengine.models.tools.schemas import OF_FIELD, ONE_SPACE, promised
+from nanoengine.features.tool_calls.json_grammar import MAX_COUNT, MAX_ITEMS
+from nanoengine.features.tool_calls.rules import Rules
+from nanoengine.features.tool_calls.schemas import OF_FIELD, ONE_SPACE, promised
 
 MAX_CACHED_BYTES = 256 << 20
 """Of the grammars that are kept for the next request of the same client that asks for the same; a large one has 60 MiB."""

@@ -12,9 +12,9 @@ from starlette.responses import Response
 
 from nanoengine.core.outputs import CompletionOutput, RequestOutput
 from nanoengine.core.sequence import Request
-from nanoengine.models.tools.chats import answer_of
-from nanoengine.models.tools.parser import CallPiece, Event, PlainText
-from nanoengine.models.tools.telling import of_whole_calls
+from nanoengine.features.tool_calls.call_events import of_whole_calls
+from nanoengine.features.tool_calls.chats import answer_of
+from nanoengine.features.tool_calls.parser import CallPiece, Event, PlainText
 from nanoengine.serve.aio.request_stream import Delta
 from nanoengine.serve.server.answers import ChoicesAnswer, EventStream, encode
 from nanoengine.serve.server.jobs import Job

@@ -1,0 +1,88 @@
+"""Harmony: messages, each with a head that says what it is (https://github.com/openai/harmony)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from nanoengine.features.tool_calls.delimiters import Marks, past_space
+from nanoengine.features.tool_calls.formats import HARMONY_MARKS
+from nanoengine.features.tool_calls.json_calls import Arguments, Outcome
+from nanoengine.features.tool_calls.stream_parser import Reading, Reasoning, Text
+
+HEADS = ("<|channel|>", "<|start|>", "<|message|>", "to=")
+BODY = "<|message|>"
+RECIPIENT = re.compile(r"to=(?:functions\.)?([\w.\-]+)")
+MAX_HEAD_CHARS = 1000
+
+FINAL, NO_THOUGHT = "final", "(?:final|commentary)"
+"""Expressions of channels that are of the answer: without tools, and with them."""
+ANALYSIS_BEGUN = r"<\|channel\|>analysis[^<]*<\|message\|>"
+END_OF_ANALYSIS = "<|end|><|start|>assistant<|channel|>final<|message|>"
+
+
+def message_begun(channel: str) -> str:
+    """An expression of the head of a message."""
+    return rf"<\|channel\|>{channel}[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>"
+
+
+class Harmony(Reading):
+    """An answer of messages. Args: see `answer_parser`."""
+
+    def __init__(self, names: Collection[str] | None, most: int | None, whole: Collection[str]):
+        super().__init__(most, whole)
+        self.names = names
+        self._marks = Marks(HARMONY_MARKS)
+        self._reader = Arguments("")  # of the call that is read
+        self._state, self._read_rest = self._read_head, self._read_body
+
+    def _read_head(self, is_last: bool) -> bool:
+        self._say(self._read(past_space(self._text, self._at)))
+        begun = self._text[self._at : self._at + max(map(len, HEADS))]
+        if not begun.startswith(HEADS):
+            if not is_last and any(head.startswith(begun) for head in HEADS):
+                return False
+            self._state = self._read_body if self._told else self._read_whole
+            return True
+        most = self._at + MAX_HEAD_CHARS + len(BODY)
+        end = self._text.find(BODY, self._at, most)
+        if end < 0:
+            if len(self._text) >= most:  # it is no head, but text
+                self._say(self._read(self._at + 1))
+                self._state = self._read_body
+                return True
+            if is_last:
+                self._read(len(self._text))
+                self._space.clear()
+            return False
+        head = self._read(end)
+        self._at += len(BODY)
+        if (recipient := RECIPIENT.search(head)) is not None:
+            is_known = self.names is None or recipient[1] in self.names
+            self._reader, self._held = Arguments(recipient[1]), []
+            return self._switch(Text, self._read_call if is_known else self._read_body)
+        return self._switch(Reasoning if "<|channel|>analysis" in head else Text, self._read_body)
+
+    def _read_body(self, is_last: bool) -> bool:
+        mark, free = self._marks.find(self._text, self._at, is_last and not self._is_cut)
+        self._say(self._read(free))
+        return mark is not None and self._next_message(mark)
+
+    def _read_call(self, is_last: bool) -> bool:
+        mark, free = self._marks.find(self._text, self._at, is_last and not self._is_cut)
+        if mark is not None and not "".join([*self._held, self._text[self._at : free]]).strip():
+            self._tell(lambda _: [(self._reader.tool, "{}")], "")
+            self._state = self._read_body
+            return True
+        outcome = self._scan(self._reader, self._text[:free], is_last or mark is not None)
+        if outcome is Outcome.MORE:
+            return False
+        self._state = self._read_body
+        if outcome is Outcome.TEXT and not (is_last and self._is_cut):
+            self._say("".join(self._held))
+        return True
+
+    def _next_message(self, mark: re.Match[str]) -> bool:
+        if mark[0] not in HEADS:
+            self._at = mark.end()
+        return self._switch(Text, self._read_head)
