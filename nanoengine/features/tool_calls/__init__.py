@@ -1,1 +1,1 @@
-"""Tools: how models ask for functions to be called, and how they are made to. Clients of the engine: text alone."""
+"""Tool calling: prompts with tools, grammars that force calls, and parsers of answers. It works on text, without tensors."""

@@ -1,4 +1,4 @@
-"""CallTeller: makes events of calls while they are read: the name first, then pieces of the arguments, then the whole call."""
+"""CallEmitter: events of a call while it is parsed: its name, then pieces of its arguments, then the whole call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nanoengine.features.tool_calls.json_text import loads
 
 @dataclass(frozen=True, slots=True)
 class CallPiece:
-    """A piece of a call that comes.
+    """A piece of a call that is not complete yet.
 
     Args:
         index: of the call, from 0.
@@ -35,80 +35,80 @@ class Call:
     arguments: str
 
 
-class CallTeller:
-    """Tells the calls of one answer.
+class CallEmitter:
+    """Events of the calls of one answer.
 
     Args:
-        most: see `answer_parser`.
-        is_forced: a call that is equal to an earlier one is not told. While it may still become equal, it is held back.
+        max_calls: see `answer_parser`.
+        is_forced: a call equal to an earlier one makes no event; while it may still become equal, its pieces wait.
     """
 
-    def __init__(self, most: int | None, is_forced: bool):
-        self.most, self.is_forced = most, is_forced
-        self.has_repeated = False  # a call came that is equal to an earlier one
+    def __init__(self, max_calls: int | None, is_forced: bool):
+        self.max_calls, self.is_forced = max_calls, is_forced
+        self.has_repeated = False  # a call was equal to an earlier one
         self.num_whole = self._num_begun = 0
-        self._seen: defaultdict[str, list[str]] = defaultdict(list)  # the arguments of forced calls by names, sorted
+        self._earlier: defaultdict[str, list[str]] = defaultdict(list)  # the arguments of forced calls by names, sorted
         self._name: str | None = None  # of the call that is read; None: there is none
         self._arguments: list[str] = []
-        self._num_told = 0  # pieces of them that were told
+        self._num_emitted = 0  # pieces of `_arguments` with an event
         self._is_alike = False  # it may become equal to an earlier call
 
     def add(self, name: str, arguments: str) -> list[CallPiece]:
-        """A piece of the call that is read; the first begins it."""
+        """Add a piece of the current call; the first piece starts the call."""
         if self._name is None:
-            self._name, self._arguments, self._num_told, self._is_alike = name, [], 0, True
+            self._name, self._arguments, self._num_emitted, self._is_alike = name, [], 0, True
         if arguments or not self._arguments:
             self._arguments.append(arguments)
         if self._is_alike:
-            begun, seen = "".join(self._arguments), self._seen[name]
-            place = bisect_left(seen, begun)
-            self._is_alike = place < len(seen) and seen[place].startswith(begun)
-        return [] if self._is_alike else self._news()
+            begun, earlier = "".join(self._arguments), self._earlier[name]
+            index = bisect_left(earlier, begun)
+            self._is_alike = index < len(earlier) and earlier[index].startswith(begun)
+        return [] if self._is_alike else self._unsent_pieces()
 
-    def _news(self) -> list[CallPiece]:
-        """What is not told yet of the call that is read."""
-        is_left_out = self.has_repeated or (self.most is not None and self.num_whole >= self.most)
-        news, is_first = self._arguments[self._num_told :], not self._num_told
-        if is_left_out or not news:
+    def _unsent_pieces(self) -> list[CallPiece]:
+        """The pieces of the current call that have no event yet."""
+        is_left_out = self.has_repeated or (self.max_calls is not None and self.num_whole >= self.max_calls)
+        pieces, is_first = self._arguments[self._num_emitted :], not self._num_emitted
+        if is_left_out or not pieces:
             return []
-        self._num_told = len(self._arguments)
+        self._num_emitted = len(self._arguments)
         self._num_begun += is_first
-        return [CallPiece(self._num_begun - 1, self._name if is_first else None, "".join(news))]
+        return [CallPiece(self._num_begun - 1, self._name if is_first else None, "".join(pieces))]
 
     def end(self) -> list[CallPiece | Call]:
-        """The call that is read is whole.
+        """End the current call.
 
         Raises:
-            ValueError, RecursionError: its arguments are no JSON, so it is no call.
+            ValueError, RecursionError: its arguments are not JSON: it is not a call.
         """
         assert self._name is not None
         name, arguments = self._name, "".join(self._arguments)
         loads(arguments, strict=True)
         if self.is_forced:
             self.has_repeated |= self._is_alike
-            insort(self._seen[name], arguments)
-        news = self._news()
+            insort(self._earlier[name], arguments)
+        pieces = self._unsent_pieces()
         self._name = None
-        if not self._num_told or self.has_repeated:
+        if not self._num_emitted or self.has_repeated:
             return []
         self.num_whole += 1
-        return [*news, Call(self._num_begun - 1, name, arguments)]
+        return [*pieces, Call(self._num_begun - 1, name, arguments)]
 
     def drop(self) -> None:
-        """The call that is read is none."""
+        """Forget the current call: it is not a call."""
         self._name = None
 
     def resume(self) -> None:
-        """All that came belongs to the prompt, but for the call that is read, which is told from its beginning."""
-        self.num_whole = self._num_begun = self._num_told = 0
-        self._seen.clear()
+        """Treat complete calls as part of the prompt; the current call makes events from its first piece on."""
+        self.num_whole = self._num_begun = self._num_emitted = 0
+        self._earlier.clear()
 
 
 E = TypeVar("E")
 
 
 def of_whole_calls(events: Iterable[E]) -> list[E]:
-    """Events of a whole answer, without the pieces of calls that broke or were cut off."""
+    """The events of a complete answer without the pieces of incomplete calls."""
     events = list(events)
     whole = {event.index for event in events if isinstance(event, Call)}
     return [event for event in events if not isinstance(event, CallPiece) or event.index in whole]

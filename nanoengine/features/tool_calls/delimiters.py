@@ -1,4 +1,4 @@
-"""Marks: finds texts in a text that comes in pieces."""
+"""Delimiters: a search for fixed texts in streamed text."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import re
 from collections.abc import Iterable
 
 
-class Marks:
-    """Finds the first of some texts."""
+class Delimiters:
+    """Searches for the first of several texts."""
 
     def __init__(self, texts: Iterable[str]):
-        found = sorted(set(texts), key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, found)) or "(?!)")
-        self._beginnings = {text[:size] for text in found for size in range(1, len(text))}
-        self._most = max(map(len, found), default=1) - 1
+        longest_first = sorted(set(texts), key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._beginnings = {text[:size] for text in longest_first for size in range(1, len(text))}
+        self._max_partial = max(map(len, longest_first), default=1) - 1
 
     def find(self, text: str, start: int, is_last: bool) -> tuple[re.Match[str] | None, int]:
-        """The first mark from a place on, and the place up to which there is no mark, whatever text follows."""
+        """The first delimiter from `start` on, and the end of the text that has none, whatever text follows."""
         match = self._pattern.search(text, start)
-        held = len(text)
+        safe_end = len(text)
         if not is_last:
-            sizes = range(min(self._most, len(text) - start), 0, -1)
-            held -= next((size for size in sizes if text[-size:] in self._beginnings), 0)
-        if match is None or match.start() >= held:
-            return None, held
+            sizes = range(min(self._max_partial, len(text) - start), 0, -1)
+            safe_end -= next((size for size in sizes if text[-size:] in self._beginnings), 0)
+        if match is None or match.start() >= safe_end:
+            return None, safe_end
         return match, match.start()
 
 
 def past_space(text: str, at: int, more: str = "") -> int:
-    """The first place from `at` on that has neither white space nor one of some more characters."""
+    """The first index from `at` on whose character is neither white space nor one of `more`."""
     while at < len(text) and (text[at].isspace() or text[at] in more):
         at += 1
     return at

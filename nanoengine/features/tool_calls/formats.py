@@ -1,4 +1,4 @@
-"""Formats: how models write calls of tools. The chat template of a model shows the format that it was trained with."""
+"""Formats of tool calls. The chat template of a model shows the format of its training."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 THINK, END_OF_THOUGHT = "<think>", "</think>"
-"""The marks of many models around their thoughts."""
+"""The delimiters of a thought in many models."""
 
 
 FUNCTION, END_OF_FUNCTION = "<function=", "</function>"
 PARAMETER, END_OF_PARAMETER = "<parameter=", "</parameter>"
-"""Marks of a call in XML: `<function=name>`, and each value behind `<parameter=name>`. A string is written as it is, any other
-value as JSON, and all of them with a line break on both sides that is no part of the value.
+"""Delimiters of a call in XML: `<function=name>`, and `<parameter=name>` before each value. A string is written as it is,
+any other value as JSON; a line break on each side is not part of the value.
 """
 
 
@@ -23,11 +23,11 @@ class ToolFormat:
     Args:
         name: of the format.
         signs: a chat template with one of these texts is of a model that writes calls in this format.
-        begins: marks in front of a call: a parser takes all, a grammar asks for the first. Empty: a call is a JSON object alone.
-        end: the mark behind a call; empty: there is none.
-        inner: white space between the marks and the call, in grammars.
+        begins: delimiters before a call: a parser accepts all, a grammar requires the first. Empty: a call is a bare JSON object.
+        end: the delimiter behind a call; empty: none.
+        inner: white space between the delimiters and the call, in grammars.
         shape: "object": one call; "list": one list of calls; "python": a list that may be written as Python has calls, although a
-            grammar asks for JSON; "args": NAME[ARGS] and the arguments; "xml": see `FUNCTION`;
+            grammar requires JSON; "args": NAME[ARGS] and the arguments; "xml": see `FUNCTION`;
             "harmony": see `nanoengine/features/tool_calls/harmony.py`.
         arguments: the key of the arguments.
         between: the text between two calls.
@@ -48,10 +48,10 @@ class ToolFormat:
         return self.shape in ("list", "python")
 
     @property
-    def marks(self) -> tuple[str, ...]:
+    def delimiters(self) -> tuple[str, ...]:
         """Texts that the parser needs, also where they are special tokens."""
         if self.shape == "harmony":
-            return HARMONY_MARKS
+            return HARMONY_DELIMITERS
         return (
             *self.begins,
             *([self.end] if self.end else []),
@@ -60,7 +60,9 @@ class ToolFormat:
         )
 
 
-HARMONY_MARKS = tuple(f"<|{name}|>" for name in ("start", "channel", "message", "constrain", "end", "call", "return"))
+HARMONY_DELIMITERS = tuple(
+    f"<|{name}|>" for name in ("start", "channel", "message", "constrain", "end", "call", "return")
+)
 
 HERMES = ToolFormat("hermes", ("<tool_call>",), ("<tool_call>",), "</tool_call>", "\n")
 
@@ -85,14 +87,14 @@ FORMATS = (
     HERMES,
     ToolFormat("llama3", ("ipython", '"parameters"'), arguments="parameters", between="; "),
 )
-"""The most special first: a template may have signs of several formats."""
+"""The most specific first: a template may have signs of several formats."""
 
 
-def bare_marks(format: ToolFormat | None, names: Iterable[str]) -> list[str]:
-    """Beginnings of calls of some tools without the mark of the format: models of calls in XML forget it."""
+def bare_delimiters(format: ToolFormat | None, names: Iterable[str]) -> list[str]:
+    """Starts of XML calls without the delimiter of the format: models omit it."""
     return [f"{FUNCTION}{name}>" for name in names] if format is not None and format.shape == "xml" else []
 
 
 def find_format(template: str) -> ToolFormat | None:
-    """The format of a chat template; None if it has no sign of any."""
-    return next((own for own in FORMATS if any(sign in template for sign in own.signs)), None)
+    """The format of a chat template; None if it has no sign of one."""
+    return next((format for format in FORMATS if any(sign in template for sign in format.signs)), None)

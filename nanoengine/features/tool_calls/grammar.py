@@ -1,8 +1,8 @@
-"""Grammars that make a model call tools in its own format, with arguments that fit their schemas.
+"""Grammars that force tool calls in the format of a model, with arguments that satisfy their schemas.
 
 In llguidance's dialect of Lark (https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md). There a special token is
-none of the characters of a text, so a mark that is one is written as `<[id]>`. A parser cannot tell such a token from the same
-text written out: where marks may come in free text, both are looked for.
+no character of a text, so a delimiter that is one is written as `<[id]>`. A parser cannot distinguish such a token from the same
+text in characters: in free text, both forms of a delimiter are matched.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from nanoengine.features.tool_calls.formats import END_OF_THOUGHT, FUNCTION, HARMONY_MARKS, THINK, ToolFormat
+from nanoengine.features.tool_calls.formats import END_OF_THOUGHT, FUNCTION, HARMONY_DELIMITERS, THINK, ToolFormat
 from nanoengine.features.tool_calls.rules import FindToken, Rules
-from nanoengine.features.tool_calls.schemas import promised
+from nanoengine.features.tool_calls.schemas import normalized_schema
 from nanoengine.features.tool_calls.tool import Choice, Tool
 from nanoengine.features.tool_calls.values import Kinds
 from nanoengine.features.tool_calls.xml_grammar import xml_call
@@ -29,23 +29,23 @@ def call_grammar(
     Args:
         format: of calls.
         choice: of tools. If calls are forced, an answer is thoughts and calls alone. Otherwise it may have text, and behind any
-            mark of a call must stand a call; its arguments fit the schema if the tool is strict, and are any object if not.
-        find: the token of a mark, if it is one.
+            delimiter of a call a call must follow; its arguments fit the schema if the tool is strict, and are any object if not.
+        find: the token id of a delimiter; None if it is not a token.
         thinks, is_thinking: see `answer_parser`.
         schema: of an answer without calls, if that must be JSON. Where calls are forced, there is no such answer.
 
     Raises:
-        InvalidSamplingParams: a schema that cannot be promised in this format.
+        InvalidSamplingParams: a schema that this format cannot enforce.
     """
     rules = Rules(find)
     schemas = [
-        promised(tool.parameters, tool.field) if choice.is_forced or tool.is_strict else {"type": "object"}
+        normalized_schema(tool.parameters, tool.field) if choice.is_forced or tool.is_strict else {"type": "object"}
         for tool in choice.tools
     ]
     of_answer = "structured_outputs.json"
-    said = "" if schema is None or choice.is_forced else rules.json(promised(schema, of_answer), of_answer)
+    said = "" if schema is None or choice.is_forced else rules.json(normalized_schema(schema, of_answer), of_answer)
     if format.shape == "harmony":
-        values = [rules.json(own, tool.field) for tool, own in _pairs(choice, schemas)]
+        values = [rules.json(parameters, tool.field) for tool, parameters in _pairs(choice, schemas)]
         rules.rules["start"] = _messages(rules, choice, values, said)
         return rules.text()
     body = _body(rules, format, choice, schemas)
@@ -53,10 +53,10 @@ def call_grammar(
     rules.rules["SPACE"] = r"/[ \t\r\n]{1,8}/"
     if choice.is_forced or said or not format.begins:
         rules.rules["call"] = f"{rules.say(*format.begins[:1], format.inner if format.begins else '')} {body}"
-        is_one = choice.most == 1 or format.is_list
+        is_one = choice.max_calls == 1 or format.is_list
         between = f"({rules.say(format.between)} | SPACE)" if format.between.strip() else "SPACE?"
         calls = "call" if is_one else f"call ({between} call)*"
-        start = f"{calls} SPACE?"  # most models write a line's end there, and their own behind it
+        start = f"{calls} SPACE?"  # most models write a line break there, then their end token
         if said:
             start = f"({start} | {said})"
         elif not choice.is_forced:
@@ -64,9 +64,9 @@ def call_grammar(
             start = f"({start} | NO_OBJECT)"
     else:
         rules.rules["call"] = f"{rules.up_to('trigger', *format.begins)} {rules.say(format.inner)} {body}"
-        if format.shape == "xml":  # without the mark in front
+        if format.shape == "xml":  # without the delimiter in front
             rules.rules["call"] += f" | {rules.up_to('bare', FUNCTION)} function"
-        start = f"call{'?' if choice.most == 1 else '*'} TEXT"
+        start = f"call{'?' if choice.max_calls == 1 else '*'} TEXT"
     rules.rules["start"] = f"{before} {start}"
     return rules.text()
 
@@ -78,29 +78,30 @@ def _thought(rules: Rules, is_thinking: bool) -> str:
 
 
 def _body(rules: Rules, format: ToolFormat, choice: Choice, schemas: list[Any]) -> str:
-    """The rest of a call behind its mark, with the end mark."""
+    """The rest of a call behind its start delimiter, with the end delimiter."""
     end = rules.say(format.inner, format.end)
     if format.shape == "xml":
         kinds = Kinds()
-        rules.rules["function"] = " | ".join(xml_call(rules, kinds, *own) for own in _pairs(choice, schemas))
+        rules.rules["function"] = " | ".join(xml_call(rules, kinds, *pair) for pair in _pairs(choice, schemas))
         return f"{rules.say(FUNCTION)} function {end}"
     if format.shape == "args":
         calls = " | ".join(
-            f"{rules.say(tool.name, '[ARGS]')} {rules.json(own, tool.field)}" for tool, own in _pairs(choice, schemas)
+            f"{rules.say(tool.name, '[ARGS]')} {rules.json(parameters, tool.field)}"
+            for tool, parameters in _pairs(choice, schemas)
         )
         return f"({calls})"
-    # Split as llguidance splits JSON, which an answer without calls may be: its lexer takes the longest piece, and does not go
-    # back.
+    # Split as llguidance splits JSON, which an answer without calls may be: its lexer matches the longest terminal and never
+    # backtracks.
     objects = " | ".join(
         " ".join(map(json.dumps, (json.dumps(tool.name), ", ", f'"{format.arguments}"', ": ")))
-        + f" {rules.json(own, tool.field)}"
-        for tool, own in _pairs(choice, schemas)
+        + f" {rules.json(parameters, tool.field)}"
+        for tool, parameters in _pairs(choice, schemas)
     )
     rules.rules["object"] = f'"{{" "\\"name\\"" ": " ({objects}) "}}"'
     if not format.is_list:
         return f"object {end}"
-    several = "" if choice.most == 1 else ' (", " object)*'
-    is_sure = choice.is_forced or len(format.begins) == 1  # the end belongs to the first of the marks
+    several = "" if choice.max_calls == 1 else ' (", " object)*'
+    is_sure = choice.is_forced or len(format.begins) == 1  # the end belongs to the first delimiter
     return f'"[" object{several} "]" {end if is_sure or not end else f"({end})?"}'
 
 
@@ -110,7 +111,7 @@ def _pairs(choice: Choice, schemas: list[Any]) -> list[tuple[Tool, Any]]:
 
 def _messages(rules: Rules, choice: Choice, values: list[str], said: str) -> str:
     """An answer of harmony: thoughts, and then a call or the text for the user. No message holds the head of another."""
-    rules.rules["BODY"] = rules.without("TEXT", *HARMONY_MARKS)
+    rules.rules["BODY"] = rules.without("TEXT", *HARMONY_DELIMITERS)
     begin, message = rules.say("<|channel|>"), rules.say("<|message|>")
     of_json = rules.say("<|constrain|>", "json", "<|message|>")
     calls = " | ".join(

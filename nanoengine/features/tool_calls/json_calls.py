@@ -1,4 +1,4 @@
-"""Readers of calls in JSON: they find the arguments and the end of a call in text that comes in pieces."""
+"""JSON calls: readers of the arguments and the end of a call in streamed text."""
 
 from __future__ import annotations
 
@@ -40,30 +40,30 @@ class Outcome(Enum):
 
 
 class CallReader(ABC):
-    """Reads one call, from behind its mark on, in pieces.
+    """Incremental reader of one call; its text starts behind the delimiter.
 
     Args:
-        names: of the tools; None: any name is one.
+        names: of the tools; None: any name is valid.
     """
 
     def __init__(self, names: Collection[str] | None):
         self.names = names
         self.name: str | None = None
-        """The tool, as soon as it is sure that it is called. None: it is not sure yet, or the whole text alone shows it."""
+        """The tool of the call once it is certain. None: not certain yet, or only the complete text shows it."""
         self.pieces: list[str] = []
-        """Of the JSON text of the arguments of that tool. Who takes some leaves the list empty."""
+        """Pieces of the JSON text of its arguments; a caller that consumes them clears the list."""
 
     @abstractmethod
     def scan(self, text: str, start: int, is_last: bool) -> tuple[Outcome, int]:
-        """Read on from `start`; return the outcome, and the place up to which the text was read. On `MORE`, the next call gets
-        the text behind that place again, and more: it must be short, so that reading a call takes time in its length.
+        """Read on from `start`; return the outcome and the end of the text that was read. On `MORE`, the next call receives
+        the text behind that end again, and more: it must be short, or the total time would be quadratic.
         """
 
     def calls(self, text: str) -> list[NameAndArguments] | None:
-        """The calls of a whole text without a `name`, from behind the mark on; None: it is no call.
+        """The calls of a complete text without a `name`; None: it is not a call.
 
         Raises:
-            ValueError, RecursionError: it is no call.
+            ValueError, RecursionError: it is not a call.
         """
         return None
 
@@ -72,13 +72,12 @@ class CallReader(ABC):
 
 
 class JsonEnd:
-    """Finds the end of an object or a list, in text that comes in pieces.
+    """Searches for the end of a JSON object or list in streamed text.
 
     Args:
-        outside: finds, outside of strings, characters that open or close something, and those that cannot be there. None:
-            those of JSON.
-        quotes: characters that open strings.
-        depth: objects and lists that are open.
+        outside: pattern of brackets, quotes and invalid characters outside of strings. None: JSON's.
+        quotes: characters that start a string.
+        depth: open objects and lists.
     """
 
     def __init__(self, outside: re.Pattern[str] | None = None, quotes: str = '"', depth: int = 0):
@@ -120,7 +119,7 @@ class Arguments(CallReader):
         super().__init__(None)
         self.tool = name
         self._end, self._rest = JsonEnd(), JsonEnd(depth=1) if is_inside else None
-        self._told = JsonPieces()
+        self._escaped = JsonPieces()
         self._has_begun = self._has_ended = False
 
     def scan(self, text: str, start: int, is_last: bool) -> tuple[Outcome, int]:
@@ -134,7 +133,7 @@ class Arguments(CallReader):
         if not self._has_ended:
             start = at
             outcome, at = self._end.find(text, at)
-            self.pieces.append(self._told.push(text[start:at]))
+            self.pieces.append(self._escaped.push(text[start:at]))
             self._has_ended = outcome is Outcome.WHOLE
         if self._has_ended and self._rest is not None:
             outcome, at = self._rest.find(text, at)
@@ -177,23 +176,23 @@ class JsonCalls(CallReader):
         self.pieces = self._arguments.pieces
 
     def _may_be_head(self, text: str) -> bool:
-        """Whether a text may be the beginning of a match of `OBJECT` with the name of a tool."""
+        """Whether more text may turn this one into a match of `OBJECT` with the name of a tool."""
         head, names = "".join(text.split()), self.names or ()
         name, quote, rest = head[len(NAME) :].partition('"')
         if not NAME.startswith(head[: len(NAME)]) or len(text) >= MAX_HEADER_CHARS:
             return False
         if quote:
-            return name in names and any(own.startswith(rest) for own in (',"arguments":{', ',"parameters":{'))
-        return any(own.startswith(name) for own in names)
+            return name in names and any(key.startswith(rest) for key in (',"arguments":{', ',"parameters":{'))
+        return any(tool.startswith(name) for tool in names)
 
     def new_end(self) -> JsonEnd:
         return JsonEnd()
 
     def calls(self, text: str) -> list[NameAndArguments] | None:
         values = loads(text)
-        found = [read_call(own, self.names) for own in (values if isinstance(values, list) else [values])]
-        calls = [own for own in found if own is not None]
-        return calls if calls and len(calls) == len(found) else None
+        results = [read_call(value, self.names) for value in (values if isinstance(values, list) else [values])]
+        calls = [call for call in results if call is not None]
+        return calls if calls and len(calls) == len(results) else None
 
 
 class ItemCall(JsonCalls):

@@ -1,6 +1,6 @@
-"""JsonRules: a schema as rules of a grammar, where properties come in any order, and items of a list differ or one is of a kind.
+"""JsonRules: a JSON schema as grammar rules: properties in any order, `uniqueItems`, and `contains`.
 
-The state of such a rule is a number: its bits are the items that have come, or it counts them
+The state of such a rule is a number: a bit for each item that was written, or their count
 (https://github.com/guidance-ai/llguidance/blob/main/docs/parametric.md). Everything else is llguidance's `%json`.
 """
 
@@ -27,26 +27,26 @@ ELSEWHERE = re.compile(r'"\$ref": "(?!#/(\$defs|definitions)/)')
 
 
 class NoRules(Exception):
-    """A schema that is not taken apart."""
+    """The schema stays one `%json` rule."""
 
 
 class JsonRules:
-    """Rules of one schema, which is `promised`.
+    """Grammar rules of one schema from `normalized_schema`.
 
     Args:
         field: of the request, for errors.
         spaces: options of llguidance for white space.
         prefix: of the names of the rules.
-        most: characters of all rules.
+        max_chars: the limit of characters of all rules.
 
     Raises:
         NoRules: `%json` says the same, or they would be longer.
     """
 
-    def __init__(self, root: Mapping[str, Any], field: str, spaces: Mapping[str, Any], prefix: str, most: int):
+    def __init__(self, root: Mapping[str, Any], field: str, spaces: Mapping[str, Any], prefix: str, max_chars: int):
         self.root, self.field, self.prefix, self.options = root, field, prefix, JSON_OPTIONS | dict(spaces)
         self.rules: dict[str, str] = {}
-        self.num_left = most
+        self.num_left = max_chars
         self._names: dict[str, str] = {}  # of rules, by the text of a schema or by a reference
         self._waiting: list[tuple[str, Any]] = []  # rules of definitions
         self._plain: dict[int, bool] = {}  # by the identity of a schema
@@ -63,58 +63,58 @@ class JsonRules:
             self._add(self.value(schema), name)
 
     def value(self, schema: Any) -> str:
-        """What stands in a rule for a value of this schema."""
-        asked = self._asked(schema)
+        """The right-hand side of a rule for a value of this schema."""
+        keywords = self._keywords(schema)
         if self._is_plain(schema):
             return self._json(schema)
-        if "$ref" in asked:
-            if (name := self._names.get(asked["$ref"])) is None:
-                name = self._names[asked["$ref"]] = f"{self.prefix}_of_{len(self._names)}"
-                self._waiting.append((name, definition(asked["$ref"], self.root)))
+        if "$ref" in keywords:
+            if (name := self._names.get(keywords["$ref"])) is None:
+                name = self._names[keywords["$ref"]] = f"{self.prefix}_of_{len(self._names)}"
+                self._waiting.append((name, definition(keywords["$ref"], self.root)))
             return name
-        if "anyOf" in asked:
-            return f"({' | '.join(map(self.value, asked['anyOf']))})"
-        return self._object(asked) if "properties" in asked else self._list(asked)
+        if "anyOf" in keywords:
+            return f"({' | '.join(map(self.value, keywords['anyOf']))})"
+        return self._object(keywords) if "properties" in keywords else self._list(keywords)
 
-    def _asked(self, schema: Any) -> dict[str, Any]:
+    def _keywords(self, schema: Any) -> dict[str, Any]:
         if not isinstance(schema, Mapping):
             return {}
         left_out = OF_ROOT if schema is self.root else NOTES
         return {name: value for name, value in schema.items() if name not in left_out}
 
     def _is_plain(self, schema: Any) -> bool:
-        """Whether `%json` is as good."""
+        """Whether `%json` generates the same values."""
         if (known := self._plain.get(id(schema))) is None:
-            known = self._plain[id(schema)] = self._has_nothing(self._asked(schema))
+            known = self._plain[id(schema)] = self._has_nothing(self._keywords(schema))
         return known
 
-    def _has_nothing(self, asked: dict[str, Any]) -> bool:
-        names, inner = asked.keys(), asked.get("anyOf")
+    def _has_nothing(self, keywords: dict[str, Any]) -> bool:
+        names, inner = keywords.keys(), keywords.get("anyOf")
         if names == {"$ref"}:
-            return definition(asked["$ref"], self.root) is None
+            return definition(keywords["$ref"], self.root) is None
         if names == {"anyOf"} and isinstance(inner, list):
             return all(map(self._is_plain, inner))
-        if asked.get("type") == "object" and names <= OF_OBJECTS:
-            properties, required = asked.get("properties"), asked.get("required", [])
+        if keywords.get("type") == "object" and names <= OF_OBJECTS:
+            properties, required = keywords.get("properties"), keywords.get("required", [])
             if not isinstance(properties, Mapping) or not isinstance(required, list):
                 return True
             count = len({*properties, *map(str, required)})
-            is_many = count > 1 or bool(count and asked.get("additionalProperties", True) is not False)
+            is_many = count > 1 or bool(count and keywords.get("additionalProperties", True) is not False)
             return count > MAX_ITEMS or not (is_many or not all(map(self._is_plain, properties.values())))
-        if asked.get("type") == "array" and names <= OF_LISTS:
-            least, most = asked.get("minItems", 0), asked.get("maxItems", MAX_COUNT)
-            if type(least) is not int or type(most) is not int or not 0 <= least <= most:
+        if keywords.get("type") == "array" and names <= OF_LISTS:
+            min_items, max_items = keywords.get("minItems", 0), keywords.get("maxItems", MAX_COUNT)
+            if type(min_items) is not int or type(max_items) is not int or not 0 <= min_items <= max_items:
                 return True
-            differs, holds = asked.get("uniqueItems") is True, "contains" in names
+            differs, holds = keywords.get("uniqueItems") is True, "contains" in names
             if differs:
-                values = None if holds else values_of(asked.get("items"), self.root)
-                return not values or not least <= len(values) <= MAX_ITEMS
-            return most > MAX_COUNT or not most if holds else self._is_plain(asked.get("items"))
+                values = None if holds else values_of(keywords.get("items"), self.root)
+                return not values or not min_items <= len(values) <= MAX_ITEMS
+            return max_items > MAX_COUNT or not max_items if holds else self._is_plain(keywords.get("items"))
         return True
 
-    def _object(self, asked: dict[str, Any]) -> str:
-        properties, other = asked["properties"], asked.get("additionalProperties", True)
-        required = list(dict.fromkeys(asked.get("required", ())))
+    def _object(self, keywords: dict[str, Any]) -> str:
+        properties, other = keywords["properties"], keywords.get("additionalProperties", True)
+        required = list(dict.fromkeys(keywords.get("required", ())))
         schemas = {name: properties.get(name, other) for name in [*required, *properties]}
         items = [
             f"{_quoted(name)} {self.colon} {self.value(schema)}"
@@ -123,41 +123,46 @@ class JsonRules:
         ]
         more = ""
         if other is not False:
-            taken = " | ".join(map(_quoted, schemas))
-            name = self._add(rf'/"([^"\\\x00-\x1f]|\\["\\bfnrt])*"/ & ~({taken})', f"{self.prefix.upper()}_NAME")
+            known_names = " | ".join(map(_quoted, schemas))
+            name = self._add(rf'/"([^"\\\x00-\x1f]|\\["\\bfnrt])*"/ & ~({known_names})', f"{self.prefix.upper()}_NAME")
             more = f"{name} {self.colon} {self.value(other)}"
         end = f"is_ones([0:{len(required)}])" if required else ""
         on = "" if more else f"not(is_ones([0:{len(items)}]))"
         return self._each_once("{}", items, more, end, on)
 
-    def _list(self, asked: dict[str, Any]) -> str:
-        least, most, item = asked.get("minItems", 0), asked.get("maxItems"), asked.get("items", True)
-        if asked.get("uniqueItems") is True:
+    def _list(self, keywords: dict[str, Any]) -> str:
+        min_items, max_items, item = keywords.get("minItems", 0), keywords.get("maxItems"), keywords.get("items", True)
+        if keywords.get("uniqueItems") is True:
             values = values_of(item, self.root) or []
-            most = len(values) if most is None else min(most, len(values))
+            max_items = len(values) if max_items is None else min(max_items, len(values))
             bits = f"[0:{len(values)}]"
-            end = f"bit_count_ge({bits}, {least})" if least else ""
-            on = f"bit_count_lt({bits}, {most})"
+            end = f"bit_count_ge({bits}, {min_items})" if min_items else ""
+            on = f"bit_count_lt({bits}, {max_items})"
             return self._each_once("[]", list(map(_quoted, values)), "", end, on)
-        if "contains" in asked:
-            return self._holding(item, asked["contains"], least, most)
-        own, rest = self.value(item), f"{max(0, least - 1)},{'' if most is None else most - 1}"
-        if most == 0:
+        if "contains" in keywords:
+            return self._holding(item, keywords["contains"], min_items, max_items)
+        item_rule, rest = self.value(item), f"{max(0, min_items - 1)},{'' if max_items is None else max_items - 1}"
+        if max_items == 0:
             return self._closed("[]", "")
-        several = self._closed("[]", f"{own} ({self.comma} {own}){{{rest}}}")
-        return several if least else f"({several} | {self._closed('[]', '')})"
+        several = self._closed("[]", f"{item_rule} ({self.comma} {item_rule}){{{rest}}}")
+        return several if min_items else f"({several} | {self._closed('[]', '')})"
 
-    def _holding(self, item: Any, one: Any, least: int, most: int | None) -> str:
-        """A list that holds one."""
-        own, held = self.value(item), self._json({"allOf": [item, one]})
+    def _holding(self, item: Any, one: Any, min_items: int, max_items: int | None) -> str:
+        """A list with at least one item that satisfies `one`."""
+        item_rule, match_rule = self.value(item), self._json({"allOf": [item, one]})
         name, count = self._new(), "[0:7]"
-        before, behind = ("", "") if most is None else (f" %if lt({count}, {most - 1})", f" %if lt({count}, {most})")
-        end = f" %if ge({count}, {least})" if least else ""
-        self._add(f"{own} {self.comma} {name}::incr({count}){before} | {held} {name}_on::incr({count})", f"{name}::_")
-        self._add(f'""{end} | {self.comma} {own} {name}_on::incr({count}){behind}', f"{name}_on::_")
+        before, behind = (
+            ("", "") if max_items is None else (f" %if lt({count}, {max_items - 1})", f" %if lt({count}, {max_items})")
+        )
+        end = f" %if ge({count}, {min_items})" if min_items else ""
+        self._add(
+            f"{item_rule} {self.comma} {name}::incr({count}){before} | {match_rule} {name}_on::incr({count})",
+            f"{name}::_",
+        )
+        self._add(f'""{end} | {self.comma} {item_rule} {name}_on::incr({count}){behind}', f"{name}_on::_")
         return self._closed("[]", f"{name}::0x0")
 
-    def _each_once(self, marks: str, items: list[str], more: str, end: str, on: str) -> str:
+    def _each_once(self, brackets: str, items: list[str], more: str, end: str, on: str) -> str:
         """Items in any order.
 
         Args:
@@ -165,33 +170,33 @@ class JsonRules:
             end, on: conditions of the end, and of one more item; "": always.
         """
         if not items and not more:
-            return self._closed(marks, "")
+            return self._closed(brackets, "")
         name = self._new()
         several = [f"{item} {name}_on::set_bit({bit}) %if bit_clear({bit})" for bit, item in enumerate(items)]
         several += [f"{more} {name}_on::_"] if more else []
         self._add("\n | ".join(several), f"{name}::_")
-        conditions = (f" %if {own}" if own else "" for own in (end, on))
+        conditions = (f" %if {condition}" if condition else "" for condition in (end, on))
         self._add('""{} | {comma} {name}::_{}'.format(*conditions, comma=self.comma, name=name), f"{name}_on::_")
-        several_in = self._closed(marks, f"{name}::0x0")
-        return several_in if end else f"({several_in} | {self._closed(marks, '')})"
+        several_in = self._closed(brackets, f"{name}::0x0")
+        return several_in if end else f"({several_in} | {self._closed(brackets, '')})"
 
-    def _closed(self, marks: str, inner: str) -> str:
-        begin, end = map(json.dumps, marks)
+    def _closed(self, brackets: str, inner: str) -> str:
+        begin, end = map(json.dumps, brackets)
         return f"{begin} {self.gap} {inner} {self.gap if inner else ''} {end}"
 
     def _json(self, schema: Any) -> str:
         if schema is False:
             raise NoRules
-        own = {} if schema is True else dict(schema)
-        text = json.dumps(own)
+        schema_json = {} if schema is True else dict(schema)
+        text = json.dumps(schema_json)
         if ELSEWHERE.search(text) and schema is not self.root:
             raise NoRules
         if '"$ref"' in text:
-            own |= {name: self.root[name] for name in ("$defs", "definitions") if name in self.root}
-            text = json.dumps(own)
+            schema_json |= {name: self.root[name] for name in ("$defs", "definitions") if name in self.root}
+            text = json.dumps(schema_json)
         if (name := self._names.get(text)) is None:
-            own["x-guidance"] = self.options
-            name = self._names[text] = self._add(f"%json {json.dumps(own)}{OF_FIELD}{self.field}")
+            schema_json["x-guidance"] = self.options
+            name = self._names[text] = self._add(f"%json {json.dumps(schema_json)}{OF_FIELD}{self.field}")
         return name
 
     def _new(self) -> str:

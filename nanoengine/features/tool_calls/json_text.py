@@ -1,4 +1,4 @@
-"""JSON of any numbers: those that are larger than a float can be, which a grammar allows, are read and written, too."""
+"""JSON text with numbers of any size: grammars allow numbers beyond the range of floats."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 HUGE = "1e999"
-"""What a number is written as that is larger than any float: whoever reads it makes of it what it makes of the number itself."""
+"""The spelling of a number beyond every float; a reader treats it as it treats the number itself."""
 
 MAX_DIGITS = 4000
-"""The most digits that are read as an integer; Python refuses a few more."""
+"""Limit of the digits of an integer; Python's limit is a little higher."""
 
 PARTS = re.compile(r'"|\\|[\d.eE+\-]+|[^"\\\d.eE+\-]+')
 CONTROL = re.compile(r"[\x00-\x1f]")
@@ -50,12 +50,12 @@ def dumps(value: Any, default: Callable[[Any], Any] | None = None) -> str:
         text.encode()
     except UnicodeEncodeError:  # half of a surrogate pair
         text = json.dumps(value, default=default)
-    return OF_PYTHON.sub(lambda own: own[1] or HUGE, text) if "Infinity" in text else text
+    return OF_PYTHON.sub(lambda match: match[1] or HUGE, text) if "Infinity" in text else text
 
 
 class JsonPieces:
-    """Tells JSON that comes in pieces as it is written, except that control characters in strings are escaped, and that a number
-    comes whole: as `HUGE` if it is larger than a float can be.
+    """Streamed JSON text: control characters in strings are escaped, and a number is returned in one piece,
+    as `HUGE` if it is beyond every float.
     """
 
     def __init__(self) -> None:
@@ -63,24 +63,24 @@ class JsonPieces:
         self._number: list[str] = []
 
     def push(self, text: str) -> str:
-        """What more of the text is certain now."""
-        told = []
+        """The next part of the text that is certain."""
+        certain = []
         for part in PARTS.findall(text):
             if self._is_in_string:
-                told.append(CONTROL.sub(lambda own: json.dumps(own[0])[1:-1], part))
+                certain.append(CONTROL.sub(lambda match: json.dumps(match[0])[1:-1], part))
                 self._is_in_string = self._is_escaped or part != '"'
                 self._is_escaped = part == "\\" and not self._is_escaped
             elif part[0] in "0123456789.eE+-":  # or the end of a word
                 self._number.append(part)
             else:
-                told += [_number("".join(self._number)), part]
+                certain += [_number("".join(self._number)), part]
                 self._number.clear()
                 self._is_in_string = part == '"'
-        return "".join(told)
+        return "".join(certain)
 
 
 def _number(text: str) -> str:
-    """A number as it is told."""
+    """The spelling of a number."""
     if len(text) < 5 or (len(text) <= MAX_DIGITS and text.lstrip("-").isdigit()):
         return text
     try:

@@ -1,4 +1,4 @@
-"""PythonCalls: reads calls as Python writes them, such as [name(key="value", other=[1, None])]; or a list of them in JSON."""
+"""PythonCalls: calls in Python syntax, such as [name(key="value", other=[1, None])], or a list of calls in JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from nanoengine.features.tool_calls.json_calls import JsonCalls, JsonEnd, NameAndArguments
 
 OUTSIDE = re.compile(r"""["'{}\[\]]""")
-"""Outside of strings: characters that open or close something."""
+"""Brackets and quotes outside of strings."""
 
 TOKEN = re.compile(
     r"""(?P<string>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|(?P<number>\d[\w.+\-]*)|(?P<end>\))"""
@@ -21,7 +21,7 @@ WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "fals
 
 
 class PythonCalls(JsonCalls):
-    """A list of calls. Arguments have keywords and are literals: what has others is no call."""
+    """A list of calls whose arguments are keywords with literal values; anything else is not a call."""
 
     def new_end(self) -> JsonEnd:
         return JsonEnd(OUTSIDE, "\"'")
@@ -30,31 +30,31 @@ class PythonCalls(JsonCalls):
         return super().calls(text if re.match(r"\s*\[?\s*\{", text) else as_json(text))
 
 
-def as_json(text: str) -> str:
-    """A list of calls in JSON, each with its name and its arguments; what is no such list becomes no JSON.
+def as_json(calls: str) -> str:
+    """The JSON of a list of calls, each with name and arguments; the result for other text is not JSON.
 
     Raises:
-        ValueError: it is no such list.
+        ValueError: it is not such a list.
     """
     is_inside = False  # of a call
 
-    def told(token: re.Match[str]) -> str:
+    def as_text(token: re.Match[str]) -> str:
         nonlocal is_inside
-        kind, own = str(token.lastgroup), token[str(token.lastgroup)]
+        kind, text = str(token.lastgroup), token[str(token.lastgroup)]
         if kind in ("name", "end"):
             if is_inside is (kind == "name"):
                 raise ValueError("a call in a call, or an end without a call")
             is_inside = not is_inside
-            return f'{{"name": {json.dumps(own)}, "arguments": {{' if is_inside else "}}"
+            return f'{{"name": {json.dumps(text)}, "arguments": {{' if is_inside else "}}"
         if kind == "key":
-            return f"{json.dumps(own)}: "
+            return f"{json.dumps(text)}: "
         return _literal(token)
 
-    return TOKEN.sub(told, text)
+    return TOKEN.sub(as_text, calls)
 
 
 def literal_as_json(text: str) -> str:
-    """A literal in JSON; what is none becomes no JSON.
+    """The JSON of a literal; the result for other text is not JSON.
 
     Raises:
         ValueError: it holds a call.
@@ -63,21 +63,21 @@ def literal_as_json(text: str) -> str:
 
 
 def _literal(token: re.Match[str]) -> str:
-    kind, own = str(token.lastgroup), token[str(token.lastgroup)]
+    kind, text = str(token.lastgroup), token[str(token.lastgroup)]
     if kind == "string":
-        return f'"{ESCAPE.sub(_escaped, own[1:-1])}"'
+        return f'"{ESCAPE.sub(_escaped, text[1:-1])}"'
     if kind in ("number", "word"):
-        return own if kind == "number" else WORDS.get(own, own)
+        return text if kind == "number" else WORDS.get(text, text)
     raise ValueError("a call in a literal")
 
 
-def _escaped(own: re.Match[str]) -> str:
-    """An escape of a string, or a quote in it, as JSON has it."""
-    number, known, other = own.groups()
+def _escaped(match: re.Match[str]) -> str:
+    """The JSON spelling of an escape or a quote in a string."""
+    number, known, other = match.groups()
     if number is not None:
         return json.dumps(chr(int(number, 16)))[1:-1]
     if known is not None:
-        return own[0]
+        return match[0]
     if other is None:
         return r"\""
     return "" if other == "\n" else other if other == "'" else rf"\\{other}"

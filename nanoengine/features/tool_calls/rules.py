@@ -1,4 +1,4 @@
-"""Rules: the rules of a grammar, with texts and marks in them."""
+"""Rules: the rules of a grammar in llguidance's Lark syntax, with texts, delimiters and tokens."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from nanoengine.features.tool_calls.json_grammar import JsonRules, NoRules
 from nanoengine.features.tool_calls.schemas import JSON_OPTIONS, MAX_CHARS, OF_FIELD, ONE_SPACE
 
 FindToken = Callable[[str], int | None]
-"""The id of an added token; None if a text is none."""
+"""The id of an added token; None if the text is not one."""
 
 
 class Rules:
-    """Rules by their names. `TEXT` is any text.
+    """Grammar rules by name. `TEXT` matches any text.
 
     Args:
-        find: the token of a mark, if it is one.
+        find: the token id of a delimiter.
     """
 
     def __init__(self, find: FindToken):
@@ -31,63 +31,63 @@ class Rules:
         return "%llguidance {}\n" + "\n".join(f"{name}: {rule}" for name, rule in self.rules.items())
 
     def say(self, *texts: str) -> str:
-        """A sequence of texts, each of which may be a token. White space is never one, although some models have added tokens of
-        it: llguidance does not take back drafts that hold such a token by its id.
+        """A sequence of texts, each of which may be a token. White space is never a token, although some models have such
+        added tokens: llguidance cannot roll back drafts that contain such a token by its id.
         """
-        found: list[str] = []
+        terms: list[str] = []
         plain = ""
         for text in texts:
             token = self.find(text) if text.strip() else None
             if token is None:
                 plain += text
                 continue
-            found += [json.dumps(plain), f"<[{token}]>"] if plain else [f"<[{token}]>"]
+            terms += [json.dumps(plain), f"<[{token}]>"] if plain else [f"<[{token}]>"]
             plain = ""
-        return " ".join([*found, json.dumps(plain)] if plain else found)
+        return " ".join([*terms, json.dumps(plain)] if plain else terms)
 
     def json(
         self, schema: Mapping[str, Any], field: str, spaces: Mapping[str, Any] = ONE_SPACE, *, is_apart: bool = True
     ) -> str:
-        """A rule of the JSON of a schema.
+        """The name of a rule for the JSON of a schema.
 
         Args:
-            schema: of the value, `promised`.
+            schema: from `normalized_schema`.
             field: of the request that holds the schema, for errors.
             spaces: options of llguidance for white space.
-            is_apart: it may be taken apart.
+            is_apart: it may be split into rules.
 
         Raises:
-            InvalidSamplingParams: the schemas of the grammar are too long, all in all.
+            InvalidSamplingParams: the schemas of the grammar are too long in total.
         """
         name = f"json_{len(self.rules)}"
         try:
-            own = JsonRules(schema, field, spaces, name, self._left if is_apart else 0)
+            json_rules = JsonRules(schema, field, spaces, name, self._left if is_apart else 0)
         except NoRules:
             text = json.dumps({**schema, "x-guidance": {**JSON_OPTIONS, **spaces}})
             self._left -= len(text)
             if self._left < 0:
                 raise InvalidSamplingParams(
-                    f"{field}: the schemas of the grammar have more than {MAX_CHARS} characters, all in all: use fewer "
+                    f"{field}: the schemas of the grammar have more than {MAX_CHARS} characters in total: use fewer "
                     "tools, fewer properties or fewer $defs"
                 ) from None
             self.rules[name] = f"%json {text}{OF_FIELD}{field}"
             return name
-        self.rules |= own.rules
-        self._left = own.num_left
-        return own.name
+        self.rules |= json_rules.rules
+        self._left = json_rules.num_left
+        return json_rules.name
 
-    def up_to(self, name: str, *marks: str, text: str = "TEXT") -> str:
-        """A text, and the first mark that comes: as a token or written out."""
-        self.rules[f"{name}[lazy]"] = f"{text} ({' | '.join(map(json.dumps, marks))})"
-        tokens = [f"{text} <[{token}]>" for token in map(self.find, marks) if token is not None]
+    def up_to(self, name: str, *delimiters: str, text: str = "TEXT") -> str:
+        """A text up to and with the first of some delimiters, as a token or in characters."""
+        self.rules[f"{name}[lazy]"] = f"{text} ({' | '.join(map(json.dumps, delimiters))})"
+        tokens = [f"{text} <[{token}]>" for token in map(self.find, delimiters) if token is not None]
         return f"({' | '.join([name, *tokens])})"
 
     def terminal(self, rule: str) -> str:
-        """The name of a terminal; equal ones have one."""
+        """The name of a terminal; equal terminals have one name."""
         name = self._names.setdefault(rule, f"VALUE_{len(self._names)}")
         self.rules[name] = rule
         return name
 
-    def without(self, text: str, *marks: str) -> str:
-        """The terminal of a text that holds none of some marks."""
-        return f"({text}) & ~(TEXT ({' | '.join(map(json.dumps, marks))}) TEXT)"
+    def without(self, text: str, *delimiters: str) -> str:
+        """The terminal of a text that holds none of some delimiters."""
+        return f"({text}) & ~(TEXT ({' | '.join(map(json.dumps, delimiters))}) TEXT)"

@@ -1,6 +1,6 @@
-"""WholeCall: an answer that is one call and nothing else: an object of JSON, bare or in a fence of Markdown.
+"""SingleCallAnswer: an answer that is one call and nothing else: a JSON object, bare or in a Markdown fence.
 
-Small models write calls so, whatever format their chat template shows.
+Small models write calls in this form, whatever format their chat template shows.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from nanoengine.features.tool_calls.json_text import loads
 FENCE = "```"
 FENCES = (FENCE, FENCE + "json", FENCE + "tool_call")
 KEYS = ("arguments", "parameters", "function", "type")
-"""Keys with which the object of a call may begin, beside its name."""
+"""First keys of the object of a call, beside its name."""
 
 
-class WholeCall:
-    """Reads an answer for as long as it may be one call alone.
+class SingleCallAnswer:
+    """Incremental reader of an answer that may be a single call.
 
     Args:
         names: of the tools.
         is_bare: the object may have no fence.
-        dropped: texts of special tokens, which are left out.
+        dropped: texts of special tokens to remove.
     """
 
     def __init__(self, names: Collection[str], is_bare: bool, dropped: Collection[str]):
-        self._names, self._dropped = names, [_without_space(mark) for mark in dropped]
+        self._names, self._dropped = names, [_without_space(token) for token in dropped]
         begins = (*(f'"name":"{_without_space(name)}"' for name in names), *(f'"{key}":' for key in KEYS))
-        self._heads = [f"{fence}{{{own}" for fence in (("",) if is_bare else ()) + FENCES for own in begins]
+        self._heads = [f"{fence}{{{begin}" for fence in (("",) if is_bare else ()) + FENCES for begin in begins]
         self._pieces: list[str] = []
         self._head = self._tail = ""  # the text up to the first key, and behind the object, without white space
         self._end: JsonEnd | None = None
@@ -40,12 +40,12 @@ class WholeCall:
         return "".join(self._pieces)
 
     def push(self, text: str) -> bool:
-        """Read more of the answer; False: it is not such a call."""
+        """Read more of the answer; False: it is not a single call."""
         self._pieces.append(text)
         if self._end is None:
             self._head += _without_space(text)
             if not any(map(self._head.startswith, self._heads)):
-                return any(own.startswith(self._head) for own in self._heads)
+                return any(head.startswith(self._head) for head in self._heads)
             text, self._end = self.text, JsonEnd()
             text = text[text.index("{") :]
         if not self._object:
@@ -55,24 +55,24 @@ class WholeCall:
             whole = self.text
             self._object, text = whole[whole.index("{") : len(whole) - len(text) + end], text[end:]
         self._tail += _without_space(text)
-        for mark in self._dropped:
-            self._tail = self._tail.replace(mark, "")
-        return any((self._fence + mark).startswith(self._tail) for mark in ("", *self._dropped))
+        for token in self._dropped:
+            self._tail = self._tail.replace(token, "")
+        return any((self._fence + token).startswith(self._tail) for token in ("", *self._dropped))
 
     @property
     def _fence(self) -> str:
         return FENCE if self._head.startswith(FENCE) else ""
 
     def calls(self) -> list[NameAndArguments] | None:
-        """The call, in a list; None: the answer is not such a call. Raises as `CallReader.calls`."""
+        """The call in a list; None: the answer is not a single call. Raises as `CallReader.calls`."""
         if not self._object or self._tail != self._fence:
             return None
         value = loads(self._object)
-        own = value if "name" in value else value.get("function")
-        if not isinstance(own, dict) or not own.keys() & {"arguments", "parameters"}:
+        call = value if "name" in value else value.get("function")
+        if not isinstance(call, dict) or not call.keys() & {"arguments", "parameters"}:
             return None
-        call = read_call(own, self._names)
-        return None if call is None else [call]
+        result = read_call(call, self._names)
+        return None if result is None else [result]
 
 
 def _without_space(text: str) -> str:

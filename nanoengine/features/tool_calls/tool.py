@@ -37,18 +37,18 @@ class Choice:
     Args:
         tools: that may be called.
         is_forced: the answer must call one.
-        is_off: the answer calls none; text that looks like a call is text.
-        most: the most calls of one answer; None: any number.
+        is_off: the answer makes no call; text that looks like a call is text.
+        max_calls: limit of the calls of one answer; None: no limit.
     """
 
     tools: tuple[Tool, ...]
     is_forced: bool = False
     is_off: bool = False
-    most: int | None = None
+    max_calls: int | None = None
 
 
 def read_tools(tables: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
-    """Tools as clients write them: {"type": "function", "function": {"name": ..., "parameters": {...}, "strict": ...}}.
+    """The tools of a request: {"type": "function", "function": {"name": ..., "parameters": {...}, "strict": ...}}.
 
     Raises:
         InvalidPrompt: a value that is no tool, has no name or the name of another, or is too deep.
@@ -59,28 +59,28 @@ def read_tools(tables: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
         raise InvalidPrompt(f"tools holds {len(tables)} functions: at most {MAX_TOOLS} can be")
     tools: dict[str, Tool] = {}
     for index, table in enumerate(tables or ()):
-        own = table.get("function", table) if isinstance(table, Mapping) else None
-        name = own.get("name") if isinstance(own, Mapping) else None
-        if own is None or not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_CHARS or name in tools:
+        function = table.get("function", table) if isinstance(table, Mapping) else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if function is None or not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_CHARS or name in tools:
             raise InvalidPrompt(
-                f"tools holds {shown(table)}: a tool is a table, the JSON schema of a function, with a name of its own"
+                f"tools holds {shown(table)}: a tool is a table, the JSON schema of a function, with a unique name"
             )
         if is_too_deep(table):
             raise InvalidPrompt(f"tools: {name[:80]} is deeper than {MAX_DEPTH} tables and lists")
-        parameters = own.get("parameters")
+        parameters = function.get("parameters")
         if not isinstance(parameters, Mapping | None):
             raise InvalidPrompt(
                 f"tools: the parameters of {name[:80]} are {shown(parameters)}: they must be a JSON schema"
             )
         schema = {"type": "object", **parameters} if parameters else {"type": "object", "additionalProperties": False}
-        field = f"tools[{index}].{'parameters' if own is table else 'function.parameters'}"
-        tools[name] = Tool(name, schema, own.get("strict") is True, field)
+        field = f"tools[{index}].{'parameters' if function is table else 'function.parameters'}"
+        tools[name] = Tool(name, schema, function.get("strict") is True, field)
     return list(tools.values())
 
 
 def choose(tools: Sequence[Tool], choice: str | Mapping[str, Any] | None, *, parallel: bool = True) -> Choice:
-    """What a `tool_choice` says: "none", "auto", "required", a function by its name, or which functions are allowed, as OpenAI
-    has it. None: "auto", if there are tools. A named function is called once, and so is any unless there may be calls in
+    """The choice of a `tool_choice`: "none", "auto", "required", a function by its name, or allowed functions as in OpenAI's
+    API. None: "auto", if there are tools. A named function is called once, as is any function without
     `parallel`.
 
     Raises:
@@ -93,38 +93,38 @@ def choose(tools: Sequence[Tool], choice: str | Mapping[str, Any] | None, *, par
     word = choice if isinstance(choice, str) else "auto" if choice is None else ""
     if word == "none" or (not tools and word == "auto"):
         return Choice(tuple(tools), is_off=True)
-    most = None if parallel else 1
+    max_calls = None if parallel else 1
     if word == "auto":
-        return Choice(tuple(tools), most=most)
+        return Choice(tuple(tools), max_calls=max_calls)
     if word == "required":
         if not tools:
             raise InvalidSamplingParams("tool_choice is 'required', but there are no tools: give some")
-        return Choice(tuple(tools), is_forced=True, most=most)
-    return Choice((_named(tools, choice),), is_forced=True, most=1)
+        return Choice(tuple(tools), is_forced=True, max_calls=max_calls)
+    return Choice((_named(tools, choice),), is_forced=True, max_calls=1)
 
 
 def _allowed(tools: Sequence[Tool], allowed: object, *, parallel: bool) -> Choice:
-    """Of {"mode": "auto" or "required", "tools": [{"type": "function", "function": {"name": ...}}, ...]}."""
-    mode, own = (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, Mapping) else (None, None)
-    if mode not in ("auto", "required") or not isinstance(own, list | tuple) or not own:
+    """The choice of {"mode": "auto" or "required", "tools": [{"type": "function", "function": {"name": ...}}, ...]}."""
+    mode, entries = (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, Mapping) else (None, None)
+    if mode not in ("auto", "required") or not isinstance(entries, list | tuple) or not entries:
         raise InvalidSamplingParams(
             f"tool_choice has the allowed_tools {shown(allowed)}: they must have a mode, 'auto' or 'required', and tools"
         )
-    if len(own) > MAX_TOOLS:
-        raise InvalidSamplingParams(f"tool_choice allows {len(own)} tools: at most {MAX_TOOLS} can be")
-    names = {_named(tools, one).name for one in own}
+    if len(entries) > MAX_TOOLS:
+        raise InvalidSamplingParams(f"tool_choice allows {len(entries)} tools: at most {MAX_TOOLS} can be")
+    names = {_named(tools, entry).name for entry in entries}
     return choose([tool for tool in tools if tool.name in names], mode, parallel=parallel)
 
 
 def _named(tools: Sequence[Tool], choice: object) -> Tool:
-    """The function that a {"type": "function", "function": {"name": ...}} names."""
+    """The tool of an entry {"type": "function", "function": {"name": ...}}."""
     function = choice.get("function") if isinstance(choice, Mapping) and choice.get("type") == "function" else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if name is None:
         raise InvalidSamplingParams(
             f"tool_choice is {shown(choice)}: it must be 'none', 'auto', 'required', or a function of tools by its name"
         )
-    found = next((tool for tool in tools if tool.name == name), None)
-    if found is None:
+    tool = next((each for each in tools if each.name == name), None)
+    if tool is None:
         raise InvalidSamplingParams(f"tool_choice names {shown(name)}, which is none of the tools")
-    return found
+    return tool

@@ -1,4 +1,4 @@
-"""Values that are written without the quotes of JSON: their schema says whether they are strings."""
+"""Values without the quotes of JSON: the schema decides whether they are strings."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from nanoengine.features.tool_calls.python_calls import literal_as_json
 KINDS = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 
 MAX_DEPTH = 64
-"""The most schemas inside each other."""
+"""Limit of the nesting of schemas."""
 
 MAX_LOOKS = 20_000
-"""The most schemas and values of enumerations for one answer or one grammar; one counts as often as it is referred to."""
+"""Limit of the schemas and enumerated values of one answer or one grammar; each counts once for each reference to it."""
 
 IN_PYTHON = {"True": "true", "False": "false", "None": "null"}
-"""Templates write these values as Python does, and so do models."""
+"""Python's spelling of these values, which templates and models use."""
 
 
 class Kinds:
-    """The JSON types that values may have, by their schemas. Each schema is looked at once, and must live as long as this.
+    """The JSON types of values by their schemas. Each schema is visited once, and must live as long as this object.
 
     Attributes:
-        left: the rest of `MAX_LOOKS`; below 0: a schema that was not looked at allows all types.
+        left: the rest of `MAX_LOOKS`; below 0: a schema that was not visited allows all types.
     """
 
     def __init__(self) -> None:
@@ -44,35 +44,35 @@ class Kinds:
         return self._known[key]
 
     def _look(self, schema: Any, root: Any, known: dict[str, frozenset[str]], depth: int = 0) -> frozenset[str]:
-        """As `of`. A client may send anything: what is no schema allows all types."""
+        """As `of`. A client may send any value: one that is not a schema allows all types."""
         self.left -= 1
         if not isinstance(schema, Mapping) or depth > MAX_DEPTH or self.left < 0:
             return frozenset() if schema is False else KINDS
-        found = KINDS
+        kinds = KINDS
         if "$ref" in schema:
             name = str(schema["$ref"])
             if name not in known:
                 known[name] = frozenset()  # while it is looked at: it may refer to itself
                 known[name] = self._look(resolved(name, root), root, known, depth + 1)
-            found &= known[name]
+            kinds &= known[name]
         types = schema.get("type")
-        named = KINDS & {own for own in (types if isinstance(types, list) else [types]) if isinstance(own, str)}
+        named = KINDS & {kind for kind in (types if isinstance(types, list) else [types]) if isinstance(kind, str)}
         if named:
-            found &= named | ({"integer"} if "number" in named else set())
+            kinds &= named | ({"integer"} if "number" in named else set())
         values = schema.get("enum", [schema["const"]] if "const" in schema else None)
         if isinstance(values, list):
             self.left -= len(values)
-            found &= {kind_of(value) for value in values}
+            kinds &= {kind_of(value) for value in values}
         for keyword in ("anyOf", "oneOf", "allOf"):
             if isinstance(schema.get(keyword), list):
-                each = [self._look(own, root, known, depth + 1) for own in schema[keyword]]
-                found &= frozenset.intersection(KINDS, *each) if keyword == "allOf" else frozenset().union(*each)
-        return found
+                each = [self._look(inner, root, known, depth + 1) for inner in schema[keyword]]
+                kinds &= frozenset.intersection(KINDS, *each) if keyword == "allOf" else frozenset().union(*each)
+        return kinds
 
 
 def value_of(text: str, kinds: frozenset[str]) -> Any:
-    """The value of a text that may have some JSON types: its JSON if that has one of these types, and otherwise the text itself.
-    Where no string may be, JSON of any type is taken. A list or an object may also be written as Python has it.
+    """The value of a text of some JSON types: its JSON if that has one of these types, otherwise the text itself.
+    Without the type string, JSON of any type is valid. A list or an object may also be in Python syntax.
     """
     if kinds == {"string"}:
         return text
@@ -85,7 +85,7 @@ def value_of(text: str, kinds: frozenset[str]) -> Any:
 
 
 def _of_python(text: str) -> Any:
-    """The list or object that is written as Python has it, or the text itself."""
+    """The list or object of a text in Python syntax, or the text itself."""
     try:
         return loads(literal_as_json(text), strict=True)
     except (ValueError, RecursionError):
@@ -108,8 +108,8 @@ def resolved(reference: Any, root: Any) -> Any:
     if not isinstance(reference, str) or not reference.startswith("#"):
         return True
     for name in reference.split("/")[1:]:
-        own = name.replace("~1", "/").replace("~0", "~")
-        if not isinstance(root, Mapping) or own not in root:
+        key = name.replace("~1", "/").replace("~0", "~")
+        if not isinstance(root, Mapping) or key not in root:
             return True
-        root = root[own]
+        root = root[key]
     return root

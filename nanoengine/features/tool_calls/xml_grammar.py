@@ -1,4 +1,4 @@
-"""The grammar of a call in XML: arguments in any order, each of which `value_of` reads as the schema says."""
+"""The grammar of a call in XML: arguments in any order; `value_of` reads each by its schema."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from nanoengine.features.tool_calls.tool import Tool
 from nanoengine.features.tool_calls.values import MAX_LOOKS, Kinds, kind_of, resolved, value_of
 
 GAP = "\n"
-"""White space between two marks, and around a value. A grammar asks for it; `XmlCalls` also reads calls without it."""
+"""White space between two delimiters and around a value. Grammars require it; `XmlCalls` also reads calls without it."""
 
 MAX_NESTED = 8
 """Depth of `anyOf` and references in the schema of a value that may be a string."""
 
 NOTES = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment"}
-"""Keywords that ask for nothing."""
+"""Keywords that do not restrict a value."""
 
 OF_ARGUMENTS = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", "$id"}
 LENGTHS = {"minLength", "maxLength"}
@@ -43,7 +43,7 @@ SCALARS = {
 """Terminals of values of a type, where the value may be a string, too."""
 
 TABLES = {"array": r"\[", "object": r"\{"}
-"""Types whose values are written as JSON, and how those values begin."""
+"""Types whose values are JSON, and patterns of their first character."""
 
 
 def xml_call(rules: Rules, kinds: Kinds, tool: Tool, schema: Mapping[str, Any]) -> str:
@@ -80,23 +80,25 @@ class _Arguments:
         _check(self.schema, OF_ARGUMENTS)
         properties, required = self.schema.get("properties", {}), set(self.schema.get("required", ()))
         others = dict.fromkeys(sorted(required - set(properties)), self.schema.get("additionalProperties", True))
-        found: list[str] = []
+        arguments: list[str] = []
         for name in sorted({**properties, **others}, key=lambda name: name not in required):
             schema = properties.get(name, others.get(name))
             if schema is not False:
-                found.append(f"{self.rules.say(PARAMETER, name, '>', GAP)} {self._value(schema)} {self.rules.say(GAP)}")
+                arguments.append(
+                    f"{self.rules.say(PARAMETER, name, '>', GAP)} {self._value(schema)} {self.rules.say(GAP)}"
+                )
             elif name in required:
                 raise _Refused("required")
-        if not 0 < len(found) <= MAX_ITEMS:
+        if not 0 < len(arguments) <= MAX_ITEMS:
             count = len(required)
-            return " ".join((*found[:count], *(f"({argument})?" for argument in found[count:])))
+            return " ".join((*arguments[:count], *(f"({argument})?" for argument in arguments[count:])))
         name, end = f"arguments_{len(self.rules.rules)}", f" %if is_ones([0:{len(required)}])" if required else ""
-        arguments = [f"{own} {name}::set_bit({bit}) %if bit_clear({bit})" for bit, own in enumerate(found)]
-        self.rules.rules[f"{name}::_"] = " | ".join((f'""{end}', *arguments))
+        choices = [f"{argument} {name}::set_bit({bit}) %if bit_clear({bit})" for bit, argument in enumerate(arguments)]
+        self.rules.rules[f"{name}::_"] = " | ".join((f'""{end}', *choices))
         return f"{name}::0x0"
 
     def _value(self, schema: Any) -> str:
-        """A value, and the mark behind it."""
+        """A value and its end delimiter."""
         kinds = self.kinds.of(schema, self.schema)
         self._look(0)
         if "string" not in kinds:
@@ -104,20 +106,20 @@ class _Arguments:
         branches = self._branches(schema, 0)
         if {} in branches:
             branches = [{}]
-        tables = [own for own in branches if own.get("type") in TABLES]
-        words = [word for own in branches if own.get("type") not in TABLES for word in _words(own, kinds)]
+        tables = [branch for branch in branches if branch.get("type") in TABLES]
+        words = [word for branch in branches if branch.get("type") not in TABLES for word in _words(branch, kinds)]
         if not words:
             return self._json({"anyOf": tables})
         text = " | ".join(f"({word})" for word in words)
         if tables:  # a string that begins as one of them would be read as one
-            text = rf"({text}) & ~/\s*[{''.join(TABLES[own['type']] for own in tables)}](?s:.*)/"
+            text = rf"({text}) & ~/\s*[{''.join(TABLES[table['type']] for table in tables)}](?s:.*)/"
         name = self.rules.terminal(f"({self.rules.without(text, END_OF_PARAMETER)}) {json.dumps(GAP)}")
         text = self.rules.up_to(name.lower(), END_OF_PARAMETER, text=name)
         return f"({text} | {self._json({'anyOf': tables})})" if tables else text
 
     def _json(self, schema: Any) -> str:
-        own = dict(schema) if isinstance(schema, Mapping) else {}
-        whole = {name: self.schema[name] for name in ("$defs", "definitions") if name in self.schema} | own
+        keywords = dict(schema) if isinstance(schema, Mapping) else {}
+        whole = {name: self.schema[name] for name in ("$defs", "definitions") if name in self.schema} | keywords
         references = re.findall(r'"\$ref": "([^"]*)"', json.dumps(whole))
         if any(not name.startswith(("#/$defs/", "#/definitions/")) for name in references):
             raise _Refused("$ref")
@@ -130,31 +132,31 @@ class _Arguments:
         self._look(1)
         if depth > MAX_NESTED or not (isinstance(schema, Mapping) or schema is True):
             raise _Refused("$ref" if depth > MAX_NESTED else "anyOf")
-        own = {name: value for name, value in ({} if schema is True else schema).items() if name not in NOTES}
-        if "$ref" in own:
-            _check(own, {"$ref"})
-            return self._branches(resolved(own["$ref"], self.schema), depth + 1)
-        if "anyOf" in own:
-            _check(own, {"anyOf"})
-            found = [branch for each in own["anyOf"] for branch in self._branches(each, depth + 1)]
-            values = [value for branch in found for value in branch.get("enum", ()) if not isinstance(value, str)]
-            if values and any(branch.get("type") == "string" for branch in found):
+        keywords = {name: value for name, value in ({} if schema is True else schema).items() if name not in NOTES}
+        if "$ref" in keywords:
+            _check(keywords, {"$ref"})
+            return self._branches(resolved(keywords["$ref"], self.schema), depth + 1)
+        if "anyOf" in keywords:
+            _check(keywords, {"anyOf"})
+            branches = [branch for each in keywords["anyOf"] for branch in self._branches(each, depth + 1)]
+            values = [value for branch in branches for value in branch.get("enum", ()) if not isinstance(value, str)]
+            if values and any(branch.get("type") == "string" for branch in branches):
                 raise _Refused("enum")  # another string might be read as a value that is none of these
-            return found
-        if own.keys() & {"enum", "const"}:
-            _check(own, {"enum", "const", "type"})
-            values = own.get("enum", [own.get("const")])
+            return branches
+        if keywords.keys() & {"enum", "const"}:
+            _check(keywords, {"enum", "const", "type"})
+            values = keywords.get("enum", [keywords.get("const")])
             self._look(len(values))
             may_be = self.kinds.of(schema, self.schema)
             return [{"enum": [value for value in values if kind_of(value) in may_be]}]
-        types = own.get("type", [])
+        types = keywords.get("type", [])
         if types in ("array", "object"):
-            return [own]
+            return [keywords]
         types = types if isinstance(types, list) else [types]
-        _check(own, {"type", *(LENGTHS if "string" in types else ())})
+        _check(keywords, {"type", *(LENGTHS if "string" in types else ())})
         if not all(kind in ("string", *SCALARS, *TABLES) for kind in types):
             raise _Refused("type")
-        lengths = {name: value for name, value in own.items() if name in LENGTHS}
+        lengths = {name: value for name, value in keywords.items() if name in LENGTHS}
         return [{"type": kind, **(lengths if kind == "string" else {})} for kind in types] or [{}]
 
     def _look(self, count: int) -> None:
@@ -167,13 +169,13 @@ class _Arguments:
 def _words(branch: Mapping[str, Any], kinds: frozenset[str]) -> list[str]:
     """Terminals of the values of a branch, which are no tables."""
     if "enum" in branch:
-        values = [own for own in branch["enum"] if kind_of(own) == "string" or kind_of(own) in SCALARS]
-        texts = [own if isinstance(own, str) else json.dumps(own) for own in values]
+        values = [value for value in branch["enum"] if kind_of(value) == "string" or kind_of(value) in SCALARS]
+        texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
         pairs = zip(texts, values, strict=True)
-        return [json.dumps(text) for text, own in pairs if kind_of(value_of(text, kinds)) == kind_of(own)]
-    least, most = branch.get("minLength", 0), branch.get("maxLength", "")
-    if least or most != "":
-        return [f"/(?s:.{{{least},{most}}})/"]
+        return [json.dumps(text) for text, value in pairs if kind_of(value_of(text, kinds)) == kind_of(value)]
+    min_length, max_length = branch.get("minLength", 0), branch.get("maxLength", "")
+    if min_length or max_length != "":
+        return [f"/(?s:.{{{min_length},{max_length}}})/"]
     return [SCALARS.get(branch.get("type", ""), "TEXT")]
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from functools import cached_property
 
-from nanoengine.features.tool_calls.chats import Chats, Prompt
+from nanoengine.features.tool_calls.chats import Chats
+from nanoengine.features.tool_calls.prompt import Prompt
 from nanoengine.models.fill_in_middle import FillMarks, fill_marks
 from nanoengine.models.tokenizer import ModelTokenizer
 from nanoengine.serve.server.config import ServerConfig

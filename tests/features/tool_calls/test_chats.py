@@ -15,7 +15,8 @@ import pytest
 
 from nanoengine import LLM, SamplingParams
 from nanoengine.errors import InvalidPrompt, InvalidSamplingParams
-from nanoengine.features.tool_calls.chats import Answer, Chats
+from nanoengine.features.tool_calls.chats import Chats
+from nanoengine.features.tool_calls.prompt import Answer
 from nanoengine.models.fetch import DOWNLOADS
 from nanoengine.models.names import DEMO
 from nanoengine.models.tokenizer import HFTokenizer

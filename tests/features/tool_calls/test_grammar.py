@@ -50,11 +50,11 @@ def test_a_call_may_be_forced(accepts: Accepts, name: str) -> None:
         assert not accepts(name, text, "required")
     if name != "harmony":
         assert accepts(name, spelled(name, A, EMPTY, A), "required")
-        assert not accepts(name, spelled(name, A, EMPTY), "required", most=1)
-        assert accepts(name, one, "required", most=1)
+        assert not accepts(name, spelled(name, A, EMPTY), "required", max_calls=1)
+        assert accepts(name, one, "required", max_calls=1)
         for end in ("\n", "\n\n", " "):  # most models write one, and then their own end
             assert accepts(name, one + end, "required")
-            assert accepts(name, one + end, "required", most=1)
+            assert accepts(name, one + end, "required", max_calls=1)
             assert not accepts(name, one + end + "Hello", "required")
 
 
@@ -68,7 +68,7 @@ def test_otherwise_text_may_be_and_calls_are_right(accepts: Accepts, name: str) 
     assert not accepts(name, spelled(name, WRONG))
     if name not in ("harmony", "llama3", "json"):
         assert accepts(name, text + spelled(name, A) + text)
-        assert accepts(name, spelled(name, A), most=1)
+        assert accepts(name, spelled(name, A), max_calls=1)
         assert not accepts(name, text + spelled(name, WRONG))
     if name == "qwen3_coder":  # without the mark in front
         assert accepts(name, text + in_xml(*A) + text)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoengine.features.tool_calls import calls, python_calls, xml_calls
+from nanoengine.features.tool_calls import json_calls, python_calls, xml_calls
 from nanoengine.features.tool_calls.call_events import of_whole_calls
 from nanoengine.features.tool_calls.formats import FORMATS, PLAIN
 from nanoengine.features.tool_calls.parser import Call, CallPiece, Event, Reasoning, Text, answer_parser
@@ -279,7 +279,7 @@ def test_of_two_marks_that_begin_alike_the_longer_is_found() -> None:
 
 def test_no_more_calls_than_asked_for_are_told() -> None:
     text = written("hermes", ("now", {}), ("weather", TOKYO))
-    assert calls_of(read("hermes", text, most=1)) == [("now", {})]
+    assert calls_of(read("hermes", text, max_calls=1)) == [("now", {})]
 
 
 # ---- however it comes
@@ -356,7 +356,7 @@ def test_what_a_long_answer_costs_grows_with_its_length(name: str, monkeypatch: 
 def test_a_text_of_nothing_but_marks_is_read_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls that never become whole are not read again from each mark in them."""
     scanned = []
-    for reader in (calls.JsonCalls, xml_calls.XmlCalls):
+    for reader in (json_calls.JsonCalls, xml_calls.XmlCalls):
         own = reader.scan
 
         def scan(self: Any, text: str, start: int, is_last: bool, own: Any = own) -> Any:

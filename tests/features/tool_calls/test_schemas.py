@@ -14,7 +14,7 @@ from nanoengine.errors import InvalidSamplingParams
 from nanoengine.features.structured.grammars import Grammars
 from nanoengine.features.structured.params import StructuredOutputs
 from nanoengine.features.tool_calls.json_grammar import MAX_ITEMS
-from nanoengine.features.tool_calls.schemas import promised
+from nanoengine.features.tool_calls.schemas import normalized_schema
 from nanoengine.models.names import DEMO
 
 EOS = 0
@@ -204,8 +204,8 @@ def test_properties_come_in_any_order_each_once(grammars: Grammars, is_open: boo
 def test_a_schema_is_not_changed_and_references_are_followed_once() -> None:
     schema = {**whole(TAKEN["dataclass"][0]), "allOf": [{"$ref": "#/$defs/Tree"}] * 2}
     before = json.dumps(schema)
-    assert "additionalProperties" not in promised(schema, "")["$defs"]["Tree"]
-    assert promised(schema, "")["$defs"]["Record"]["additionalProperties"] is False
+    assert "additionalProperties" not in normalized_schema(schema, "")["$defs"]["Tree"]
+    assert normalized_schema(schema, "")["$defs"]["Record"]["additionalProperties"] is False
     assert json.dumps(schema) == before
     chain = {f"p{i}": {"allOf": [{"$ref": f"#/$defs/p{(i + 1) % 5000}"}, {}]} for i in range(5000)}
-    assert promised({"$defs": chain, "$ref": "#/$defs/p0"}, "") == {"$defs": chain, "$ref": "#/$defs/p0"}
+    assert normalized_schema({"$defs": chain, "$ref": "#/$defs/p0"}, "") == {"$defs": chain, "$ref": "#/$defs/p0"}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nanoengine.features.tool_calls.template_messages import for_template, in_words
+from nanoengine.features.tool_calls.template_messages import as_text, for_template
 
 
 def call(arguments: Any) -> dict[str, Any]:
@@ -45,11 +45,11 @@ def test_other_fields_and_the_clients_own_messages_stay_as_they_are() -> None:
 def test_in_words_everything_is_text() -> None:
     tool = {"type": "function", "function": {"name": "weather"}}
     history = for_template([turn('{"city": "Rome"}', content="I look."), {"role": "tool", "content": "Sunny"}])
-    system, assistant, user = in_words(history, [tool])
+    system, assistant, user = as_text(history, [tool])
     assert (system["role"], json.dumps(tool) in system["content"]) == ("system", True)
     text = 'I look.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
     assert assistant == {"role": "assistant", "content": text}
     assert user == {"role": "user", "content": "<tool_response>\nSunny\n</tool_response>"}
-    assert in_words(history, None) == [assistant, user]
-    [merged] = in_words([{"role": "system", "content": "Be short."}], [tool])
+    assert as_text(history, None) == [assistant, user]
+    [merged] = as_text([{"role": "system", "content": "Be short."}], [tool])
     assert merged["content"] == f"Be short.\n\n{system['content']}"
