@@ -33,7 +33,7 @@ Accepts = Callable[..., bool]
 def grammars(request: pytest.FixtureRequest) -> Grammars:
     fast = read_tokenizer(DEMO).fast
     if request.param != "marks are text":
-        marks = {mark for own in BY_NAME.values() for mark in own.marks if mark != "functools" and "=" not in mark}
+        marks = {mark for own in BY_NAME.values() for mark in own.delimiters if mark != "functools" and "=" not in mark}
         for mark in sorted({*marks, THINK, END_OF_THOUGHT}):
             fast.add_special_tokens([AddedToken(mark)])
     return Grammars(Tokenizer(fast, "the demo's"), fast.get_vocab_size(with_added_tokens=True), [EOS])

@@ -155,7 +155,7 @@ def walk(
 
 
 PLAIN_TOKENIZER = Tokenizer(read_tokenizer(DEMO).fast, "the demo's")
-MARKS = sorted({mark for own in BY_NAME.values() for mark in (*own.begins, *own.marks)} | {THINK, END_OF_THOUGHT})
+MARKS = sorted({mark for own in BY_NAME.values() for mark in (*own.begins, *own.delimiters)} | {THINK, END_OF_THOUGHT})
 BODIES = [
     *(
         json.dumps({"name": "weather", key: value})
@@ -177,7 +177,7 @@ def test_no_mark_escapes_a_strict_tool(grammars: Grammars, name: str) -> None:
     @given(st.data())
     def check(data: st.DataObject) -> None:
         nonlocal called
-        own = [*BY_NAME[name].begins, *BY_NAME[name].marks] or ["{"]
+        own = [*BY_NAME[name].begins, *BY_NAME[name].delimiters] or ["{"]
         part = st.sampled_from(MARKS) | st.sampled_from(own) | st.sampled_from(BODIES)
         pieces: list[tuple[str, bool]] = []
         for body in data.draw(st.lists(part | st.sampled_from([WRONG, A]), max_size=10)):

@@ -325,7 +325,7 @@ HELD = 1100
 def test_what_a_long_answer_costs_grows_with_its_length(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each piece is looked at with the few characters before it, not with all of a call that has begun."""
     looked = []
-    for place, pattern in ((calls, "ENDS_A_STRING"), (calls, "OUTSIDE"), (python_calls, "OUTSIDE")):
+    for place, pattern in ((json_calls, "ENDS_A_STRING"), (json_calls, "OUTSIDE"), (python_calls, "OUTSIDE")):
         own = getattr(place, pattern)
 
         def search(text: str, at: int, own: Any = own) -> Any:
@@ -385,4 +385,4 @@ def test_an_answer_that_is_cut_off_has_no_marks_in_its_text(name: str) -> None:
         events = [*parser.push("Hi. " + call[:end]), *parser.finish(is_cut=True)]
         text = "".join(event.text for event in events if isinstance(event, Text | Reasoning))
         assert text.strip() == "Hi." or any(isinstance(event, Call) for event in events), (call[:end], text)
-        assert not any(mark in text for mark in BY_NAME[name].marks), text
+        assert not any(mark in text for mark in BY_NAME[name].delimiters), text
