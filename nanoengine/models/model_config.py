@@ -98,6 +98,7 @@ class ExpertsConfig:
     latent_size: int = 0  # to which tokens are projected before the experts, and back behind them
     shared_is_gated: bool = False  # by a number between 0 and 1
     beside_mlp: bool = False  # the layer has an MLP, too, and each of the two its norms
+    is_mxfp4: bool = False  # the format of the experts in quantized folders of this family
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +132,7 @@ class ModelConfig(DenseConfig):
     """The shape of a decoder. What is not said is as in Llama: no biases, no norms of q and k, norms before each part."""
 
     layers: tuple[LayerConfig, ...]  # of the first layers; they repeat
+    positions_are_scaled: bool = False  # max_position_embeddings already has the factor of the rotation
     experts: ExpertsConfig | None = None
     states: StateConfig | None = None  # of layers that have no attention
     has_output_gate: bool = False  # q_proj makes a gate of what attention says, too

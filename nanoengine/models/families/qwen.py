@@ -1,5 +1,5 @@
-"""Qwen 2 and 2.5 (Qwen team, 2024): Llama with biases of q, k and v; Qwen 3 (2025): with norms over each head of q and k in their
-place; and their mixtures of experts, in Qwen 2 beside one that all tokens share.
+"""Qwen 2 and 2.5 (Qwen team, 2024): Llama with biases of q, k and v; Qwen 3 (2025): with QK norms instead; and their mixtures of
+experts, in Qwen 2 beside an MLP of all tokens.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from typing import Any
 
 from nanoengine.models.config_fields import MAX_LAYERS, ConfigFields
 from nanoengine.models.families.common import biases_of, head_dim_of, read_decoder
+from nanoengine.models.families.routed import with_experts
 from nanoengine.models.families.windows import window_of, windows_of_qwen
 from nanoengine.models.model_config import ExpertsConfig, LayerConfig, ModelConfig
 from nanoengine.models.rope_config import read_rope
@@ -30,22 +31,20 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
 
 
 def _read_qwen2_moe(fields: ConfigFields, architecture: str) -> ModelConfig:
-    """With an MLP beside the experts, whose output a gate weighs."""
+    """Qwen2-MoE: beside the experts an MLP with a gate on its output."""
     for key, value in (("num_experts", 60), ("num_experts_per_tok", 4), ("moe_intermediate_size", 1408)):
         fields.default(key, value)
     width = fields.integer("shared_expert_intermediate_size", 5632)
     experts = read_experts(fields, shared_size=width, shared_is_gated=True)
     rope, bias = read_rope(fields, head_dim_of(fields)), fields.flag("qkv_bias", True)
-    layers = tuple(
-        LayerConfig(rope=rope, window=window, has_experts=has_experts)
-        for window, has_experts in zip(windows_of_qwen(fields, alternate=True), sparse_layers(fields), strict=True)
-    )
+    dense = (LayerConfig(rope=rope, window=window) for window in windows_of_qwen(fields, alternate=True))
+    layers = with_experts(dense, sparse_layers(fields))
     return read_decoder(fields, architecture, layers=layers, experts=experts, qkv_bias=bias)
 
 
 def read_experts(fields: ConfigFields, **facts: Any) -> ExpertsConfig:
-    """The experts of Qwen's models; `facts` are those in which they differ. They do not normalize unless the file says so."""
-    count = fields.integer("num_experts", fields.get("num_local_experts"))  # transformers 5 writes the second
+    """The experts of Qwen's models, normalized only if the file says so; `facts`: other fields of the `ExpertsConfig`."""
+    count = fields.integer("num_experts", fields.get("num_local_experts"))  # the key of transformers 5
     return ExpertsConfig(
         num_experts=count,
         num_chosen=fields.integer("num_experts_per_tok", most=count),
@@ -56,7 +55,7 @@ def read_experts(fields: ConfigFields, **facts: Any) -> ExpertsConfig:
 
 
 def sparse_layers(fields: ConfigFields) -> list[bool]:
-    """Whether each layer has experts: every n-th does, but for those that are named."""
+    """Whether each layer has experts: every n-th layer that is not in `mlp_only_layers`."""
     step, dense = fields.integer("decoder_sparse_step", 1), fields.layers("mlp_only_layers")
     count = fields.integer("num_hidden_layers", most=MAX_LAYERS)
     return [i not in dense and (i + 1) % step == 0 for i in range(count)]

@@ -1,4 +1,4 @@
-"""Qwen2-VL, 2.5 and 3 (Qwen team, 2024 and 2025), their part for text: the decoders of Qwen 2 and 3."""
+"""Qwen2-VL, 2.5 and 3 (Qwen team, 2024 and 2025), text: the decoders of Qwen 2 and 3."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from nanoengine.models.config_fields import ConfigFields
 from nanoengine.models.families import qwen
 from nanoengine.models.model_config import ModelConfig, TensorNames
-from nanoengine.models.rope_config import forget_sections
+from nanoengine.models.rope_config import remove_sections
 
 QWEN2: tuple[str, dict[str, Any]] = "Qwen2ForCausalLM", {"rms_norm_eps": 1e-5, "rope_theta": 1e6}
 DECODERS = {
@@ -16,7 +16,7 @@ DECODERS = {
     "Qwen3VLForConditionalGeneration": ("Qwen3ForCausalLM", {"rope_theta": 5e5}),
     "Qwen3VLMoeForConditionalGeneration": ("Qwen3MoeForCausalLM", {"rope_theta": 5e5, "norm_topk_prob": True}),
 }
-"""Whose decoder they have, and what holds where the file says nothing."""
+"""The architecture of each decoder, and defaults of its fields."""
 
 ARCHITECTURES = tuple(DECODERS)
 
@@ -25,7 +25,7 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     decoder, defaults = DECODERS[architecture]
     for key, value in defaults.items():
         fields.default(key, value)
-    forget_sections(fields)
+    remove_sections(fields)
     config = replace(qwen.read_config(fields, decoder), architecture=architecture)
     if config.experts is None:
         return config
