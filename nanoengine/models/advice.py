@@ -1,4 +1,4 @@
-"""How requests that say nothing are sampled: as the model's makers advise, or as suits small models where they advise nothing."""
+"""Default sampling: by the generation_config.json of a model, otherwise defaults for small models."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ WITHOUT_ADVICE = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 
 
 def default_sampling(advised: Mapping[str, Any], kind: type[CoreSamplingParams]) -> dict[str, Any]:
-    """Values of sampling parameters, for what a request says nothing of.
+    """Default values of sampling parameters.
 
     Args:
-        advised: by the model's makers, unchecked. A value that cannot work is left out with a warning; the others stay.
-        kind: the class of the parameters. A field that it does not have is left out.
+        advised: of generation_config.json, unchecked. An invalid value is dropped with a warning; the others stay.
+        kind: the class of the parameters. Other fields are dropped.
 
-    Makers who advise a temperature have thought of all: what they do not name stays neutral. Without a temperature,
-    `WITHOUT_ADVICE` fills what they do not name.
+    With a temperature in `advised`, other parameters stay neutral; without one, `WITHOUT_ADVICE` has their defaults.
     """
     known = {field.name for field in fields(kind)}
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in advised.items():
         if name not in known:
             continue
@@ -36,5 +35,5 @@ def default_sampling(advised: Mapping[str, Any], kind: type[CoreSamplingParams])
         except InvalidSamplingParams as error:
             logger.warning("what generation_config.json says of %s is left out: %s", name, error)
         else:
-            found[name] = value
-    return found if "temperature" in found else WITHOUT_ADVICE | found
+            values[name] = value
+    return values if "temperature" in values else WITHOUT_ADVICE | values

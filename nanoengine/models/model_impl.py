@@ -1,4 +1,4 @@
-"""The option `model_impl`: who computes a model, a family of this package or the modules of transformers."""
+"""The option `model_impl`: a family of this package or the modules of transformers compute a model."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def choose_implementation(
 ) -> Implementation:
     """The implementation of the model called `name`, with the content `table` of its config.json.
 
-    transformers computes only what no family here claims: a family that refuses a field has the last word.
+    transformers computes only architectures without a family: if a family refuses a field, the model is refused.
 
     Raises:
-        UnsupportedModel: neither computes it; the message says why.
+        UnsupportedModel: neither computes it; the message has the reasons.
     """
     refusal = "by transformers' modules: "
     if model_impl != "transformers":
@@ -36,7 +36,7 @@ def choose_implementation(
     from nanoengine.models.transformers_backend.implementation import TransformersModel
 
     if scaling is not None:
-        raise UnsupportedModel(f"{refusal}rope_scaling is not taken with them: change config.json")
+        raise UnsupportedModel(f"{refusal}rope_scaling is not supported with them: change config.json")
 
     def opened() -> SafetensorsFolder | PackedFolder:
         checkpoint = open_checkpoint(find_model(name, WEIGHT_FILES))
