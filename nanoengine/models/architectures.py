@@ -60,9 +60,9 @@ def read_model_config(
     architecture = next(filter(None, spelled), None)
     if architecture is None or text_table(table).get("model_type") in OTHER_TENSORS:
         are_names = bool(full) and (stated is None or len(full) == len(names))
-        what = "none of them is supported" if are_names else "it must be a list of names"
+        why = "none of them is supported" if are_names else "it must be a list of names"
         kind = UnsupportedArchitecture if are_names else UnsupportedModel
-        raise kind(f"architectures is {shown(stated)}: {what}; supported are {', '.join(sorted(known))}")
+        raise kind(f"architectures is {shown(stated)}: {why}; supported are {', '.join(sorted(known))}")
     fields = ConfigFields(
         text_table(table) if rope_scaling is None else with_rope_scaling(text_table(table), rope_scaling)
     )

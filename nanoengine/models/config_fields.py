@@ -51,7 +51,7 @@ class ConfigFields:
         where: its name in messages.
 
     Raises:
-        UnsupportedModel: by every method, for a value that is missing or wrong; it names field, value and what it must be.
+        UnsupportedModel: by every method, for a value that is missing or wrong; the message names field, value and valid values.
     """
 
     def __init__(self, table: Mapping[str, Any], where: str = "the model's config.json"):
@@ -150,8 +150,8 @@ class ConfigFields:
         for key, value in unread.items():
             if known is None or key in known:
                 raise UnsupportedModel(
-                    f"{shown(key)} is {shown(value)} in {self.where}: this field is not known, and might change what the model "
-                    "computes; take it out if it does not"
+                    f"{shown(key)} is {shown(value)} in {self.where}: this field is not known, and might change the outputs of "
+                    "the model; remove it if it does not"
                 )
         log_unknown(unread, self.where)
 

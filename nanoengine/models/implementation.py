@@ -12,7 +12,6 @@ from nanoengine.models.decoder import Decoder, attention_specs
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.loader import Quantizer, as_stored, check_weights, load_weights, num_parameters
 from nanoengine.models.model_config import ModelConfig
-from nanoengine.models.quantization.packed_folder import PackedFolder
 from nanoengine.models.safetensors_folder import SafetensorsFolder
 
 
@@ -37,7 +36,7 @@ class Implementation:
 
     def match(self, checkpoint: Checkpoint) -> int:
         """Compare the headers of the weights with the model; return the number of weights."""
-        if isinstance(checkpoint, SafetensorsFolder | PackedFolder) and checkpoint.is_headless:
+        if isinstance(checkpoint, SafetensorsFolder) and checkpoint.is_headless:
             self.config = dataclasses.replace(
                 self.config, tie_word_embeddings=True
             )  # of an embedding model: the head is not used

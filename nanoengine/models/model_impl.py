@@ -10,7 +10,6 @@ from nanoengine.models.architectures import UnsupportedArchitecture, read_model_
 from nanoengine.models.implementation import Implementation
 from nanoengine.models.loader import open_checkpoint
 from nanoengine.models.names import WEIGHT_FILES, find_model
-from nanoengine.models.quantization.packed_folder import PackedFolder
 from nanoengine.models.safetensors_folder import SafetensorsFolder
 
 
@@ -38,9 +37,9 @@ def choose_implementation(
     if scaling is not None:
         raise UnsupportedModel(f"{refusal}rope_scaling is not supported with them: change config.json")
 
-    def opened() -> SafetensorsFolder | PackedFolder:
+    def opened() -> SafetensorsFolder:
         checkpoint = open_checkpoint(find_model(name, WEIGHT_FILES))
-        if not isinstance(checkpoint, SafetensorsFolder | PackedFolder):
+        if not isinstance(checkpoint, SafetensorsFolder):
             raise UnsupportedModel(f"its weights are a {type(checkpoint).__name__}, which only families here read")
         return checkpoint
 

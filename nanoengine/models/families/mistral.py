@@ -18,7 +18,7 @@ MIXTRAL_NAMES = TensorNames(experts="block_sparse_moe", expert_gate_up_down=("w1
 
 def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     if architecture == MULTIMODAL and fields.get("model_type") == "mistral4":
-        raise UnsupportedArchitecture("Mistral 4 is not supported by a family")
+        raise UnsupportedArchitecture("Mistral 4 is computed by no family")
     if architecture == MULTIMODAL:
         fields.expect("model_type", "mistral3", "mistral", "ministral3")  # of the text part, if stated
     if architecture == GROWING or (architecture == MULTIMODAL and fields.get("model_type") == "ministral3"):

@@ -1,4 +1,4 @@
-"""How layers of floats of 8 and of 4 bits lie in the tensors of a checkpoint."""
+"""Layouts of FP8 and NVFP4 layers in the tensors of a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from nanoengine.models.quantization.scheme import Scheme
 
 
 class EightBitFloats(Layout):
-    """Floats of 8 bits with a scale for a tensor, for each output, or for each block; of the last, numbers are computed at once,
-    since kernels have scales of outputs only.
-    """
+    """FP8 with a scale of a tensor, of each output, or of each block; blocks are dequantized: kernels have scales of outputs."""
 
     body = "weight"
     suffixes = ("weight_scale", "weight_scale_inv", "weight_zero_point", "input_scale")
@@ -73,7 +71,7 @@ class FourBitFloats(Layout):
         return NVFP4(numbers, scales, a_row_each(self.multiplied(tensors[self.factor]), len(numbers)))
 
     def multiplied(self, factor: Tensor) -> Tensor:
-        """What scales are multiplied by."""
+        """The factor of the scales."""
         return 1 / factor
 
 
