@@ -5,6 +5,7 @@ range of layers.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from nanoengine.models.config_fields import ConfigFields
 from nanoengine.models.families.common import head_dim_of, read_decoder
@@ -24,7 +25,7 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
         layers = tuple(replace(layer, has_experts=is_sparse) for is_sparse in _sparse_layers(fields))
         experts = _experts(fields)
         return read_decoder(fields, architecture, eps=1e-5, tied=True, layers=layers, experts=experts, names=NAMES)
-    biases = dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias"), fields.flag("use_bias"))
+    biases: dict[str, Any] = dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias"), fields.flag("use_bias"))
     return read_decoder(fields, architecture, head_dim=head_dim, eps=1e-5, tied=True, layers=(layer,), **biases)
 
 

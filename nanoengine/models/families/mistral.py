@@ -25,8 +25,10 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
         return _read_growing(fields, architecture)
     if architecture != "MixtralForCausalLM":
         return read_decoder(fields, architecture, windows=(window_of(fields, 4096),))
-    facts = {"experts": local_experts(fields), "names": MIXTRAL_NAMES}
-    return read_decoder(fields, architecture, eps=1e-5, theta=1e6, windows=(window_of(fields),), **facts)
+    windows, experts = (window_of(fields),), local_experts(fields)
+    return read_decoder(
+        fields, architecture, eps=1e-5, theta=1e6, windows=windows, experts=experts, names=MIXTRAL_NAMES
+    )
 
 
 def _read_growing(fields: ConfigFields, architecture: str) -> ModelConfig:

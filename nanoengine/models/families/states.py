@@ -59,14 +59,12 @@ def read_states(fields: ConfigFields, keys: Mapping[str, tuple[str, int]], **fac
     Raises:
         UnsupportedModel: a size out of its limits, or groups of unequal numbers of heads.
     """
-    sizes = {
-        size: facts.pop(size) if size in facts else fields.integer(*keys[size], most) for size, most in LIMITS.items()
-    }
-    inner, shared = sizes["num_heads"] * sizes["width"], sizes["num_groups"] * sizes["depth"]
-    if sizes["num_heads"] % sizes["num_groups"]:
-        why = f"it must be a multiple of the number of groups, {sizes['num_groups']}"
-        raise fields.wrong(keys["num_heads"][0], sizes["num_heads"], why)
-    return StateConfig(**sizes, channels=inner + 2 * shared, **facts)
+    for size, most in LIMITS.items():
+        facts[size] = facts[size] if size in facts else fields.integer(*keys[size], most)
+    heads, groups = facts["num_heads"], facts["num_groups"]
+    if heads % groups:
+        raise fields.wrong(keys["num_heads"][0], heads, f"it must be a multiple of the number of groups, {groups}")
+    return StateConfig(channels=heads * facts["width"] + 2 * groups * facts["depth"], **facts)
 
 
 def mamba_states(fields: ConfigFields, inner: int | None = None, **facts: Any) -> StateConfig:
