@@ -39,7 +39,7 @@ class CallEmitter:
     """Events of the calls of one answer.
 
     Args:
-        max_calls: see `answer_parser`.
+        max_calls: see `AnswerRules`.
         is_forced: a call equal to an earlier one makes no event; while it may still become equal, its pieces wait.
     """
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from typing import Any
 
 from nanoengine.features.tool_calls.delimiters import Delimiters, past_space
-from nanoengine.features.tool_calls.formats import END_OF_THOUGHT, FUNCTION, THINK, ToolFormat, bare_delimiters
+from nanoengine.features.tool_calls.formats import END_OF_THOUGHT, FUNCTION, THINK, bare_delimiters
 from nanoengine.features.tool_calls.json_calls import ArgsCalls, CallReader, ItemCall, JsonCalls, Outcome
 from nanoengine.features.tool_calls.python_calls import PythonCalls
-from nanoengine.features.tool_calls.stream_parser import Reasoning, StreamParser, Text
+from nanoengine.features.tool_calls.stream_parser import AnswerRules, Reasoning, StreamParser, Text
 from nanoengine.features.tool_calls.values import Kinds
 from nanoengine.features.tool_calls.xml_calls import XmlCalls
 
@@ -19,37 +17,22 @@ READERS: dict[str, type[JsonCalls]] = {"args": ArgsCalls, "python": PythonCalls}
 
 
 class DelimitedParser(StreamParser):
-    """Parser of an answer whose calls follow delimiters.
+    """Parser of an answer whose calls follow delimiters."""
 
-    Args: see `answer_parser`.
-    """
-
-    def __init__(
-        self,
-        format: ToolFormat | None,
-        names: Collection[str] | None,
-        schemas: Mapping[str, Any],
-        max_calls: int | None,
-        thinks: bool,
-        is_thinking: bool,
-        dropped: Collection[str],
-        whole: Collection[str],
-        is_forced: bool,
-        thought_calls: Collection[str],
-    ):
-        begins = () if format is None else (*format.begins, *bare_delimiters(format, names or ())) or ["{"]
-        self._begins = frozenset(begins)
-        super().__init__(max_calls, whole, dropped, is_bare="{" not in self._begins, is_forced=is_forced)
-        self.format, self.names, self.schemas, self._kinds = format, names, schemas, Kinds()
-        self._delimiters = Delimiters((*self._begins, *dropped))
-        self._thought_ends = Delimiters([END_OF_THOUGHT, *thought_calls])
+    def __init__(self, rules: AnswerRules):
+        self._format = format = rules.format
+        begins = () if format is None else (*format.begins, *bare_delimiters(format, rules.names or ())) or ["{"]
+        self._begins, self._kinds = frozenset(begins), Kinds()
+        super().__init__(rules, is_bare="{" not in self._begins)
+        self._delimiters = Delimiters((*self._begins, *rules.dropped))
+        self._thought_ends = Delimiters([END_OF_THOUGHT, *rules.thought_calls])
         # The calls of a list are read one by one, except in Python syntax, unless a grammar requires JSON.
-        self._is_list = format is not None and (format.shape == "list" or (is_forced and format.is_list))
+        self._is_list = format is not None and (format.shape == "list" or (rules.is_forced and format.is_list))
         self._start_text = ""  # the start delimiter of the current call
         self._reader: CallReader | None = None
         self._read_rest = self._read_text
-        self._state = self._read_start if thinks or is_thinking else self._read_single_call
-        if is_thinking:
+        self._state = self._read_start if rules.thinks or rules.is_thinking else self._read_single_call
+        if rules.is_thinking:
             self._kind, self._is_fresh = Reasoning, True
 
     def _read_start(self, is_last: bool) -> bool:
@@ -113,12 +96,11 @@ class DelimitedParser(StreamParser):
         return match
 
     def _new_reader(self) -> CallReader:
-        assert self.format is not None
-        if self.format.shape == "xml":
-            return XmlCalls(self.names, self.schemas, self._kinds)
-        if self._is_list:
-            return ItemCall(self.names)
-        return READERS.get(self.format.shape, JsonCalls)(self.names)
+        assert self._format is not None
+        names = self._rules.names
+        if self._format.shape == "xml":
+            return XmlCalls(names, self._rules.schemas, self._kinds)
+        return ItemCall(names) if self._is_list else READERS.get(self._format.shape, JsonCalls)(names)
 
     def _read_call(self, is_last: bool) -> bool:
         assert self._reader is not None
@@ -139,8 +121,8 @@ class DelimitedParser(StreamParser):
 
     def _read_end(self, is_last: bool) -> bool:
         """Read the end delimiter behind a call, if it is there."""
-        assert self.format is not None
-        end, between = self.format.end, "]" if self._is_list else self.format.between
+        assert self._format is not None
+        end, between = self._format.end, "]" if self._is_list else self._format.between
         space = self._consume(past_space(self._text, self._at, between))
         self._call_text += filter(str.isspace, space)
         begun = self._text[self._at : self._at + len(end)]

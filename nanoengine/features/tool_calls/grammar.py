@@ -31,7 +31,7 @@ def call_grammar(
         choice: of tools. If calls are forced, an answer is thoughts and calls alone. Otherwise it may have text, and behind any
             delimiter of a call a call must follow; its arguments fit the schema if the tool is strict, and are any object if not.
         find: the token id of a delimiter; None if it is not a token.
-        thinks, is_thinking: see `answer_parser`.
+        thinks, is_thinking: see `AnswerRules`.
         schema: of an answer without calls, if that must be JSON. Where calls are forced, there is no such answer.
 
     Raises:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from dataclasses import replace
 
 from nanoengine.features.tool_calls.delimiters import Delimiters, past_space
 from nanoengine.features.tool_calls.formats import HARMONY_DELIMITERS
 from nanoengine.features.tool_calls.json_calls import Arguments, Outcome
-from nanoengine.features.tool_calls.stream_parser import Reasoning, StreamParser, Text
+from nanoengine.features.tool_calls.stream_parser import AnswerRules, Reasoning, StreamParser, Text
 
 HEADS = ("<|channel|>", "<|start|>", "<|message|>", "to=")
 BODY = "<|message|>"
@@ -27,13 +27,13 @@ def message_begun(channel: str) -> str:
 
 
 class Harmony(StreamParser):
-    """An answer of messages. Args: see `answer_parser`."""
+    """Parser of an answer of messages."""
 
-    def __init__(self, names: Collection[str] | None, max_calls: int | None, whole: Collection[str]):
-        super().__init__(max_calls, whole)
-        self.names = names
+    def __init__(self, rules: AnswerRules):
+        super().__init__(replace(rules, dropped=(), is_forced=False))
+        self.names = rules.names
         self._delimiters = Delimiters(HARMONY_DELIMITERS)
-        self._reader = Arguments("")  # of the call that is read
+        self._reader = Arguments("")  # of the current call
         self._state, self._read_rest = self._read_head, self._read_body
 
     def _read_head(self, is_last: bool) -> bool:

@@ -37,7 +37,7 @@ class Prompt:
         text: for the model.
         format: of calls; None: no calls and no channels.
         choice: of tools.
-        thinks, is_thinking: see `answer_parser`.
+        thinks, is_thinking: see `AnswerRules`.
         begun: the start of the answer at the end of the text, where a message is continued.
         end_of_thought: tokens that end a thought at its limit.
         tokens: the ids of the added tokens by their texts.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from nanoengine.features.tool_calls.call_events import Call, CallEmitter, CallPiece
 from nanoengine.features.tool_calls.delimiters import past_space
+from nanoengine.features.tool_calls.formats import ToolFormat
 from nanoengine.features.tool_calls.json_calls import CallReader, NameAndArguments, Outcome
 from nanoengine.features.tool_calls.single_call import SingleCallAnswer
 
@@ -34,30 +36,46 @@ State = Callable[[bool], bool]
 """A state's function: reads a part of the text; False: it needs more. Argument: whether the text is complete."""
 
 
-class StreamParser:
-    """State machine over streamed text: `_state` reads a part and sets the next state.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerRules:
+    """The form of the answers to a prompt.
 
     Args:
-        max_calls: see `answer_parser`.
-        whole, dropped, is_forced: see `answer_parser`.
-        is_bare: see `SingleCallAnswer`.
+        format: of the model's calls; None: it makes none.
+        names: of the tools; a call of another name is text. None: every name is valid.
+        thinks: the model may begin with a thought between <think> and </think>.
+        is_thinking: the prompt has begun a thought.
+        dropped: texts of special tokens to remove.
+        max_calls: limit of the number of calls; later ones are dropped.
+        whole: names of tools whose call may be the whole answer, as JSON in a fence or bare, in any format.
+        schemas: of the arguments, by the names of tools: a format without JSON needs them for the types of values.
+        is_forced: a grammar allows only calls. Calls of a list are events one by one, and the answer ends with the first call
+            that is equal to an earlier one: small models would repeat it for ever.
+        thought_calls: delimiters of calls that may follow a thought without an end.
     """
+
+    format: ToolFormat | None = None
+    names: Collection[str] | None = None
+    thinks: bool = False
+    is_thinking: bool = False
+    dropped: Collection[str] = ()
+    max_calls: int | None = None
+    whole: Collection[str] = ()
+    schemas: Mapping[str, Any] = field(default_factory=dict)
+    is_forced: bool = False
+    thought_calls: Collection[str] = ()
+
+
+class StreamParser:
+    """State machine over streamed text: `_state` reads a part and sets the next state. `is_bare`: see `SingleCallAnswer`."""
 
     _state: State
     _read_rest: State
     """The state of an answer that is not a single call."""
 
-    def __init__(
-        self,
-        max_calls: int | None,
-        whole: Collection[str] = (),
-        dropped: Collection[str] = (),
-        *,
-        is_bare: bool = True,
-        is_forced: bool = False,
-    ):
-        self._emitter = CallEmitter(max_calls, is_forced)
-        self._whole, self._dropped, self._is_bare = whole, dropped, is_bare
+    def __init__(self, rules: AnswerRules, *, is_bare: bool = True):
+        self._rules, self._is_bare = rules, is_bare
+        self._emitter = CallEmitter(rules.max_calls, rules.is_forced)
         self._single_call: SingleCallAnswer | None = None
         self._text, self._at = "", 0  # the text, and the end of the part that was read
         self._space: list[str] = []  # white space that is emitted if more text follows
@@ -128,10 +146,10 @@ class StreamParser:
         if self._single_call is None:
             self._emit_text(self._consume(past_space(self._text, self._at)))
             begun = self._text[self._at : self._at + 1]
-            if not self._whole or begun not in ("`", "{"):
-                self._state = self._read_rest if begun or not self._whole else self._state
+            if not self._rules.whole or begun not in ("`", "{"):
+                self._state = self._read_rest if begun or not self._rules.whole else self._state
                 return bool(begun)
-            self._single_call = SingleCallAnswer(self._whole, self._is_bare, self._dropped)
+            self._single_call = SingleCallAnswer(self._rules.whole, self._is_bare, self._rules.dropped)
         answer, text = self._single_call, self._consume(len(self._text))
         if answer.push(text) and not is_last:
             return False
@@ -197,7 +215,7 @@ class PlainText(StreamParser):
     """Parser of an answer that is plain text."""
 
     def __init__(self) -> None:
-        super().__init__(None)
+        super().__init__(AnswerRules())
 
     def push(self, text: str) -> list[Event]:
         return [Text(text)] if text else []
