@@ -31,13 +31,13 @@ MARK = "\ue000end of the last message\ue001"
 def render(
     template: str,
     messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
     *,
     client: TemplateClient,
     special_tokens: Mapping[str, str],
-    tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
-    template_kwargs: Mapping[str, Any] | None = None,
 ) -> str:
     """The text of a conversation.
 

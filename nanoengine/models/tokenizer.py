@@ -141,18 +141,14 @@ class ModelTokenizer(core.Tokenizer, ABC):
         messages: Sequence[Message],
         template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
+        **options: bool,
     ) -> str:
         """The text of a conversation, by the chat template of the model.
 
         Args:
-            messages: see `chat_template.render`.
+            messages, tools: see `chat_template.render`.
             template_kwargs: variables of the template, such as {"enable_thinking": False} for Qwen3.
-            tools: JSON schemas of functions that the model may call.
-            add_generation_prompt: end with the start of the model's answer.
-            continue_final_message: end inside the last message, which the model continues.
+            options: `add_generation_prompt` and `continue_final_message` of `chat_template.render`.
 
         Raises:
             InvalidPrompt: no chat template, or messages that it refuses.
@@ -160,15 +156,8 @@ class ModelTokenizer(core.Tokenizer, ABC):
         from nanoengine.models.chat_template import render  # loaded for chats only
 
         template = self.chat_template(bool(tools))
-        return render(
-            *(template, messages),
-            client=self._template_client,
-            special_tokens=self._special_tokens(template),
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            template_kwargs=template_kwargs,
-        )
+        process, tokens = self._template_client, self._special_tokens(template)
+        return render(template, messages, tools, template_kwargs, client=process, special_tokens=tokens, **options)
 
 
 class GGUFTokenizer(ModelTokenizer):

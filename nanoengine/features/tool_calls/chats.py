@@ -47,8 +47,7 @@ class Chats:
         *,
         parallel: bool = True,
         template_kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
+        **options: bool,
     ) -> Prompt:
         """A conversation for the model.
 
@@ -57,13 +56,12 @@ class Chats:
             tools: JSON schemas of functions.
             tool_choice: "none", "auto", "required", or {"type": "function", "function": {"name": ...}}.
             parallel: one answer may have several calls.
-            template_kwargs, add_generation_prompt, continue_final_message: see `ModelTokenizer.render_chat`.
+            template_kwargs, options: see `ModelTokenizer.render_chat`.
 
         Raises:
             InvalidPrompt: no chat template; messages or tools that it refuses or omits.
             InvalidSamplingParams: an invalid `tool_choice`.
         """
-        options = (add_generation_prompt, continue_final_message)
         if isinstance(template_kwargs, Mapping):
             template_kwargs = thinking_values(template_kwargs)
         choice = choose(read_tools(tools), tool_choice, parallel=parallel is not False)
@@ -71,13 +69,12 @@ class Chats:
         turns = for_template(messages)
         template = self.tokenizer.chat_template(tools is not None)
         if self._supports_tools(template):
-            format, render = find_format(template) or PLAIN, self._render
+            format, render = find_format(template) or PLAIN, self.tokenizer.render_chat
         else:
             format, render, tools = HERMES, self._render_as_text, None if choice.is_off else tools
-        text = render(turns, template_kwargs, tools, options)
-        head = text
-        if continue_final_message and len(turns) > 1:
-            head = commonprefix([text, render(turns[:-1], template_kwargs, tools, (True, False))])  # noqa: RUF071 - characters
+        head = text = render(turns, template_kwargs, tools, **options)
+        if options.get("continue_final_message") and len(turns) > 1:
+            head = commonprefix([text, render(turns[:-1], template_kwargs, tools)])  # noqa: RUF071 - characters
         is_harmony = format.shape == "harmony"
         is_thinking = not is_harmony and head.rstrip().endswith(THINK)
         return Prompt(
@@ -105,19 +102,13 @@ class Chats:
         prompt = dataclasses.replace(prompt, is_thinking=is_thinking)
         return [prompt.read(answer.text, answer.finish_reason == "length") for answer in output.outputs]
 
-    def _render(self, messages: Sequence[Message], kwargs: Any, tools: Any, options: tuple[bool, bool]) -> str:
-        first, second = options
-        return self.tokenizer.render_chat(
-            messages, kwargs, tools, add_generation_prompt=first, continue_final_message=second
-        )
-
-    def _render_as_text(self, messages: Sequence[Message], kwargs: Any, tools: Any, options: tuple[bool, bool]) -> str:
+    def _render_as_text(self, messages: Sequence[Message], kwargs: Any, tools: Any, **options: bool) -> str:
         """Render for a template without tools: they become text."""
         try:
             texts = as_text(messages, tools)
         except (ValueError, RecursionError) as error:  # arguments that JSON cannot represent
             raise InvalidPrompt(f"messages: a call cannot be written as JSON: {error}") from error
-        text = self._render(texts, kwargs, None, options)
+        text = self.tokenizer.render_chat(texts, kwargs, None, **options)
         if tools and INSTRUCTIONS_START not in text:
             raise InvalidPrompt("tools are given, but the chat template knows of none, and leaves system messages out")
         return text
@@ -126,7 +117,7 @@ class Chats:
         """Whether a template writes tools into the prompt: one trial for each template, without data of a request."""
         if template not in self._has_tools:
             try:
-                texts = [self._render(HELLO, None, tools, (True, False)) for tools in ([PROBE], None)]
+                texts = [self.tokenizer.render_chat(HELLO, None, tools) for tools in ([PROBE], None)]
                 self._has_tools[template] = texts[0] != texts[1]
             except InvalidPrompt:  # the request's rendering reports it
                 return True

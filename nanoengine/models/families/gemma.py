@@ -51,17 +51,23 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
         fields,
         architecture,
         head_dim=HEAD_DIM,
-        tied=True,
         layers=layers_by_types(types, ropes, window_of(fields, 4096)),
-        activation=activation_of(fields, "hidden_activation", "gelu_pytorch_tanh"),
         norm_offset=1.0,
-        **biases_of(fields),
         attention_scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
-        embedding_scale=fields.integer("hidden_size") ** 0.5,
-        embedding_scale_is_rounded=True,
         names=NAMES,
+        **common_facts(fields),
         **facts,
     )
+
+
+def common_facts(fields: ConfigFields) -> dict[str, Any]:
+    """Facts of a `ModelConfig` that Gemma 2, 3 and 4 have in common."""
+    return biases_of(fields) | {
+        "activation": activation_of(fields, "hidden_activation", "gelu_pytorch_tanh"),
+        "tied": True,
+        "embedding_scale": fields.integer("hidden_size") ** 0.5,
+        "embedding_scale_is_rounded": True,
+    }
 
 
 def soft_cap_of(fields: ConfigFields, key: str, default: float | None) -> float | None:

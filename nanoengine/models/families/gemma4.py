@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from nanoengine.models.config_fields import ConfigFields
-from nanoengine.models.families.common import MAX_HEAD_DIM, activation_of, biases_of, head_dim_of, read_decoder
-from nanoengine.models.families.gemma import NAMES, soft_cap_of
+from nanoengine.models.families.common import MAX_HEAD_DIM, head_dim_of, read_decoder
+from nanoengine.models.families.gemma import NAMES, common_facts, soft_cap_of
 from nanoengine.models.families.windows import FULL, SLIDING, types_by_pattern, window_of
 from nanoengine.models.model_config import ExpertsConfig, LayerConfig, ModelConfig
 from nanoengine.models.rope_config import read_ropes
@@ -76,20 +76,16 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
         fields,
         architecture,
         head_dim=HEAD_DIM,
-        tied=True,
         layers=tuple(layer(number, kind) for number, kind in enumerate(types)),
-        activation=activation_of(fields, "hidden_activation", "gelu_pytorch_tanh"),
-        **biases_of(fields),
         qk_norm="head",
         has_v_norm=True,
         has_layer_scale=True,
         per_layer_size=_read_per_layer_size(fields, architecture),
         attention_scale=1.0,
-        embedding_scale=fields.integer("hidden_size") ** 0.5,
-        embedding_scale_is_rounded=True,
         names=replace(NAMES, router="router.proj", expert_gate_up_down=SPLIT if are_split else STACKED),
         logits_soft_cap=soft_cap_of(fields, "final_logit_softcapping", None),
         experts=experts,
+        **common_facts(fields),
     )
     if config.num_heads % of_full:
         raise fields.wrong(
