@@ -68,9 +68,8 @@ class Chats:
         tools = tools_for_template(tools)
         turns = for_template(messages)
         template = self.tokenizer.chat_template(tools is not None)
-        if self._supports_tools(template):
-            format, render = find_format(template) or PLAIN, self.tokenizer.render_chat
-        else:
+        format, render = find_format(template) or PLAIN, self.tokenizer.render_chat
+        if not self._supports_tools(template):
             format, render, tools = HERMES, self._render_as_text, None if choice.is_off else tools
         head = text = render(turns, template_kwargs, tools, **options)
         if options.get("continue_final_message") and len(turns) > 1:
@@ -102,13 +101,15 @@ class Chats:
         prompt = dataclasses.replace(prompt, is_thinking=is_thinking)
         return [prompt.read(answer.text, answer.finish_reason == "length") for answer in output.outputs]
 
-    def _render_as_text(self, messages: Sequence[Message], kwargs: Any, tools: Any, **options: bool) -> str:
+    def _render_as_text(
+        self, messages: Sequence[Message], template_kwargs: Any = None, tools: Any = None, **options: bool
+    ) -> str:
         """Render for a template without tools: they become text."""
         try:
             texts = as_text(messages, tools)
         except (ValueError, RecursionError) as error:  # arguments that JSON cannot represent
             raise InvalidPrompt(f"messages: a call cannot be written as JSON: {error}") from error
-        text = self.tokenizer.render_chat(texts, kwargs, None, **options)
+        text = self.tokenizer.render_chat(texts, template_kwargs, None, **options)
         if tools and INSTRUCTIONS_START not in text:
             raise InvalidPrompt("tools are given, but the chat template knows of none, and leaves system messages out")
         return text

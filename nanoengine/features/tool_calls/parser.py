@@ -15,8 +15,8 @@ __all__ = ["Call", "CallPiece", "Event", "PlainText", "Reasoning", "StreamParser
 
 
 def answer_parser(format: ToolFormat | None, names: Collection[str] | None = None, **options: Any) -> StreamParser:
-    """A parser for one answer; arguments as for `AnswerRules`. The joined events do not depend on the split of the text; other text
-    than calls stays text.
+    """A parser for one answer; arguments as for `AnswerRules`. The joined events do not depend on the split of the text. All text
+    outside of calls is emitted as text.
     """
     rules = AnswerRules(format=format, names=names, **options)
     if format is None and not (rules.thinks or rules.is_thinking or rules.dropped or rules.whole):
