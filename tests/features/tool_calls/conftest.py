@@ -46,13 +46,18 @@ def accepts(grammars: Grammars) -> Accepts:
     added = {token.content: number for number, token in grammars.tokenizer.fast.get_added_tokens_decoder().items()}
 
     def accept(
-        name: str, text: str, choice: Any = "auto", most: int | None = None, tools: Any = (WEATHER, NOW), **options: Any
+        name: str,
+        text: str,
+        choice: Any = "auto",
+        max_calls: int | None = None,
+        tools: Any = (WEATHER, NOW),
+        **options: Any,
     ) -> bool:
         if name == "harmony":
             text = text.removesuffix("<|call|>")  # an end of text of these models
         options = {"thinks": False, "is_thinking": False, **options}
         lark = call_grammar(
-            BY_NAME[name], choose(read_tools(tools), choice, parallel=most is None), added.get, **options
+            BY_NAME[name], choose(read_tools(tools), choice, parallel=max_calls is None), added.get, **options
         )
         tokens = [*grammars.tokenizer.encode(text, add_special_tokens=False), EOS]
         return grammars.matcher(StructuredOutputs(grammar=lark)).validate_tokens(tokens) == len(tokens)
