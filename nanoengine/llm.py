@@ -247,7 +247,7 @@ class LLM(CoreLLM):
         return self.stream_request(request)
 
     def get_default_sampling_params(self) -> CoreSamplingParams:
-        """How requests without any are sampled: as the model's makers advise, or as suits small models (models/advice.py)."""
+        """Default sampling parameters: of the model, or for small models (models/default_sampling.py)."""
         return self.engine.default_params
 
     def get_tokenizer(self) -> Any:

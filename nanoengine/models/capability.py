@@ -13,8 +13,8 @@ from nanoengine.core.startup import Startup
 from nanoengine.kernels.attention import AttentionBackend
 from nanoengine.kernels.operations import Kernels
 from nanoengine.kernels.triton.launch import float8_unsupported_reason
-from nanoengine.models.advice import default_sampling
 from nanoengine.models.checkpoint import Checkpoint
+from nanoengine.models.default_sampling import default_sampling
 from nanoengine.models.description import describe
 from nanoengine.models.implementation import Implementation, Weights
 from nanoengine.models.layers.factory import Factory
@@ -42,7 +42,7 @@ class Models(Capability):
     num_parameters: int
     tokenizer: ModelTokenizer
     default_sampling: Mapping[str, Any]
-    """Defaults of sampling parameters: see `advice.default_sampling`."""
+    """Defaults of sampling parameters: see `default_sampling`."""
 
     def describe(self, startup: Startup) -> tuple[ModelConfig, ModelTokenizer, Sequence[int]]:
         """Read the description of the model; its sizes are checked against the headers of the weights before they cost memory."""

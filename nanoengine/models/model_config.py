@@ -89,7 +89,7 @@ class ExpertsConfig:
     has_biases: bool = False  # of the router and of each expert's products
     are_stacked: bool = False  # in a checkpoint, one tensor has all of them, gates before ups
     are_transposed: bool = False  # and inputs before outputs
-    weighs_inputs: bool = False  # the sigmoid of a logit multiplies the input of its expert, not the output
+    scales_inputs: bool = False  # the sigmoid of a logit multiplies the input of its expert, not the output
     shared_size: int = 0  # of an MLP that every token goes through beside them
     latent_size: int = 0  # to which tokens are projected before the experts, and back behind them
     shared_is_gated: bool = False  # by a number between 0 and 1

@@ -43,7 +43,7 @@ SAMPLING = {
     "frequency_penalty": (float, "the same, times how often the answer has them; 0 does nothing"),
     "repetition_penalty": (float, "the same for tokens of prompt and answer, as a factor; 1 does nothing"),
 }
-"""Options of sampling, and their help. Those that are not given are the model's own (models/advice.py)."""
+"""Options of sampling, and their help. Those that are not given are the model's own (models/default_sampling.py)."""
 
 FIRST_STEPS = f"""\
 nanoengine {__version__} runs language models on this machine. To begin:

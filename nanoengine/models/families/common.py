@@ -107,7 +107,7 @@ def head_dim_of(fields: ConfigFields, default: int | None = None) -> int:
     return size
 
 
-def which_rotate(fields: ConfigFields, count: int) -> list[int]:
+def rotated_layers(fields: ConfigFields, count: int) -> list[int]:
     """Whether each layer rotates heads (1) or not (0): `no_rope_layers`, or all except every n-th."""
     interval = fields.integer("no_rope_layer_interval", 4)
     rotates = fields.get("no_rope_layers") or [int((i + 1) % interval != 0) for i in range(count)]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from nanoengine.models.config_fields import MAX_LAYERS, ConfigFields
-from nanoengine.models.families.common import biases_of, head_dim_of, read_decoder, which_rotate
+from nanoengine.models.families.common import biases_of, head_dim_of, read_decoder, rotated_layers
 from nanoengine.models.families.windows import layer_types_of
 from nanoengine.models.model_config import ExpertsConfig, LayerConfig, ModelConfig, TensorNames
 from nanoengine.models.rope_config import read_rope
@@ -24,7 +24,7 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     fields.ignore("for_llm_compressor")
     count = fields.integer("num_hidden_layers", most=MAX_LAYERS)
     is_split = fields.flag("linears_are_split")  # GGUF files
-    rotates, experts = which_rotate(fields, count), _experts(fields, is_split)
+    rotates, experts = rotated_layers(fields, count), _experts(fields, is_split)
     has_chunks = "attention_chunk_size" not in fields or fields.get("attention_chunk_size") is not None
     size = fields.integer("attention_chunk_size", 8192) if has_chunks else None
     types = layer_types_of(fields, (FULL, CHUNKED)) or [CHUNKED if rotates[i] and size else FULL for i in range(count)]
@@ -69,7 +69,7 @@ def _experts(fields: ConfigFields, is_split: bool) -> ExpertsConfig:
         normalize=False,
         are_stacked=not is_split,
         are_transposed=not is_split,
-        weighs_inputs=True,
+        scales_inputs=True,
         shared_size=width,
     )
 

@@ -64,7 +64,7 @@ class Experts:
     def routed(self, x: Tensor) -> Tensor:
         """[num_tokens, hidden_size] -> the sum of the outputs of the chosen experts, of the same shape."""
         chosen, factors = self.route(x)
-        if self.facts.weighs_inputs:
+        if self.facts.scales_inputs:
             x, factors = self.kernels.sigmoid_gate(x, factors), torch.ones_like(factors, dtype=torch.float32)
         if not self.latent:
             return self.kernels.experts(x, self.mixture, chosen, factors)
@@ -76,7 +76,7 @@ class Experts:
         they multiply inputs.
         """
         facts = self.facts
-        if facts.weighs_inputs:
+        if facts.scales_inputs:
             highest, chosen = self.router(x).topk(facts.num_chosen)
             return chosen, highest
         scores = self._scores(x)

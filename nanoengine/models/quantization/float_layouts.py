@@ -10,7 +10,7 @@ from torch import Tensor
 from nanoengine.errors import InvalidWeights
 from nanoengine.kernels.quantized.nvfp4 import NVFP4
 from nanoengine.kernels.quantized.tensor import Float8
-from nanoengine.models.quantization.layout import SCALES, Layout, Part, a_row_each, scale_shapes, unpack
+from nanoengine.models.quantization.layout import SCALES, Layout, Part, expand_rows, scale_shapes, unpack
 from nanoengine.models.quantization.scheme import Scheme
 
 
@@ -34,7 +34,7 @@ class EightBitFloats(Layout):
     def read(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Float8 | Tensor:
         numbers, scales = tensors["weight"], tensors[self.scales].float()
         if self.block is None:
-            return Float8(numbers, a_row_each(scales, len(numbers)))
+            return Float8(numbers, expand_rows(scales, len(numbers)))
         rows, columns = self.block
         whole = scales.repeat_interleave(rows, 0)[: numbers.shape[0]]
         return (numbers.float() * whole.repeat_interleave(columns, 1)[:, : numbers.shape[1]]).to(dtype)
@@ -68,7 +68,7 @@ class FourBitFloats(Layout):
         if bool((scales >= 0x7F).any()):
             raise InvalidWeights("weight_scale has numbers below zero or NaN: of NVFP4, it must be from 0 to 448")
         numbers = unpack(tensors[self.body], 4)
-        return NVFP4(numbers, scales, a_row_each(self.multiplied(tensors[self.factor]), len(numbers)))
+        return NVFP4(numbers, scales, expand_rows(self.multiplied(tensors[self.factor]), len(numbers)))
 
     def multiplied(self, factor: Tensor) -> Tensor:
         """The factor of the scales."""

@@ -100,14 +100,14 @@ def scale_shapes(outputs: int, groups: int) -> tuple[Shape, ...]:
     return ((outputs, groups), (outputs,), (1,), ()) if groups == 1 else ((outputs, groups),)
 
 
-def a_row_each(values: Tensor, outputs: int) -> Tensor:
+def expand_rows(values: Tensor, outputs: int) -> Tensor:
     """Expand one of `scale_shapes` to a row for each output."""
     if values.dim() < 2:
         values = values.reshape(-1, 1)
     return values.expand(outputs, -1).contiguous()
 
 
-def from_zero(numbers: Tensor, bits: int) -> Tensor:
+def to_unsigned(numbers: Tensor, bits: int) -> Tensor:
     """Signed integers to unsigned ones of as many bits, by an offset."""
     return numbers.view(torch.uint8) + (1 << bits - 1)
 

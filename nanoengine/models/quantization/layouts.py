@@ -15,9 +15,9 @@ from nanoengine.models.quantization.layout import (
     SCALES,
     Layout,
     Part,
-    a_row_each,
-    from_zero,
+    expand_rows,
     scale_shapes,
+    to_unsigned,
     unpack,
 )
 from nanoengine.models.quantization.scheme import Scheme
@@ -116,9 +116,9 @@ class Packed(Layout):
 
     def read(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Grouped:
         numbers, bits = unpack(tensors["weight_packed"], self.scheme.bits), self.scheme.bits
-        scales, zeros = a_row_each(tensors["weight_scale"], len(numbers)), tensors.get("weight_zero_point")
+        scales, zeros = expand_rows(tensors["weight_scale"], len(numbers)), tensors.get("weight_zero_point")
         if zeros is not None:
-            in_order = from_zero(zeros, bits) if zeros.dtype == torch.int8 else unpack(zeros.t(), bits).t()
+            in_order = to_unsigned(zeros, bits) if zeros.dtype == torch.int8 else unpack(zeros.t(), bits).t()
             zeros = in_order[: len(numbers)]
         return self.grouped(numbers, scales, zeros)
 
@@ -137,10 +137,10 @@ class Bytes(Layout):
         return parts
 
     def read(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Grouped:
-        numbers, zeros = from_zero(tensors["weight"], 8), tensors.get("weight_zero_point")
+        numbers, zeros = to_unsigned(tensors["weight"], 8), tensors.get("weight_zero_point")
         if zeros is not None:
-            zeros = a_row_each(from_zero(zeros, 8), len(numbers))
-        return self.grouped(numbers, a_row_each(tensors["weight_scale"], len(numbers)), zeros)
+            zeros = expand_rows(to_unsigned(zeros, 8), len(numbers))
+        return self.grouped(numbers, expand_rows(tensors["weight_scale"], len(numbers)), zeros)
 
 
 LAYOUTS: dict[str, type[Layout]] = {

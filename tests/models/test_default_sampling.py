@@ -13,7 +13,7 @@ import pytest
 from nanoengine import LLM, SamplingParams
 from nanoengine.builder import build_engine, read_config
 from nanoengine.core.sampling_params import CoreSamplingParams
-from nanoengine.models.advice import WITHOUT_ADVICE, default_sampling
+from nanoengine.models.default_sampling import SMALL_MODEL_DEFAULTS, default_sampling
 from nanoengine.serve.server.params import sampling_params
 from tests.serve.server.test_params import request
 
@@ -25,13 +25,13 @@ def warnings(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 
 def test_without_advice_a_small_model_is_sampled_as_suits_it() -> None:
-    assert default_sampling({}, SamplingParams) == WITHOUT_ADVICE
-    assert WITHOUT_ADVICE == {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+    assert default_sampling({}, SamplingParams) == SMALL_MODEL_DEFAULTS
+    assert SMALL_MODEL_DEFAULTS == {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 
 
 def test_advice_without_a_temperature_wins_where_it_says_something() -> None:
     advised = {"top_p": 0.5, "max_tokens": 9}
-    assert default_sampling(advised, SamplingParams) == {**WITHOUT_ADVICE, **advised}
+    assert default_sampling(advised, SamplingParams) == {**SMALL_MODEL_DEFAULTS, **advised}
 
 
 def test_advice_with_a_temperature_stays_as_it_is() -> None:
@@ -55,7 +55,10 @@ def test_where_sampling_was_deleted_its_fields_are_no_advice() -> None:
 
 @pytest.mark.parametrize(
     ("advised", "expected"),
-    [({}, WITHOUT_ADVICE), ({"temperature": 0.25, "top_k": 3, "top_p": "much"}, {"temperature": 0.25, "top_k": 3})],
+    [
+        ({}, SMALL_MODEL_DEFAULTS),
+        ({"temperature": 0.25, "top_k": 3, "top_p": "much"}, {"temperature": 0.25, "top_k": 3}),
+    ],
     ids=["without advice", "with some"],
 )
 def test_every_door_agrees(

@@ -12,7 +12,7 @@ from nanoengine.core.sampling_params import CoreSamplingParams
 
 logger = logging.getLogger("nanoengine")
 
-WITHOUT_ADVICE = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+SMALL_MODEL_DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 """llama.cpp's defaults. At temperature 1 over the whole vocabulary, a small model writes words without sense."""
 
 
@@ -23,7 +23,7 @@ def default_sampling(advised: Mapping[str, Any], kind: type[CoreSamplingParams])
         advised: of generation_config.json, unchecked. An invalid value is dropped with a warning; the others stay.
         kind: the class of the parameters. Other fields are dropped.
 
-    With a temperature in `advised`, other parameters stay neutral; without one, `WITHOUT_ADVICE` has their defaults.
+    With a temperature in `advised`, other parameters stay neutral; without one, `SMALL_MODEL_DEFAULTS` has their defaults.
     """
     known = {field.name for field in fields(kind)}
     values: dict[str, Any] = {}
@@ -33,7 +33,7 @@ def default_sampling(advised: Mapping[str, Any], kind: type[CoreSamplingParams])
         try:
             kind(**{name: value})
         except InvalidSamplingParams as error:
-            logger.warning("what generation_config.json says of %s is left out: %s", name, error)
+            logger.warning("%s of generation_config.json is left out: %s", name, error)
         else:
             values[name] = value
-    return values if "temperature" in values else WITHOUT_ADVICE | values
+    return values if "temperature" in values else SMALL_MODEL_DEFAULTS | values
