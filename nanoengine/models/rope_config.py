@@ -21,11 +21,7 @@ THETAS, STRETCHES, SCALES = (1.001, 1e15), (1.0, 1e6), (1e-3, 1e6)
 
 
 def read_rope(
-    fields: ConfigFields,
-    head_dim: int,
-    theta: float = 10_000.0,
-    *,
-    may_be_partial: bool = False,
+    fields: ConfigFields, head_dim: int, theta: float = 10_000.0, *, may_be_partial: bool = False
 ) -> RopeConfig:
     """The rotation of all layers.
 

@@ -38,17 +38,16 @@ def call_grammar(
         InvalidSamplingParams: a schema that this format cannot enforce.
     """
     rules = Rules(find)
-    schemas = [
-        normalized_schema(tool.parameters, tool.field) if choice.is_forced or tool.is_strict else {"type": "object"}
-        for tool in choice.tools
-    ]
+    tools: list[tuple[Tool, Any]] = []
+    for tool in choice.tools:
+        is_exact = choice.is_forced or tool.is_strict
+        tools.append((tool, normalized_schema(tool.parameters, tool.field) if is_exact else {"type": "object"}))
     of_answer = "structured_outputs.json"
     said = "" if schema is None or choice.is_forced else rules.json(normalized_schema(schema, of_answer), of_answer)
     if format.shape == "harmony":
-        values = [rules.json(parameters, tool.field) for tool, parameters in _pairs(choice, schemas)]
-        rules.rules["start"] = _messages(rules, choice, values, said)
+        rules.rules["start"] = _messages(rules, choice, tools, said)
         return rules.text()
-    body = _body(rules, format, choice, schemas)
+    body = _body(rules, format, choice, tools)
     before = _thought(rules, is_thinking) if thinks or is_thinking else ""
     rules.rules["SPACE"] = r"/[ \t\r\n]{1,8}/"
     if choice.is_forced or said or not format.begins:
@@ -77,17 +76,16 @@ def _thought(rules: Rules, is_thinking: bool) -> str:
     return f"{rest if is_thinking else f'({rules.say(THINK)} {rest})?'} SPACE?"
 
 
-def _body(rules: Rules, format: ToolFormat, choice: Choice, schemas: list[Any]) -> str:
+def _body(rules: Rules, format: ToolFormat, choice: Choice, tools: list[tuple[Tool, Any]]) -> str:
     """The rest of a call behind its start delimiter, with the end delimiter."""
     end = rules.say(format.inner, format.end)
     if format.shape == "xml":
         kinds = Kinds()
-        rules.rules["function"] = " | ".join(xml_call(rules, kinds, *pair) for pair in _pairs(choice, schemas))
+        rules.rules["function"] = " | ".join(xml_call(rules, kinds, *pair) for pair in tools)
         return f"{rules.say(FUNCTION)} function {end}"
     if format.shape == "args":
         calls = " | ".join(
-            f"{rules.say(tool.name, '[ARGS]')} {rules.json(parameters, tool.field)}"
-            for tool, parameters in _pairs(choice, schemas)
+            f"{rules.say(tool.name, '[ARGS]')} {rules.json(parameters, tool.field)}" for tool, parameters in tools
         )
         return f"({calls})"
     # Split as llguidance splits JSON, which an answer without calls may be: its lexer matches the longest terminal and never
@@ -95,7 +93,7 @@ def _body(rules: Rules, format: ToolFormat, choice: Choice, schemas: list[Any]) 
     objects = " | ".join(
         " ".join(map(json.dumps, (json.dumps(tool.name), ", ", f'"{format.arguments}"', ": ")))
         + f" {rules.json(parameters, tool.field)}"
-        for tool, parameters in _pairs(choice, schemas)
+        for tool, parameters in tools
     )
     rules.rules["object"] = f'"{{" "\\"name\\"" ": " ({objects}) "}}"'
     if not format.is_list:
@@ -105,19 +103,14 @@ def _body(rules: Rules, format: ToolFormat, choice: Choice, schemas: list[Any]) 
     return f'"[" object{several} "]" {end if is_sure or not end else f"({end})?"}'
 
 
-def _pairs(choice: Choice, schemas: list[Any]) -> list[tuple[Tool, Any]]:
-    return list(zip(choice.tools, schemas, strict=True))
-
-
-def _messages(rules: Rules, choice: Choice, values: list[str], said: str) -> str:
+def _messages(rules: Rules, choice: Choice, tools: list[tuple[Tool, Any]], said: str) -> str:
     """An answer of harmony: thoughts, and then a call or the text for the user. No message holds the head of another."""
+    heads = [f"commentary to=functions.{tool.name} " for tool, _ in tools]
+    values = [rules.json(parameters, tool.field) for tool, parameters in tools]
     rules.rules["BODY"] = rules.without("TEXT", *HARMONY_DELIMITERS)
     begin, message = rules.say("<|channel|>"), rules.say("<|message|>")
     of_json = rules.say("<|constrain|>", "json", "<|message|>")
-    calls = " | ".join(
-        f"{begin} {json.dumps(f'commentary to=functions.{tool.name} ')} {of_json} {value}"
-        for tool, value in zip(choice.tools, values, strict=True)
-    )
+    calls = " | ".join(f"{begin} {json.dumps(h)} {of_json} {v}" for h, v in zip(heads, values, strict=True))
     kinds = '"analysis"' if choice.is_forced else '("analysis" | "commentary")'
     rest = f"{rules.up_to('rest_of_message', '<|end|>', text='BODY')} {rules.say('<|start|>', 'assistant')}"
     last = calls if choice.is_forced else f'{calls} | {begin} "final" {message} {said or "BODY"}'

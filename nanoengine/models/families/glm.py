@@ -15,9 +15,7 @@ from nanoengine.models.rope_config import read_rope
 NAMES = {
     "GlmForCausalLM": TensorNames(gate_up=("gate_up_proj",)),
     "Glm4ForCausalLM": TensorNames(
-        gate_up=("gate_up_proj",),
-        norm_after_attention="post_self_attn_layernorm",
-        norm_after_mlp="post_mlp_layernorm",
+        gate_up=("gate_up_proj",), norm_after_attention="post_self_attn_layernorm", norm_after_mlp="post_mlp_layernorm"
     ),
     "Glm4MoeForCausalLM": TensorNames(replaced=(SHARED,)),
 }

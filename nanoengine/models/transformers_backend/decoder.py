@@ -28,12 +28,7 @@ from nanoengine.models.transformers_backend.checks import (
     logits_by_transformers,
     one_prompt,
 )
-from nanoengine.models.transformers_backend.fusion import (
-    RotaryTables,
-    fuse_rotations,
-    fused_attention,
-    fused_mlp,
-)
+from nanoengine.models.transformers_backend.fusion import RotaryTables, fuse_rotations, fused_attention, fused_mlp
 from nanoengine.models.transformers_backend.halves import Halves
 from nanoengine.models.transformers_backend.interface import STEP, Attention, AttentionCall, values_alone
 from nanoengine.models.transformers_backend.module_calls import recorded
