@@ -53,7 +53,7 @@ class FillMarks:
 
 
 def fill_marks(tokenizer: ModelTokenizer) -> FillMarks:
-    """The special tokens of a model: those of its file, or of a known family by their texts.
+    """The special tokens of a model: from its file, or of a known family by their texts.
 
     Raises:
         InvalidPrompt: the model has none.

@@ -59,7 +59,7 @@ def _paths() -> Iterator[tuple[str, str]]:
 def _repositories() -> Iterator[tuple[str, str]]:
     """Names and paths of models in the hub's cache: models--ORG--NAME/refs/main names the commit that is below snapshots/.
 
-    Read by its documented layout (https://huggingface.co/docs/huggingface_hub/guides/manage-cache): the client's own scan leaves
+    Read by its documented layout (https://huggingface.co/docs/huggingface_hub/guides/manage-cache): the client's scan leaves
     a repository out, or ends, where any file of any revision is broken.
     """
     from huggingface_hub import constants

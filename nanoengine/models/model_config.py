@@ -81,7 +81,7 @@ class ExpertsConfig:
     scores: str = "softmax"  # of the router's logits; or "sigmoid", of each by itself
     # In a checkpoint, of a bias that is added to the scores where experts are chosen, and to no factor; (): there is none.
     bias_shape: tuple[int, ...] = ()
-    num_groups: int = 1  # of neighbours; those of the best few may be chosen, by the sum of the two best of each
+    num_groups: int = 1  # of adjacent experts; the best groups are eligible, by the sum of the two best scores of each
     groups_chosen: int = 1
     added_to_sum: float = 0.0  # by which factors are divided, and the least that it may be
     least_sum: float = 0.0

@@ -24,7 +24,7 @@ class ModelOptions:
             inputs with a scale and a zero point), "int4-128" (groups of 128), or "fp8" (on GPUs that multiply it, with
             activations to match). None: as in the files, which may be quantized themselves.
         rope_scaling: a table that replaces `rope_scaling` in config.json, such as {"rope_type": "yarn", "factor": 4.0,
-            "original_max_position_embeddings": 32768}, or the same as JSON: how models whose pages say so reach further.
+            "original_max_position_embeddings": 32768}, or the same as JSON, for contexts beyond the trained length.
         chat_template: a file with a Jinja template of chats, or the text of one, in place of all that the model has.
         model_impl: the code of the layers: "nanoengine", a family of this package; "transformers", the modules of that package
             with this engine's attention and products; "auto", the first if it knows the architecture, else the second.

@@ -97,7 +97,7 @@ def remove_sections(fields: ConfigFields) -> None:
 
 
 def scaled_length(longest: int, ropes: Sequence[RopeConfig]) -> int:
-    """Valid positions of a model: those of its file, or the trained length times the factor, if that is more."""
+    """Valid positions of a model: the length in its file, or the trained length times the factor, if that is more."""
     trained = ((rope.trained_positions or longest, rope.factor) for rope in ropes if rope.kind in STRETCHED)
     return max([longest, *(int(length * factor) for length, factor in trained)])
 

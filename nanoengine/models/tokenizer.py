@@ -164,7 +164,7 @@ class GGUFTokenizer(ModelTokenizer):
     """The tokenizer in the metadata of a GGUF file.
 
     Args:
-        chat_template: replaces those in the file.
+        chat_template: replaces the templates in the file.
 
     Raises:
         UnsupportedModel: an unknown kind of tokenizer, or a broken one.
@@ -198,7 +198,7 @@ class HFTokenizer(ModelTokenizer):
     """The tokenizer files of a model folder.
 
     Args:
-        chat_template: replaces those in the files.
+        chat_template: replaces the templates in the files.
 
     Raises:
         ModelNotFound: the folder has no readable tokenizer. Code in the folder is never run.
@@ -255,7 +255,7 @@ def _transformers(name: str) -> Any:
         import transformers
     except ModuleNotFoundError as error:
         raise MissingPackage(
-            f"{name} takes the package transformers (it is more than a sound tokenizer.json, or transformers' own object was "
-            "asked for): pip install 'nanoengine[transformers]'"
+            f"{name} takes the package transformers (its tokenizer.json is not sufficient, or the "
+            "caller uses `hf`): pip install 'nanoengine[transformers]'"
         ) from error
     return transformers

@@ -76,8 +76,8 @@ class Prompt:
         if schema is not None or self._has_grammar:
             if outputs is not None and schema is None:
                 raise InvalidSamplingParams(
-                    "tool_choice forces calls, or a tool is strict, and structured outputs say what the text is, other than by"
-                    " a schema: give one of them"
+                    "tool_choice forces calls, or a tool is strict, and structured_outputs has a grammar of the text other than a"
+                    " schema: use one of them"
                 )
             changes["structured_outputs"] = self._grammar(params.skip_special_tokens, schema)
         return self.answered(dataclasses.replace(params, **changes) if changes else params)

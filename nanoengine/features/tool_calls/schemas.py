@@ -28,7 +28,7 @@ MAX_CHARS = 1 << 19
 ANNOTATIONS = frozenset(
     (
         *("path", "file-path", "directory-path", "password", "json-string"),
-        *("binary", "byte", "base64", "base64url"),  # enforced groups of four would keep models from their end
+        *("binary", "byte", "base64", "base64url"),  # enforced groups of four would prevent the end
         *("text", "textarea", "multiline", "markdown", "html"),
         *("int32", "int64", "float", "double", "decimal"),  # of numbers; a schema may allow a string instead
     )

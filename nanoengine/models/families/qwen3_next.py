@@ -1,5 +1,5 @@
 """Qwen3-Next and Qwen3.5 (Qwen team, 2025 and 2026), their part for text: the gated delta rule in three of four layers, attention
-with gates in the fourth; experts beside one that all tokens share in some.
+with gates in the fourth; in some, experts beside an MLP of all tokens.
 """
 
 from __future__ import annotations

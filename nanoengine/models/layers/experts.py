@@ -118,8 +118,8 @@ class Experts:
     ) -> dict[str, WeightSlot]:
         """Checkpoint name -> slot: of the router, and of the gate, up and down of each expert, `prefix.experts.i.name`.
 
-        With two names, one tensor has the gates and ups of all experts, in turn or one behind the other, and another what goes
-        down. `gate_up`: names of those of an MLP beside the experts.
+        With two names, one tensor has the gates and ups of all experts, interleaved or concatenated, and the other the down
+        projections. `gate_up`: names of gate and up of an MLP beside the experts.
         """
         # The router is never quantized: it is small, and rounding could change the choice of experts.
         slots: dict[str, WeightSlot] = {name: dense(slot) for name, slot in self.router.slots(prefix, router).items()}

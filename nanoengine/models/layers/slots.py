@@ -71,7 +71,7 @@ class Scaled:
 
 
 class Reordered:
-    """A slot whose rows stand in another order than in the checkpoint. Rows come in groups of as many as `order` has. Of the
+    """A slot whose rows have another order than in the checkpoint. Groups of rows have the length of `order`. Of the
     first `count` groups, row i is row `order[i]` of that group in the checkpoint; later rows stay where they are.
     """
 
@@ -131,7 +131,7 @@ class ExpertsSlot(ABC):
 
 
 class StackedExperts(ExpertsSlot):
-    """For [experts, len(weights) * outputs, inputs]: the rows of each weight behind those of the one before (Granite 4, Qwen3.5,
+    """For [experts, len(weights) * outputs, inputs]: the concatenated rows of the weights (Granite 4, Qwen3.5,
     Llama 4). With `transposed`, the checkpoint has inputs before outputs.
     """
 

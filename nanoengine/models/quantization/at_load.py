@@ -122,7 +122,7 @@ def _rounded(grouped: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
 
 
 def _inverse(scales: Tensor) -> Tensor:
-    """1 / scale; 0 of those that are 0 or next to it, whose numbers all are."""
+    """1 / scale; 0 for scales near 0, whose numbers are all near 0."""
     return torch.where(scales < SMALLEST_SCALE, 0.0, 1 / scales)
 
 

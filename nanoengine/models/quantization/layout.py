@@ -32,7 +32,7 @@ class Part(NamedTuple):
 
 
 class Layout(ABC):
-    """The tensors `prefix.suffix` of a layer `prefix`; those that are not in `parts` have no effect.
+    """The tensors `prefix.suffix` of a layer `prefix`; other suffixes than in `parts` have no effect.
 
     Most layouts are integers with scales for groups of inputs.
     """

@@ -45,7 +45,7 @@ class TransformersDecoder:
         model: with its weights, as `loading.load` returns it.
         groups: of its linear layers.
         calls: of attention, from the probe.
-        config: the sizes of the KV cache: those of the largest call.
+        config: the sizes of the KV cache, from the largest call.
 
     Raises:
         UnsupportedModel: its results differ from the probe or from transformers' attention.

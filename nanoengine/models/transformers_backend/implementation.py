@@ -109,7 +109,7 @@ class TransformersModel(Implementation):
         dtype = str(getattr(text, "dtype", None) or getattr(config, "dtype", None)).removeprefix("torch.")
         self.dtype = dtype if dtype in DTYPES else "float32"
         text._attn_implementation = PROBE
-        text._experts_implementation = "batched_mm"  # in a probe; those that stay are slow, but wait for no number
+        text._experts_implementation = "batched_mm"  # in a probe: slow, but without a synchronization
         return kind, text
 
     @staticmethod
