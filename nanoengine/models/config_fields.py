@@ -150,8 +150,8 @@ class ConfigFields:
         for key, value in unread.items():
             if known is None or key in known:
                 raise UnsupportedModel(
-                    f"{shown(key)} is {shown(value)} in {self.where}: this field is not known, and might change the outputs of "
-                    "the model; remove it if it does not"
+                    f"{shown(key)} is {shown(value)} in {self.where}: this field is not known, and might change what the model "
+                    "computes; take it out if it does not"
                 )
         log_unknown(unread, self.where)
 

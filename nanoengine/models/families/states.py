@@ -63,7 +63,7 @@ def read_states(fields: ConfigFields, keys: Mapping[str, tuple[str, int]], **fac
         facts[size] = facts[size] if size in facts else fields.integer(*keys[size], most)
     heads, groups = facts["num_heads"], facts["num_groups"]
     if heads % groups:
-        raise fields.wrong(keys["num_heads"][0], heads, f"it must be a multiple of the number of groups, {groups}")
+        raise fields.wrong(keys["num_heads"][0], heads, f"it must be a multiple of {groups}, the number of groups")
     return StateConfig(channels=heads * facts["width"] + 2 * groups * facts["depth"], **facts)
 
 
