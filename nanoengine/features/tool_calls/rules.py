@@ -67,7 +67,7 @@ class Rules:
             self._left -= len(text)
             if self._left < 0:
                 raise InvalidSamplingParams(
-                    f"{field}: the schemas of the grammar have more than {MAX_CHARS} characters in total: use fewer "
+                    f"{field}: the schemas of the grammar have more than {MAX_CHARS} characters, all in all: use fewer "
                     "tools, fewer properties or fewer $defs"
                 ) from None
             self.rules[name] = f"%json {text}{OF_FIELD}{field}"

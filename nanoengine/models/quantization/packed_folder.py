@@ -96,7 +96,9 @@ class PackedFolder(SafetensorsFolder):
                     release_mapped(tensor)
         if left_out:
             logger.warning(
-                "%s: %d scales of a KV cache are left out: K/V has the dtype of the option", self.place, left_out
+                "%s: %d scales of a KV cache are left out: K/V is stored in the dtype of the model",
+                self.place,
+                left_out,
             )
 
     @contextmanager
