@@ -33,7 +33,7 @@ def default_sampling(advised: Mapping[str, Any], kind: type[CoreSamplingParams])
         try:
             kind(**{name: value})
         except InvalidSamplingParams as error:
-            logger.warning("%s of generation_config.json is left out: %s", name, error)
+            logger.warning("in generation_config.json, the value of %s is left out: %s", name, error)
         else:
             values[name] = value
     return values if "temperature" in values else SMALL_MODEL_DEFAULTS | values

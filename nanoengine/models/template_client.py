@@ -71,15 +71,15 @@ class _Process:
         with its:
             command, silent = [*COMMAND, str(its.fileno())], subprocess.DEVNULL
             # Another group: Ctrl-C is for this process.
-            self._process = subprocess.Popen(
+            self._popen = subprocess.Popen(
                 command, pass_fds=[its.fileno()], process_group=0, stdin=silent, stderr=silent
             )
         self._pid = os.getpid()
-        self.end = weakref.finalize(self, _end, self._process, self._connection)
+        self.end = weakref.finalize(self, _end, self._popen, self._connection)
 
     def is_alive(self) -> bool:
         """Whether it is running, and was started by this process, not by its parent before a fork."""
-        return self.end.alive and self._pid == os.getpid() and self._process.poll() is None
+        return self.end.alive and self._pid == os.getpid() and self._popen.poll() is None
 
     def request(self, message: bytes) -> bytes:
         """The answer of the process. Raises OSError or EOFError: it has ended, or is too late."""

@@ -84,7 +84,7 @@ def mamba_states(fields: ConfigFields, inner: int | None = None, **facts: Any) -
     biases = {"conv_bias": fields.flag("mamba_conv_bias", True), "proj_bias": fields.flag("mamba_proj_bias")}
     states = read_states(fields, MAMBA_KEYS, **biases, **facts)
     if states.width * states.num_heads != inner:
-        why = f"with mamba_d_head {states.width}, the product must be {inner}, {name}"
+        why = f"with mamba_d_head {states.width}, they must make {inner}, {name}"
         raise fields.wrong("mamba_n_heads", states.num_heads, why)
     check_time_steps(fields)
     return states

@@ -300,7 +300,9 @@ def test_every_way_to_cut_a_text_says_the_same(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from([None, *BY_NAME]))
     text = "".join(data.draw(st.lists(st.sampled_from(PIECES), max_size=8)))
     options: dict[str, Any] = data.draw(
-        st.sampled_from([{}, {"thinks": True}, {"is_thinking": True}, {"dropped": ["<|end|>", "<|e"]}, {"max_calls": 1}])
+        st.sampled_from(
+            [{}, {"thinks": True}, {"is_thinking": True}, {"dropped": ["<|end|>", "<|e"]}, {"max_calls": 1}]
+        )
     )
     options |= data.draw(st.sampled_from([{}, {"schemas": {"now": {"properties": {"a": {"type": "array"}}}}}]))
     whole = read(name, text, **options)
