@@ -1,22 +1,33 @@
 """Qwen 2 and 2.5 (Qwen team, 2024): Llama with biases of q, k and v; Qwen 3 (2025): with QK norms instead; and their mixtures of
-experts, in Qwen 2 beside an MLP of all tokens.
+experts, in Qwen 2 beside an MLP of all tokens; and the text decoders of Qwen2-VL, 2.5 and 3.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from nanoengine.models.config_fields import MAX_LAYERS, ConfigFields
 from nanoengine.models.families.common import biases_of, head_dim_of, read_decoder
 from nanoengine.models.families.routed import with_experts
 from nanoengine.models.families.windows import window_of, windows_of_qwen
-from nanoengine.models.model_config import ExpertsConfig, LayerConfig, ModelConfig
-from nanoengine.models.rope_config import read_rope
+from nanoengine.models.model_config import ExpertsConfig, LayerConfig, ModelConfig, TensorNames
+from nanoengine.models.rope_config import read_rope, remove_sections
 
-ARCHITECTURES = ("Qwen2ForCausalLM", "Qwen2MoeForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
+QWEN2_VL: tuple[str, dict[str, Any]] = "Qwen2ForCausalLM", {"rms_norm_eps": 1e-5, "rope_theta": 1e6}
+MULTIMODAL = {
+    **dict.fromkeys(("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"), QWEN2_VL),
+    "Qwen3VLForConditionalGeneration": ("Qwen3ForCausalLM", {"rope_theta": 5e5}),
+    "Qwen3VLMoeForConditionalGeneration": ("Qwen3MoeForCausalLM", {"rope_theta": 5e5, "norm_topk_prob": True}),
+}
+"""The architecture of each text decoder, and defaults of its fields."""
+
+ARCHITECTURES = ("Qwen2ForCausalLM", "Qwen2MoeForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", *MULTIMODAL)
 
 
 def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
+    if architecture in MULTIMODAL:
+        return _read_multimodal(fields, architecture)
     if architecture == "Qwen2ForCausalLM":
         return read_decoder(fields, architecture, qkv_bias=True, windows=windows_of_qwen(fields))
     if architecture == "Qwen2MoeForCausalLM":
@@ -28,6 +39,18 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     rope, sparse = read_rope(fields, head_dim_of(fields)), sparse_layers(fields)
     layers = tuple(LayerConfig(rope=rope, window=window, has_experts=has_experts) for has_experts in sparse)
     return read_decoder(fields, architecture, layers=layers, experts=read_experts(fields), **facts)
+
+
+def _read_multimodal(fields: ConfigFields, architecture: str) -> ModelConfig:
+    decoder, defaults = MULTIMODAL[architecture]
+    for key, value in defaults.items():
+        fields.default(key, value)
+    remove_sections(fields)
+    config = replace(read_config(fields, decoder), architecture=architecture)
+    if config.experts is None:
+        return config
+    experts = replace(config.experts, are_stacked=True, are_transposed=True)
+    return replace(config, experts=experts, names=TensorNames(expert_gate_up_down=("gate_up_proj", "down_proj")))
 
 
 def _read_qwen2_moe(fields: ConfigFields, architecture: str) -> ModelConfig:
