@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from nanoengine.features.observability.metrics import CacheStats, EngineMetrics
     from nanoengine.features.pooling.outputs import EmbeddingOutput
     from nanoengine.features.pooling.params import PoolingParams
+    from nanoengine.features.tool_calls.chats import Chats
     from nanoengine.models.tokenizer import Message
-    from nanoengine.models.tools.chats import Chats
 
 
 class LLM(CoreLLM):
@@ -137,7 +137,7 @@ class LLM(CoreLLM):
             if not isinstance(own, Sequence):
                 raise InvalidPrompt("messages", f" holds {shown(own)}: a conversation is a list of messages")
         rest = {"cache_salt": cache_salt, "lora_request": lora_request, "use_tqdm": use_tqdm}
-        if not (is_installed("tools") or tools or tool_choice):
+        if not (is_installed("tool_calls") or tools or tool_choice):
             token_ids = [self.tokenizer.encode_chat(own, chat_template_kwargs) for own in conversations]
             return self.generate(token_ids, sampling_params, **rest)  # type: ignore[arg-type]
         options = {"parallel": parallel_tool_calls, "template_kwargs": chat_template_kwargs}
@@ -158,9 +158,9 @@ class LLM(CoreLLM):
     @cached_property
     def chats(self) -> Chats:
         """Renders chats, and reads what answers say: `chats.read(output, tools)`."""
-        if not is_installed("tools"):
-            raise not_installed("tools")
-        from nanoengine.models.tools.chats import Chats
+        if not is_installed("tool_calls"):
+            raise not_installed("tool_calls")
+        from nanoengine.features.tool_calls.chats import Chats
 
         return Chats(self.tokenizer)
 
@@ -247,7 +247,7 @@ class LLM(CoreLLM):
         return self.stream_request(request)
 
     def get_default_sampling_params(self) -> CoreSamplingParams:
-        """How requests without any are sampled: as the model's makers advise, or as suits small models (models/advice.py)."""
+        """Default sampling parameters: of the model, or for small models (models/default_sampling.py)."""
         return self.engine.default_params
 
     def get_tokenizer(self) -> Any:

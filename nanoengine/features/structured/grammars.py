@@ -22,9 +22,9 @@ from nanoengine.features.fair_cache import FairCache
 from nanoengine.features.structured.long_text import LongText
 from nanoengine.features.structured.params import StructuredOutputs
 from nanoengine.features.structured.trial import Trial, TrialFailed
-from nanoengine.models.tools.json_rules import MAX_COUNT, MAX_ITEMS
-from nanoengine.models.tools.rules import Rules
-from nanoengine.models.tools.schemas import OF_FIELD, ONE_SPACE, promised
+from nanoengine.features.tool_calls.json_grammar import MAX_COUNT, MAX_ITEMS
+from nanoengine.features.tool_calls.rules import Rules
+from nanoengine.features.tool_calls.schemas import OF_FIELD, ONE_SPACE, normalized_schema
 
 MAX_CACHED_BYTES = 256 << 20
 """Of the grammars that are kept for the next request of the same client that asks for the same; a large one has 60 MiB."""
@@ -209,7 +209,7 @@ def _read_escape(found: re.Match[str]) -> str:
 def json_grammar(outputs: StructuredOutputs, *, is_apart: bool = True) -> str:
     """Of a schema, which may be taken apart."""
     rules, field = Rules(lambda _: None), f"structured_outputs.{outputs.kind}"
-    schema = promised(json.loads(outputs.text), field)
+    schema = normalized_schema(json.loads(outputs.text), field)
     rules.rules["start"] = rules.json(schema, field, _spaces(outputs), is_apart=is_apart)
     return rules.text()
 
@@ -237,7 +237,7 @@ def tag_grammar(outputs: StructuredOutputs) -> str:
         if trigger is None:
             raise InvalidSamplingParams(field, f": {shown(begin)} begins with none of the triggers")
         tags.append(f"tag_{len(tags)}")
-        rest, value = begin.removeprefix(trigger), rules.json(promised(schema, field), field, _spaces(outputs))
+        rest, value = begin.removeprefix(trigger), rules.json(normalized_schema(schema, field), field, _spaces(outputs))
         rules.rules[f"{tags[-1]}_trigger[lazy]"] = f"TEXT {json.dumps(trigger)}"
         rules.rules[tags[-1]] = " ".join((f"{tags[-1]}_trigger", json.dumps(rest), value, json.dumps(end)))
     rules.rules["start"] = f"({' | '.join(tags)})* TEXT"

@@ -9,7 +9,7 @@ from typing import Any
 
 from nanoengine.core.errors import InvalidSamplingParams, shown
 from nanoengine.depth import MAX_DEPTH, is_too_deep
-from nanoengine.models.tools.schemas import MAX_CHARS
+from nanoengine.features.tool_calls.schemas import MAX_CHARS
 
 KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 

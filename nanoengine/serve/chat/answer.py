@@ -57,7 +57,7 @@ class Answer:
     def __init__(self, llm: LLM, messages: Sequence[Mapping[str, Any]], params: Any, adapter: Any = None):
         self.llm = llm
         self.parser = None
-        if is_installed("tools"):  # it parses thoughts
+        if is_installed("tool_calls"):  # it parses thoughts
             prompt = llm.chats.prompt(messages)
             params = prompt.params(params)
             self.parser = prompt.parser()
@@ -88,7 +88,7 @@ class Answer:
             yield from self._read(self.parser.push(text))
 
     def _read(self, events: Sequence[Any]) -> Iterator[Piece]:
-        from nanoengine.models.tools.parser import Reasoning
+        from nanoengine.features.tool_calls.parser import Reasoning
 
         for event in events:  # without tools there are no calls
             if event.text:

@@ -18,7 +18,7 @@ from starlette.responses import Response
 import nanoengine
 from nanoengine.builder import is_installed
 from nanoengine.errors import InvalidPrompt
-from nanoengine.models.tools.parser import Call, CallPiece, Reasoning
+from nanoengine.features.tool_calls.parser import Call, CallPiece, Reasoning
 from nanoengine.serve.server.answers import EventStream, encode, json_response
 from nanoengine.serve.server.errors import Problem
 from nanoengine.serve.server.fields import IGNORED_OLLAMA, IGNORED_OPTIONS, UNAVAILABLE_OLLAMA, with_fields

@@ -65,7 +65,7 @@ SAMPLING = {
     "seed": Int64,
     **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), float),
 }
-"""Sampling parameters that all interfaces but Anthropic's take, and their types. None: the model's default (models/advice.py)."""
+"""Sampling parameters of all interfaces except Anthropic's, and their types. None: the default (models/default_sampling.py)."""
 
 
 class Queued(Named, kw_only=True):

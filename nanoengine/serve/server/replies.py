@@ -19,9 +19,9 @@ from starlette.responses import Response
 
 from nanoengine.core.outputs import RequestOutput
 from nanoengine.features.sampling.params import SamplingParams
-from nanoengine.models.tools.chats import Prompt, plain_prompt
-from nanoengine.models.tools.parser import Call, CallPiece, Event, Reading
-from nanoengine.models.tools.telling import of_whole_calls
+from nanoengine.features.tool_calls.call_events import of_whole_calls
+from nanoengine.features.tool_calls.parser import Call, CallPiece, Event, StreamParser
+from nanoengine.features.tool_calls.prompt import Prompt, plain_prompt
 from nanoengine.serve.server.answer_bytes import answer_bytes
 from nanoengine.serve.server.answers import COMMENT, EventStream, encode, json_response
 from nanoengine.serve.server.errors import Problem
@@ -91,7 +91,7 @@ class Conversation:
         thought = self.prompt.thought
         return 0 if thought is None else thought.count(token_ids, self.serving.tokenizer.decode)
 
-    def parser(self) -> Reading:
+    def parser(self) -> StreamParser:
         """For one answer."""
         return self.prompt.parser(skip_special_tokens=self.params.skip_special_tokens)
 
