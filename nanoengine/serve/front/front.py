@@ -28,6 +28,7 @@ from nanoengine.serve.front.model import Model
 from nanoengine.serve.front.upstream import NoAnswer, request
 from nanoengine.serve.server.config import ServerConfig
 from nanoengine.serve.server.errors import RETRY_AFTER, Problem
+from nanoengine.serve.server.fields import Body, Ignored
 from nanoengine.serve.server.quota import Quota
 from nanoengine.serve.server.reading import SLOW_BYTES, body_of, parse
 from nanoengine.serve.server.scope import CLIENT, HELD
@@ -42,7 +43,11 @@ WATCH_SECONDS, MAX_MISSES = 5.0, 3
 """Between two looks at the health of the models, and the bad ones in a row after which a process is ended."""
 
 
-class Envelope(msgspec.Struct):
+IGNORED = Ignored()
+"""Other fields of a body are none of the front."""
+
+
+class Envelope(Body, kw_only=True, forbid_unknown_fields=False):
     """What the front reads of a body; the server of the model checks it all."""
 
     model: str | None = None
@@ -108,8 +113,8 @@ class Front:
         """The body of a request, and what of it concerns the front. Raises Problem: too long, or no JSON."""
         body = await self.body(http)
         if len(body) > SLOW_BYTES:
-            return body, await asyncio.to_thread(parse, body, Envelope)
-        return body, parse(body, Envelope)
+            return body, await asyncio.to_thread(parse, body, Envelope, IGNORED)
+        return body, parse(body, Envelope, IGNORED)
 
     def model_of(self, name: str | None) -> Model:
         """The model that a request names. Raises Problem: none, or one that is not here."""
