@@ -20,7 +20,7 @@ from nanoengine.core.messages import StepResult
 from nanoengine.core.scheduler import Step
 from nanoengine.core.seams import KVStore, PolicyPart
 from nanoengine.core.sequence import Sequence
-from nanoengine.counts import Counts
+from nanoengine.features.counts import Counts, metric
 from nanoengine.features.kv_offload.disk_tier import DiskTier
 from nanoengine.features.kv_offload.host_tier import Entry, HostTier, Key
 from nanoengine.features.kv_offload.messages import NAME, Copy, Orders, Place, Tier
@@ -34,7 +34,7 @@ class OffloadStats(Counts):
     num_loaded_blocks: int = 0  # from host memory to the pool
     num_loaded_files: int = 0  # from files that were read to the pool
     num_written_files: int = 0
-    num_bad_files: int = 0  # reads that failed
+    num_bad_files: int = metric("nanoengine:kv_file_errors", "Files that could not be read.")
 
 
 class InPool(NamedTuple):

@@ -71,7 +71,7 @@ class Observer(PolicyPart):
         self.enable_prefix_caching, self.clock = enable_prefix_caching, clock
         self.sources: Sources = {} if sources is None else sources
         self.events = KVEventPublisher()
-        self.steps, self.cache, self.times = EngineStats(), CacheStats(), RequestTimes(max_model_len)
+        self.steps, self.cache, self.times = EngineStats(), CacheStats(), RequestTimes.new(max_model_len)
         self.finished_by_reason: Counter[FinishReason] = Counter()
         self.num_requests = 0
         self._starts: dict[int, float] = {}  # of the steps in flight, by their numbers

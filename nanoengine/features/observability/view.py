@@ -17,7 +17,7 @@ import numpy as np
 from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.sequence import Phase, Sequence
-from nanoengine.counts import Counts
+from nanoengine.features.counts import Counts
 from nanoengine.features.observability.observer import Observer
 
 MAX_RUNNING, MAX_FETCHING, MAX_WAITING = 96, 16, 32

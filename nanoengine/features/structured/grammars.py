@@ -19,9 +19,9 @@ from nanoengine.core.errors import EngineClosed, InvalidSamplingParams, shown
 from nanoengine.core.tokenizer import Tokenizer
 from nanoengine.errors import GrammarsUnavailable
 from nanoengine.features.fair_cache import FairCache
+from nanoengine.features.structured.compiler_client import CompilerClient, CompilerUnavailable
 from nanoengine.features.structured.long_text import LongText
 from nanoengine.features.structured.params import StructuredOutputs
-from nanoengine.features.structured.trial import Trial, TrialFailed
 from nanoengine.models.tools.json_rules import MAX_COUNT, MAX_ITEMS
 from nanoengine.models.tools.rules import Rules
 from nanoengine.models.tools.schemas import OF_FIELD, ONE_SPACE, promised
@@ -70,7 +70,7 @@ class Grammars:
         self._lock, self._loading = threading.Lock(), threading.Lock()
         self._own: LLTokenizer | None = None  # it takes up to a second: made when it is asked for
         self.long_text: LongText | None = None  # with it
-        self._trial: Trial | None = None
+        self._compiler: CompilerClient | None = None
         self._is_closed = False
         self.cache: FairCache[Any, LLMatcher] = FairCache(MAX_CACHED_BYTES)
         self.num_compiled = 0
@@ -99,7 +99,7 @@ class Grammars:
             if self._is_closed:
                 raise EngineClosed("the engine is closed: make a new one")
             if self._own is None:
-                self._own, self._trial = self._new_tokenizer()
+                self._own, self._compiler = self._new_tokenizer()
                 self.long_text = LongText(self._own)
         compiled, num_bytes = self._compile(outputs, self._own)
         with self._lock:
@@ -111,11 +111,11 @@ class Grammars:
         """End the process that compiles, and forget all grammars."""
         with self._loading:
             self._is_closed = True
-        if self._trial is not None:
-            self._trial.close()
+        if self._compiler is not None:
+            self._compiler.close()
         self.cache, self._own = FairCache(MAX_CACHED_BYTES), None
 
-    def _new_tokenizer(self) -> tuple[LLTokenizer, Trial]:
+    def _new_tokenizer(self) -> tuple[LLTokenizer, CompilerClient]:
         own = self.tokenizer.fast
         if not self.eos_token_ids:
             raise InvalidSamplingParams("structured_outputs: the model has no end-of-text token, so no text could end")
@@ -130,10 +130,10 @@ class Grammars:
             raise InvalidSamplingParams(
                 f"structured_outputs: llguidance cannot use {self.tokenizer.name}: {error}"
             ) from error
-        return tokenizer, Trial(text, self.mask_size, self.eos_token_ids, LIMITS)
+        return tokenizer, CompilerClient(text, self.mask_size, self.eos_token_ids, LIMITS)
 
     def _compile(self, outputs: StructuredOutputs, tokenizer: LLTokenizer) -> tuple[LLMatcher, int]:
-        assert self._trial is not None
+        assert self._compiler is not None
         try:
             grammar, notation = grammar_of(outputs)
         except InvalidSamplingParams:
@@ -141,13 +141,13 @@ class Grammars:
         except (ValueError, RecursionError) as error:
             raise InvalidSamplingParams(f"structured_outputs.{outputs.kind}: {error}") from error
         try:
-            verdict = self._trial.verdict(grammar, notation)
+            verdict = self._compiler.verdict(grammar, notation)
             if (
                 verdict.error and outputs.kind == "json"
             ):  # llguidance leaves out a property that nothing fits, if it may
                 grammar = json_grammar(outputs, is_apart=False)
-                verdict = self._trial.verdict(grammar)
-        except TrialFailed as error:
+                verdict = self._compiler.verdict(grammar)
+        except CompilerUnavailable as error:
             raise GrammarsUnavailable(f"structured outputs: {error}") from error
         if not verdict.error:
             matcher = LLMatcher(tokenizer, verdict.grammar or grammar, limits=LLParserLimits(**LIMITS), log_level=0)
@@ -180,7 +180,7 @@ def _with_marks_apart(text: str, marks: set[str]) -> str:
 
 
 def grammar_of(outputs: StructuredOutputs) -> tuple[str, str]:
-    """The grammar, and its notation as `Trial` takes it. All work here grows with the length of the text and no faster."""
+    """The grammar, and its notation as `CompilerClient` takes it. The work here grows linearly with the length of the text."""
     if outputs.kind in ("json", "json_object"):
         return json_grammar(outputs), "llguidance"
     if outputs.kind == "structural_tag":
