@@ -40,6 +40,15 @@ def option(
     return field(default=default, metadata={"range": (low, high, above), "choices": choices, "unit": unit})
 
 
+class Options:
+    """Base class of the dataclasses of options: `check` is called when one is made."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
 @cache
 def _checked_fields(kind: type) -> list[tuple[Field[Any], str, bool]]:
     """The fields of a dataclass whose types are in KINDS: each with its type, and whether None is taken, too."""

@@ -23,7 +23,6 @@ class FairCache(Generic[K, V]):
 
     Attributes:
         size: of all values.
-        num_hits: how often what was asked for was there.
     """
 
     def __init__(self, most: int):
@@ -31,7 +30,7 @@ class FairCache(Generic[K, V]):
         self._clients: OrderedDict[str, OrderedDict[K, tuple[V, int]]] = OrderedDict()  # the last has used it last
         self._sizes: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self.size = self.num_hits = 0
+        self.size = 0
 
     def __len__(self) -> int:
         return sum(map(len, self._clients.values()))
@@ -43,7 +42,6 @@ class FairCache(Generic[K, V]):
                 return None
             own.move_to_end(key)
             self._clients.move_to_end(client)
-            self.num_hits += 1
             return own[key][0]
 
     def put(self, client: str, key: K, value: V, size: int) -> None:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from nanoengine.core.capability import Capability
 from nanoengine.core.scheduler import MIXED
+from nanoengine.core.startup import Startup
 from nanoengine.features.fairness.block_share import BlockShare
 from nanoengine.features.fairness.clients import Clients
 from nanoengine.features.fairness.least_priority import LeastPriority
 from nanoengine.features.fairness.options import FairnessOptions
 from nanoengine.features.fairness.time_share import TimeShare
-
-if TYPE_CHECKING:
-    from nanoengine.core.startup import Startup
 
 
 class Fairness(Capability):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nanoengine.core.options import check, option
+from nanoengine.core.options import Options, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FairnessOptions:
+class FairnessOptions(Options):
     """Options of fairness; all are keyword arguments of `LLM`.
 
     Args:
@@ -22,6 +22,3 @@ class FairnessOptions:
 
     fair_shares: bool = True
     min_priority: int | None = option(None, -(2**63), 2**63 - 1)
-
-    def __post_init__(self) -> None:
-        check(self)

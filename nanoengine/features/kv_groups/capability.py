@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from nanoengine.core.capability import Capability
 from nanoengine.core.errors import InvalidConfig
+from nanoengine.core.startup import Startup
 from nanoengine.features.kv_groups.common_prefix import CommonPrefix
 from nanoengine.features.kv_groups.layouts import KVGroup, Need, group_layers
 from nanoengine.features.kv_groups.options import KVGroupsOptions
@@ -17,9 +18,6 @@ from nanoengine.sizes import told
 
 if TYPE_CHECKING:
     from nanoengine.models.model_config import ModelConfig
-
-if TYPE_CHECKING:
-    from nanoengine.core.startup import Startup
 
 
 SNAPSHOT_SHARE, SNAPSHOT_CAP = 1 / 8, 1 << 30
@@ -118,14 +116,8 @@ class KVGroups(Capability):
             startup.stores.append(self.snapshots)
 
     def describe_itself(self, startup: Startup) -> str | None:
-        groups = self._groups
-        kinds = ["chunks" if group.chunked else "a window" for group in groups]
-        seen = [
-            "all tokens" if group.window is None else f"{kind} of {group.window}"
-            for group, kind in zip(groups, kinds, strict=True)
-        ]
-        kinds = [f"{len(group.layers)} layers with {what}" for group, what in zip(groups, seen, strict=True)]
-        words = [f"{len(groups)} KV groups: {', '.join(kinds)}"] if groups else []
+        kinds = [f"{len(group.layers)} layers with {group.visible_range}" for group in self._groups]
+        words = [f"{len(kinds)} KV groups: {', '.join(kinds)}"] if kinds else []
         if count := startup.num_state_layers:
             size = f"{told(self._slot_bytes)} a sequence"
             words.append(f"{count} layers with states: {size}, room for {self._num_snapshots(startup)} snapshots")

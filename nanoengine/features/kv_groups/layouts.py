@@ -43,6 +43,12 @@ class KVGroup(NamedTuple):
     layers: list[int]
     chunked: bool = False  # whether windows stand still
 
+    @property
+    def visible_range(self) -> str:
+        """For messages."""
+        kind = "chunks" if self.chunked else "a window"
+        return "all tokens" if self.window is None else f"{kind} of {self.window}"
+
     def layout(self, most_new: int) -> KVLayout:
         return KVLayout() if self.window is None else WindowLayout(self.window, most_new, self.chunked)
 

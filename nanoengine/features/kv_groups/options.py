@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nanoengine.core.options import check, option
+from nanoengine.core.options import Options, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KVGroupsOptions:
+class KVGroupsOptions(Options):
     """Options of models whose layers have states; all are keyword arguments of `LLM`.
 
     Args:
@@ -22,6 +22,3 @@ class KVGroupsOptions:
     """
 
     snapshot_memory: int | None = option(None, 0, 2**50, unit="bytes")
-
-    def __post_init__(self) -> None:
-        check(self)

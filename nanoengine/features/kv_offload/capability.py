@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import xxhash
 
 from nanoengine.core.capability import Capability
 from nanoengine.core.errors import InvalidConfig, shown
+from nanoengine.core.startup import Startup
 from nanoengine.core.weights import weight_files
 from nanoengine.features.kv_offload.block_copier import BlockCopier
 from nanoengine.features.kv_offload.disk_tier import DiskTier
@@ -19,9 +19,6 @@ from nanoengine.features.kv_offload.kv_folder import KVFolder
 from nanoengine.features.kv_offload.offload import Offload
 from nanoengine.features.kv_offload.options import STAGING_BLOCKS, STAGING_BYTES, KVOffloadOptions
 from nanoengine.ram import available_ram
-
-if TYPE_CHECKING:
-    from nanoengine.core.startup import Startup
 
 
 class KVOffload(Capability):

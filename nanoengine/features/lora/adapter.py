@@ -35,28 +35,10 @@ MODULE = re.compile(r"[\w.]+")
 """A key of `rank_pattern` or `alpha_pattern`: a name of modules. PEFT takes expressions, too; some of them never end."""
 
 READ = frozenset({"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"})
-WITHOUT_EFFECT = frozenset(
-    {
-        "alora_invocation_string",
-        "auto_mapping",
-        "base_model_name_or_path",
-        "ensure_weight_tying",
-        "exclude_modules",
-        "fan_in_fan_out",  # of Conv1D alone: PEFT sets it where it saves
-        "inference_mode",
-        "layers_pattern",
-        "layers_to_transform",
-        "lora_dropout",
-        "megatron_config",
-        "megatron_core",
-        "peft_type",
-        "peft_version",
-        "qalora_group_size",
-        "revision",
-        "runtime_config",
-        "target_modules",
-        "task_type",
-    }
+WITHOUT_EFFECT = re.compile(
+    r"auto_mapping|base_model_name_or_path|revision|inference_mode|runtime_config|task_type|peft_(type|version)|megatron_(config|core)|"
+    r"(target|exclude)_modules|layers_pattern|layers_to_transform|lora_dropout|alora_invocation_string|ensure_weight_tying|"
+    r"qalora_group_size|fan_in_fan_out"  # the last is of Conv1D alone: PEFT sets it where it saves
 )
 """Fields that say where an adapter comes from, or which modules have one, which its tensors say as well."""
 
@@ -146,8 +128,8 @@ def _config(folder: Path, said: bytes) -> dict[str, Any]:
             f"{where}: init_lora_weights is {shown(init)}, which changes the weights of the model itself: save the adapter as "
             "one of the original model (path_initial_model_for_weight_conversion)"
         )
-    unread = sorted(config.keys() - READ - WITHOUT_EFFECT - {"bias", "init_lora_weights"})
-    stated = {name: config[name] for name in unread if config[name]}  # not None, False, or an empty list or table
+    unread = sorted(config.keys() - READ - {"bias", "init_lora_weights"})
+    stated = {name: config[name] for name in unread if config[name] and not WITHOUT_EFFECT.fullmatch(name)}  # no None, False or []
     for name in stated:
         if name in names_of("adapter"):
             raise UnsupportedModel(f"{where}: {name} is {shown(config[name])}, which is not computed")

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from nanoengine.core.capability import Capability
+from nanoengine.core.startup import Startup
 from nanoengine.features.observability.observer import Observer
-
-if TYPE_CHECKING:
-    from nanoengine.core.startup import Startup
 
 
 class Observability(Capability):

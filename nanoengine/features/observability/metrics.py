@@ -172,6 +172,10 @@ class RequestTimes(Counts):
         return cls(**{name: Histogram(own or length_bounds(max_model_len)) for name, own in bounds.items()})
 
 
+MOMENTARY = ("num_waiting", "num_fetching", "num_running", "num_in_flight", "kv_usage", "num_blocks", "max_concurrency")
+"""Fields of `EngineMetrics` that are 0 for an engine that has ended."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMetrics(Counts):
     """All counters at one moment. Counts are totals over the engine's life but for `num_waiting` to `max_concurrency`."""
@@ -205,13 +209,4 @@ class EngineMetrics(Counts):
 
     def of_the_past(self) -> EngineMetrics:
         """The metrics of an engine that has ended: totals stay, and nothing waits, runs, or has blocks any more."""
-        return replace(
-            self,
-            num_waiting=0,
-            num_fetching=0,
-            num_running=0,
-            num_in_flight=0,
-            kv_usage=0.0,
-            num_blocks=0,
-            max_concurrency=0.0,
-        )
+        return replace(self, **dict.fromkeys(MOMENTARY, 0))

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from nanoengine.core.capability import Capability
+from nanoengine.core.startup import Startup
 from nanoengine.features.pooling.files import of_folder, of_gguf
 from nanoengine.features.pooling.options import PoolingOptions
 from nanoengine.features.pooling.pooler import Pooler
 from nanoengine.features.pooling.runner_part import PoolingPart
-
-if TYPE_CHECKING:
-    from nanoengine.core.startup import Startup
 
 
 class Pooling(Capability):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nanoengine.core.options import check, option
+from nanoengine.core.options import Options, option
 from nanoengine.features.pooling.params import POOLINGS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolingOptions:
+class PoolingOptions(Options):
     """Options of embeddings; all are keyword arguments of `LLM`.
 
     Args:
@@ -21,6 +21,3 @@ class PoolingOptions:
     """
 
     pooling: str | None = option(None, choices=POOLINGS)
-
-    def __post_init__(self) -> None:
-        check(self)

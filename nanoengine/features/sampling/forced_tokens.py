@@ -19,18 +19,12 @@ class ForcedTokens(LogitsProcessor):
     def __init__(self) -> None:
         self.pieces: dict[int, int] = {}  # row -> its token
 
-    def find(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        return np.array([number for number, row in enumerate(rows.tolist()) if row in self.pieces], np.int64)
-
     def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Any) -> None:
         for number in numbers.tolist():
             token = self.pieces[int(rows[number])]
             logit = logits[number, token].clone()
             logits[number].fill_(-float("inf"))
             logits[number, token] = logit
-
-    def observe(self, *args: Any) -> None:
-        return None
 
 
 class ThinkingRunner(RunnerPart):

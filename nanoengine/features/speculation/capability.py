@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from nanoengine.core.capability import Capability
+from nanoengine.core.startup import Startup
 from nanoengine.features.speculation.ngram import NgramProposer
 from nanoengine.features.speculation.options import SpeculationOptions
 from nanoengine.features.speculation.speculation import STEP_TOKENS, Speculation
-
-if TYPE_CHECKING:
-    from nanoengine.core.startup import Startup
 
 
 class SpeculativeDecoding(Capability):

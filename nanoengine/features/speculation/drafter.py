@@ -83,3 +83,11 @@ class Drafter(PolicyPart):
         if isinstance(result, StepResult) and not step.is_dropped:
             for seq, run, num_accepted in zip(step.runs, step.plan.runs, result.num_accepted, strict=False):
                 self.settle(seq, len(run.drafts), num_accepted)
+
+
+def until_end(drafts: list[int], seq: Sequence, vocab_size: int) -> list[int]:
+    """The drafts before the first that is no token of the model or ends the sequence: nothing can follow it."""
+    for index, token in enumerate(drafts):
+        if type(token) is not int or not 0 <= token < vocab_size or token in seq.stop_token_ids:
+            return drafts[:index]
+    return drafts

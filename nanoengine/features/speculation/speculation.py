@@ -17,7 +17,7 @@ from nanoengine.core.messages import UNKNOWN
 from nanoengine.core.scheduler import Step
 from nanoengine.core.sequence import Request, Sequence
 from nanoengine.features.draft_constraint import CONSTRAINT
-from nanoengine.features.speculation.drafter import Candidate, Drafter
+from nanoengine.features.speculation.drafter import Candidate, Drafter, until_end
 from nanoengine.features.speculation.proposer import Proposer, SequenceProposer
 from nanoengine.features.speculation.statistics import SpeculationStats
 
@@ -114,12 +114,12 @@ class Speculation(Drafter):
             if is_new:
                 state.proposer = self._new_proposer(self.proposer, seq.request)
             guess = [] if state.proposer is None else state.proposer.propose(seq.token_ids, num_in_flight + most)
-            found = self._valid(list(guess)[num_in_flight : num_in_flight + most], seq)
+            found = until_end(list(guess)[num_in_flight : num_in_flight + most], seq, self.vocab_size)
         except Exception as error:  # a proposer that fails must not harm the sequence
             self._give_up(state, error)
             found = []
         if constraint is not None:
-            forced = [] if num_in_flight else self._valid(constraint.forced(most), seq)
+            forced = [] if num_in_flight else until_end(constraint.forced(most), seq, self.vocab_size)
             state.num_forced = len(forced)
             found = constraint.allowed(found) if not num_in_flight and found[: len(forced)] == forced else forced
         return found[: state.num_forced + state.most]
@@ -130,13 +130,6 @@ class Speculation(Drafter):
         if prompt is None:
             prompt = self._prompts[request] = proposer.begin(request.prompt_token_ids)
         return prompt.fork()
-
-    def _valid(self, guess: list[int], seq: Sequence) -> list[int]:
-        """The part of a guess that can be drafts: tokens of the vocabulary, and none that would end the sequence."""
-        for place, token in enumerate(guess):
-            if type(token) is not int or not 0 <= token < self.vocab_size or token in seq.stop_token_ids:
-                return guess[:place]
-        return guess
 
     def _give_up(self, state: _State, error: Exception) -> None:
         state.proposer = None

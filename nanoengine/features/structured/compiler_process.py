@@ -1,7 +1,7 @@
 """The process that compiles grammars for a trial: `python -I compiler_process.py DESCRIPTOR`. It imports nothing of this package.
 
 llguidance cannot be stopped in the middle of a grammar, and some grammars are too deep for its stack: the process dies. At the
-other end of its `multiprocessing.connection` is `CompilerClient`. Its first question is a tokenizer; each further one is a grammar.
+other end of its `multiprocessing.connection` is `CompilerClient`: its first question is a tokenizer, each further one a grammar.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from nanoengine.core.sequence import Sequence
 from nanoengine.features.draft_constraint import CONSTRAINT, DraftConstraint
-from nanoengine.features.speculation.drafter import Candidate, Drafter
+from nanoengine.features.speculation.drafter import Candidate, Drafter, until_end
 from nanoengine.features.speculation.options import MAX_DRAFTS
 
 
@@ -37,7 +37,7 @@ class ForcedDrafts(Drafter):
             constraint: DraftConstraint | None = seq.state.get(CONSTRAINT)
             if budget > 0 and constraint is not None and getattr(seq.params, "speculate", True):
                 forced = constraint.forced(min(most, budget, MAX_DRAFTS))
-                if drafts := until_the_end(forced, seq, self.vocab_size):
+                if drafts := until_end(forced, seq, self.vocab_size):
                     chosen[seq] = drafts
                     budget -= len(drafts)
         return chosen
@@ -45,9 +45,3 @@ class ForcedDrafts(Drafter):
     def settle(self, seq: Sequence, num_drafts: int, num_accepted: int) -> None:
         self.num_drafts += num_drafts
         self.num_accepted += num_accepted
-
-
-def until_the_end(drafts: list[int], seq: Sequence, vocab_size: int) -> list[int]:
-    """Without the token that ends a sequence, or that the model does not have: nothing can be drafted behind it."""
-    ends = (place for place, token in enumerate(drafts) if token in seq.stop_token_ids or token >= vocab_size)
-    return drafts[: next(ends, len(drafts))]

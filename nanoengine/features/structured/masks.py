@@ -23,9 +23,6 @@ class GrammarMasks(LogitsProcessor):
         self.pieces: dict[int, int] = {}  # row -> how many masks it has
         self.masks: StepMasks | None = None  # of the step that begins
 
-    def find(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        return np.array([number for number, row in enumerate(rows.tolist()) if row in self.pieces], np.int64)
-
     def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Any) -> None:
         assert self.masks is not None
         apply_masks(logits, self.device.send(numbers.astype(np.int64)), self.device.send(self.masks.wait()))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanoengine.core.config import EngineConfig
-from nanoengine.core.options import check, option
+from nanoengine.core.options import Options, option
 
 MOST_REPLICAS = 256
 """The router looks at all of them for each request."""
@@ -15,7 +15,7 @@ MOST_SECONDS = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaOptions:
+class ReplicaOptions(Options):
     """Options of replicas; all are keyword arguments of `LLM`.
 
     Args:
@@ -40,9 +40,6 @@ class ReplicaOptions:
     replica_start_seconds: float = option(1800.0, 0, MOST_SECONDS, above=True)
     replica_wait_seconds: float = option(120.0, 0, MOST_SECONDS, above=True)
     replica_start_attempts: int = option(10, high=2**20)
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def option_of(config: EngineConfig, name: str) -> Any:
