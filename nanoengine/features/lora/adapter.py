@@ -129,7 +129,9 @@ def _config(folder: Path, said: bytes) -> dict[str, Any]:
             "one of the original model (path_initial_model_for_weight_conversion)"
         )
     unread = sorted(config.keys() - READ - {"bias", "init_lora_weights"})
-    stated = {name: config[name] for name in unread if config[name] and not WITHOUT_EFFECT.fullmatch(name)}  # no None, False or []
+    stated = {
+        name: config[name] for name in unread if config[name] and not WITHOUT_EFFECT.fullmatch(name)
+    }  # no None, False or []
     for name in stated:
         if name in names_of("adapter"):
             raise UnsupportedModel(f"{where}: {name} is {shown(config[name])}, which is not computed")
