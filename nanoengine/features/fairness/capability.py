@@ -1,4 +1,4 @@
-"""Shares among clients as a capability of the engine."""
+"""Fairness among clients, as a capability of the engine."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from nanoengine.features.fairness.time_share import TimeShare
 
 
 class Fairness(Capability):
-    """Shares, which are a part of the policy while several clients have requests; and how far a request may go to the front."""
+    """Fair shares, a part of the policy while several clients have requests; and the limit of priorities."""
 
     options = FairnessOptions
-    time: TimeShare | None = None  # what `policy` made, if clients share
+    time: TimeShare | None = None  # set by `policy` with `fair_shares`
 
     def policy(self, startup: Startup) -> None:
         config, options = startup.config, startup.config.of(FairnessOptions)

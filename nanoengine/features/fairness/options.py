@@ -12,9 +12,9 @@ class FairnessOptions(Options):
     """Options of fairness; all are keyword arguments of `LLM`.
 
     Args:
-        fair_shares: whether clients that have requests at the same time share the time of steps, the rows (`max_num_seqs`) and
-            the blocks; otherwise first come, first served.
-        min_priority: the smallest `priority` that a request may have, so that nobody passes all others. None: any.
+        fair_shares: whether the time of steps, the rows (`max_num_seqs`) and the blocks are divided among clients that have
+            requests at the same time; otherwise first come, first served.
+        min_priority: the smallest `priority` that a request may have, so that no request passes all others. None: any.
 
     Raises:
         InvalidConfig: a value that cannot work.

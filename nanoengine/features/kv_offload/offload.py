@@ -1,11 +1,11 @@
 """Offload: the policy of the lower tiers. Blocks evicted from the pool go to host memory first, then to files.
 
 A block that is evicted from the pool is copied down under its prefix. A look-up that misses in the pool goes on here, and a hit
-is copied back. The copies are added to the plan that is being made. A block that a step copies down can be loaded by the same step
-and later ones; if the step fails, the copy counts as not made.
+is copied back. The copies are added to the plan that is being made. A block that a step copies down can be loaded by the same
+step and later ones; if the step fails, the copy counts as not made.
 
-Swapping is the same: the blocks of a preempted sequence stay in the prefix cache, go to host memory when they are evicted, and are
-hits when the sequence resumes.
+Swapping is the same: the blocks of a preempted sequence stay in the prefix cache, go to host memory when they are evicted, and
+are hits when the sequence resumes.
 
 Snapshots of states are offloaded in pieces: each piece is a block of a separate KV group.
 """
