@@ -235,22 +235,21 @@ class TimeShare(PolicyPart):
         for num_before, client in enumerate(clients):
             if not decodes[client]:
                 continue
-            rotated = self._in_turn(client, decodes[client])
+            queue = self._in_turn(client, decodes[client])
             num_left = (
                 len(clients) - num_before
             )  # the unused time of a client is for the clients behind it, and for prompts
             part, most, count, seconds = left / num_left, room // num_left, 0, 0.0
-            for seq in rotated[:most]:
+            for seq in queue[:most]:
                 more = of_rows(num_rows + count + 1) - of_rows(num_rows + count) + of_logprobs([seq])
                 if seconds + more > part:
                     break
                 count, seconds = count + 1, seconds + more
-            whole = cost.of_tokens(len(rotated)) + of_logprobs(rotated)
-            if count < len(rotated) and seconds * len(rotated) > count * whole:
+            if count < len(queue) and seconds * len(queue) > count * (cost.of_tokens(len(queue)) + of_logprobs(queue)):
                 count, seconds = 0, 0.0  # a separate step with all of them takes less time for each
             num_rows += count
             self._turns[client] += count
-            self._postponed += rotated[count:]
+            self._postponed += queue[count:]
             room, left = room - count, left - seconds
         self._is_untouched = num_rows == len(self._leaders)
         return num_rows, left

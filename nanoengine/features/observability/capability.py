@@ -8,12 +8,11 @@ from nanoengine.features.observability.observer import Observer
 
 
 class Observability(Capability):
-    """`metrics` is set by `policy`. It must be the last capability: the others add to `startup.metric_sources`."""
+    """The observer of the engine, `metrics`, is made by `policy`. This is the last capability: the others add `metric_sources`."""
 
     metrics: Observer
 
     def policy(self, startup: Startup) -> None:
-        """Facts: "metrics", see `observer.Sources`."""
         self.metrics = Observer(
             startup.max_model_len,
             startup.blocks_needed(startup.max_model_len),

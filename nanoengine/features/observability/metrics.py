@@ -33,10 +33,10 @@ seconds, lengths = partial(metric, bounds=LATENCY_BOUNDS), partial(metric, bound
 
 @dataclass(slots=True)
 class EngineStats(Counts):
-    """Totals over the engine's life. Times in seconds; tokens are those computed, so prefix hits are not among them, nor are
-    rejected drafts, nor samples of sequences that had ended before.
+    """Totals of steps over the engine's life. Times in seconds. Tokens are computed ones: without prefix hits, rejected
+    drafts, and samples of sequences that had ended before.
 
-    The time of a step that computes prompts and decodes is shared out by their tokens.
+    The time of a step that computes prompts and decodes is divided by their tokens.
     """
 
     prefill_tokens: int = 0
@@ -53,15 +53,15 @@ class EngineStats(Counts):
         Args:
             num_prompt: tokens of prompts that it computed.
             num_decode: other tokens that it computed, drafts included.
-            num_generated: tokens that its decodes brought.
+            num_generated: new tokens of its decodes.
         """
         if not num_prompt + num_decode:
             return
-        share = num_decode / (num_prompt + num_decode)
+        decode_part = num_decode / (num_prompt + num_decode)
         self.decode_tokens += num_generated
-        self.decode_time += share * seconds
+        self.decode_time += decode_part * seconds
         self.prefill_tokens += num_prompt
-        self.prefill_time += (1 - share) * seconds
+        self.prefill_time += (1 - decode_part) * seconds
         if not num_prompt:
             self.num_decode_steps += 1
         elif num_decode:
@@ -70,8 +70,8 @@ class EngineStats(Counts):
             self.num_prefill_steps += 1
 
     def since(self, before: EngineStats) -> EngineStats:
-        """What was counted after the copy `before` was made."""
-        return EngineStats(*(getattr(self, own.name) - getattr(before, own.name) for own in fields(self)))
+        """The difference to an earlier copy."""
+        return EngineStats(*(getattr(self, each.name) - getattr(before, each.name) for each in fields(self)))
 
     @property
     def prefill_rate(self) -> float:
@@ -169,7 +169,7 @@ class RequestTimes(Counts):
     def new(cls, max_model_len: int) -> Self:
         """Histograms without values, for an engine with sequences of at most `max_model_len` tokens."""
         bounds = {each.name: each.metadata["bounds"] for each in fields(cls) if "bounds" in each.metadata}
-        return cls(**{name: Histogram(own or length_bounds(max_model_len)) for name, own in bounds.items()})
+        return cls(**{name: Histogram(fixed or length_bounds(max_model_len)) for name, fixed in bounds.items()})
 
 
 MOMENTARY = ("num_waiting", "num_fetching", "num_running", "num_in_flight", "kv_usage", "num_blocks", "max_concurrency")
@@ -187,16 +187,16 @@ class EngineMetrics(Counts):
     num_fetching: int  # sequences that wait for K/V from files
     num_running: int = metric("vllm:num_requests_running", "Sequences that have blocks and a row.", is_gauge=True)
     num_in_flight: int  # steps
-    kv_usage: float = metric("vllm:kv_cache_usage_perc", "Share of the KV pool in use, 0 to 1.", is_gauge=True)
+    kv_usage: float = metric("vllm:kv_cache_usage_perc", "Used part of the KV pool, 0 to 1.", is_gauge=True)
     num_blocks: int  # of the KV pool
     block_size: int  # tokens
     max_model_len: int
-    max_concurrency: float  # longest sequences that the pool holds
+    max_concurrency: float  # capacity of the pool in longest sequences
     num_preemptions: int = metric("vllm:num_preemptions", "Times that a sequence was preempted.")
     num_requests: int  # submitted
-    finished: dict[FinishReason, int]  # completions by why they ended
+    finished: dict[FinishReason, int]  # ended completions by reason
     num_listener_errors: int  # of the listener of KV events
-    speculation: Any = None  # the statistics of capabilities, where they are there
+    speculation: Any = None  # statistics of this capability, if it is used; so is offload
     offload: Any = None
 
     def __add__(self, other: EngineMetrics) -> EngineMetrics:

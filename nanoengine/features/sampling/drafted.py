@@ -1,4 +1,4 @@
-"""What speculation tells processors of the drafts of a step. Samples are named by their numbers."""
+"""Protocols of the drafts of a step, between speculation and processors. Samples are identified by their numbers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch import Tensor
 
 
 class Drafts(Protocol):
-    """Drafts that stand before samples."""
+    """Drafts before samples."""
 
     def before(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """The drafts of the runs of some samples, [m, most], and whether each stands before the sample, the same; those that do
-        not may be no tokens at all.
+        """The drafts of the runs of m samples, [m, most] int64, and whether each is before the sample, [m, most] bool. Values of
+        other drafts are undefined.
         """
         ...
 

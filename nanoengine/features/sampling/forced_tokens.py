@@ -1,4 +1,4 @@
-"""The runner's part of thinking: tokens that are forced, and answers that are sampled otherwise than their thoughts."""
+"""The runner's part of thinking: forced tokens, and the change of parameters where an answer begins."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from nanoengine.features.sampling.thinking import ENDS_OF_THOUGHTS, ThoughtsEnd
 
 
 class ForcedTokens(LogitsProcessor):
-    """-inf for all tokens of a row but one."""
+    """Forces a token of a row: the logits of all others become -inf."""
 
     def __init__(self) -> None:
-        self.pieces: dict[int, int] = {}  # row -> its token
+        self.pieces: dict[int, int] = {}  # row -> token
 
     def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Any) -> None:
         for number in numbers.tolist():
@@ -36,7 +36,7 @@ class ThinkingRunner(RunnerPart):
         runner.parts.append(self)
 
     def begin(self, plan: StepPlan) -> None:
-        told: ThoughtsEnd | None = plan.extras.get(ENDS_OF_THOUGHTS)
-        self.processor.pieces = {} if told is None else told.forced
-        if told is not None and told.answers:
-            self.sampler.apply(StepPlan(started=told.answers))
+        orders: ThoughtsEnd | None = plan.extras.get(ENDS_OF_THOUGHTS)
+        self.processor.pieces = {} if orders is None else orders.forced
+        if orders is not None and orders.answers:
+            self.sampler.apply(StepPlan(started=orders.answers))
