@@ -63,7 +63,7 @@ class Drafts:
         return cls(sent[0], sent[1], drafts, sent[3], sent[4], sent[5].bool())
 
     def before(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """See `features/sampling/drafted.py`."""
+        """The drafts of the runs of m samples, [m, most] int64, and whether each is before the sample, [m, most] bool."""
         drafts = self.tokens.index_select(0, self.run_of.index_select(0, numbers))
         depths = torch.arange(drafts.shape[1], dtype=torch.int64, device=drafts.device)
         return drafts, depths < self.depth.index_select(0, numbers)[:, None]

@@ -1,4 +1,4 @@
-"""ForcedDrafts: what a grammar leaves no choice about are drafts, which ordinary verification accepts."""
+"""ForcedDrafts: tokens that are forced by a grammar become drafts, which ordinary verification accepts."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from nanoengine.features.speculation.options import MAX_DRAFTS
 
 
 class ForcedDrafts(Drafter):
-    """The drafts of constrained sequences where nothing else guesses. Most are accepted, so as many as may be are
+    """The drafts of constrained sequences in an engine without speculation. Most are accepted, so as many as possible are
     verified.
 
-    A draft is wrong where the mask holds another spelling of the same text.
+    A draft is rejected where the mask allows another tokenization of the same text.
 
     Args:
-        num_rows: most samples of a step without drafts, for which there is memory.
+        num_rows: most samples of a step without drafts: the memory of logits.
         vocab_size: of the model; its tokenizer may have more tokens.
     """
 
