@@ -73,7 +73,7 @@ class ChildProcess:
                 self._start()
                 is_set_up = True
                 return self._exchange(question)
-            except BaseException as error:  # a late answer would be taken for that of the next question
+            except BaseException as error:  # a late answer would count as that of the next question
                 status = self._stop()
                 if not isinstance(error, OSError | EOFError):
                     raise

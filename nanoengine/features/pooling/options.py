@@ -13,8 +13,7 @@ class PoolingOptions(Options):
     """Options of embeddings; all are keyword arguments of `LLM`.
 
     Args:
-        pooling: "last" or "mean": of which tokens the embedding of a prompt is made. None: what the model's files say, or the
-            last token, where they say nothing.
+        pooling: tokens of the embedding of a prompt: "last" or "mean". None: the default of the model's files, or "last".
 
     Raises:
         InvalidConfig: a value that cannot work.
