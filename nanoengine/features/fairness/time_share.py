@@ -83,6 +83,7 @@ class TimeShare(PolicyPart):
         self._left: dict[str, float] = {}  # seconds that prompts of each other client may still add
         self._of_token = 0.0  # seconds for a token of them
         self._is_untouched = True  # no sequence of another client is in it
+        self._longest = 0.0  # limit of its time in seconds
         self._leader_left = 0  # tokens of prompts that the leader may still have
         self._reserved = 0  # tokens that are reserved for them
         self._leaders: list[Sequence] = []  # decodes of the leader
@@ -143,6 +144,7 @@ class TimeShare(PolicyPart):
         alone = self.cost.of_tokens(count, num_tokens) + seconds + self.cost.of_logprobs(leaders)
         self._leader_left, self._reserved = num_tokens, min(num_tokens, self.max_tokens // 2)
         left, room = alone * len(clients), self.max_tokens - count - self._reserved
+        self._longest = alone * max(2, len(clients) + 1)
         if self._is_trial(leaders, num_tokens):
             left = 0.0
         num_decodes = count
@@ -301,6 +303,10 @@ class TimeShare(PolicyPart):
             self._is_untouched = False
             of_chunk = self.cost.of_chunk(seq, seq.num_computed - count, count)
             self._left[seq.request.client] -= count * self._of_token + of_chunk
+
+    def max_drafts(self, num_tokens: int, budget: int) -> int:
+        """Drafts do not make a step longer than its limit."""
+        return min(budget, max(0, int(self.cost.decodes.most(self._longest)) - num_tokens))
 
     def complete(self, step: Step) -> None:
         self.accounts.charge(step, is_new=not self._num_alike)
