@@ -50,7 +50,7 @@ class PluginOptions:
         return [family for name in self.plugins or () if (family := _load(name)[1]) is not None]
 
     def option_types(self, known: Sequence[type]) -> list[type]:
-        """The classes of the plugins' options; raises InvalidConfig for an option without a default, or with a name of `known`."""
+        """The classes of the plugins' options; raises InvalidConfig for one without a default, or with a name of `known`."""
         names = {field.name for kind in known for field in fields(kind)}
         kinds = [(name, each.options) for name, each in self.capabilities.items() if each.options is not None]
         for name, kind in kinds:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import field, fields
+from dataclasses import MISSING, field, fields
 from itertools import zip_longest
 from typing import Any, Self
 
@@ -15,8 +15,8 @@ def metric(name: str, text: str, **options: Any) -> Any:
         text: the help text of the metric.
         options: `is_gauge`: a value of this moment. `bounds`: of its `Histogram`; None: for lengths up to `max_model_len`.
     """
-    default = {} if "bounds" in options else {"default": 0}
-    return field(**default, metadata={"name": name, "text": text, **options})
+    default: Any = MISSING if "bounds" in options else 0
+    return field(default=default, metadata={"name": name, "text": text, **options})
 
 
 class Counts:

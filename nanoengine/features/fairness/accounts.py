@@ -76,7 +76,7 @@ class Accounts:
         self._now = max(self._now, self.clocks[client])
 
     def charge(self, step: Step, *, is_new: bool) -> None:
-        """Divide the predicted time of the step among clients, in proportion to the predicted time of each client's work alone."""
+        """Divide the predicted time of the step among clients, in proportion to the predicted time of each client's work."""
         if not (step.runs or step.decodes):
             return  # a step with orders of stores computes nothing
         if step.runs or step.decodes != self._decodes:

@@ -21,8 +21,9 @@ from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.messages import StepResult
 from nanoengine.core.scheduler import Scheduler, Step
 from nanoengine.core.seams import PolicyPart
-from nanoengine.core.sequence import Phase, Request, Sequence
+from nanoengine.core.sequence import Phase, Sequence
 from nanoengine.features.fairness.accounts import Accounts
+from nanoengine.features.fairness.next_chunks import NextChunks
 
 PART_OF_A_TRIAL = 1 / 128
 """Fraction of the time for steps with the leader's decodes alone, which measure their time without others."""
@@ -67,9 +68,10 @@ class TimeShare(PolicyPart):
         clock: Callable[[], float] | None = None,
     ):
         self.num_unfinished, self.blocks, self.num_rows = num_unfinished, blocks, num_rows
-        self.max_tokens, self.max_chunk, self.is_mixed = max_tokens, max_chunk, is_mixed
+        self.max_tokens, self.is_mixed = max_tokens, is_mixed
         self.accounts = Accounts(num_unfinished, clock)
         self.cost, self.clocks = self.accounts.cost, self.accounts.clocks
+        self._chunks = NextChunks(self.cost, blocks, max_chunk)
         self.is_idle, self._alone_since = True, 0.0
         self._turns = Counter[str]()  # decodes of a client in steps that had no time for all of them (round robin)
         self._last_trial = float("-inf")  # time of the last step with the leader's decodes alone
@@ -140,7 +142,7 @@ class TimeShare(PolicyPart):
             self._first = self._first_of(leader, self.num_rows - len(running), num_rows[leader], waiting)
         self._leaders = leaders = decodes[leader]
         longest, count = LONGEST * self.cost.prompts.at(1), len(leaders)
-        num_tokens, seconds = self._prompts_of([*prompts[leader], *self._first], self.max_tokens - count, longest)
+        num_tokens, seconds = self._chunks.measure([*prompts[leader], *self._first], self.max_tokens - count, longest)
         alone = self.cost.of_tokens(count, num_tokens) + seconds + self.cost.of_logprobs(leaders)
         self._leader_left, self._reserved = num_tokens, min(num_tokens, self.max_tokens // 2)
         left, room = alone * len(clients), self.max_tokens - count - self._reserved
@@ -180,33 +182,6 @@ class TimeShare(PolicyPart):
         """The first waiting sequences of a client that may start in this step, with so many free rows."""
         most = min(max(1, num_free), self.num_unfinished[client] - num_running, self.max_tokens)
         return list(islice((seq for seq in waiting if seq.request.client == client), most))
-
-    def _prompts_of(self, seqs: Iterable[Sequence], budget: int, longest: float) -> tuple[int, float]:
-        """The tokens of the next chunks of prompts in a step of at most `budget` tokens and `longest` seconds, and the seconds
-        that they add beside the curve's.
-        """
-        num_tokens, seconds, cost = 0, 0.0, self.cost
-        of_token = longest / max(1.0, cost.prompts.most(longest))
-        cached: dict[Request, int] = {}  # tokens; completions of a request have one prompt
-        room = self.blocks.num_free * self.blocks.block_size
-        for seq in seqs:
-            if num_tokens >= budget:
-                break
-            start = seq.num_computed
-            if seq.phase is Phase.WAITING:
-                if num_tokens and room <= 0:
-                    break
-                if seq.request not in cached:
-                    cached[seq.request] = (self.blocks.find(seq) or 0) * self.blocks.block_size
-                start = min(cached[seq.request], seq.num_tokens - 1)
-                room -= seq.num_tokens - start
-            count = min(seq.num_tokens - start, self.max_chunk, budget - num_tokens)
-            of_last = of_token + cost.of_chunk(seq, start + count, 1)
-            count = min(count, max(int((longest - num_tokens * of_token - seconds) / of_last), int(not num_tokens)))
-            if not count:
-                break
-            num_tokens, seconds = num_tokens + count, seconds + cost.of_chunk(seq, start, count)
-        return num_tokens, seconds
 
     def _is_trial(self, decodes: Seq[Sequence], num_tokens: int) -> bool:
         """Whether the step has the leader's decodes alone, to measure their time."""

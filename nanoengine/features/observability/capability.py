@@ -8,7 +8,7 @@ from nanoengine.features.observability.observer import Observer
 
 
 class Observability(Capability):
-    """The observer of the engine, `metrics`, is made by `policy`. This is the last capability: the others add `metric_sources`."""
+    """The observer of the engine, `metrics`, set by `policy`. This is the last capability: the others add `metric_sources`."""
 
     metrics: Observer
 

@@ -169,7 +169,10 @@ class RequestTimes(Counts):
     def new(cls, max_model_len: int) -> Self:
         """Histograms without values, for an engine with sequences of at most `max_model_len` tokens."""
         bounds = {each.name: each.metadata["bounds"] for each in fields(cls) if "bounds" in each.metadata}
-        return cls(**{name: Histogram(fixed or length_bounds(max_model_len)) for name, fixed in bounds.items()})
+        histograms: dict[str, Any] = {
+            name: Histogram(fixed or length_bounds(max_model_len)) for name, fixed in bounds.items()
+        }
+        return cls(**histograms)
 
 
 MOMENTARY = ("num_waiting", "num_fetching", "num_running", "num_in_flight", "kv_usage", "num_blocks", "max_concurrency")
@@ -209,4 +212,5 @@ class EngineMetrics(Counts):
 
     def of_the_past(self) -> EngineMetrics:
         """The metrics of an engine that has ended: totals stay, and nothing waits, runs, or has blocks any more."""
-        return replace(self, **dict.fromkeys(MOMENTARY, 0))
+        zeros: dict[str, Any] = dict.fromkeys(MOMENTARY, 0)
+        return replace(self, **zeros)
