@@ -171,9 +171,7 @@ class TimeShare(PolicyPart):
 
     def _starting(self, num_running: int, num_rows: Mapping[str, int]) -> Set[str]:
         """Clients with a waiting sequence and a row for it. `num_rows`: rows of each client."""
-        row_share = max(
-            1, self.num_rows // len(self.num_unfinished)
-        )  # a client below it gets a row: see `block_share.py`
+        row_share = max(1, self.num_rows // len(self.num_unfinished))  # see `block_share.py`
         has_room = num_running < self.num_rows
         waiting = (client for client, count in self.num_unfinished.items() if count > num_rows[client])
         return {client for client in waiting if has_room or num_rows[client] < row_share}
@@ -213,9 +211,7 @@ class TimeShare(PolicyPart):
             if not decodes[client]:
                 continue
             queue = self._in_turn(client, decodes[client])
-            num_left = (
-                len(clients) - num_before
-            )  # the unused time of a client is for the clients behind it, and for prompts
+            num_left = len(clients) - num_before  # they divide what the clients before leave
             part, most, count, seconds = left / num_left, room // num_left, 0, 0.0
             for seq in queue[:most]:
                 more = of_rows(num_rows + count + 1) - of_rows(num_rows + count) + of_logprobs([seq])

@@ -67,9 +67,7 @@ class Snapshots(KVStore, PolicyPart):
     def __init__(self, blocks: BlockManager, num_slots: int, first_slot: int = 0):
         self.blocks, self.num_slots = blocks, num_slots
         self.free = list(range(first_slot, first_slot + num_slots))[::-1]
-        self.index: OrderedDict[bytes, StoredSnapshot] = (
-            OrderedDict()
-        )  # by hash of the prefix, least recently used first
+        self.index: OrderedDict[bytes, StoredSnapshot] = OrderedDict()  # by hash, least recently used first
         self.below, self.groups = KVStore(), range(0)
         self.num_taken = self.num_restored = self.num_loaded = self.num_evicted = 0  # since the start
         self._in_flight: deque[tuple[Step, list[PendingSnapshot]]] = deque()
@@ -183,9 +181,7 @@ class Snapshots(KVStore, PolicyPart):
         size, end = self.blocks.block_size, run.start + run.num_new
         count = len(seq.token_ids)
         last = (count - 1) // size * size
-        whole = (
-            count // size * size if count + 1 == seq.max_num_tokens else last
-        )  # otherwise its first decode has that snapshot
+        whole = count // size * size if count + 1 == seq.max_num_tokens else last  # else its first decode has it
         others = (self._common(seq, other) for other in self._waiting[:MOST_COMPARED])
         for position in sorted({last, whole, self._branches.get(seq, 0), *others}):
             if run.start < position <= end:

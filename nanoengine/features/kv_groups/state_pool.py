@@ -65,7 +65,7 @@ class StatePool:
         self.slots[target].copy_(self.slots[source])
 
 
-class StateMixer(Protocol):
+class Mixer(Protocol):
     place: int
 
     def mix(self, projected: Tensor, states: KVLayer, runs: StateRuns) -> Tensor: ...
@@ -93,9 +93,7 @@ class StateKeeper(RunnerPart):
         attending: layers with K and V.
     """
 
-    def __init__(
-        self, runner: ModelRunner, pool: StatePool, mixers: Mapping[int, StateMixer], attending: Collection[int]
-    ):
+    def __init__(self, runner: ModelRunner, pool: StatePool, mixers: Mapping[int, Mixer], attending: Collection[int]):
         self.pool, self.mixers, self.device = pool, mixers, runner.device
         self._drafted: dict[int, PendingDrafts] = {}
         self._inside: dict[int, list[TakeSnapshot]] = {}  # row -> snapshots of this step

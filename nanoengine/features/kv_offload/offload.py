@@ -128,7 +128,7 @@ class Offload(KVStore, PolicyPart):
             return
         self.orders.is_last = True
         cached = [
-            (block.depth, key, block.tokens, self._location(key[0], block.block)) for key, block in self.in_pool.items()
+            (each.depth, key, each.tokens, self._location(key[0], each.block)) for key, each in self.in_pool.items()
         ]
         for key, entry in self.host.entries.items():
             if entry.is_copied and key not in self.in_pool:

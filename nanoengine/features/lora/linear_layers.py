@@ -88,9 +88,8 @@ def find_linear_layers(config: ModelConfig, starts: Mapping[str, tuple[int, int]
             for rows, order in kernels.copied:
                 if rows.matrix in model.matrices:  # not of an expert
                     where, (count, inputs) = model.matrices.index(rows.matrix), rows.shape
-                    layers[name.removesuffix(".weight")] = LinearLayer(
-                        where, rows.first, count, inputs, order, None, factors
-                    )
+                    layer = LinearLayer(where, rows.first, count, inputs, order, None, factors)
+                    layers[name.removesuffix(".weight")] = layer
             kernels.copied.clear()
     facts = config.states
     if facts is not None and facts.is_tiled and facts.num_heads > facts.num_groups:
@@ -100,13 +99,7 @@ def find_linear_layers(config: ModelConfig, starts: Mapping[str, tuple[int, int]
 
 def _tiled(layer: LinearLayer, part: str, facts: StateConfig) -> LinearLayer:
     """The layer with Hugging Face's value heads, ordered by groups, in the order of a GGUF file."""
-    size = {
-        "in_proj_qkv": facts.width,
-        "in_proj_z": facts.width,
-        "in_proj_b": 1,
-        "in_proj_a": 1,
-        "out_proj": facts.width,
-    }
+    size = dict.fromkeys(("in_proj_qkv", "in_proj_z", "out_proj"), facts.width) | {"in_proj_b": 1, "in_proj_a": 1}
     if part not in size:
         return layer
     rows = torch.arange(facts.num_heads * size[part], dtype=torch.int64, device="cpu")

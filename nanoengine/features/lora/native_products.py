@@ -17,7 +17,7 @@ from torch import Tensor
 from nanoengine.core.kernels import Weight
 from nanoengine.features.lora.adapter import Adapter
 from nanoengine.features.lora.linear_layers import LinearLayer
-from nanoengine.features.lora.products import AdapterRows, LowRank, Products, low_rank_products
+from nanoengine.features.lora.products import AdapterRows, LowRank, Products, products_of
 from nanoengine.kernels.native.addresses import DTYPES, address
 from nanoengine.kernels.native.operations import NativeKernels, normed
 from nanoengine.kernels.native.weights import NativeWeight
@@ -59,7 +59,7 @@ class NativeProducts(Products):
     def put(self, slot: int, adapter: Adapter) -> None:
         self.drop(slot)
         memory = self._memory[slot] = []
-        for matrix, pieces in low_rank_products(adapter, self.layers, self.rows_of_rank).items():
+        for matrix, pieces in products_of(adapter, self.layers, self.rows_of_rank).items():
             packed = [(piece, _rows_of_a(piece), _groups_of_b(piece)) for piece in pieces]
             table = struct.pack("=q", len(packed)) + b"".join(
                 PIECE.pack(

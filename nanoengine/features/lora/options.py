@@ -34,9 +34,7 @@ class LoRAOptions:
     def __post_init__(self) -> None:
         check(self)
         modules = () if self.lora_modules is None else self.lora_modules
-        if not isinstance(modules, list | tuple) or not all(
-            isinstance(module, str) and "=" in module for module in modules
-        ):
+        if not isinstance(modules, list | tuple) or not all(isinstance(each, str) and "=" in each for each in modules):
             raise InvalidConfig(f'lora_modules is {shown(modules)}: it must be a list of strings like "name=folder"')
         if modules and not self.enable_lora:
             raise InvalidConfig("lora_modules are set, but enable_lora is False: set it to True")

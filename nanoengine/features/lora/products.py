@@ -44,9 +44,7 @@ RowsOfRank = Mapping[int, Sequence[range]]
 """Matrix -> ascending ranges of its rows that this rank computes; all rows of other matrices."""
 
 
-def low_rank_products(
-    adapter: Adapter, layers: Mapping[str, LinearLayer], rows_of_rank: RowsOfRank
-) -> dict[int, list[LowRank]]:
+def products_of(adapter: Adapter, layers: Mapping[str, LinearLayer], rows: RowsOfRank) -> dict[int, list[LowRank]]:
     """The low-rank products of an adapter, by matrix."""
     products: dict[int, list[LowRank]] = {}
     for name, projection in adapter.projections.items():
@@ -60,8 +58,8 @@ def low_rank_products(
         a, b = a.view(projection.rank, layer.inputs).to(dtype), b[layer.order].to(dtype)
         a = a if layer.input_order is None else a[:, layer.input_order]
         first = layer.first
-        if layer.matrix in rows_of_rank:
-            first, b = _rows_of(first, b, rows_of_rank[layer.matrix])
+        if layer.matrix in rows:
+            first, b = _rows_of(first, b, rows[layer.matrix])
         if len(b):
             products.setdefault(layer.matrix, []).append(LowRank(first, len(b), a, b, projection.scale))
     return products
@@ -108,7 +106,7 @@ class Products:
 
     def put(self, slot: int, adapter: Adapter) -> None:
         """Copy an adapter to its slot on the device."""
-        products = low_rank_products(adapter, self.layers, self.rows_of_rank)
+        products = products_of(adapter, self.layers, self.rows_of_rank)
         self.adapters[slot] = {
             matrix: [LowRank(o.first, o.count, o.a.to(self.device), o.b.to(self.device), o.scale) for o in pieces]
             for matrix, pieces in products.items()

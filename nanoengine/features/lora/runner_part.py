@@ -36,9 +36,8 @@ class AdapterPart(RunnerPart):
         decodes = self._slots[plan.decode_rows]
         runs = np.array([self._slots[run.row] for run in plan.runs], np.int32)
         of_tokens = np.concatenate((decodes, np.repeat(runs, [run.num_new for run in plan.runs])))
-        return [
-            AdapterRows(int(slot), np.flatnonzero(of_tokens == slot)) for slot in np.unique(of_tokens) if slot != NONE
-        ]
+        slots = np.unique(of_tokens)
+        return [AdapterRows(int(slot), np.flatnonzero(of_tokens == slot)) for slot in slots if slot != NONE]
 
     def close(self) -> None:
         self.products.begin([])

@@ -139,9 +139,7 @@ class RequestTimes(Counts):
     time_to_first_token: Histogram = first_token("vllm:time_to_first_token_seconds", "From arrival to the first token.")
     # in each step
     num_generated_tokens: int = metric("vllm:generation_tokens", "Tokens generated.")
-    inter_token_latency: Histogram = gaps(
-        "vllm:inter_token_latency_seconds", "Between the steps with tokens of a sequence."
-    )
+    inter_token_latency: Histogram = gaps("vllm:inter_token_latency_seconds", "Between the steps that brought tokens.")
     tokens_of_step: Histogram = metric("vllm:iteration_tokens_total", "Tokens of a step.", bounds=STEP_BOUNDS)
     # when a completion ends; the times include preemptions
     latency: Histogram = seconds("vllm:e2e_request_latency_seconds", "From arrival to the end.")
@@ -149,18 +147,12 @@ class RequestTimes(Counts):
     prefill_time: Histogram = seconds("vllm:request_prefill_time_seconds", "From the first step to the first token.")
     decode_time: Histogram = seconds("vllm:request_decode_time_seconds", "From the first token to the last.")
     inference_time: Histogram = seconds("vllm:request_inference_time_seconds", "From the first step to the last token.")
-    time_per_token: Histogram = gaps(
-        "vllm:request_time_per_output_token_seconds", "Mean per token after the first, or 0."
-    )
+    time_per_token: Histogram = gaps("vllm:request_time_per_output_token_seconds", "Mean per token after the first.")
     prompt_length: Histogram = lengths("vllm:request_prompt_tokens", "Tokens of a prompt.")
-    computed_prompt_length: Histogram = lengths(
-        "vllm:request_prefill_kv_computed_tokens", "Uncached tokens of a prompt."
-    )
+    computed_prompt_length: Histogram = lengths("vllm:request_prefill_kv_computed_tokens", "Uncached prompt tokens.")
     generated_length: Histogram = lengths("vllm:request_generation_tokens", "Tokens generated for a sequence.")
     max_tokens: Histogram = lengths("vllm:request_params_max_tokens", "max_tokens of a request.")
-    num_preemptions: Histogram = metric(
-        "vllm:request_num_preemptions", "Preemptions of a sequence.", bounds=NUM_PREEMPTIONS_BOUNDS
-    )
+    num_preemptions: Histogram = metric("vllm:request_num_preemptions", "Preemptions.", bounds=NUM_PREEMPTIONS_BOUNDS)
     # when all completions of a request have ended
     num_completions: Histogram = metric("vllm:request_params_n", "n of a request.", bounds=NUM_COMPLETIONS_BOUNDS)
     longest_generated: Histogram = lengths("vllm:request_max_num_generation_tokens", "Tokens of the longest sequence.")
@@ -169,10 +161,8 @@ class RequestTimes(Counts):
     def new(cls, max_model_len: int) -> Self:
         """Histograms without values, for an engine with sequences of at most `max_model_len` tokens."""
         bounds = {each.name: each.metadata["bounds"] for each in fields(cls) if "bounds" in each.metadata}
-        histograms: dict[str, Any] = {
-            name: Histogram(fixed or length_bounds(max_model_len)) for name, fixed in bounds.items()
-        }
-        return cls(**histograms)
+        of_lengths = length_bounds(max_model_len)
+        return cls(**{name: Histogram(fixed or of_lengths) for name, fixed in bounds.items()})  # type: ignore[arg-type]
 
 
 MOMENTARY = ("num_waiting", "num_fetching", "num_running", "num_in_flight", "kv_usage", "num_blocks", "max_concurrency")

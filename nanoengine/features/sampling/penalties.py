@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -11,8 +11,10 @@ from torch import Tensor
 
 from nanoengine.core.device import Device
 from nanoengine.core.messages import Started
-from nanoengine.features.sampling.drafted import Drafts, Verified
 from nanoengine.features.sampling.row_processor import RowProcessor, row_slices, with_params
+
+if TYPE_CHECKING:
+    from nanoengine.features.speculation.verification import Drafts, Verified
 
 IN_PROMPT, IN_OUTPUT = 1, 2
 """The count of a token is 2 for each occurrence in the output, plus 1 if it is in the prompt."""

@@ -121,9 +121,8 @@ class ThinkingPart(PolicyPart):
         seq.stop_token_ids |= frozenset(params.stop_token_ids)
         least = min(params.min_tokens + start, params.max_tokens or MAX_INT32) if params.min_tokens else 0
         answer = dataclasses.replace(params, min_tokens=least, thought=None)
-        seq.sampling = dataclasses.replace(
-            seq.sampling, params=answer, stop_token_ids=tuple(sorted(seq.stop_token_ids))
-        )
+        stops = tuple(sorted(seq.stop_token_ids))
+        seq.sampling = dataclasses.replace(seq.sampling, params=answer, stop_token_ids=stops)
 
     def finished(self, seq: Sequence) -> None:
         self._thinking.pop(seq, None)

@@ -63,9 +63,7 @@ class DraftModel(RunnerPart):
         numbers[3, : count + 1] = np.arange(count + 1)
         rows, computed, token_starts, query_starts = device.send(numbers)
         guesses = torch.full((count, most), NO_DRAFT, dtype=torch.int64, device=input_ids.device)
-        tokens = torch.full(
-            (count,), UNKNOWN, dtype=torch.int64, device=input_ids.device
-        )  # UNKNOWN: the last token of the row
+        tokens = torch.full((count,), UNKNOWN, dtype=torch.int64, device=input_ids.device)  # the rows' last tokens
         for depth in range(most):
             n = sum(length > depth for length in lengths)
             longest = max(runs[i].start for i in order[:n]) + depth + 1

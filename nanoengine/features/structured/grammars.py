@@ -217,8 +217,8 @@ def _spaces(outputs: StructuredOutputs) -> dict[str, Any]:
 
 
 def tag_grammar(outputs: StructuredOutputs) -> str:
-    table = json.loads(outputs.text)
-    structures, triggers = table.get("structures"), table.get("triggers")
+    tag = json.loads(outputs.text)
+    structures, triggers = tag.get("structures"), tag.get("triggers")
     if not isinstance(structures, list) or not structures or not isinstance(triggers, list):
         raise InvalidSamplingParams("structured_outputs.structural_tag must have lists of structures and of triggers")
     if len(triggers) > MAX_TRIGGERS:
@@ -228,9 +228,8 @@ def tag_grammar(outputs: StructuredOutputs) -> str:
     rules, field = Rules(lambda _: None), "structured_outputs.structural_tag"
     tags: list[str] = []
     for entry in structures:
-        begin, end, schema = (
-            entry.get(name) if isinstance(entry, dict) else None for name in ("begin", "end", "schema")
-        )
+        table = entry if isinstance(entry, dict) else {}
+        begin, end, schema = (table.get(name) for name in ("begin", "end", "schema"))
         if not isinstance(begin, str) or not isinstance(end, str) or not isinstance(schema, dict):
             raise InvalidSamplingParams(
                 "structured_outputs.structural_tag: a structure has strings begin and end, and a schema"
