@@ -1,4 +1,4 @@
-"""Every error that a user of nanoengine can meet, by name: those of the core, and those that its extensions add."""
+"""All named errors of nanoengine: the core's, and further ones."""
 
 from nanoengine.core.errors import *  # noqa: F403
 from nanoengine.core.errors import NanoEngineError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from itertools import accumulate, chain
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from nanoengine.core.model_runner import ModelRunner, RunnerPart
 from nanoengine.features.kv_groups.messages import STATE_ORDERS, StateOrders, TakeSnapshot
 from nanoengine.kernels.memory import zeros_in_huge_pages
 from nanoengine.kernels.recurrences import StateRuns, Stores
-from nanoengine.models.layers.mixer import StateMetadata
+from nanoengine.models.layers.mixer import Mixer, StateMetadata
 
 Shapes = tuple[tuple[int, ...], ...]
 """Shapes of the parts of a layer's state."""
@@ -63,12 +63,6 @@ class StatePool:
 
     def copy(self, source: int, target: int) -> None:
         self.slots[target].copy_(self.slots[source])
-
-
-class Mixer(Protocol):
-    place: int
-
-    def mix(self, projected: Tensor, states: KVLayer, runs: StateRuns) -> Tensor: ...
 
 
 class PendingDrafts(NamedTuple):

@@ -81,7 +81,7 @@ def _open_folder(options: KVOffloadOptions, name: str, block_bytes: int) -> tupl
     try:
         folder = KVFolder(Path(path), name, block_bytes, options.kv_disk_bytes)
         return folder, folder.seed()
-    except (OSError, ValueError) as error:  # the second for what cannot be a path at all
+    except (OSError, ValueError) as error:  # ValueError: the text is no path
         raise InvalidConfig(f"kv_disk_path is {shown(path)}, which cannot be used: {error}") from error
 
 

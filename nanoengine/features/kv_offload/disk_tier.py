@@ -29,7 +29,7 @@ class DiskTier:
         self.writing: set[str] = set()  # without an outcome yet
         self.reading: dict[str, tuple[FileRead, bytes]] = {}  # without an outcome yet; with the tokens of the block
         self.staged: dict[str, bytes] = {}  # in memory: name -> tokens of the block
-        self.wanted: Counter[str] = Counter()  # being read or staged, and by how many sequences
+        self.wanted: Counter[str] = Counter()  # name -> number of sequences that wait for it
 
     @staticmethod
     def name(key: BlockKey) -> str:

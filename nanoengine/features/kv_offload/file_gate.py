@@ -66,7 +66,7 @@ class FileGate(PolicyPart):
         self.finished(seq)
 
     def _begin(self, seq: Sequence, *, is_next: bool) -> Fetch | None:
-        """Order the files that continue what a sequence hits in memory.
+        """Order the files that continue the prefix hit of a sequence in memory.
 
         Args:
             is_next: order as many files as there is memory for; otherwise all of them, or none (and None is returned).

@@ -60,7 +60,7 @@ def read_kv_file(path: Path, header: bytes, payload: memoryview) -> None:
         header: that the file must have.
 
     Raises:
-        BadKVFile: missing, truncated, altered, of another size, not a regular file, or not what it should be.
+        BadKVFile: missing, truncated, altered, of another size, not a regular file, or with another header.
     """
     start = _start(header)
     try:
@@ -85,7 +85,7 @@ def read_kv_file(path: Path, header: bytes, payload: memoryview) -> None:
 
 
 def _open_regular(path: Path) -> int:
-    """Open a file, but no link, pipe or device: reading those may never end."""
+    """Open a regular file. A link, pipe or device is refused: reading it may never end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -20,14 +20,14 @@ from nanoengine.core.messages import StepResult
 from nanoengine.core.scheduler import Step
 from nanoengine.core.seams import KVStore, PolicyPart
 from nanoengine.core.sequence import Sequence
-from nanoengine.features.counts import Counts, metric
 from nanoengine.features.kv_offload.disk_tier import DiskTier
 from nanoengine.features.kv_offload.host_tier import BlockKey, HostBlock, HostTier
 from nanoengine.features.kv_offload.messages import KV_OFFLOAD, Copy, Location, OffloadOrders, Tier
+from nanoengine.features.statistics import Statistics, metric
 
 
 @dataclass(slots=True)
-class OffloadStats(Counts):
+class OffloadStats(Statistics):
     """Counts since the start."""
 
     num_saved_blocks: int = 0  # from the pool to host memory

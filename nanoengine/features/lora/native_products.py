@@ -110,7 +110,7 @@ class NativeProducts(Products):
             added = address(bias, x.dtype, weight.shape[0])
             self.kernels.c.adapted_linear(DTYPES[x.dtype], *inputs, added, out.data_ptr(), *where)
             if dtype == torch.float32 and bias is None:
-                return sums, total  # to which the kernel has added what `out` is rounded from
+                return sums, total  # the kernel has added to `sums`; `out` is rounded from them
         else:
             out = x.new_empty(len(x), weight.shape[0] // 2)
             kinds = DTYPES[x.dtype], ACTIVATIONS.index(activation)

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, Self
 
 from nanoengine.core.outputs import FinishReason
-from nanoengine.features.counts import Counts, metric
 from nanoengine.features.observability.histogram import (
     FIRST_TOKEN_BOUNDS,
     LATENCY_BOUNDS,
@@ -25,6 +24,7 @@ from nanoengine.features.observability.histogram import (
     Histogram,
     length_bounds,
 )
+from nanoengine.features.statistics import Statistics, metric
 
 first_token, gaps = partial(metric, bounds=FIRST_TOKEN_BOUNDS), partial(metric, bounds=TOKEN_BOUNDS)
 seconds, lengths = partial(metric, bounds=LATENCY_BOUNDS), partial(metric, bounds=None)
@@ -32,7 +32,7 @@ seconds, lengths = partial(metric, bounds=LATENCY_BOUNDS), partial(metric, bound
 
 
 @dataclass(slots=True)
-class EngineStats(Counts):
+class EngineStats(Statistics):
     """Totals of steps over the engine's life. Times in seconds. Tokens are computed ones: without prefix hits, rejected
     drafts, and samples of sequences that had ended before.
 
@@ -85,7 +85,7 @@ class EngineStats(Counts):
 
 
 @dataclass(slots=True)
-class CacheStats(Counts):
+class CacheStats(Statistics):
     """Tokens of look-ups in the prefix cache, and of hits. A request counts once, when it is first admitted; when it resumes, it
     counts apart.
 
@@ -127,7 +127,7 @@ class RequestMetrics:
 
 
 @dataclass(slots=True, kw_only=True)
-class RequestTimes(Counts):
+class RequestTimes(Statistics):
     """Histograms over the engine's life, and totals of tokens beside them. Times are seconds.
 
     Aborted requests are in no histogram of ended requests; their tokens and the times of these stay.
@@ -170,7 +170,7 @@ MOMENTARY = ("num_waiting", "num_fetching", "num_running", "num_in_flight", "kv_
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineMetrics(Counts):
+class EngineMetrics(Statistics):
     """All counters at one moment. Counts are totals over the engine's life but for `num_waiting` to `max_concurrency`."""
 
     steps: EngineStats
@@ -196,7 +196,7 @@ class EngineMetrics(Counts):
         """The counters of two engines with the same options."""
         num_blocks = self.num_blocks + other.num_blocks
         num_used = self.kv_usage * self.num_blocks + other.kv_usage * other.num_blocks
-        total = Counts.__add__(self, other)
+        total = Statistics.__add__(self, other)
         usage = num_used / num_blocks if num_blocks else 0.0
         return replace(total, kv_usage=usage, block_size=self.block_size, max_model_len=self.max_model_len)
 

@@ -17,8 +17,8 @@ import numpy as np
 from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.sequence import Phase, Sequence
-from nanoengine.features.counts import Counts
 from nanoengine.features.observability.observer import Observer
+from nanoengine.features.statistics import Statistics
 
 MAX_RUNNING, MAX_FETCHING, MAX_WAITING = 96, 16, 32
 """Most sequences of each kind in a view: the first in order."""
@@ -68,7 +68,7 @@ class PoolView:
 
 
 @dataclass(frozen=True, slots=True)
-class Totals(Counts):
+class Totals(Statistics):
     """Totals over the engine's life; rates follow from two views."""
 
     prefill_tokens: int

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from nanoengine.features.counts import Counts, metric
+from nanoengine.features.statistics import Statistics, metric
 
 
 @dataclass(slots=True)
-class SpeculationStats(Counts):
+class SpeculationStats(Statistics):
     """Counts of drafts over the engine's life. A sequence of a step counts once in one of the first three."""
 
     num_runs: int = metric("vllm:spec_decode_num_drafts", "Runs of drafts that were verified.")

@@ -2,7 +2,7 @@
 
 Names, labels, types, bounds of buckets and meanings are those of vLLM 0.33 (vllm/v1/metrics/loggers.py), so that dashboards and
 autoscalers made for it work here. A metric that vLLM does not have begins with "nanoengine:". A metric that is one number or
-histogram is declared where it is counted (`features/counts.py`); here are those with labels.
+histogram is declared where it is counted (`features/statistics.py`); here are those with labels.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from nanoengine.features.counts import Counts
 from nanoengine.features.observability.histogram import Histogram
 from nanoengine.features.observability.metrics import EngineMetrics
+from nanoengine.features.statistics import Statistics
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -87,7 +87,7 @@ class _Snapshot:
         """The fields of statistics that `metric` declares, those of statistics inside of them included."""
         for each in fields(counts):
             value = getattr(counts, each.name)
-            if isinstance(value, Counts):
+            if isinstance(value, Statistics):
                 yield from self._declared(value)
             elif isinstance(value, Histogram):
                 yield self._histogram(each.metadata["name"], each.metadata["text"], value)

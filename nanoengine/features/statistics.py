@@ -1,4 +1,4 @@
-"""Counts: statistics of engines, which are added field by field, and the names under which `GET /metrics` shows them."""
+"""Statistics: counters of engines, which are added field by field, and their names in `GET /metrics`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def metric(name: str, text: str, **options: Any) -> Any:
     return field(default=default, metadata={"name": name, "text": text, **options})
 
 
-class Counts:
+class Statistics:
     """Base class of dataclasses of statistics. Numbers are added, lists index by index, tables key by key; None and a number make
     None.
     """
