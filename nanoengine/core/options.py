@@ -41,7 +41,7 @@ def option(
 
 
 class Options:
-    """Base class of the dataclasses of options: `check` is called when one is made."""
+    """Base class of the dataclasses of options: their values are checked when they are made."""
 
     __slots__ = ()
 
@@ -59,8 +59,7 @@ def _checked_fields(kind: type) -> list[tuple[Field[Any], str, bool]]:
 
 
 def check(options: Any, error: type[NanoEngineError] = InvalidConfig) -> None:
-    """Check the fields of a dataclass by their types and by the rules of `option`; fields of other types than those of KINDS are
-    left to their class. Numbers of numpy become plain Python numbers.
+    """Check the fields of a dataclass with types of KINDS, by the rules of `option`. Numbers of numpy become plain Python numbers.
 
     Raises:
         error: a value of another type, or outside its range.
