@@ -59,7 +59,7 @@ def _checked_fields(kind: type) -> list[tuple[Field[Any], str, bool]]:
 
 
 def check(options: Any, error: type[NanoEngineError] = InvalidConfig) -> None:
-    """Check the fields of a dataclass with types of KINDS, by the rules of `option`. Numbers of numpy become plain Python numbers.
+    """Check the fields of a dataclass with types of KINDS, by the rules of `option`. Numbers of numpy become plain ones.
 
     Raises:
         error: a value of another type, or outside its range.
