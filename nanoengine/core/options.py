@@ -40,15 +40,6 @@ def option(
     return field(default=default, metadata={"range": (low, high, above), "choices": choices, "unit": unit})
 
 
-class Options:
-    """Base class of the dataclasses of options: their values are checked when they are made."""
-
-    __slots__ = ()
-
-    def __post_init__(self) -> None:
-        check(self)
-
-
 @cache
 def _checked_fields(kind: type) -> list[tuple[Field[Any], str, bool]]:
     """The fields of a dataclass whose types are in KINDS: each with its type, and whether None is taken, too."""
@@ -59,7 +50,8 @@ def _checked_fields(kind: type) -> list[tuple[Field[Any], str, bool]]:
 
 
 def check(options: Any, error: type[NanoEngineError] = InvalidConfig) -> None:
-    """Check the fields of a dataclass with types of KINDS, by the rules of `option`. Numbers of numpy become plain ones.
+    """Check the fields of a dataclass by their types and by the rules of `option`; fields of other types than those of KINDS are
+    left to their class. Numbers of numpy become plain Python numbers.
 
     Raises:
         error: a value of another type, or outside its range.

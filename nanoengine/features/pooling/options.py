@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nanoengine.core.options import Options, option
+from nanoengine.core.options import option
 from nanoengine.features.pooling.params import POOLINGS
+from nanoengine.options import Options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

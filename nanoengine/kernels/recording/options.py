@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nanoengine.core.options import Options
+from nanoengine.options import Options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanoengine.core.config import EngineConfig
-from nanoengine.core.options import Options, option
+from nanoengine.core.options import option
+from nanoengine.options import Options
 
 MOST_REPLICAS = 256
 """The router looks at all of them for each request."""
