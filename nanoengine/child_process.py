@@ -4,7 +4,6 @@ it ends this process and nothing else.
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import threading
@@ -59,7 +58,7 @@ class ChildProcess:
         self.command, self.max_wait, self.max_answer_bytes, self.setup = command, max_wait, max_answer_bytes, setup
         self.process: subprocess.Popen[bytes] | None = None
         self._end: Callable[[], int | None] = lambda: None  # of the process that was started last
-        self._lock, self._pid, self._is_closed = threading.Lock(), 0, False
+        self._lock, self._is_closed = threading.Lock(), False
 
     def ask(self, question: bytes) -> bytes:
         """Returns the answer.
@@ -88,7 +87,7 @@ class ChildProcess:
             self._stop()
 
     def _start(self) -> None:
-        if self.process is not None and self._pid == os.getpid() and self.process.poll() is None:
+        if self.process is not None and self.process.poll() is None:  # a fork has no such child: 0
             return
         self._stop()
         if self._is_closed:
@@ -103,7 +102,6 @@ class ChildProcess:
             except BaseException:
                 self._connection.close()
                 raise
-        self._pid = os.getpid()
         self._end = weakref.finalize(self, _end, self.process, self._connection)
         if self.setup is not None:
             self._exchange(self.setup)
@@ -123,7 +121,7 @@ class ChildProcess:
 def _end(process: subprocess.Popen[bytes], connection: Connection) -> int | None:
     connection.close()
     with suppress(subprocess.TimeoutExpired):
-        return process.wait(MAX_DYING)  # 0 in a fork, which has no such child
+        return process.wait(MAX_DYING)  # 0 in a fork
     process.kill()
     with suppress(subprocess.TimeoutExpired):
         process.wait(MAX_KILLING)
