@@ -1,4 +1,4 @@
-"""TemplateClient: has chat templates rendered in a process whose time and memory are limited."""
+"""TemplateClient: renders chat templates in a process with limits of time and memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMMAND = [sys.executable, "-I", limits.__file__]
 MAX_WAIT = 60.0
 """Seconds until an answer must be there."""
 
-OTHER = "the limit of a text: send less, or give another template by the option chat_template"
+OTHER = "the limit of a text: send less, or use another template by the option chat_template"
 DEATHS: dict[int | None, str] = {
     -signal.SIGPROF: f"takes more than {limits.MAX_SECONDS:g} s of a CPU, {OTHER}",
     limits.TOO_LARGE: f"takes more than {limits.MAX_BYTES >> 20} MiB, or makes more than {limits.MAX_TEXT_BYTES >> 20}, {OTHER}",
@@ -31,10 +31,10 @@ class TemplateClient:
         self.process = ChildProcess(COMMAND, max_wait=MAX_WAIT, max_answer_bytes=limits.MAX_TEXT_BYTES)
 
     def render(self, template: str, values: Any) -> str:
-        """The text that a template makes of values of JSON's types; with None, it is only compiled.
+        """The text of a template with variables of JSON's types; None: only compile the template.
 
         Raises:
-            InvalidPrompt: the template refuses the values, with its own words, is broken, or takes more than its limits.
+            InvalidPrompt: the template refuses the values, with its message, is broken, or exceeds its limits.
         """
         try:
             answer = self.process.ask(marshal.dumps((template, values)))

@@ -50,7 +50,7 @@ REFUSED = {
     "{{ x.__class__ }}{{ cycler.__init__.__globals__ }}": "unsafe",
 }
 TOO_MUCH = (
-    r"takes more than (10 s of a CPU|1024 MiB, or makes more than 64), the limit of a text: send less, or give another"
+    r"takes more than (10 s of a CPU|1024 MiB, or makes more than 64), the limit of a text: send less, or use another"
 )
 SIZES = st.integers(0, 11).map(lambda power: f"(10 ** {power})")
 TEXTS = st.recursive(

@@ -22,9 +22,9 @@ from nanoengine.features.fair_cache import FairCache
 from nanoengine.features.structured.compiler_client import CompilerClient, CompilerUnavailable
 from nanoengine.features.structured.long_text import LongText
 from nanoengine.features.structured.params import StructuredOutputs
-from nanoengine.models.tools.json_rules import MAX_COUNT, MAX_ITEMS
-from nanoengine.models.tools.rules import Rules
-from nanoengine.models.tools.schemas import OF_FIELD, ONE_SPACE, promised
+from nanoengine.features.tool_calls.json_grammar import MAX_COUNT, MAX_ITEMS
+from nanoengine.features.tool_calls.rules import Rules
+from nanoengine.features.tool_calls.schemas import OF_FIELD, ONE_SPACE, normalized_schema
 
 MAX_CACHED_BYTES = 256 << 20
 """Capacity of the cache of compiled grammars; a large one has 60 MiB."""
@@ -118,7 +118,9 @@ class Grammars:
     def _new_tokenizer(self) -> tuple[LLTokenizer, CompilerClient]:
         fast = self.tokenizer.fast
         if not self.eos_token_ids:
-            raise InvalidSamplingParams("structured_outputs: the model has no end-of-text token, so no text could end")
+            raise InvalidSamplingParams(
+                "structured_outputs", ": the model has no end-of-text token, so no text could end"
+            )
         added = fast.get_added_tokens_decoder().values()
         text = _with_marks_apart(
             fast.to_str(),
@@ -128,7 +130,7 @@ class Grammars:
             tokenizer = LLTokenizer(text, n_vocab=self.mask_size, eos_token=self.eos_token_ids)
         except Exception as error:  # a tokenizer of words, for example: its tokens are no bytes of the text
             raise InvalidSamplingParams(
-                f"structured_outputs: llguidance cannot use {self.tokenizer.name}: {error}"
+                "structured_outputs", f": llguidance cannot use {self.tokenizer.name}: {error}"
             ) from error
         return tokenizer, CompilerClient(text, self.mask_size, self.eos_token_ids, LIMITS)
 
@@ -139,7 +141,7 @@ class Grammars:
         except InvalidSamplingParams:
             raise
         except (ValueError, RecursionError) as error:
-            raise InvalidSamplingParams(f"structured_outputs.{outputs.kind}: {error}") from error
+            raise InvalidSamplingParams(f"structured_outputs.{outputs.kind}", f": {error}") from error
         try:
             verdict = self._compiler.verdict(grammar, notation)
             if verdict.error and outputs.kind == "json":  # llguidance leaves out optional properties without any value
@@ -151,7 +153,7 @@ class Grammars:
             matcher = LLMatcher(tokenizer, verdict.grammar or grammar, limits=LLParserLimits(**LIMITS), log_level=0)
             verdict = verdict._replace(error=str(matcher.get_error()))
         if verdict.error:
-            raise InvalidSamplingParams(_message(verdict.error, outputs, grammar))
+            raise InvalidSamplingParams(*_message(verdict.error, outputs, grammar))
         bits = np.zeros(-(-self.mask_size // 32), np.int32)
         matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)  # no step waits for the first mask
         return matcher, verdict.num_bytes
@@ -205,7 +207,7 @@ def _read_escape(match: re.Match[str]) -> str:
 def json_grammar(outputs: StructuredOutputs, *, is_apart: bool = True) -> str:
     """The grammar of a schema; `is_apart`: with a rule for each part of it."""
     rules, field = Rules(lambda _: None), f"structured_outputs.{outputs.kind}"
-    schema = promised(json.loads(outputs.text), field)
+    schema = normalized_schema(json.loads(outputs.text), field)
     rules.rules["start"] = rules.json(schema, field, _spaces(outputs), is_apart=is_apart)
     return rules.text()
 
@@ -217,37 +219,31 @@ def _spaces(outputs: StructuredOutputs) -> dict[str, Any]:
 
 
 def tag_grammar(outputs: StructuredOutputs) -> str:
-    tag = json.loads(outputs.text)
+    tag, field = json.loads(outputs.text), "structured_outputs.structural_tag"
     structures, triggers = tag.get("structures"), tag.get("triggers")
     if not isinstance(structures, list) or not structures or not isinstance(triggers, list):
-        raise InvalidSamplingParams("structured_outputs.structural_tag must have lists of structures and of triggers")
+        raise InvalidSamplingParams(field, " must have lists of structures and of triggers")
     if len(triggers) > MAX_TRIGGERS:
-        raise InvalidSamplingParams(
-            f"structured_outputs.structural_tag has {len(triggers)} triggers: at most {MAX_TRIGGERS} can be"
-        )
-    rules, field = Rules(lambda _: None), "structured_outputs.structural_tag"
+        raise InvalidSamplingParams(field, f" has {len(triggers)} triggers: at most {MAX_TRIGGERS} can be")
+    rules = Rules(lambda _: None)
     tags: list[str] = []
     for entry in structures:
         table = entry if isinstance(entry, dict) else {}
         begin, end, schema = (table.get(name) for name in ("begin", "end", "schema"))
         if not isinstance(begin, str) or not isinstance(end, str) or not isinstance(schema, dict):
-            raise InvalidSamplingParams(
-                "structured_outputs.structural_tag: a structure has strings begin and end, and a schema"
-            )
+            raise InvalidSamplingParams(field, ": a structure has strings begin and end, and a schema")
         trigger = next((each for each in triggers if isinstance(each, str) and each and begin.startswith(each)), None)
         if trigger is None:
-            raise InvalidSamplingParams(
-                f"structured_outputs.structural_tag: {shown(begin)} begins with none of the triggers"
-            )
+            raise InvalidSamplingParams(field, f": {shown(begin)} begins with none of the triggers")
         tags.append(f"tag_{len(tags)}")
-        rest, value = begin.removeprefix(trigger), rules.json(promised(schema, field), field, _spaces(outputs))
+        rest, value = begin.removeprefix(trigger), rules.json(normalized_schema(schema, field), field, _spaces(outputs))
         rules.rules[f"{tags[-1]}_trigger[lazy]"] = f"TEXT {json.dumps(trigger)}"
         rules.rules[tags[-1]] = " ".join((f"{tags[-1]}_trigger", json.dumps(rest), value, json.dumps(end)))
     rules.rules["start"] = f"({' | '.join(tags)})* TEXT"
     return rules.text()
 
 
-def _message(message: str, outputs: StructuredOutputs, grammar: str) -> str:
+def _message(message: str, outputs: StructuredOutputs, grammar: str) -> tuple[str, str]:
     """The field at fault and the reason, without the parser's state, and without llguidance's advice."""
     field = f"structured_outputs.{outputs.kind}"
     position = re.match(r"at (\d+)\(\d+\): failed to compile JSON schema: ", message)
@@ -258,4 +254,4 @@ def _message(message: str, outputs: StructuredOutputs, grammar: str) -> str:
     for keyword, words in ADVICE.items():
         if keyword in why:
             why += f": {words}"
-    return f"{field}: {why}"
+    return field, f": {why}"
