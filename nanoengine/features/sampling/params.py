@@ -24,7 +24,7 @@ from nanoengine.core.sampling_params import (
     token_ids,
 )
 from nanoengine.features.sampling.stop_detokenizer import StopDetokenizer
-from nanoengine.thought import Thought, ThoughtReader
+from nanoengine.features.thought import Thought, ThoughtReader
 
 MAX_LOGPROBS = 20
 """Most likeliest tokens of a position in a request."""

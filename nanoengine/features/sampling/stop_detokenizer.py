@@ -7,7 +7,7 @@ from contextlib import suppress
 from threading import Lock
 
 from nanoengine.core.detokenizer import INCOMPLETE, Detokenizer
-from nanoengine.thought import ThoughtReader
+from nanoengine.features.thought import ThoughtReader
 
 CONTEXTS = (8, 32, 256)
 """Last tokens of a prompt for the context of the first token: the next number where so many have no text."""

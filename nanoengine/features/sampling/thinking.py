@@ -13,7 +13,7 @@ from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Phase, Request, Sequence
 from nanoengine.features.draft_constraint import CONSTRAINT
 from nanoengine.features.sampling.params import SamplingParams
-from nanoengine.thought import ThoughtReader
+from nanoengine.features.thought import ThoughtReader
 
 THOUGHT = "thought"
 """In `Sequence.state`: the `ThoughtReader` of a sequence with parameters of its answer."""

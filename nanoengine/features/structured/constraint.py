@@ -15,7 +15,7 @@ import numpy as np
 from llguidance import LLMatcher
 
 from nanoengine.features.structured.long_text import LongText
-from nanoengine.thought import ThoughtReader
+from nanoengine.features.thought import ThoughtReader
 
 SLOW = 0.05
 """CPU seconds of a mask above which it counts as slow: the other sequences of the step wait for it."""

@@ -21,8 +21,8 @@ from nanoengine.features.structured.constraint import Constraint
 from nanoengine.features.structured.grammars import LEAST_BYTES, Grammars
 from nanoengine.features.structured.params import StructuredOutputs
 from nanoengine.features.structured.structured import Structured
+from nanoengine.features.thought import Thought, ThoughtReader
 from nanoengine.models.names import DEMO
-from nanoengine.thought import Thought, ThoughtReader
 
 EOS = 0
 PERSON = {
