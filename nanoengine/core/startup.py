@@ -33,6 +33,7 @@ from nanoengine.core.tokenizer import Tokenizer, read_eos_token_ids, read_tokeni
 from nanoengine.core.torch_attention import CausalTorchAttention
 from nanoengine.core.weights import load_weights
 
+E = TypeVar("E", bound=LLMEngine)
 T = TypeVar("T")
 
 
@@ -63,7 +64,8 @@ class Startup:
         self.has_chunks = False  # whether windows stand still
         self.state_shapes: Seq[tuple[int, ...]] | None = None  # of a layer with states; None: there is none
         self.num_ranks = 1  # processes that share the model
-        self.gpus_elsewhere = False  # other processes compute, on GPUs
+        self.runner_elsewhere = False  # other processes compute: nothing is added to the runner
+        self.gpus_elsewhere = False  # on GPUs
         self.new_carrier: Callable[[int], Any] | None = None  # seed of all hashes -> what starts replicas elsewhere
         # From `model` on:
         self.factory: Callable[..., Any] | None = None  # what makes the layers of a rank
@@ -91,8 +93,7 @@ class Startup:
             free = 0 if given else self.device.kv_bytes(config.gpu_memory_utilization, self.measure, self.later_bytes)
             limit = self.model_config.max_position_embeddings
             self.num_blocks, self.max_model_len = size_pool(config, limit, self.blocks_needed, self.block_bytes, free)
-            self.runner = self._first("new_runner", self.new_runner)
-            self._each("runner")
+            self._make_runner()
             own = self.num_blocks, self.block_size, self.layouts, self.stores
             self.blocks = BlockManager(*own, enable_prefix_caching=config.enable_prefix_caching)
             self._each("policy")
@@ -175,8 +176,7 @@ class Startup:
         budget, size = self.config.max_num_batched_tokens, self.block_size
         length = min(budget, self.config.max_model_len or self.model_config.max_position_embeddings)
         self.num_blocks, self.max_model_len = -(-length // size), length
-        self.runner = self._first("new_runner", self.new_runner)
-        self._each("runner")
+        self._make_runner()
         table = [list(range(1, self.num_blocks + 1)) for _ in self.groups]
         sampling = RowSampling(self.costly_params, 0, length)
         started = [Started(row, [0] * length, table, sampling) for row in range(self.num_rows)]
@@ -202,6 +202,11 @@ class Startup:
         """Most sequences that run at once: each computes a token in a step."""
         return min(self.config.max_num_seqs, self.config.max_num_batched_tokens)
 
+    def _make_runner(self) -> None:
+        self.runner = self._first("new_runner", self.new_runner)
+        if not self.runner_elsewhere:
+            self._each("runner")
+
     def new_runner(self, kind: Callable[..., ModelRunner] = ModelRunner) -> ModelRunner:
         """A runner with a pool of its own."""
         self.model.prepare(self.max_model_len)
@@ -220,7 +225,7 @@ class Startup:
                 "does not have: lower num_kv_blocks, kv_cache_memory or gpu_memory_utilization"
             ) from error
 
-    def new_engine(self) -> LLMEngine:
+    def new_engine(self, kind: Callable[..., E] = LLMEngine) -> E:
         """The engine of this process."""
         config = self.config
         scheduler = Scheduler(
@@ -231,7 +236,7 @@ class Startup:
             max_chunk=config.long_prefill_token_threshold,
             parts=self.parts,
         )
-        return LLMEngine(
+        return kind(
             scheduler,
             self.runner,
             self.tokenizer,

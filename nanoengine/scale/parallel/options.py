@@ -10,7 +10,7 @@ from nanoengine.core.options import check, option
 MOST_RANKS = 64
 
 MOST_SECONDS = 2e6
-"""What poll(2) can wait: it counts milliseconds in 31 bits."""
+"""Limit of the timeouts of poll(2), which counts milliseconds in 31 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,6 @@ class ParallelOptions:
             )
 
     @property
-    def shares_context(self) -> bool:
+    def splits_context(self) -> bool:
         """Whether each rank has some tokens of all heads, and not all tokens of some."""
         return self.decode_context_parallel_size > 1

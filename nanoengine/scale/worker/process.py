@@ -1,9 +1,9 @@
-"""The process of a rank: builds an engine, of which it uses the executor, and carries out the plans that come.
+"""The process of a rank: it builds an engine, and its executor carries out the plans that arrive.
 
-`python -m nanoengine.scale.worker.process FD`: messages are pickled, and come and go on the socket FD. First come the config
-and who of the group this is. `ALIVE` goes back once a second while the engine is built, then (0, whether it went well, None or
-error). Then plans come, numbered without gaps, and for each of them (number, whether it went well, result or error) goes back.
-Only rank 0 sends results. The process ends when None comes, or when nobody is at the other end any more.
+`python -m nanoengine.scale.worker.process FD`: pickled messages on the socket FD. The first message has the config and the
+member of the group. `ALIVE` goes back once a second while the engine is built, then (0, success, None or error). Plans follow,
+numbered without gaps; for each of them (number, success, result or error) goes back. Only rank 0 sends results. The process ends
+when None arrives, or when the socket is closed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nanoengine.scale.worker.member import ALIVE, Member
 
 
 def main(handle: int) -> None:
-    for name in (signal.SIGINT, signal.SIGTERM):  # they are for the process that has the requests, which ends this one
+    for name in (signal.SIGINT, signal.SIGTERM):  # the process with the requests handles them, and ends this one
         signal.signal(name, signal.SIG_IGN)
     connection = Connection(handle)
     messages: SimpleQueue[Any] = SimpleQueue()
@@ -50,7 +50,7 @@ def main(handle: int) -> None:
 
 
 def config_of(config: EngineConfig, member: Member) -> EngineConfig:
-    """The config of one process of the group: on machines with GPUs each has one of its own."""
+    """The config of one process of the group: each rank has a GPU for itself, on machines with GPUs."""
     is_one_of_many = member.size > 1 and config.device.startswith("cuda")
     device = f"cuda:{member.rank}" if is_one_of_many else config.device
     return replace(config, device=device, options={**config.options, Member: member})
