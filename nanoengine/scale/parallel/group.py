@@ -1,4 +1,4 @@
-"""RankGroup: the ranks that share a model, and the weights and states of one rank."""
+"""RankGroup: the ranks of one model, and the weights and states of one rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nanoengine.scale.parallel.weights import PartialExperts, PartialWeight
 
 
 class RankGroup:
-    """The ranks that share a model.
+    """The ranks of one model.
 
     Raises:
         InvalidConfig: more ranks than the model has query heads.

@@ -1,7 +1,7 @@
 """Kernels of a rank, which computes some outputs of every product and gathers the outputs of the other ranks.
 
-Nothing is summed across ranks: a sum is computed by one rank, over all inputs, in the order of one device. So all bits are those
-of one device, whatever the dtype, the quantization and the number of ranks. In each layer there are four gathers: of the heads
+Nothing is summed across ranks: a sum is computed by one rank, over all inputs, in the order of one device. So all bits are as
+on one device, whatever the dtype, the quantization and the number of ranks. In each layer there are four gathers: of the heads
 behind attention, of the outputs of o_proj, of the gated values, and of the outputs of down_proj.
 """
 

@@ -1,6 +1,6 @@
 """A deployment of Ray Serve: the server's endpoints behind the proxies of Serve, and replicas as `RayCarrier` starts them.
 
-Serve's own replica is the front, and there is one of it: requests, text and the router. Tokens pass from the engines to it on
+Serve has one replica, the front: requests, text and the router. Tokens pass from the engines to it on
 sockets, and from it through Serve's proxies to the clients.
 """
 

@@ -106,7 +106,7 @@ def check_lora_bytes(config: EngineConfig) -> None:
 
 
 def gpus_of_each(config: EngineConfig, num_gpus: int) -> int:
-    """GPUs of each replica, one for each of its ranks; raises InvalidConfig if `num_gpus`, those of this process, are too few."""
+    """GPUs of each replica, one for each of its ranks; raises InvalidConfig if `num_gpus` of this process are too few."""
     count, num_ranks = num_replicas_of(config), num_ranks_of(config)
     if 0 < num_gpus < count * num_ranks:
         raise InvalidConfig(

@@ -28,7 +28,7 @@ class ReplicaOptions:
         replica_start_seconds: a replica whose start takes longer, the loading of the model included, is killed. Above 0.
         replica_wait_seconds: when no replica has run or been starting for so long, requests end, and new requests are refused
             until a replica is ready. Above 0.
-        replica_start_attempts: a replica is given up after so many failed starts in a row. 1 or more.
+        replica_start_attempts: limit of the failed starts of a replica in a row; it stays lost then. 1 or more.
 
     Raises:
         InvalidConfig: a value that cannot work.
@@ -51,7 +51,7 @@ def option_of(config: EngineConfig, name: str) -> Any:
 
 
 def num_ranks_of(config: EngineConfig) -> int:
-    """Ranks of a replica: processes that share its model."""
+    """Ranks of a replica."""
     return option_of(config, "tensor_parallel_size") or 1
 
 

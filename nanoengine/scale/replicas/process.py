@@ -1,7 +1,7 @@
 """The process of a replica: it builds an engine, and serves it to the front at the other end of a connection.
 
 `python -m nanoengine.scale.replicas.process FD`: the first message on the socket FD has the config and the seed of the hashes;
-all others are those of `messages.py`. The process ends at `End`, or when the front has closed the socket.
+`messages.py` has all others. The process ends at `End`, or when the front has closed the socket.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def start_child(
 
     Args:
         descriptors: open files that it inherits.
-        environment: variables of the process, beside the environment of this one or in place of variables there.
+        environment: variables of the process, which override the environment of this one.
     """
     parent_end, child_end = socket.socketpair()
     root = str(Path(__file__).parents[3])

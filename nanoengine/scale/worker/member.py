@@ -21,5 +21,5 @@ class Member:
     rank: int
     size: int
     memory: int
-    """Descriptor of an empty file without a name, which the processes of the group share as memory."""
+    """Descriptor of an empty file without a name: the shared memory of the group."""
     step_seconds: float

@@ -1,4 +1,4 @@
-"""RemoteRunner: an executor in front of a group of processes, the ranks, which share the model and carry out its plans."""
+"""RemoteRunner: an executor in front of a group of ranks, the processes that compute its plans."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RemoteRunner:
     with success or an error.
 
     If a rank dies, hangs or sends a message that is not due, the group is ended, and `EngineDead` is raised here and for every
-    later plan. Plans are numbered: an answer counts for its own plan alone.
+    later plan. Plans are numbered: an answer counts for the plan with its number alone.
 
     Args:
         config: of the ranks' engines.
