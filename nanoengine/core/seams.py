@@ -127,6 +127,10 @@ class PolicyPart:
         """Whether to make a step although it computes nothing."""
         return False
 
+    def max_drafts(self, num_tokens: int, budget: int) -> int:
+        """How many drafts a step may have beside so many other tokens, at most `budget`."""
+        return budget
+
     def draft(self, scheduler: Scheduler, step: Step) -> None:
         """Called after the decodes and chunks of the step are chosen: some decodes may become runs with drafts."""
 
