@@ -18,7 +18,7 @@ class ParallelOptions:
     """Options of tensor parallelism.
 
     Args:
-        tensor_parallel_size: processes among which weights and KV cache are divided: GPUs of this machine, or parts of its CPU cores.
+        tensor_parallel_size: processes among which weights and KV cache are divided: GPUs of this machine, or parts of its cores.
             At most as many as the model has query heads.
         decode_context_parallel_size: 1: each process has the K/V of some heads. As many as tensor_parallel_size: each has some
             tokens of all heads, which takes less memory where a model has fewer K/V heads than there are processes. It needs a

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -22,11 +20,10 @@ import nanoengine
 from nanoengine.builder import Built, build_engine
 from nanoengine.errors import EngineDead
 from nanoengine.features.observability.view import take_view
-from nanoengine.log import show_log
 from nanoengine.scale.replicas.messages import End, Failed, Ping, Pong, Ready, Submit
 from nanoengine.scale.replicas.options import option_of
 from nanoengine.scale.replicas.replica import Replica
-from nanoengine.scale.worker.child import portable, receive, signs_of_life
+from nanoengine.scale.worker.child import connect_to_parent, portable, receive, signs_of_life
 
 logger = logging.getLogger("nanoengine")
 
@@ -125,14 +122,11 @@ class ReplicaLoop:
             os._exit(0)
 
 
-def main(handle: int) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the front handles them, and ends this process
-        signal.signal(number, signal.SIG_IGN)
-    connection = Connection(handle)
+def main() -> None:
+    connection = connect_to_parent()
     config, use_tqdm, hash_seed = receive(connection)
     serve(connection, lambda: build_engine(config, use_tqdm), hash_seed)
 
 
 if __name__ == "__main__":
-    show_log(*sys.argv[2:])
-    main(int(sys.argv[1]))
+    main()

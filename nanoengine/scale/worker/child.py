@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from nanoengine.log import log_of_child
+from nanoengine.log import log_of_child, show_log
 
 logger = logging.getLogger("nanoengine")
 
@@ -80,6 +80,16 @@ def ending_of(process: subprocess.Popen[bytes]) -> str:
 
 
 # ---- in the process
+
+
+def connect_to_parent() -> Connection:
+    """The connection of a child to its parent, by the arguments of `start_child`. From now on the child logs as its parent does,
+    and leaves signals to it.
+    """
+    show_log(*sys.argv[2:])
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the parent handles them, and ends this process
+        signal.signal(number, signal.SIG_IGN)
+    return Connection(int(sys.argv[1]))
 
 
 @contextmanager

@@ -8,8 +8,6 @@ when None arrives, or when the socket is closed.
 
 from __future__ import annotations
 
-import signal
-import sys
 import threading
 from dataclasses import replace
 from functools import partial
@@ -19,15 +17,12 @@ from typing import Any
 
 from nanoengine.builder import build_engine
 from nanoengine.core.config import EngineConfig
-from nanoengine.log import show_log
-from nanoengine.scale.worker.child import portable, receive, signs_of_life
+from nanoengine.scale.worker.child import connect_to_parent, portable, receive, signs_of_life
 from nanoengine.scale.worker.member import ALIVE, Member
 
 
-def main(handle: int) -> None:
-    for name in (signal.SIGINT, signal.SIGTERM):  # the process with the requests handles them, and ends this one
-        signal.signal(name, signal.SIG_IGN)
-    connection = Connection(handle)
+def main() -> None:
+    connection = connect_to_parent()
     messages: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_receive, args=(connection, messages), daemon=True).start()
     config, member, use_tqdm = messages.get()
@@ -62,5 +57,4 @@ def _receive(connection: Connection, messages: SimpleQueue[Any]) -> None:
 
 
 if __name__ == "__main__":
-    show_log(*sys.argv[2:])
-    main(int(sys.argv[1]))
+    main()
