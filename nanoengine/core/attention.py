@@ -110,8 +110,7 @@ class CoreAttentionBackend(ABC):
 
     @abstractmethod
     def write_kv(self, k: Tensor, v: Tensor, kv: KVLayer, slot_mapping: Tensor) -> None:
-        """Write K and V of new tokens, each [num_tokens, num_kv_heads, head_dim]. k and v may be
-        strided views: rows need not be contiguous."""
+        """Write K and V of new tokens, each [num_tokens, num_kv_heads, head_dim], perhaps strided views."""
 
     @abstractmethod
     def decode(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:

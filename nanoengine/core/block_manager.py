@@ -181,8 +181,7 @@ class BlockManager:
 
     def find(self, seq: Sequence) -> int | None:
         """Length in blocks of the longest cached prefix of a waiting sequence, without its last token, whose logits are needed.
-        None: wait, another running sequence will publish a longer part of this prefix (`seq.waits_for`).
-        """
+        None: wait, another running sequence will publish a longer part of this prefix (`seq.waits_for`)."""
         hashes = self.hit_hashes(seq)
         pending = [hash for hash, _ in hashes if hash in self.pending] if self.pending else []
         # A block is published after all blocks before it.
@@ -241,9 +240,7 @@ class BlockManager:
         seq.num_published = last
 
     def invalidate(self, seq: Sequence) -> None:
-        """Remove the blocks of a sequence, whose K/V may be wrong, from the prefix cache and all stores; zeros overwrite them
-        before their next use.
-        """
+        """Remove the blocks of a sequence, whose K/V may be wrong, from the prefix cache and stores; they are zeroed later."""
         for hash, tokens in seq.block_hashes:
             for group, index in enumerate(self.index):
                 if (block := index.get(hash)) is not None:
@@ -254,7 +251,7 @@ class BlockManager:
         self.mark_dirty(seq)
 
     def mark_dirty(self, seq: Sequence) -> None:
-        """Mark the unpublished blocks of a sequence, which may hold NaN: zeros overwrite them before their next use."""
+        """Mark the unpublished blocks of a sequence, which may hold NaN: they are zeroed before their next use."""
         for table in seq.block_tables:
             self.dirty.update(block for block in table if block != NULL_BLOCK and self.contents[block] is None)
 

@@ -51,9 +51,7 @@ class Capability:
         """The layers of each KV group, for each of `startup.layouts`, which it sets."""
 
     def before_pool(self, startup: Startup) -> None:
-        """Called between `groups` and the size of the KV pool: allocate further memory, and add to `startup.block_bytes` and
-        `later_bytes`.
-        """
+        """Allocate memory beside the KV pool, before its size is computed; add to `block_bytes` and `later_bytes` of startup."""
 
     def new_runner(self, startup: Startup) -> ModelRunner | None:
         """The model runner, with a pool of `startup.num_blocks`."""

@@ -57,8 +57,7 @@ class Device:
 
     def kv_bytes(self, utilization: float, num_needed: Callable[[], int], later: int = 0) -> int:
         """Bytes for the KV pool. GPU: the fraction `utilization` of its memory, minus the bytes in use and the peak of the
-        largest steps, which `num_needed` measures. CPU: a fraction of the free memory without `later` bytes.
-        """
+        largest steps, which `num_needed` measures. CPU: a fraction of the free memory without `later` bytes."""
         if not self.is_cuda:
             return int(min(CPU_CAP, CPU_FRACTION * (self.available() - later)))
         needed = num_needed()

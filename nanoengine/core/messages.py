@@ -72,9 +72,7 @@ NO_RUNS = np.zeros(0, np.int32)
 
 @dataclass(slots=True, eq=False)
 class StepPlan:
-    """Plan of one step: changes of rows, and the runs to compute. The batch has decodes first, then runs with drafts, then
-    chunks; samples are in the same order.
-    """
+    """Plan of one step: changes of rows, and the runs to compute. Decodes, runs with drafts and chunks are in this order."""
 
     epoch: int = 0  # the executor skips the plans of an epoch behind a failed one
     started: list[Started] = field(default_factory=list)

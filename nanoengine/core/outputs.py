@@ -29,9 +29,7 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """Result of one request: its prompt, its completions, how much of the prompt came from the prefix cache; metrics and log
-    probabilities of the prompt, if collected.
-    """
+    """Result of one request: prompt, completions, cached prompt tokens; metrics and prompt log probabilities, if collected."""
 
     request_id: str
     prompt: str | None

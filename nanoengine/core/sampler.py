@@ -40,8 +40,7 @@ class LogitsProcessor:
 
     def find(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Indices of the samples to process. `positions`: of the new tokens in their sequences. Called first in each step that
-        samples: values that depend on lengths are stored here.
-        """
+        samples: values that depend on lengths are stored here."""
         raise NotImplementedError
 
     def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Any) -> None:

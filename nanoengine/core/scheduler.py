@@ -144,9 +144,8 @@ class Scheduler:
         self._last = step
 
     def _make_room(self, step: Step, seq: Sequence) -> bool:
-        """Allocate a slot for the next token of a sequence. While there are too few free blocks, the last running sequence is
-        preempted. Returns False if no token is left to compute, or if the sequence was preempted itself.
-        """
+        """Allocate a slot for the next token of a sequence; preempts the last running sequence while there are too few blocks.
+        False: no token is left to compute, or the sequence itself was preempted."""
         if seq.num_tokens == seq.max_num_tokens:
             seq.phase = Phase.ENDING
             return False

@@ -70,9 +70,7 @@ class KVStore:
         return False
 
     def may_end(self, hash: bytes, tokens: bytes, has: Callable[[int, bytes, bytes], bool]) -> bool:
-        """Whether a sequence may start behind a cached prefix that ends with this block. Models with recurrent states can resume
-        only where a snapshot exists.
-        """
+        """Whether a sequence may start behind a cached prefix that ends here: recurrent states need a snapshot there."""
         return True
 
     def hold(self, blocks: Seq[tuple[bytes, bytes]]) -> None:
@@ -112,8 +110,7 @@ class PolicyPart:
 
     def candidates(self, waiting: Iterable[Sequence]) -> Iterable[Sequence]:
         """Waiting sequences that may start now, in the order of their admission. An iterator that must not look ahead: each
-        sequence that the scheduler admits may change the next one.
-        """
+        sequence that the scheduler admits may change the next one."""
         return waiting
 
     def allowed(self, seq: Sequence, budget: int) -> int:

@@ -15,7 +15,7 @@ from nanoengine.core.attention import AttentionSpec, CoreAttentionBackend
 from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.capability import Capability
 from nanoengine.core.config import EngineConfig
-from nanoengine.core.device import open_device
+from nanoengine.core.device import Device, open_device
 from nanoengine.core.errors import InvalidConfig, KVCacheTooSmall, shown
 from nanoengine.core.inputs import Rows
 from nanoengine.core.kernels import CoreKernels
@@ -38,46 +38,62 @@ T = TypeVar("T")
 
 
 class Startup:
-    """Builds an engine step by step; each step sets attributes that later ones read."""
+    """Builds an engine in stages. The attributes are in the order of the stages that set them; later stages read them."""
+
+    num_ranks = 1  # processes with parts of the model
+    runner_elsewhere = False  # other processes compute: nothing is added to the runner
+    gpus_elsewhere = False  # on GPUs
+    new_carrier: Callable[[int], Any] | None = None  # seed of all hashes -> carrier of replicas
+    # Stage `describe`: the files of the model.
+    model_config: DenseConfig
+    tokenizer: Tokenizer
+    eos_token_ids: Seq[int]
+    num_kv_heads: int  # of each layer, in the pool of this process
+    metadata: Mapping[str, Any] = {}  # of a GGUF file
+    layers_by = ""  # library of the layers, for the start-up line
+    weights_key: Callable[[int], object] | None = None  # longest sequence -> key of the numbers in K/V
+    attention_specs: Seq[AttentionSpec] = ()  # of each attention layer
+    head_dims: Seq[int] = ()  # of layers; empty: as in the model
+    windows: list[int | None] | None = None  # of each attention layer, in tokens; None: not set
+    has_chunks = False  # whether windows are chunks
+    state_shapes: Seq[tuple[int, ...]] | None = None  # of a layer with states; None: no such layer
+    # Stage `load`: device, dtype, kernels, backend and model, in this order.
+    device: Device
+    dtype: torch.dtype
+    kernels: CoreKernels
+    backend: CoreAttentionBackend
+    passed_over = ""  # faster attention backends that cannot run, with reasons, for the start-up line
+    block_size: int  # as configured, or the default of the backend
+    kv_dtype: torch.dtype | None = None  # None: as the model
+    factory: Callable[..., Any] | None = None  # of the layers of a rank
+    kept_rows: Mapping[int, Seq[range]] = {}  # id of a weight of a rank -> rows of it in the checkpoint
+    model: DenseDecoder
+    matrices: Seq[Any] = ()  # weights of linear layers
+    # Stages `groups` and `before_pool`: the KV pool.
+    groups: list[list[int]]  # layers of each KV group
+    num_state_layers = 0
+    most_drafts = 0  # of a sequence in a step
+    draft: Startup | None = None  # of a draft model, whose K/V lies in the same blocks
+    block_bytes = 0  # of one block
+    later_bytes = 0  # of RAM that capabilities allocate after the pool is sized; on a CPU only
+    num_blocks: int
+    max_model_len: int
+    # Stages `runner` and `policy`.
+    runner: ModelRunner
+    runs_eagerly = False  # no step can be recorded
+    state_keeper: Any = None  # the runner's part for layers with states
+    blocks: BlockManager
+    snapshots: Any = None  # the policy's part for layers with states
 
     def __init__(self, config: EngineConfig, capabilities: Seq[Capability] = (), *, use_tqdm: bool = False):
         self.config, self.capabilities, self.use_tqdm = config, capabilities, use_tqdm
-        # For the start-up line: faster attention backends that cannot run, with reasons; the library of the layers.
-        self.passed_over = self.layers_by = ""
-        self.parts: list[PolicyPart] = []
-        self.stores: list[KVStore] = []
+        self.path = Path(config.model)  # the folder or the file of the weights
         self.default_params = CoreSamplingParams()
         self.costly_params = CoreSamplingParams(top_k=10, top_p=0.9)  # of requests with most memory
-        self.most_drafts = 0  # of a sequence in a step
         self.layouts: list[KVLayout] = [KVLayout()]
         self.blocks_needed: Callable[[int], int] = lambda n: -(-n // self.block_size)  # of a sequence of n tokens
-        self.kv_dtype: torch.dtype | None = None  # None: as the model
-        self.block_bytes = 0  # of one block
-        self.later_bytes = 0  # of RAM that capabilities allocate after the pool is sized; on a CPU only
-        # Facts for other capabilities. From `describe` on:
-        self.path = Path(config.model)  # the folder or the file of the weights
-        self.metadata: Mapping[str, Any] = {}  # of a GGUF file
-        self.weights_key: Callable[[int], object] | None = None  # longest sequence -> key of the numbers in K/V
-        self.attention_specs: Seq[AttentionSpec] = ()  # of each attention layer
-        self.head_dims: Seq[int] = ()  # of layers; empty: as in the model
-        self.windows: list[int | None] | None = None  # of each attention layer, in tokens; None: not set
-        self.has_chunks = False  # whether windows are chunks
-        self.state_shapes: Seq[tuple[int, ...]] | None = None  # of a layer with states; None: no such layer
-        self.num_ranks = 1  # processes with parts of the model
-        self.runner_elsewhere = False  # other processes compute: nothing is added to the runner
-        self.gpus_elsewhere = False  # on GPUs
-        self.new_carrier: Callable[[int], Any] | None = None  # seed of all hashes -> carrier of replicas
-        # From `model` on:
-        self.factory: Callable[..., Any] | None = None  # of the layers of a rank
-        self.kept_rows: Mapping[int, Seq[range]] = {}  # id of a weight of a rank -> rows of it in the checkpoint
-        self.matrices: Seq[Any] = ()  # weights of linear layers
-        # From `groups` and `before_pool` on:
-        self.num_state_layers = 0
-        self.draft: Startup | None = None  # of a draft model, whose K/V lies in the same blocks
-        # From `runner` and `policy` on:
-        self.runs_eagerly = False  # no step can be recorded
-        self.state_keeper: Any = None  # the runner's part for layers with states
-        self.snapshots: Any = None  # the policy's part for them
+        self.parts: list[PolicyPart] = []
+        self.stores: list[KVStore] = []
         self.metric_sources: dict[str, Callable[[], Any]] = {}  # name of statistics -> their values now
 
     def build(self) -> LLMEngine:
@@ -86,9 +102,7 @@ class Startup:
             config = self.config
             self.describe()
             self.load()
-            self.groups: list[list[int]] = self._first_result(
-                "groups", lambda: [[*range(self.model_config.num_layers)]]
-            )
+            self.groups = self._first_result("groups", lambda: [list(range(self.model_config.num_layers))])
             self._call_all("before_pool")
             self.block_bytes += self.bytes_of_block(self.groups)
             is_sized = config.num_kv_blocks is not None or config.kv_cache_memory is not None
@@ -105,19 +119,19 @@ class Startup:
     def describe(self) -> None:
         """Read the model's description from its files."""
         self.model_config, self.tokenizer, self.eos_token_ids = self._first_result("describe", self._describe)
-        self.num_kv_heads = self.model_config.num_kv_heads  # of each layer, in the pool of this process
+        self.num_kv_heads = self.model_config.num_kv_heads
 
     def load(self) -> None:
         """Choose device, dtype, kernels and attention backend, and load the model with its weights."""
         config = self.config
         self.device = self._first_result("device", lambda: open_device(config.device))
         self.device.num_threads = config.num_threads or self.device.num_threads
-        self.dtype: torch.dtype = self._first_result("dtype", self._choose_dtype)
-        self.kernels: CoreKernels = self._first_result("kernels", CoreKernels)
-        self.backend: CoreAttentionBackend = self._first_result("backend", self._choose_backend)
-        self.block_size = self.backend.block_size  # as configured, or the default of the backend
+        self.dtype = self._first_result("dtype", self._choose_dtype)
+        self.kernels = self._first_result("kernels", CoreKernels)
+        self.backend = self._first_result("backend", self._choose_backend)
+        self.block_size = self.backend.block_size
         try:
-            self.model: DenseDecoder = self._first_result("model", self._load_model)
+            self.model = self._first_result("model", self._load_model)
         except torch.OutOfMemoryError as error:
             raise InvalidConfig(f"{self.device.torch_device} has no room for the weights: {error}") from error
 
