@@ -47,14 +47,14 @@ class Detokenizer:
         """Read the next token; a stop token has no text. Returns a string that ends the text here, if any."""
         self.num_tokens += 1
         if not is_stop:
-            self.text += self._append(token_id)
+            self.text += self._decode_next(token_id)
         return None
 
     def finish(self) -> None:
         """The last token was read: release the held text."""
         self.text += self._release(is_last=True)
 
-    def _append(self, token_id: int) -> str:
+    def _decode_next(self, token_id: int) -> str:
         """New final text at the next token."""
         self._window.append(token_id)
         new = self._release()

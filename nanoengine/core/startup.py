@@ -33,7 +33,6 @@ from nanoengine.core.tokenizer import Tokenizer, read_eos_token_ids, read_tokeni
 from nanoengine.core.torch_attention import CausalTorchAttention
 from nanoengine.core.weights import load_weights
 
-E = TypeVar("E", bound=LLMEngine)
 T = TypeVar("T")
 
 
@@ -243,7 +242,7 @@ class Startup:
                 "does not have: lower num_kv_blocks, kv_cache_memory or gpu_memory_utilization"
             ) from error
 
-    def new_engine(self, kind: Callable[..., E] = LLMEngine) -> E:
+    def new_engine(self, kind: Callable[..., LLMEngine] = LLMEngine) -> LLMEngine:
         """The engine of this process."""
         config = self.config
         scheduler = Scheduler(

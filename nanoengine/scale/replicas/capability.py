@@ -78,7 +78,7 @@ class Replicas(Capability):
         parts: Any = startup.capabilities
         adapters = next((part.adapters for part in parts if getattr(part, "adapters", None) is not None), None)
         options, carrier = self._config.of(ReplicaOptions), self._carrier(startup)
-        engine = startup.new_engine(partial(ReplicatedEngine, carrier, options, adapters))
+        engine = cast(ReplicatedEngine, startup.new_engine(partial(ReplicatedEngine, carrier, options, adapters)))
         observer = next(part for part in parts if hasattr(part, "metrics"))  # replicas need this capability
         observer.metrics = ReplicaObserver(observer.metrics, engine.supervisor)
         return engine
