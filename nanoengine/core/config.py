@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from nanoengine.core.errors import InvalidConfig, UnknownOption, did_you_mean, shown
 from nanoengine.core.options import MAX_INT32, check, option
@@ -87,5 +87,4 @@ class EngineConfig:
 
     def of(self, kind: type[T]) -> T:
         """The options of a capability."""
-        options: T = self.options[kind]
-        return options
+        return cast(T, self.options[kind])

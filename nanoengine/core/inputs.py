@@ -26,8 +26,7 @@ ALIGNED = 4
 
 
 class Rows:
-    """State of each running sequence on the device, from step to step: its last token, which sampling writes, and its block table
-    in each KV group. A row is valid once a plan has started it. One more row is padding."""
+    """State of each running sequence on the device: last token, and block table in each KV group. One more row is padding."""
 
     def __init__(self, num_rows: int, num_groups: int, width: int, device: Device):
         self.device, self.padding_row = device, num_rows

@@ -49,8 +49,7 @@ class PlacedTokens(NamedTuple):
 
 
 class CoreKernels:
-    """The operations in plain torch. Rows are tokens; results have the dtype of the input unless said otherwise. Weights of norms
-    are float32; a residual argument may be overwritten."""
+    """The operations in plain torch, on rows of tokens, in the dtype of the input. A residual argument may be overwritten."""
 
     name = "torch"
     description = "plain torch operations"

@@ -56,8 +56,7 @@ class Linear:
 class RMSNorm:
     """x / rms(x) * weight over the last dimension, computed in float32 (Zhang and Sennrich, 2019).
 
-    `add_and_norm` is the norm of x + residual, or of x if there is no residual yet, and that sum. The residual may be
-    overwritten.
+    `add_and_norm` is the norm of x + residual, or of x without a residual, and that sum. It may overwrite the residual.
     """
 
     def __init__(self, factory: WeightFactory, size: int, eps: float):
@@ -90,8 +89,7 @@ class RotaryTable:
         return 1.0 / self.theta**exponents
 
     def prepare(self, max_len: int) -> None:
-        """Compute the table of positions below `max_len`; larger positions are out of bounds. Recordings
-        hold its address: do not reallocate it after they were made."""
+        """Compute the table of positions below `max_len`, before any recording: recordings hold its address."""
         positions = torch.arange(max_len, dtype=torch.float32, device=self.device)
         angles = positions[:, None] * self.frequencies(max_len)
         self.table = angles.new_empty(max_len, 2, self.head_dim // 2)  # large for a long context: nothing is copied

@@ -217,8 +217,7 @@ class LLMEngine:
         return seqs
 
     def _try(self, work: Callable[[], T]) -> T | Exception:
-        """The result of a call, or the exception that it raises. Where the executor is lost, and after Ctrl-C, the results of all
-        steps in flight are dropped: all sequences resume from their tokens."""
+        """The result of a call, or its exception. A lost executor and Ctrl-C drop all steps in flight: all sequences resume."""
         try:
             return work()
         except BaseException as error:
@@ -231,8 +230,7 @@ class LLMEngine:
             raise
 
     def _make_text(self, seq: Sequence) -> None:
-        """Detokenize the new tokens of a sequence, and complete an ended one. A stop string also ends it; its finish reason
-        replaces any other. A request ends with the last of its sequences."""
+        """Detokenize the new tokens of a sequence, and complete an ended one. A stop string replaces the finish reason."""
         request, detokenizer = seq.request, seq.detokenizer
         try:
             if (stop := detokenizer.read(seq.token_ids, seq.stop_token_ids)) is not None:

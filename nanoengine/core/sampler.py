@@ -39,8 +39,7 @@ class LogitsProcessor:
         """No sequence has these rows any more."""
 
     def find(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Indices of the samples to process. `positions`: of the new tokens in their sequences. Called first in each step that
-        samples: values that depend on lengths are stored here."""
+        """Indices of the samples to process, for tokens at these positions. Called before `apply`, in each step that samples."""
         raise NotImplementedError
 
     def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Any) -> None:

@@ -15,7 +15,7 @@ from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.errors import NotFiniteLogits, NoTokenLeft
 from nanoengine.core.messages import UNKNOWN, Run, Started, StepPlan, StepResult
 from nanoengine.core.outputs import FinishReason
-from nanoengine.core.seams import Faults, PolicyPart, call_part, iterate_part
+from nanoengine.core.seams import SCHEDULE_HOOKS, Faults, PolicyPart, call_part, iterate_part
 from nanoengine.core.sequence import Phase, Sequence
 
 MIXED = "mixed"
@@ -61,7 +61,7 @@ class Scheduler:
         parts: list[PolicyPart] | None = None,
     ):
         self.blocks, self.policy, self.parts = blocks, policy, [] if parts is None else parts
-        self.active: list[PolicyPart] = []  # the parts of the current step
+        self._set_active([])
         self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)  # each computes a token in a step
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_chunk = min(max_chunk or max_num_batched_tokens, max_num_batched_tokens)
@@ -87,12 +87,21 @@ class Scheduler:
 
     # ---- making a step
 
+    def _set_active(self, parts: list[PolicyPart]) -> None:
+        """Set the parts of the current step, and for each hook the parts that override it."""
+        self.active = parts
+        self._hooks = {
+            name: [p for p in parts if getattr(getattr(p, name), "__func__", 0) is not getattr(PolicyPart, name)]
+            for name in SCHEDULE_HOOKS
+        }
+
     def schedule(self) -> Step | None:
         """Make the next step; None if there is no work before the results of steps in flight."""
         self.num_steps += 1
         step = Step(self.num_steps, StepPlan(self.epoch))
-        parts = self.active = [part for part in self.parts if not part.is_idle]
-        for part in parts:
+        if (active := [part for part in self.parts if not part.is_idle]) != self.active:
+            self._set_active(active)
+        for part in self._hooks["make_way"]:
             for seq in iterate_part(step.faults, part, "make_way", (), self.running, self.waiting):
                 self._preempt(seq)
         num_preemptions, decodes_first = self.num_preemptions, self.policy == MIXED
@@ -106,16 +115,16 @@ class Scheduler:
             if not self.in_flight and len(self.running) > 1:  # started prompts wait for each other's blocks
                 self._preempt_last()
                 return self.schedule()
-            if not any(call_part(step.faults, part, "wants_step", False) for part in parts):
+            if not any(call_part(step.faults, part, "wants_step", False) for part in self._hooks["wants_step"]):
                 return None
         if step.decodes:
-            for part in parts:
+            for part in self._hooks["draft"]:
                 call_part(step.faults, part, "draft", None, self, step)
         self._make_columns(step)
         plan = step.plan
         plan.ended, self.ended_rows = self.ended_rows, []
         plan.zeroed, self.blocks.zeroed = self.blocks.zeroed, []
-        for part in parts:
+        for part in self._hooks["complete"]:
             call_part(step.faults, part, "complete", None, step)
         self.in_flight.append(step)
         return step
@@ -123,7 +132,8 @@ class Scheduler:
     def _decode(self, step: Step) -> None:
         """Add one token of every decoding sequence."""
         add, decoding = step.decodes.append, Phase.DECODING
-        postponed = {seq for part in self.active for seq in iterate_part(step.faults, part, "postponed", (), self)}
+        parts = self._hooks["postponed"]
+        postponed = {seq for part in parts for seq in iterate_part(step.faults, part, "postponed", (), self)}
         for seq in self.running.copy():
             if seq.phase is not decoding or (postponed and seq in postponed):
                 continue
@@ -144,8 +154,7 @@ class Scheduler:
         self._last = step
 
     def _make_room(self, step: Step, seq: Sequence) -> bool:
-        """Allocate a slot for the next token of a sequence; preempts the last running sequence while there are too few blocks.
-        False: no token is left to compute, or the sequence itself was preempted."""
+        """Allocate a slot for the next token, by preemptions if needed. False: no token is left, or it was preempted itself."""
         if seq.num_tokens == seq.max_num_tokens:
             seq.phase = Phase.ENDING
             return False
@@ -162,7 +171,7 @@ class Scheduler:
         if not budget or len(self.running) == self.max_num_seqs:
             return
         candidates: Iterable[Sequence] = self.waiting
-        for part in self.active:
+        for part in self._hooks["candidates"]:
             candidates = iterate_part(step.faults, part, "candidates", candidates, candidates)
         for seq in candidates:
             # A part may list one twice.
@@ -192,7 +201,7 @@ class Scheduler:
         step.plan.started.append(Started(seq.row, seq.token_ids.copy(), tables, seq.sampling))
 
     def _allowed(self, step: Step, seq: Sequence, budget: int) -> int:
-        for part in self.active:
+        for part in self._hooks["allowed"]:
             budget = min(budget, call_part(step.faults, part, "allowed", budget, seq, budget))
         return budget
 
@@ -211,21 +220,20 @@ class Scheduler:
             seq.phase = Phase.DECODING
         step.plan.runs.append(Run(seq.row, start, count, samples))
         step.runs.append(seq)
-        for part in self.active:
+        for part in self._hooks["took"]:
             call_part(step.faults, part, "took", None, seq, count)
         return count
 
     def _preempt_last(self) -> Sequence:
-        seq = self.running[-1]
-        self._preempt(seq)
-        return seq
+        return self._preempt(self.running[-1])
 
-    def _preempt(self, seq: Sequence) -> None:
+    def _preempt(self, seq: Sequence) -> Sequence:
         """Preempt a running sequence: release its blocks, and queue it. It resumes from its tokens."""
         self._stop(seq)
         seq.num_preemptions += 1
         self.num_preemptions += 1
         self.add(seq)
+        return seq
 
     def _stop(self, seq: Sequence) -> None:
         """Remove a sequence from `running`, and release its row and blocks."""

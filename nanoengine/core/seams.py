@@ -109,8 +109,7 @@ class PolicyPart:
         return ()
 
     def candidates(self, waiting: Iterable[Sequence]) -> Iterable[Sequence]:
-        """Waiting sequences that may start now, in the order of their admission. An iterator that must not look ahead: each
-        sequence that the scheduler admits may change the next one."""
+        """Waiting sequences that may start now, in order; without look-ahead, since each admission may change the next one."""
         return waiting
 
     def allowed(self, seq: Sequence, budget: int) -> int:
@@ -152,3 +151,7 @@ class PolicyPart:
 
     def close(self) -> None:
         """Last call: end threads and processes."""
+
+
+SCHEDULE_HOOKS = ("make_way", "postponed", "candidates", "allowed", "took", "wants_step", "draft", "complete")
+"""Methods of `PolicyPart` that the scheduler calls."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -104,9 +104,8 @@ class Startup:
             self.groups = self._first_result("groups", lambda: [list(range(self.model_config.num_layers))])
             self._call_all("before_pool")
             self.block_bytes += self.bytes_of_block(self.groups)
-            is_sized = config.num_kv_blocks is not None or config.kv_cache_memory is not None
-            memory = config.gpu_memory_utilization, self.measure, self.later_bytes
-            free = 0 if is_sized else self.device.kv_bytes(*memory)
+            sized = config.num_kv_blocks is not None or config.kv_cache_memory is not None
+            free = 0 if sized else self.device.kv_bytes(config.gpu_memory_utilization, self.measure, self.later_bytes)
             limit = self.model_config.max_position_embeddings
             self.num_blocks, self.max_model_len = size_pool(config, limit, self.blocks_needed, self.block_bytes, free)
             self._make_runner()
@@ -161,8 +160,7 @@ class Startup:
     def _choose_dtype(self) -> torch.dtype:
         """The configured dtype. "auto": as the checkpoint on a GPU, and float32 on a CPU, where torch computes it fastest."""
         auto = self.model_config.dtype if self.device.is_cuda else "float32"
-        dtype: torch.dtype = getattr(torch, auto if self.config.dtype == "auto" else self.config.dtype)
-        return dtype
+        return cast(torch.dtype, getattr(torch, auto if self.config.dtype == "auto" else self.config.dtype))
 
     def _choose_backend(self) -> CoreAttentionBackend:
         if (name := self.config.attention_backend) not in ("auto", "torch"):

@@ -74,5 +74,5 @@ def test_a_share_is_cut_at_units() -> None:
 
 def test_heads_of_a_group_that_stand_apart_are_refused() -> None:
     facts = StateConfig(taps=4, channels=96, num_heads=4, num_groups=2, depth=8, width=8, is_tiled=True)
-    with pytest.raises(InvalidConfig, match="GGUF file heads that split_evenly queries and keys stand apart"):
+    with pytest.raises(InvalidConfig, match="GGUF file heads that share queries and keys stand apart"):
         units_of_ranks(facts, 2)
