@@ -1,4 +1,4 @@
-"""Communicators: all-gather among the ranks of a group."""
+"""Communicators: all-gather among the ranks of a group. All ranks must make the same calls in the same order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -21,25 +20,6 @@ PAGE = 4096
 SEAT_BYTES = 128
 """The same constant as in gather.cpp."""
 LEAST_SLOT_BYTES = 1 << 20
-
-
-class Communicator(Protocol):
-    """The connection of a rank to the others. All ranks must make the same calls in the same order."""
-
-    rank: int
-    size: int
-
-    def gather(self, part: Tensor, widths: Sequence[int]) -> Tensor:
-        """The parts of all ranks, side by side: [n, widths[rank]] -> [n, sum of widths]."""
-        ...
-
-    def check(self) -> None:
-        """Called at the end of a step.
-
-        Raises:
-            RankLost: a rank did not arrive in time, so the results of the step are of no use.
-        """
-        ...
 
 
 class SharedMemory:
@@ -71,6 +51,7 @@ class SharedMemory:
         return cls(memory, member.rank, member.size, row_bytes, member.step_seconds)
 
     def gather(self, part: Tensor, widths: Sequence[int]) -> Tensor:
+        """The parts of all ranks, side by side: [n, widths[rank]] -> [n, sum of widths]."""
         part = part.contiguous()
         out, size = part.new_empty(len(part), sum(widths)), len(part) * widths[self.rank]
         seat = self.memory.data_ptr(), self.rank, self.size, self.slot_bytes, self.seconds
@@ -79,6 +60,11 @@ class SharedMemory:
         return out
 
     def check(self) -> None:
+        """Called at the end of a step.
+
+        Raises:
+            RankLost: a rank did not arrive in time, so the results of the step are of no use.
+        """
         lost = self.c.lost_rank(self.memory.data_ptr(), self.rank)
         if lost >= 0:
             raise RankLost(
@@ -110,13 +96,18 @@ class Distributed:
         self.gather(torch.zeros(1, 1, dtype=torch.float32, device=device), [1] * self.size)
 
     def gather(self, part: Tensor, widths: Sequence[int]) -> Tensor:
+        """As `SharedMemory.gather`."""
         widest = max(widths)
         padded = part if part.shape[1] == widest else torch.nn.functional.pad(part, (0, widest - part.shape[1]))
         parts = padded.new_empty(self.size, *padded.shape)
         dist.all_gather_into_tensor(parts.flatten(0, 1), padded.contiguous())
         return torch.cat([parts[rank, :, :width] for rank, width in enumerate(widths)], dim=1)
 
-    def check(self) -> None: ...
+    def check(self) -> None:
+        """Nothing: the library raises by itself."""
+
+
+Communicator = SharedMemory | Distributed
 
 
 def _slot_bytes(row_bytes: int) -> int:

@@ -26,7 +26,7 @@ from nanoengine.scale.replicas.messages import (
     StepUpdate,
     Submit,
 )
-from nanoengine.scale.replicas.router import Candidate, Route, Router
+from nanoengine.scale.replicas.router import ReplicaCandidate, Route, Router
 
 if TYPE_CHECKING:
     from nanoengine.features.lora.adapters import Adapters
@@ -42,7 +42,7 @@ TYPICAL_NEW = 128
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class ReadyReplica(Candidate):
+class ReadyReplica(ReplicaCandidate):
     """A replica that accepts requests."""
 
     link: Link

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 
 @dataclass(eq=False, slots=True)
-class Candidate:
+class ReplicaCandidate:
     """A replica with the facts that the router scores."""
 
     number: int
@@ -25,7 +25,7 @@ class Candidate:
     last_choice: int = 0  # number of the last request that it was chosen for
 
 
-C = TypeVar("C", bound=Candidate)
+C = TypeVar("C", bound=ReplicaCandidate)
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class Router:
             num_new: expected new tokens.
         """
 
-        def cost(replica: Candidate) -> tuple[int, int, int]:
+        def cost(replica: ReplicaCandidate) -> tuple[int, int, int]:
             return replica.load - self._hit(replica, hashes), replica.last_choice, replica.number
 
         best = min(candidates, key=cost)
@@ -79,6 +79,6 @@ class Router:
         best.load += route.num_prompt + num_new
         return route
 
-    def _hit(self, replica: Candidate, hashes: Sequence[bytes]) -> int:
+    def _hit(self, replica: ReplicaCandidate, hashes: Sequence[bytes]) -> int:
         """Length in tokens of the prefix of a prompt that a replica has cached."""
         return self.block_size * sum(1 for _ in takewhile(replica.cached.__contains__, hashes))

@@ -50,8 +50,7 @@ class Link:
 
     def send(self, message: Any) -> None:
         """Send a message, now or as soon as the socket has room. Nothing happens if the link is closed."""
-        if not self.is_closed:
-            self.send_framed(framed(message))
+        self.send_framed(framed(message))
 
     def send_framed(self, message: bytes) -> None:
         """Send the result of `framed`, which may go to several links."""

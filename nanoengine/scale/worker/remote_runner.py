@@ -158,17 +158,14 @@ class RemoteRunner:
             try:
                 messages += [(rank, message) for message in link.receive()]
             except EOFError:
-                raise EngineDead(f"{_name(rank)} {ending_of(self.processes[rank])}") from None
+                self._lose(f"{_name(rank)} {ending_of(self.processes[rank])}")
             except Unreadable as error:
-                raise EngineDead(f"{_name(rank)} {error}") from error
+                self._lose(f"{_name(rank)} {error}")
         return messages
 
     def _read_answers(self, until: float) -> bool:
         """Queue the arrived answers; each rank must answer one plan after the other. False: the time is over."""
-        try:
-            messages = self._receive(until)
-        except EngineDead as error:
-            self._lose(str(error))
+        messages = self._receive(until)
         for rank, message in messages:
             due = self._num_answered[rank] = self._num_answered[rank] + 1
             if not isinstance(message, tuple) or len(message) != 3 or message[0] != due or due > self._num_sent:
