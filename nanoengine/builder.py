@@ -62,7 +62,9 @@ CAPABILITIES = {
     "sampling": CapabilityEntry("Sampling"),
     "recording": CapabilityEntry("Recording", "RecordingOptions", LAYERS),
     "lora": CapabilityEntry("LoRA", "LoRAOptions", LAYERS),
-    "structured": CapabilityEntry("StructuredOutput", needs=("sampling", "speculation", "tools"), package="llguidance"),
+    "structured": CapabilityEntry(
+        "StructuredOutput", needs=("sampling", "speculation", "tool_calls"), package="llguidance"
+    ),
     "pooling": CapabilityEntry("Pooling", "PoolingOptions"),
     "fairness": CapabilityEntry("Fairness", "FairnessOptions"),
     "observability": CapabilityEntry("Observability"),

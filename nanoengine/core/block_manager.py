@@ -7,12 +7,13 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import xxhash
 
 from nanoengine.core.messages import NULL_BLOCK, Entries
-from nanoengine.core.seams import KVLayout, KVStore
+from nanoengine.core.seams import Faults, KVLayout, KVStore, call_part
 from nanoengine.core.sequence import Sequence
 
 
@@ -36,7 +37,7 @@ class BlockManager:
         num_blocks: usable blocks; block 0 is one more, the null block.
         block_size: tokens of a block.
         layouts: one for each KV group, the layers with common block tables.
-        stores: caches of blocks outside the pool.
+        stores: caches of blocks outside the pool. Exceptions of a store are logged, and count as misses.
         enable_prefix_caching: False: hits only within one request, such as of a sequence that resumes.
         seed: of the hashes; None: drawn.
     """
@@ -69,8 +70,8 @@ class BlockManager:
 
     # ---- blocks of sequences
 
-    def admit(self, seq: Sequence, num_cached_blocks: int) -> bool:
-        """Allocate the blocks of a waiting sequence: cached prefix, other tokens and the next one. False: too few free blocks."""
+    def admit(self, seq: Sequence, num_cached_blocks: int, faults: Faults) -> bool:
+        """Allocate the blocks of a sequence: cached prefix, other tokens and the next one. `faults`: of stores."""
         size, cached = self.block_size, num_cached_blocks * self.block_size
         hashes, num_new = seq.block_hashes, 0
         tables: list[list[int]] = []
@@ -92,13 +93,13 @@ class BlockManager:
         for block in pinned:
             self.ref_counts[block] += 1
             self.free_blocks.pop(block, None)
-        for store in self.stores:  # the evictions below must not drop these blocks
-            store.hold(hashes[:num_cached_blocks])
+        lost = self.call_stores("hold", hashes[:num_cached_blocks])  # the evictions below must not drop these blocks
         for group, index in loads:
-            store = next(store for store in self.stores if store.has(group, *hashes[index]))
             self.pending.setdefault(hashes[index][0], seq)
             tables[group][index] = self._allocate()
-            store.load(group, *hashes[index], tables[group][index])
+            call_part(lost, self, "_load", None, group, *hashes[index], tables[group][index])
+        admitted = SimpleNamespace(concerns={seq}.__contains__)  # no other sequence must end
+        faults += [(admitted, error) for _, error in lost]
         for table, end in zip(tables, ends, strict=True):
             table += [self._allocate() for _ in range(end - len(table))]
         seq.block_tables, seq.first_blocks = tables, firsts
@@ -162,8 +163,7 @@ class BlockManager:
         block, _ = self.free_blocks.popitem(last=False)
         if (cached := self.contents[block]) is not None:
             self._unpublish(block)
-            for store in self.stores:
-                store.evicted(cached.group, cached.hash, cached.tokens, block)
+            self.call_stores("evicted", cached.group, cached.hash, cached.tokens, block)
         if block in self.dirty:
             self.dirty.remove(block)
             self.zeroed.append(block)
@@ -208,7 +208,7 @@ class BlockManager:
             missing = (i for group, indices in visible for i in reversed(indices) if not has(group, *hashes[i]))
             if (index := next(missing, None)) is not None:
                 count = index  # a start behind this block has it in its window
-            elif all(store.may_end(*hashes[count - 1], has) for store in self.stores):
+            elif all(call_part([], store, "may_end", False, *hashes[count - 1], has) for store in self.stores):
                 break
             else:
                 count -= 1
@@ -233,8 +233,7 @@ class BlockManager:
                 if block != NULL_BLOCK and self.contents[block] is None and hash not in self.index[group]:
                     self.index[group][hash], self.contents[block] = block, Cached(group, hash, tokens)
                     self.dirty.discard(block)  # all of it was written
-                    for store in self.stores:
-                        store.cached(group, hash, hashes[i - 1][0] if i else b"", tokens, block)
+                    self.call_stores("cached", group, hash, hashes[i - 1][0] if i else b"", tokens, block)
             if self.pending:
                 self.pending.pop(hash, None)
         seq.num_published = last
@@ -246,8 +245,7 @@ class BlockManager:
                 if (block := index.get(hash)) is not None:
                     self._unpublish(block)
                     self.dirty.add(block)
-                for store in self.stores:
-                    store.invalidated(group, hash, tokens)
+                self.call_stores("invalidated", group, hash, tokens)
         self.mark_dirty(seq)
 
     def mark_dirty(self, seq: Sequence) -> None:
@@ -262,9 +260,18 @@ class BlockManager:
         for index in self.index:
             for block in list(index.values()):
                 self._unpublish(block)
-        for store in self.stores:
-            store.clear()
+        self.call_stores("clear")
         return True
+
+    def call_stores(self, method: str, *args: object) -> Faults:
+        """Call a method of all stores; returns the stores that raised."""
+        faults: Faults = []
+        for store in self.stores:
+            call_part(faults, store, method, None, *args)
+        return faults
+
+    def _load(self, group: int, hash: bytes, tokens: bytes, block: int) -> None:
+        next(store for store in self.stores if store.has(group, hash, tokens)).load(group, hash, tokens, block)
 
     def _unpublish(self, block: int) -> None:
         cached = self.contents[block]
@@ -278,7 +285,7 @@ class BlockManager:
         if block is not None:
             cached = self.contents[block]
             return cached is not None and cached.tokens == tokens
-        return any(store.has(group, hash, tokens) for store in self.stores)
+        return any(call_part([], store, "has", False, group, hash, tokens) for store in self.stores)
 
     def _hashes(self, seq: Sequence) -> list[tuple[bytes, bytes]]:
         """(hash, tokens) of its full blocks; each is hashed once in the life of a sequence."""

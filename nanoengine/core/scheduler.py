@@ -181,7 +181,7 @@ class Scheduler:
                 break
             if (num_cached_blocks := self.blocks.find(seq)) is None:
                 continue
-            if not self.blocks.admit(seq, num_cached_blocks):
+            if not self.blocks.admit(seq, num_cached_blocks, step.faults):
                 break  # too few blocks: no other sequence overtakes it
             self._start(step, seq)
             budget -= self._add_chunk(step, seq, budget)
