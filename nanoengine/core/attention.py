@@ -27,8 +27,7 @@ class AttentionSpec:
 
 @dataclass
 class Runs:
-    """A batch of runs of new tokens. The lists are host copies of the tensors; in a recorded step they are upper bounds, and the
-    bounds of the two lengths are equal only if the lengths are."""
+    """A batch of runs of new tokens. The lists are host copies of the tensors; in a recorded step, upper bounds."""
 
     query_start_loc: Tensor  # [num_seqs + 1] int32: the new tokens of sequence i are [start[i], start[i + 1])
     seq_lens: Tensor  # [num_seqs] int32: visible tokens, the new ones included; 0 in a padding row

@@ -180,8 +180,7 @@ class BlockManager:
     # ---- the prefix cache
 
     def find(self, seq: Sequence) -> int | None:
-        """Length in blocks of the longest cached prefix of a waiting sequence, without its last token, whose logits are needed.
-        None: wait, another running sequence will publish a longer part of this prefix (`seq.waits_for`)."""
+        """Blocks of the longest cached prefix of a waiting sequence. None: wait, another will publish more (`seq.waits_for`)."""
         hashes = self.hit_hashes(seq)
         pending = [hash for hash, _ in hashes if hash in self.pending] if self.pending else []
         # A block is published after all blocks before it.

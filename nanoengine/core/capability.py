@@ -38,8 +38,7 @@ class Capability:
     def kernels(self, startup: Startup) -> CoreKernels | None:
         """The operations of layers."""
 
-    def backend(self, startup: Startup) -> CoreAttentionBackend | None:
-        """The attention backend."""
+    def backend(self, startup: Startup) -> CoreAttentionBackend | None: ...
 
     def model(self, startup: Startup) -> DenseDecoder | None:
         """The model, with its weights."""

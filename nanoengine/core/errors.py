@@ -82,8 +82,7 @@ class NoTokenLeft(NanoEngineError, ValueError):
 
 
 class StepFailed(NanoEngineError, RuntimeError):
-    """An exception in an engine step (`__cause__`) ended some requests of a `generate` call; the others ran to their end.
-    `outputs` holds all results in input order. Outputs of failed requests have the finish reason "error"."""
+    """An exception in a step (`__cause__`) ended some requests of `generate`, with the finish reason "error". `outputs`: all."""
 
     def __init__(self, message: str, outputs: list[Any]):
         super().__init__(message)

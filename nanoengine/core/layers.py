@@ -56,8 +56,7 @@ class Linear:
 class RMSNorm:
     """x / rms(x) * weight over the last dimension, computed in float32 (Zhang and Sennrich, 2019).
 
-    `add_and_norm` is the norm of x + residual, or of x without a residual, and that sum. It may overwrite the residual.
-    """
+    `add_and_norm` is the norm of x + residual, or of x without a residual, and that sum. It may overwrite the residual."""
 
     def __init__(self, factory: WeightFactory, size: int, eps: float):
         self.kernels, self.eps = factory.kernels, eps

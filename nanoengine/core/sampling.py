@@ -18,8 +18,7 @@ from nanoengine.core.randomness import GOLDEN_GAMMA, MIX_1, MIX_2
 LEAST_TEMPERATURE = 1e-5
 """With less, float32 would overflow; the likeliest token wins anyway."""
 
-FilteredLogits = tuple[Tensor | slice, Tensor, Tensor]
-"""[m] rows; logits and token ids, likeliest first: [m, count] each."""
+FilteredLogits = tuple[Tensor | slice, Tensor, Tensor]  # [m] rows; [m, count] logits and token ids, likeliest first
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ class Startup:
     eos_token_ids: Seq[int]
     num_kv_heads: int  # of each layer, in the pool of this process
     metadata: Mapping[str, Any] = {}  # of a GGUF file
-    layers_by = ""  # library of the layers, for the start-up line
+    layers_by = passed_over = ""  # for the start-up line: library of the layers; faster attention backends, and why not
     weights_key: Callable[[int], object] | None = None  # longest sequence -> key of the numbers in K/V
     attention_specs: Seq[AttentionSpec] = ()  # of each attention layer
     head_dims: Seq[int] = ()  # of layers; empty: as in the model
@@ -61,7 +61,6 @@ class Startup:
     dtype: torch.dtype
     kernels: CoreKernels
     backend: CoreAttentionBackend
-    passed_over = ""  # faster attention backends that cannot run, with reasons, for the start-up line
     block_size: int  # as configured, or the default of the backend
     kv_dtype: torch.dtype | None = None  # None: as the model
     factory: Callable[..., Any] | None = None  # of the layers of a rank
