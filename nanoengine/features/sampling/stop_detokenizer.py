@@ -106,7 +106,7 @@ class StopDetokenizer(Detokenizer):
             return None
         if self._prompt is not None:
             self._begin_behind(self._prompt)
-        return self._append(self._take(token_id), is_answer, self.num_tokens >= self._min_tokens)
+        return self._append(self._decode_next(token_id), is_answer, self.num_tokens >= self._min_tokens)
 
     def finish(self) -> None:
         """The last token was added: release delayed text, incomplete characters included."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from nanoengine.core.messages import Run, StepResult
 from nanoengine.core.scheduler import Scheduler, Step
-from nanoengine.core.seams import PolicyPart, ask
+from nanoengine.core.seams import PolicyPart, call_part
 from nanoengine.core.sequence import Phase, Sequence
 
 
@@ -65,7 +65,7 @@ class Drafter(PolicyPart):
         )
         budget = scheduler.max_num_batched_tokens - num_tokens
         for part in scheduler.active:
-            budget = ask(step.faults, part, "max_drafts", budget, num_tokens, budget)
+            budget = call_part(step.faults, part, "max_drafts", budget, num_tokens, budget)
         drafted: list[tuple[Sequence, Run]] = []
         for seq, drafts in self.choose(known, len(step.decodes), num_tokens, budget).items():
             scheduler.blocks.grow(seq, seq.num_computed + len(drafts), step.plan.tables)
