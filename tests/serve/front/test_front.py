@@ -33,7 +33,7 @@ def test_a_request_is_answered_by_the_model_that_it_names(make_front: MakeFront)
         assert streamed.headers["content-type"] == "text/event-stream"
         assert streamed.body == b"data: one\n\ndata: two\n\ndata: three\n\n"
     assert server.states() == {"a": "loaded", "b": "loaded"}
-    assert not server.front.jobs
+    until(lambda: not server.front.jobs)
 
 
 def test_an_unknown_name_or_none_is_an_error_of_the_client(make_front: MakeFront) -> None:
@@ -183,7 +183,7 @@ def test_health_is_of_the_server_or_of_a_model(make_front: MakeFront) -> None:
     server.complete("a")
     assert server.get("/health?model=a").status == 200
     assert server.get("/health?model=c").status == 404
-    assert server.get("/load").json == {"server_load": 0}
+    until(lambda: server.get("/load").json == {"server_load": 0})
 
 
 def test_a_process_whose_server_does_not_answer_is_ended(
