@@ -40,7 +40,7 @@ class LogitsProcessor:
 
     def find(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Indices of the samples to process, for tokens at these positions. Called before `apply`, in each step that samples."""
-        raise NotImplementedError
+        return np.array([number for number, row in enumerate(rows.tolist()) if row in self.pieces], np.int64)
 
     def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Any) -> None:
         """Change the logits [n, vocab_size]; NaN and infinity must stay. `drafts`: of the step, or None."""

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanoengine.core.config import EngineConfig
-from nanoengine.core.options import check, option
+from nanoengine.core.options import option
+from nanoengine.options import Options
 
 MOST_REPLICAS = 256
 """Limit of replicas: the router scores all of them for each request."""
@@ -15,7 +16,7 @@ MOST_SECONDS = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaOptions:
+class ReplicaOptions(Options):
     """Options of replicas; all are keyword arguments of `LLM`.
 
     Args:
@@ -40,9 +41,6 @@ class ReplicaOptions:
     replica_start_seconds: float = option(1800.0, 0, MOST_SECONDS, above=True)
     replica_wait_seconds: float = option(120.0, 0, MOST_SECONDS, above=True)
     replica_start_attempts: int = option(10, high=2**20)
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def option_of(config: EngineConfig, name: str) -> Any:
