@@ -36,8 +36,8 @@ UNUSED = ("seperator", "padding")
 LONGEST_PIECE = 512
 """Characters of a SentencePiece token; those of models have a tenth of it."""
 
-MAX_CHARS, MAX_MERGES = 8_000_000, 4_000_000
-"""Of all tokens, and of what SentencePiece's tokens are merged from; the largest vocabularies have a quarter of it."""
+MAX_CHARS = 8_000_000
+"""Of all tokens; those of the largest vocabularies have a quarter of it."""
 
 FILL_NAMES = (("fim_pre", "fim_suf", "fim_mid"), ("prefix", "suffix", "middle"))
 """Names in the keys of the marks of `nanoengine/models/fill_in_middle.py`: those of today, and those of older files."""
@@ -155,13 +155,8 @@ def _sentencepiece(metadata: Mapping[str, Any], vocab: dict[str, int], unk: int 
         )
     by_score = np.argsort(-scores, kind="stable").tolist()
     tokens = list(vocab)
-    merges = list[tuple[str, str]]()
-    for some in find_merges([tokens[i] for i in by_score]):
-        merges += some  # texts of the vocabulary: nothing is copied
-        if len(merges) > MAX_MERGES:
-            ways = f"tokenizer.ggml.tokens can be merged from one another in more than {MAX_MERGES} ways, the limit"
-            raise UnsupportedModel(f"{ways}: give the model's tokenizer.json with the option tokenizer")
     unk_token = None if unk is None else tokens[unk]
+    merges = find_merges([tokens[i] for i in by_score], unk_token)
     tokenizer = Tokenizer(_bpe_model(vocab, merges, byte_fallback=True, unk_token=unk_token, fuse_unk=True))
     spaces: list[normalizers.Normalizer] = [normalizers.Replace(" ", "▁")]
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), *spaces] if add_space else spaces)
