@@ -6,7 +6,7 @@ given its special tokens as llama.cpp does it with `parse_special` (src/llama-vo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from nanoengine.errors import UnsupportedModel, shown
-from nanoengine.models.gguf.pre_tokenizers import find_pre_tokenizer
+from nanoengine.models.gguf.pre_tokenizers import PreTokenizer, find_pre_tokenizer
 from nanoengine.models.gguf.sentencepiece import find_merges
 from nanoengine.models.panics import raising
 
@@ -57,7 +57,8 @@ class GGUFVocabulary:
     """What a file says of text and tokens.
 
     Attributes:
-        tokenizer: text to ids and back; encodes with the tokens that the file adds to a prompt.
+        build: makes the tokenizer, which encodes with the tokens that the file adds to a prompt. It takes up to a second, and
+            raises UnsupportedModel if tokens, scores and merges contradict one another.
         special_tokens: texts of the special tokens by the names that chat templates use, such as "bos_token".
         eos_token_id: the end of text.
         end_token_ids: that one, and all other ends of a turn, in ascending order.
@@ -65,7 +66,7 @@ class GGUFVocabulary:
         fill_names: texts of the marks before a prefix, a suffix and a middle; empty: the file names none.
     """
 
-    tokenizer: Tokenizer
+    build: Callable[[], Tokenizer]
     special_tokens: dict[str, str]
     eos_token_id: int | None
     end_token_ids: list[int]
@@ -74,7 +75,7 @@ class GGUFVocabulary:
 
 
 def read_vocabulary(metadata: Mapping[str, Any]) -> GGUFVocabulary:
-    """Build what `metadata`, the table of a GGUF file, describes.
+    """What `metadata`, the table of a GGUF file, says of text and tokens.
 
     Raises:
         UnsupportedModel: a kind of tokenizer other than BPE, SentencePiece's BPE and Gemma 4's, an unknown way to cut text, or
@@ -91,23 +92,29 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> GGUFVocabulary:
     if len(vocab) != len(tokens) and model != "gemma4":  # where of two tokens with one text the later is meant
         raise UnsupportedModel(f"tokenizer.ggml.tokens has {len(tokens)} tokens, of which only {len(vocab)} differ")
     ids = {name: _special_id(metadata, key, len(tokens)) for name, key in NAMES.items()}
+    kind = _pre_tokenizer(metadata) if model == "gpt2" else None
     if model == "llama":
         ids |= {name: i for name, i in (("unk", 0), ("bos", 1), ("eos", 2)) if ids[name] is None and i < len(tokens)}
-        tokenizer, add_bos = _sentencepiece(metadata, vocab, ids["unk"]), True
-    elif model == "gemma4":
-        tokenizer, add_bos = _lines(metadata, vocab, ids["unk"]), True
-    else:
-        tokenizer, add_bos = _bpe(metadata, vocab)
     types = _numbers(metadata, "tokenizer.ggml.token_type", len(tokens), default=NORMAL).astype(np.int64)
     ends = _ends_of_turn(vocab, types)
     types[ends] = np.where(types[ends] == NORMAL, CONTROL, types[ends])
     ends += [i for name in ("eos", "eot", "eom") if (i := ids[name]) is not None]
     marks = _fill_marks(metadata, len(tokens))
     types[marks] = np.where(types[marks] == NORMAL, CONTROL, types[marks])
-    _add_special_tokens(tokenizer, metadata, tokens, types)
-    _add_ends_of_text(tokenizer, metadata, tokens, ids, add_bos)
+    ends_of_text = _ends_of_text(metadata, tokens, ids, kind is None or kind.add_bos)
+
+    def build() -> Tokenizer:
+        if kind is not None:
+            tokenizer = _bpe(metadata, vocab, kind)
+        else:
+            tokenizer = (_sentencepiece if model == "llama" else _lines)(metadata, vocab, ids["unk"])
+        _add_special_tokens(tokenizer, metadata, tokens, types)
+        if ends_of_text is not None:
+            tokenizer.post_processor = ends_of_text
+        return tokenizer
+
     return GGUFVocabulary(
-        tokenizer,
+        build,
         {f"{name}_token": tokens[i] for name in TEMPLATE_NAMES if (i := ids[name]) is not None},
         ids["eos"],
         sorted(set(ends)),
@@ -119,16 +126,19 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> GGUFVocabulary:
 # ---- the kinds
 
 
-def _bpe(metadata: Mapping[str, Any], vocab: dict[str, int]) -> tuple[Tokenizer, bool]:
-    """Merges in the order of a list, in words (https://arxiv.org/abs/1508.07909); and whether prompts begin with a token."""
+def _pre_tokenizer(metadata: Mapping[str, Any]) -> PreTokenizer:
     name = _get(metadata, "tokenizer.ggml.pre", str, "default") or "default"
     if name == "default":
         name = OF_OLLAMA.get(_get(metadata, "general.architecture", str, ""), name)
-    kind = find_pre_tokenizer(name)
+    return find_pre_tokenizer(name)
+
+
+def _bpe(metadata: Mapping[str, Any], vocab: dict[str, int], kind: PreTokenizer) -> Tokenizer:
+    """Merges in the order of a list, in words (https://arxiv.org/abs/1508.07909)."""
     tokenizer = Tokenizer(_bpe_model(vocab, _merges(metadata), ignore_merges=kind.ignore_merges))
     tokenizer.pre_tokenizer = kind.build()
     tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer, kind.add_bos
+    return tokenizer
 
 
 def _lines(metadata: Mapping[str, Any], vocab: dict[str, int], unk: int | None) -> Tokenizer:
@@ -197,10 +207,10 @@ def _add_special_tokens(
     tokenizer.add_tokens(added)
 
 
-def _add_ends_of_text(
-    tokenizer: Tokenizer, metadata: Mapping[str, Any], tokens: list[str], ids: Mapping[str, int | None], add_bos: bool
-) -> None:
-    """Have the tokenizer begin a prompt with the first-of-text token, and end it with the last, if the file says so."""
+def _ends_of_text(
+    metadata: Mapping[str, Any], tokens: list[str], ids: Mapping[str, int | None], add_bos: bool
+) -> processors.PostProcessor | None:
+    """What begins a prompt with the first-of-text token, and ends it with the last, if the file says so."""
     single, used = ["$A"], []
     for name, default in (("bos", add_bos), ("eos", False)):
         key = f"tokenizer.ggml.add_{name}_token"
@@ -209,8 +219,7 @@ def _add_ends_of_text(
                 raise UnsupportedModel(f"{key} is true, but tokenizer.ggml.{name}_token_id is missing")
             used.append({"id": name, "ids": [i], "tokens": [tokens[i]]})
             single.insert(0 if name == "bos" else len(single), name)
-    if used:
-        tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=used)
+    return processors.TemplateProcessing(single=single, special_tokens=used) if used else None
 
 
 def _ends_of_turn(vocab: Mapping[str, int], types: np.ndarray) -> list[int]:
