@@ -199,7 +199,7 @@ class GGUFTokenizer(ModelTokenizer):
         self._templates = found.chat_templates if chat_template is None else {"default": chat_template}
 
     @cached_property
-    def fast(self) -> Tokenizer:
+    def fast(self) -> Tokenizer:  # type: ignore[override]
         return self._building.result()
 
     @property

@@ -48,7 +48,7 @@ class TokensOfLength:
 
     def contain(self, characters: Numbers) -> NDArray[np.bool_]:
         """Whether each token has one of some characters."""
-        return np.isin(self._characters, characters).any(1)
+        return np.asarray(np.isin(self._characters, characters).any(1))
 
 
 def batches_by_length(tokens: Sequence[str]) -> Iterator[TokensOfLength]:
