@@ -1,4 +1,4 @@
-"""How much memory this process can still take, and what it gives back."""
+"""How much memory this process can still take."""
 
 from __future__ import annotations
 

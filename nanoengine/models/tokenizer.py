@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from nanoengine.core.model_config import read_file
 from nanoengine.errors import InvalidPrompt, MissingPackage, ModelNotFound, UnsupportedModel
 from nanoengine.models.json_file import read_json
 from nanoengine.models.panics import raising
-from nanoengine.ram import return_freed_memory
 from nanoengine.sizes import told
 
 Message = Mapping[str, Any]
@@ -189,18 +187,15 @@ class GGUFTokenizer(ModelTokenizer):
     def __init__(self, metadata: Mapping[str, Any], chat_template: str | None = None):
         from nanoengine.models.gguf.tokenizer import read_vocabulary
 
-        found, thread = read_vocabulary(metadata), ThreadPoolExecutor(1)
-        self._building, self.name = thread.submit(found.build), "the tokenizer in the GGUF file"
-        thread.submit(return_freed_memory)  # of lists of all tokens and merges: several times what the tokenizer holds
-        thread.shutdown(wait=False)
-        self._texts = found.special_tokens
+        self._vocabulary = found = read_vocabulary(metadata)
+        self.name = "the tokenizer in the GGUF file"
         self.eos_token_id, self.eos_token_ids = found.eos_token_id, found.end_token_ids
         self.fill_names = found.fill_names
         self._templates = found.chat_templates if chat_template is None else {"default": chat_template}
 
     @cached_property
     def fast(self) -> Tokenizer:  # type: ignore[override]
-        return self._building.result()
+        return self._vocabulary.tokenizer
 
     @property
     def chat_templates(self) -> Mapping[str, str]:
@@ -209,12 +204,12 @@ class GGUFTokenizer(ModelTokenizer):
     @cached_property
     def hf(self) -> Any:
         kind = _transformers(self.name).PreTrainedTokenizerFast
-        templates = self.chat_templates
+        templates, special_tokens = self.chat_templates, self._vocabulary.special_tokens
         template = templates.get("default") if len(templates) < 2 else templates
-        return kind(tokenizer_object=self.fast, chat_template=template, **self._texts)
+        return kind(tokenizer_object=self.fast, chat_template=template, **special_tokens)
 
     def _special_tokens(self, template: str) -> Mapping[str, str]:
-        return self._texts
+        return self._vocabulary.special_tokens
 
 
 class HFTokenizer(ModelTokenizer):

@@ -6,7 +6,8 @@ given its special tokens as llama.cpp does it with `parse_special` (src/llama-vo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.models.gguf.pre_tokenizers import PreTokenizer, find_pre_tokenizer
 from nanoengine.models.gguf.sentencepiece import find_merges
 from nanoengine.models.panics import raising
+from nanoengine.ram import return_freed_memory
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 """Types of tokens (tokenizer.ggml.token_type). All but the first are found in text before anything else is done to it."""
@@ -57,8 +59,7 @@ class GGUFVocabulary:
     """What a file says of text and tokens.
 
     Attributes:
-        build: makes the tokenizer, which encodes with the tokens that the file adds to a prompt. It takes up to a second, and
-            raises UnsupportedModel if tokens, scores and merges contradict one another.
+        building: of the tokenizer, in a thread, as it takes up to a second.
         special_tokens: texts of the special tokens by the names that chat templates use, such as "bos_token".
         eos_token_id: the end of text.
         end_token_ids: that one, and all other ends of a turn, in ascending order.
@@ -66,12 +67,21 @@ class GGUFVocabulary:
         fill_names: texts of the marks before a prefix, a suffix and a middle; empty: the file names none.
     """
 
-    build: Callable[[], Tokenizer]
+    building: Future[Tokenizer]
     special_tokens: dict[str, str]
     eos_token_id: int | None
     end_token_ids: list[int]
     chat_templates: dict[str, str]
     fill_names: list[str]
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Text to ids and back; encodes with the tokens that the file adds to a prompt.
+
+        Raises:
+            UnsupportedModel: tokens, scores and merges contradict one another.
+        """
+        return self.building.result()
 
 
 def read_vocabulary(metadata: Mapping[str, Any]) -> GGUFVocabulary:
@@ -113,8 +123,12 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> GGUFVocabulary:
             tokenizer.post_processor = ends_of_text
         return tokenizer
 
+    thread = ThreadPoolExecutor(1)
+    building = thread.submit(build)
+    thread.submit(return_freed_memory)  # of all tokens and merges in lists: several times what the tokenizer holds
+    thread.shutdown(wait=False)
     return GGUFVocabulary(
-        build,
+        building,
         {f"{name}_token": tokens[i] for name in TEMPLATE_NAMES if (i := ids[name]) is not None},
         ids["eos"],
         sorted(set(ends)),
