@@ -72,10 +72,10 @@ class ModelLimit:
         weight_bytes: int | None = None,
         num_weights: int | None = None,
     ):
-        from nanoengine.models.loader import check_weights  # it brings torch, and `--cpu` must come before that
+        from nanoengine.models.loader import num_parameters  # it brings torch, and `--cpu` must come before that
 
         head = model.vocab_size * model.hidden_size
-        all_weights = num_weights or check_weights(model, None)
+        all_weights = num_weights or num_parameters(model)
         read = all_weights - (0 if model.tie_word_embeddings else head)  # of an untied embedding few rows are read
         every = all_weights * dtype_bytes if weight_bytes is None else weight_bytes
         self.weight_bytes = every * read // all_weights

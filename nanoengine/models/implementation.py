@@ -10,7 +10,7 @@ from nanoengine.kernels.attention import AttentionBackend
 from nanoengine.models.checkpoint import Checkpoint
 from nanoengine.models.decoder import Decoder, attention_specs
 from nanoengine.models.layers.factory import Factory
-from nanoengine.models.loader import Quantizer, as_stored, check_weights, load_weights
+from nanoengine.models.loader import Quantizer, as_stored, check_weights, load_weights, num_parameters
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.models.quantization.packed_folder import PackedFolder
 from nanoengine.models.safetensors_folder import SafetensorsFolder
@@ -40,7 +40,8 @@ class Implementation:
         if isinstance(checkpoint, SafetensorsFolder | PackedFolder) and checkpoint.is_headless:
             self.config = dataclasses.replace(self.config, tie_word_embeddings=True)  # for embeddings: any head will do
         self.config = as_stored(self.config, checkpoint)
-        return check_weights(self.config, checkpoint)
+        check_weights(self.config, checkpoint)
+        return num_parameters(self.config)
 
     def attention_specs(self, config: ModelConfig) -> list[AttentionSpec]:
         return attention_specs(config)

@@ -71,21 +71,24 @@ def as_stored(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
     return replace(config, experts=replace(experts, are_stacked=True), names=names)
 
 
-def check_weights(config: ModelConfig, checkpoint: Checkpoint | None) -> int:
-    """See from the headers of its files that a checkpoint, if there is one, holds the weights of a model, before any memory is
-    allocated for it.
-
-    Returns:
-        The number of weights.
+def check_weights(config: ModelConfig, checkpoint: Checkpoint) -> None:
+    """See from the headers of its files that a checkpoint holds the weights of a model, before any memory is taken for it.
 
     Raises:
         ModelNotFound, InvalidWeights: as `load_weights`.
     """
+    _compare(_slots(config), checkpoint)
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """The number of weights of a model."""
+    return sum(math.prod(slot.shape) for slot in _slots(config).values() if not isinstance(slot, Unused))
+
+
+def _slots(config: ModelConfig) -> dict[str, WeightSlot]:
+    """The places of all tensors of a checkpoint, in a model that takes no memory."""
     model = build_model(config, TorchKernels(), TorchAttention(1), torch.float32, torch.device("meta"))
-    slots = model.checkpoint_tensors()
-    if checkpoint is not None:
-        _compare(slots, checkpoint)
-    return sum(math.prod(slot.shape) for slot in slots.values() if not isinstance(slot, Unused))
+    return model.checkpoint_tensors()
 
 
 def load_weights(
