@@ -23,22 +23,22 @@ CHARACTER = -1
 class _Derivations:
     """How BPE makes each token of a vocabulary, from the shortest to the longest.
 
-    A token's merge is known if one pair is left, and if both parts are made before it, as they are in vocabularies that were
-    trained. All others keep their pairs, and so do the tokens that they are parts of.
+    The merge of a token is known if one pair remains, and if both parts are made earlier, as in every trained vocabulary. A token
+    without a known merge keeps all its pairs, and so do the tokens that contain it.
 
     Args:
-        symbols: characters of the tokens that need not be made of single characters.
+        index: of all tokens.
+        count: number of tokens.
+        symbols: characters whose tokens keep all their pairs: BPE may make them of other symbols than single characters.
     """
 
     def __init__(self, index: Index, count: int, symbols: Numbers):
         self._index, self._unknown, self._symbols = index, count, symbols
-        self._made = np.full(count, count)  # when each token is made: by its own position, in the order of merges
-        self._size, self._first, self._second = (
-            np.zeros(count, np.int64) for _ in range(3)
-        )  # of the first part; the parts
+        self._made = np.full(count, count)  # rank of each token's merge, which is its position; `count`: not known
+        self._size, self._first, self._second = np.zeros((3, count), np.int64)  # length of the first part; both parts
 
     def add(self, batch: TokensOfLength) -> tuple[Numbers, Numbers, Numbers]:
-        """The tokens of a batch: token, first and second part of each merge that may be used."""
+        """Positions of token, first part and second part of each merge into the tokens of a batch."""
         if batch.length == 1:
             self._made[batch.positions] = CHARACTER
         left = self._index.find(batch.starts[:, :-1])
@@ -57,10 +57,10 @@ class _Derivations:
         return tokens, left, right
 
     def _are_crossed(self, batch: TokensOfLength, pairs: Numbers, is_certain: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Of pairs [row, cut, first part, second part]: whether the parts cannot exist side by side.
+        """Whether BPE cannot merge each pair [row, cut, first part, second part].
 
-        Of the two tokens at the cut, the one that is made later is replaced by that of its parts which lies at the cut. If the
-        two that are then there merge into a token that is made still earlier, the later one is never made.
+        Of the two tokens at the cut, the later one is replaced by its part at the cut, step by step. If both tokens at the cut
+        merge into a token that is made earlier than the one that was replaced, BPE never makes the latter.
         """
         crossed, rows = np.zeros(pairs.shape[1], np.bool_), pairs[0]
         first, end = np.zeros_like(rows), np.full_like(rows, batch.length)

@@ -37,7 +37,7 @@ class TokensOfLength:
 
     def __init__(self, characters: NDArray[np.uint32], positions: Numbers):
         self.positions, self.length, self._characters = positions, characters.shape[1], characters
-        terms = (characters.astype(np.uint64) + np.uint64(1)) * _powers(BASE, self.length)  # each counts, also 0
+        terms = (characters.astype(np.uint64) + np.uint64(1)) * _powers(BASE, self.length)  # 0 counts, too
         self._sums = np.pad(np.cumsum(terms, 1), ((0, 0), (1, 0)))
         self._inverses = _powers(INVERSE, self.length + 1)
         self.starts = self._sums[:, 1:]
@@ -52,7 +52,7 @@ class TokensOfLength:
 
 
 def batches_by_length(tokens: Sequence[str]) -> Iterator[TokensOfLength]:
-    """All tokens, from the shortest to the longest, and tokens of one length in their order; none may be empty."""
+    """All tokens, none of them empty, from the shortest to the longest; tokens of equal length stay in their order."""
     characters = np.frombuffer("".join(tokens).encode("utf-32-le", "surrogatepass"), "<u4")
     lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
     starts, order = np.cumsum(lengths) - lengths, np.argsort(lengths, kind="stable")
