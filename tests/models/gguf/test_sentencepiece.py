@@ -39,6 +39,7 @@ MORE = st.sampled_from([[], BYTES, [*BYTES, "<0xC3>a", "<0xC3><0xA9>", "a<0xC3>"
 
 @given(st.one_of(trained(), ANY), MORE, st.sampled_from([None, "<unk>", "ab", "é"]), st.data())
 @example(["a", "b", "c", "ab", "bc", "abc"], [], None, None)
+@example([*"<0xA9>a", "<0", "<0x", "<0xA", "<0xA9", ">a", "<0xA9>a"], BYTES, None, None)
 def test_bpe_makes_the_tokens_that_it_makes_of_all_pairs(
     tokens: list[str], more: list[str], unk_token: str | None, data: st.DataObject | None
 ) -> None:
@@ -48,7 +49,7 @@ def test_bpe_makes_the_tokens_that_it_makes_of_all_pairs(
     remaining = iter(pairs)
     assert all(pair in remaining for pair in merges), "pairs of tokens, in their order"
     text = st.lists(st.one_of(st.sampled_from(tokens), st.text("ab<é▁c", max_size=9)), max_size=8).map("".join)
-    texts = [*tokens, *(data.draw(st.lists(text, max_size=9)) if data else [])]
+    texts = [*tokens, "éa", *(data.draw(st.lists(text, max_size=9)) if data else [])]
     options = {"vocab": {t: i for i, t in enumerate(tokens)}, "byte_fallback": True, "fuse_unk": True}
     ids = [
         [
