@@ -111,7 +111,6 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> GGUFVocabulary:
     ends += [i for name in ("eos", "eot", "eom") if (i := ids[name]) is not None]
     marks = _fill_marks(metadata, len(tokens))
     types[marks] = np.where(types[marks] == NORMAL, CONTROL, types[marks])
-    ends_of_text = _ends_of_text(metadata, tokens, ids, kind is None or kind.add_bos)
 
     def build() -> Tokenizer:
         if kind is not None:
@@ -119,8 +118,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> GGUFVocabulary:
         else:
             tokenizer = (_sentencepiece if model == "llama" else _lines)(metadata, vocab, ids["unk"])
         _add_special_tokens(tokenizer, metadata, tokens, types)
-        if ends_of_text is not None:
-            tokenizer.post_processor = ends_of_text
+        _add_ends_of_text(tokenizer, metadata, tokens, ids, kind is None or kind.add_bos)
         return tokenizer
 
     thread = ThreadPoolExecutor(1)
@@ -221,10 +219,10 @@ def _add_special_tokens(
     tokenizer.add_tokens(added)
 
 
-def _ends_of_text(
-    metadata: Mapping[str, Any], tokens: list[str], ids: Mapping[str, int | None], add_bos: bool
-) -> processors.PostProcessor | None:
-    """What begins a prompt with the first-of-text token, and ends it with the last, if the file says so."""
+def _add_ends_of_text(
+    tokenizer: Tokenizer, metadata: Mapping[str, Any], tokens: list[str], ids: Mapping[str, int | None], add_bos: bool
+) -> None:
+    """Have the tokenizer begin a prompt with the first-of-text token, and end it with the last, if the file says so."""
     single, used = ["$A"], []
     for name, default in (("bos", add_bos), ("eos", False)):
         key = f"tokenizer.ggml.add_{name}_token"
@@ -233,7 +231,8 @@ def _ends_of_text(
                 raise UnsupportedModel(f"{key} is true, but tokenizer.ggml.{name}_token_id is missing")
             used.append({"id": name, "ids": [i], "tokens": [tokens[i]]})
             single.insert(0 if name == "bos" else len(single), name)
-    return processors.TemplateProcessing(single=single, special_tokens=used) if used else None
+    if used:
+        tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=used)
 
 
 def _ends_of_turn(vocab: Mapping[str, int], types: np.ndarray) -> list[int]:
