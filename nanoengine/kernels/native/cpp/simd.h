@@ -1,5 +1,5 @@
-// Vectors of 32-bit lanes, as wide as a register of the target: AVX-512, AVX2, NEON or SSE. The compiler's own vector types are
-// enough for that, as long as they are no wider: a wider one is kept in memory.
+// Vectors of 32-bit lanes, as wide as a register of the target: AVX-512, AVX2, NEON or SSE. The compiler's vector types are
+// enough for that, as long as they are no wider: a wider one is stored in memory.
 //
 // The kernels see memory as dwords. A dword holds one float32 or two neighbouring bfloat16 of a dot product, so that one loop
 // serves both.
@@ -197,7 +197,7 @@ INLINE void from_float(bf16* to, float value) {
 // ---- dot products
 
 // sum += a * b, where b is a vector of dwords, and a the same dword for all lanes. A dword of b is used in STEPS products,
-// each with a word of a: a's elements are kept as `Factor`. Sums are float32.
+// each with a word of a: a's elements are `Factor`s. Sums are float32.
 template <class T> struct Dot;
 
 template <> struct Dot<f32> {

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from nanoengine.kernels.triton.attention import paged_decode as module
+from nanoengine.kernels.triton.attention.attend_range_int8 import SPLIT_PAIRS
 from nanoengine.kernels.triton.attention.backend import TritonAttention
-from nanoengine.kernels.triton.attention.int8_walk import SPLIT_PAIRS
 from nanoengine.kernels.triton.tuning import DEFAULTS
 from tests.kernels.attention.contract import draw_length, draw_spec
 from tests.kernels.attention.every_backend import DEVICE, TRITON, written_in_torch

@@ -32,9 +32,9 @@ static void emulated_move(int tile, void* memory, size_t stride, bool is_load) {
     if (!tiles.shapes.rows[tile] || !tiles.shapes.row_bytes[tile]) std::abort();  // the CPU raises an exception
     if (is_load) std::memset(tiles.data[tile], 0, sizeof(tiles.data[tile]));
     for (int row = 0; row < tiles.shapes.rows[tile]; row++) {
-        char* place = static_cast<char*>(memory) + row * stride;
-        if (is_load) std::memcpy(tiles.data[tile][row], place, tiles.shapes.row_bytes[tile]);
-        else std::memcpy(place, tiles.data[tile][row], tiles.shapes.row_bytes[tile]);
+        char* bytes = static_cast<char*>(memory) + row * stride;
+        if (is_load) std::memcpy(tiles.data[tile][row], bytes, tiles.shapes.row_bytes[tile]);
+        else std::memcpy(bytes, tiles.data[tile][row], tiles.shapes.row_bytes[tile]);
     }
 }
 
@@ -44,22 +44,22 @@ static void emulated_move(int tile, void* memory, size_t stride, bool is_load) {
 __attribute__((optimize("O3")))
 #endif
 __attribute__((no_sanitize_address)) static NOINLINE void emulated_sums(int to, int a, int b) {
-    EmulatedTiles& own = tiles;
-    if (own.shapes.rows[to] != own.shapes.rows[a] || own.shapes.row_bytes[a] / 4 != own.shapes.rows[b]) std::abort();
-    for (int m = 0; m < own.shapes.rows[a]; m++) {
+    EmulatedTiles& all = tiles;
+    if (all.shapes.rows[to] != all.shapes.rows[a] || all.shapes.row_bytes[a] / 4 != all.shapes.rows[b]) std::abort();
+    for (int m = 0; m < all.shapes.rows[a]; m++) {
         float first[16] = {}, second[16] = {};  // of all pairs: sums that begin at zero
-        for (int k = 0; k < own.shapes.row_bytes[a] / 4; k++) {
-            const uint32_t pair = own.data[a][m][k];
+        for (int k = 0; k < all.shapes.row_bytes[a] / 4; k++) {
+            const uint32_t pair = all.data[a][m][k];
             const float left = __builtin_bit_cast(float, pair << 16), right = __builtin_bit_cast(float, pair & 0xffff0000u);
             for (int n = 0; n < 16; n++) {
-                const uint32_t other = own.data[b][k][n];
+                const uint32_t other = all.data[b][k][n];
                 first[n] = __builtin_fmaf(left, __builtin_bit_cast(float, other << 16), first[n]);
                 second[n] = __builtin_fmaf(right, __builtin_bit_cast(float, other & 0xffff0000u), second[n]);
             }
         }
         for (int n = 0; n < 16; n++) {
-            const float sum = __builtin_bit_cast(float, own.data[to][m][n]) + (first[n] + second[n]);
-            own.data[to][m][n] = __builtin_bit_cast(uint32_t, sum);
+            const float sum = __builtin_bit_cast(float, all.data[to][m][n]) + (first[n] + second[n]);
+            all.data[to][m][n] = __builtin_bit_cast(uint32_t, sum);
         }
     }
 }

@@ -16,21 +16,21 @@ from nanoengine.kernels.triton import dependent
 from nanoengine.kernels.triton.attention.paged_cache import LOWEST, first_seen, within
 
 STEP = 64
-"""Tokens: shares begin and end at multiples of them at least, and they are a multiple of every tile."""
+"""Tokens: splits begin and end at multiples of them at least, and they are a multiple of every tile."""
 
 FIELDS = 5
-"""What is planned of each share: see `plan_shares`."""
+"""What is planned of each split: see `plan_splits`."""
 
-SHARES = 16
-"""Shares that a program plans."""
+SPLITS = 16
+"""Splits that a program plans."""
 
 SEQS = 256
-"""Sequences that it looks at together."""
+"""Sequences of a tile of the plan."""
 
 
 @triton.jit
-def _share_of(unit, base, rest):
-    """The share that has a unit: the first `rest` shares have base + 1 units, the others base."""
+def _split_of(unit, base, rest):
+    """The split that has a unit: the first `rest` splits have base + 1 units, the others base."""
     of_longer = rest * (base + 1)
     return tl.where(unit < of_longer, unit // (base + 1), rest + (unit - of_longer) // tl.maximum(base, 1))
 
@@ -56,25 +56,25 @@ def _plan_kernel(
     seq_lens,
     query_start_loc,
     num_seqs,
-    num_shares,
+    num_splits,
     WINDOW: tl.constexpr,
     STEP: tl.constexpr,
-    SHARES: tl.constexpr,
+    SPLITS: tl.constexpr,
     SEQS: tl.constexpr,
     LAUNCH: tl.constexpr,
 ):
-    """Program i plans shares i * SHARES to (i + 1) * SHARES; each counts all sequences."""
+    """Program i plans splits i * SPLITS to (i + 1) * SPLITS; each counts all sequences."""
     dependent.start(LAUNCH)
     dependent.wait(LAUNCH)
     total = 0
     for first in range(0, num_seqs, SEQS):
         _, _, units = _lengths(seq_lens, query_start_loc, first + tl.arange(0, SEQS), num_seqs, WINDOW, STEP)
         total += tl.sum(units, axis=0)
-    base, rest = total // num_shares, total % num_shares
+    base, rest = total // num_splits, total % num_splits
 
-    share = tl.program_id(0) * SHARES + tl.arange(0, SHARES)
-    begin = (share * base + tl.minimum(share, rest))[:, None]  # its first unit
-    seq_of = tl.zeros([SHARES], tl.int32)  # what is found of the sequence that this unit is of
+    split = tl.program_id(0) * SPLITS + tl.arange(0, SPLITS)
+    begin = (split * base + tl.minimum(split, rest))[:, None]  # its first unit
+    seq_of = tl.zeros([SPLITS], tl.int32)  # the sequence of this unit
     length_of, start_of, first_unit, num_units = seq_of, seq_of, seq_of, seq_of
     before = 0
     for first in range(0, num_seqs, SEQS):
@@ -83,33 +83,33 @@ def _plan_kernel(
         ends = (before + tl.cumsum(units, axis=0))[None, :]
         begins = ends - units[None, :]
         seq_of += tl.sum(((ends <= begin) & (seq < num_seqs)[None, :]).to(tl.int32), axis=1)
-        found = (begins <= begin) & (begin < ends)
-        length_of += tl.sum(tl.where(found, length[None, :], 0), axis=1)
-        start_of += tl.sum(tl.where(found, start[None, :] + (begin - begins) * STEP, 0), axis=1)
-        first_unit += tl.sum(tl.where(found, begins, 0), axis=1)
-        num_units += tl.sum(tl.where(found, units[None, :], 0), axis=1)
+        covers = (begins <= begin) & (begin < ends)
+        length_of += tl.sum(tl.where(covers, length[None, :], 0), axis=1)
+        start_of += tl.sum(tl.where(covers, start[None, :] + (begin - begins) * STEP, 0), axis=1)
+        first_unit += tl.sum(tl.where(covers, begins, 0), axis=1)
+        num_units += tl.sum(tl.where(covers, units[None, :], 0), axis=1)
         before += tl.sum(units, axis=0)
-    first_share = tl.where(seq_of < num_seqs, _share_of(first_unit, base, rest), share)
-    parts = _share_of(first_unit + num_units - 1, base, rest) - first_share + 1
+    first_split = tl.where(seq_of < num_seqs, _split_of(first_unit, base, rest), split)
+    parts = _split_of(first_unit + num_units - 1, base, rest) - first_split + 1
 
-    exists = share <= num_shares
-    size = num_shares + 1
-    tl.store(plan + share, seq_of, mask=exists)
-    tl.store(plan + size + share, start_of, mask=exists)
-    tl.store(plan + 2 * size + share, length_of, mask=exists)
-    tl.store(plan + 3 * size + share, first_share, mask=exists)
-    tl.store(plan + 4 * size + share, parts, mask=exists)
+    exists = split <= num_splits
+    size = num_splits + 1
+    tl.store(plan + split, seq_of, mask=exists)
+    tl.store(plan + size + split, start_of, mask=exists)
+    tl.store(plan + 2 * size + split, length_of, mask=exists)
+    tl.store(plan + 3 * size + split, first_split, mask=exists)
+    tl.store(plan + 4 * size + split, parts, mask=exists)
 
 
-def plan_shares(
+def plan_splits(
     seq_lens: Tensor,
-    num_shares: int,
+    num_splits: int,
     window: int = 0,
     launch: int = 0,
     query_start_loc: Tensor | None = None,
     step: int = STEP,
 ) -> Tensor:
-    """Which tokens of which sequences each share has.
+    """Which tokens of which sequences each split has.
 
     Args:
         seq_lens: [num_seqs] int32, on the device; one of length 0 is work, too: somebody writes its zeros.
@@ -119,20 +119,20 @@ def plan_shares(
         step: tokens of a unit, a multiple of STEP.
 
     Returns:
-        [FIELDS, num_shares + 1] int32. Share j begins in sequence [0, j], which has [2, j] tokens, with token [1, j]. The first
-        of the shares that read something of this sequence is [3, j], and they are [4, j]. It ends where the next one begins.
-        Beyond the last share, and at shares for which nothing is left, is sequence `num_seqs`, which there is not.
+        [FIELDS, num_splits + 1] int32. Split j begins in sequence [0, j], which has [2, j] tokens, with token [1, j]. The first
+        of the splits that read something of this sequence is [3, j], and they are [4, j]. It ends where the next one begins.
+        Beyond the last split, and at splits for which nothing is left, is sequence `num_seqs`, which there is not.
     """
-    plan = torch.empty(FIELDS, num_shares + 1, dtype=torch.int32, device=seq_lens.device)
-    _plan_kernel[(triton.cdiv(num_shares + 1, SHARES),)](
+    plan = torch.empty(FIELDS, num_splits + 1, dtype=torch.int32, device=seq_lens.device)
+    _plan_kernel[(triton.cdiv(num_splits + 1, SPLITS),)](
         plan,
         seq_lens,
         query_start_loc,
         len(seq_lens),
-        num_shares,
+        num_splits,
         WINDOW=window,
         STEP=step,
-        SHARES=SHARES,
+        SPLITS=SPLITS,
         SEQS=SEQS,
         LAUNCH=launch,
         **dependent.options(launch),
@@ -141,21 +141,21 @@ def plan_shares(
 
 
 @triton.jit
-def part_of(share, is_first):
-    """Where the results of a share's part of a sequence stand: every share has room for one that others began, and then for one
+def part_of(split, is_first):
+    """Where the results of a split's part of a sequence stand: every split has room for one that others began, and then for one
     that it begins itself.
     """
-    return 2 * share + tl.where(is_first, 1, 0)
+    return 2 * split + tl.where(is_first, 1, 0)
 
 
 @triton.jit
-def combine_shares(
+def combine_splits(
     out,
-    place,
+    offset,
     exists,
     results,
     log_sums,
-    first_share,
+    first_split,
     parts,
     HEAD_DIM: tl.constexpr,
     ROWS: tl.constexpr,
@@ -165,7 +165,7 @@ def combine_shares(
 
     Args:
         place, exists: [ROWS], where in `out` each row goes, and whether there is such a row.
-        results: [parts by `part_of`, ROWS, HEAD_DIM], of which those of the shares from `first_share` on are written.
+        results: [parts by `part_of`, ROWS, HEAD_DIM], of which those of the splits from `first_split` on are written.
         log_sums: [parts by `part_of`, ROWS], the logarithms of sums of weights; -inf where nothing has weight.
     """
     row = tl.arange(0, ROWS)
@@ -173,9 +173,9 @@ def combine_shares(
     highest = tl.full([ROWS], LOWEST, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     combined = tl.zeros([ROWS, dim.shape[0]], tl.float32)
-    for first in tl.range(0, parts, AT_ONCE, num_stages=3):  # asks for results two rounds before they are used
+    for first in tl.range(0, parts, AT_ONCE, num_stages=3):  # loads results two rounds before their use
         part = first + tl.arange(0, AT_ONCE)
-        index = part_of(first_share + part, part == 0)[None, :] * ROWS + row[:, None]
+        index = part_of(first_split + part, part == 0)[None, :] * ROWS + row[:, None]
         written = exists[:, None] & (part < parts)[None, :]
         log_sum = tl.load(log_sums + index, mask=written, other=LOWEST)
         PADDED: tl.constexpr = dim.shape[0] > HEAD_DIM
@@ -187,6 +187,6 @@ def combine_shares(
         total = total * shrink + tl.sum(weight, axis=1)
         combined = combined * shrink[:, None] + tl.sum(weight[:, :, None] * result, axis=1)
         highest = higher
-    pointer = out + place[:, None] + dim[None, :]
+    pointer = out + offset[:, None] + dim[None, :]
     result = combined / total[:, None]
     tl.store(pointer, result.to(out.dtype.element_ty), mask=within(exists, dim, HEAD_DIM))

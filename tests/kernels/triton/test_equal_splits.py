@@ -1,4 +1,4 @@
-"""Shares of decode attention: they are equal, hold all tokens once, and say the same as attention by its definition."""
+"""Splits of decode attention: they are equal, hold all tokens once, and say the same as attention by its definition."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nanoengine.core.attention import AttentionMetadata, AttentionSpec
-from nanoengine.kernels.triton.attention import equal_shares
+from nanoengine.kernels.triton.attention import equal_splits
 from nanoengine.kernels.triton.attention import paged_decode as module
 from nanoengine.kernels.triton.attention.backend import TritonAttention
-from nanoengine.kernels.triton.attention.equal_shares import STEP, plan_shares
+from nanoengine.kernels.triton.attention.equal_splits import STEP, plan_splits
 from nanoengine.kernels.triton.tuning import DEFAULTS
 from tests.kernels.attention.every_backend import DEVICE, written_in_torch
 from tests.kernels.attention.paged import PLAIN, Heads, Pool, Sequences, assert_attended
@@ -43,8 +43,8 @@ def everything_is_on_the_device() -> Iterator[None]:
 
 
 @pytest.fixture
-def shares(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many shares there are of what all KV heads have together."""
+def splits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many splits there are of what all KV heads have together."""
     count = [1]
     monkeypatch.setattr(module, "num_multiprocessors", lambda *_: count[0])
     return count
@@ -56,13 +56,13 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @settings(max_examples=40, database=None)
 @given(
     lens=st.lists(st.one_of(st.integers(0, 3 * STEP), st.integers(0, 1 << 14)), min_size=1, max_size=40),
-    num_shares=st.one_of(st.integers(1, 20), st.integers(1, 140)),
+    num_splits=st.one_of(st.integers(1, 20), st.integers(1, 140)),
     window=st.sampled_from([0, 0, 1, STEP, 1000, -STEP, -100]),
     queries=st.sampled_from([None, [1], [3, 0, 9, 1]]),
     seqs=st.sampled_from([16, 256]),
 )
 def test_shares_are_equal_and_hold_every_token_once(
-    lens: list[int], num_shares: int, window: int, queries: list[int] | None, seqs: int
+    lens: list[int], num_splits: int, window: int, queries: list[int] | None, seqs: int
 ) -> None:
     """Those of several new tokens begin with what the first of these sees, and have longer units."""
     step, counts, starts_of = STEP, [1] * len(lens), None
@@ -70,8 +70,8 @@ def test_shares_are_equal_and_hold_every_token_once(
         step, counts = 2 * STEP, [queries[i % len(queries)] for i in range(len(lens))]
         starts_of = torch.tensor(list(accumulate(counts, initial=0)), dtype=torch.int32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(equal_shares, "SEQS", seqs)
-        plan = plan_shares(torch.tensor(lens, dtype=torch.int32), num_shares, window, 0, starts_of, step).T.tolist()
+        patch.setattr(equal_splits, "SEQS", seqs)
+        plan = plan_splits(torch.tensor(lens, dtype=torch.int32), num_splits, window, 0, starts_of, step).T.tolist()
     starts = [0] * len(lens)
     if window:
         position = [n - count for n, count in zip(lens, counts, strict=True)]
@@ -81,23 +81,23 @@ def test_shares_are_equal_and_hold_every_token_once(
         for seq, (first, n) in enumerate(zip(starts, lens, strict=True))
         for start in range(first, max(n, first + 1), step)
     ]
-    whose: dict[int, list[int]] = {}  # the shares that read something of a sequence
+    whose: dict[int, list[int]] = {}  # the splits that read something of a sequence
     begins = []
-    for share in range(num_shares):
-        begin, end = (bisect_left(units, tuple(plan[i][:2])) for i in (share, share + 1))
-        assert end - begin in (len(units) // num_shares, -(-len(units) // num_shares))
+    for split in range(num_splits):
+        begin, end = (bisect_left(units, tuple(plan[i][:2])) for i in (split, split + 1))
+        assert end - begin in (len(units) // num_splits, -(-len(units) // num_splits))
         for seq, *_ in units[begin:end]:
-            if whose.setdefault(seq, [share])[-1] != share:
-                whose[seq].append(share)
+            if whose.setdefault(seq, [split])[-1] != split:
+                whose[seq].append(split)
         begins.append(begin)
     assert plan[0][:2] == list(units[0][:2])
     assert plan[-1][0] == len(lens)
-    for share, (begin, found) in enumerate(zip([*begins, len(units)], plan, strict=True)):
+    for split, (begin, found) in enumerate(zip([*begins, len(units)], plan, strict=True)):
         if begin < len(units):
             assert found[:3] == list(units[begin])
             assert found[3:] == [whose[units[begin][0]][0], len(whose[units[begin][0]])]
         else:
-            assert (found[0], found[1], found[3]) == (len(lens), 0, share)
+            assert (found[0], found[1], found[3]) == (len(lens), 0, split)
 
 
 # ---- what attention says
@@ -147,7 +147,7 @@ def test_shares_that_end_anywhere_say_the_same(
     spec: AttentionSpec,
     counts: list[int],
     quantized: bool,
-    shares: list[int],
+    splits: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """From one program that reads all to more than there is work for, and again in the same workspace. Memory held NaN before."""
@@ -162,7 +162,7 @@ def test_shares_that_end_anywhere_say_the_same(
     monkeypatch.setattr(torch, "empty", full)
     lots = -(-heads.group // 16) if counts is ONE_EACH else 4
     for count in (1, 3, 7, 12, 13, 40):
-        shares[0] = count * lots
+        splits[0] = count * lots
         out = pool.backend.attend(q, pool.kv, metadata, spec, pool.sinks)
         assert_attended(out[there], exact)
         if counts is ONE_EACH:
@@ -176,7 +176,7 @@ def test_shares_that_end_anywhere_say_the_same(
 # ---- how it is launched
 
 
-@pytest.mark.usefixtures("shares")
+@pytest.mark.usefixtures("splits")
 def test_layers_plan_once_for_each_window() -> None:
     """The launch behind the one that plans is none that may begin before it ends."""
     pool, q, metadata = step_of(Heads(1, 2, 16), SCALED)

@@ -6,9 +6,9 @@ import torch
 import triton
 import triton.language as tl
 
-from nanoengine.kernels.triton.attention.equal_shares import STEP
+from nanoengine.kernels.triton.attention.equal_splits import STEP
 from nanoengine.kernels.triton.attention.kv_int8 import NUMBERS_IN_SCALE, dequantized
-from nanoengine.kernels.triton.attention.paged_cache import dot, load_heads, weigh
+from nanoengine.kernels.triton.attention.paged_cache import dot, load_heads, softmax_part
 from nanoengine.kernels.triton.tuning import Tuning
 
 ROWS = 16
@@ -16,7 +16,7 @@ ROWS = 16
 
 
 @triton.jit
-def walk(
+def attend_range(
     acc,
     sums,
     highest,
@@ -45,14 +45,14 @@ def walk(
     Args:
         acc, sums, highest: [ROWS, dimensions], [ROWS, TILE] and [ROWS] float32, what was found so far, and is returned: sums of V
             and of weights, relative to 2 to the power of `highest`. The sums of weights are summed up over the tile at the end
-            alone: warps need not meet for it.
+            alone: warps need no barrier for it.
         query: [ROWS, dimensions].
         scale: of scores; log2(e) is in it, for all exponentials and logarithms are of base 2.
     """
     ALIGNED: tl.constexpr = 16 // (k_head.dtype.element_ty.primitive_bitwidth // 8)  # elements in 16 bytes
     dim = tl.arange(0, query.shape[1])
-    # The compiler's pipeline runs over three loads: it has the block ids of a tile in shared memory before it asks for the tile,
-    # and asks for that two rounds or more before it is used. So a loop of 3 + 2 n stages holds 1 + n tiles of K and of V.
+    # The compiler's pipeline runs over three loads: it has the block ids of a tile in shared memory before it loads the tile,
+    # and loads that two rounds or more before it is used. So a loop of 3 + 2 n stages holds 1 + n tiles of K and of V.
     for first in range(start, end, TILE):
         token = first + tl.arange(0, TILE)
         if position is not None:
@@ -61,18 +61,20 @@ def walk(
                 visible &= token[None, :] >= row_start[:, None]
         else:
             visible = (token < end)[None, :]
-        token = tl.minimum(token, end - 1)  # a place beyond the end repeats the last token: no weight, but finite
+        token = tl.minimum(token, end - 1)  # an index beyond the end repeats the last token: no weight, but finite
         block = tl.load(table + token // BLOCK_SIZE).to(tl.int64)  # times the stride it may not fit 32 bits
-        place = tl.multiple_of(block * block_stride + token % BLOCK_SIZE * slot_stride, ALIGNED)[:, None] + dim[None, :]
-        k = load_heads(k_head + place, dim, HEAD_DIM)
-        v = load_heads(v_head + place, dim, HEAD_DIM)
+        offset = (
+            tl.multiple_of(block * block_stride + token % BLOCK_SIZE * slot_stride, ALIGNED)[:, None] + dim[None, :]
+        )
+        k = load_heads(k_head + offset, dim, HEAD_DIM)
+        v = load_heads(v_head + offset, dim, HEAD_DIM)
         if k_scales is not None:
-            scale_place = block * (block_stride // NUMBERS_IN_SCALE) + token % BLOCK_SIZE
-            k = dequantized(k, tl.load(k_scales + scale_place), query.dtype)
-            v = dequantized(v, tl.load(v_scales + scale_place), query.dtype)
+            scale_offset = block * (block_stride // NUMBERS_IN_SCALE) + token % BLOCK_SIZE
+            k = dequantized(k, tl.load(k_scales + scale_offset), query.dtype)
+            v = dequantized(v, tl.load(v_scales + scale_offset), query.dtype)
         scores = dot(query, tl.trans(k), tl.zeros(sums.shape, tl.float32))
         # Finite is the highest: LOWEST, or a tile holds at least one token.
-        weights, shrink, highest = weigh(scores, visible, highest, scale, SOFT_CAP)
+        weights, shrink, highest = softmax_part(scores, visible, highest, scale, SOFT_CAP)
         sums = sums * shrink[:, None] + weights
         acc = dot(weights.to(v.dtype), v, acc * shrink[:, None])
     return acc, sums, highest

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nanoengine.kernels.triton.attention.equal_shares import STEP
+from nanoengine.kernels.triton.attention.equal_splits import STEP
 from nanoengine.kernels.triton.attention.kv_int8 import NUMBERS_IN_SCALE
 from nanoengine.kernels.triton.attention.paged_cache import INTERPRETED, capped, dot, load_heads
 from nanoengine.kernels.triton.tuning import Tuning
@@ -55,7 +55,7 @@ def even_and_odd(rows):
 
 
 @triton.jit
-def walk_int8(
+def attend_range_int8(
     acc,
     sums,
     highest,
@@ -78,8 +78,8 @@ def walk_int8(
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
 ):
-    """What `walk` computes, from the same arguments. The results differ in where they are rounded: numbers are not, and weights
-    are with the scale of V in them.
+    """As `attend_range`, from the same arguments. Rounding differs: K and V are not rounded, and softmax weights are rounded with
+    the scale of V in them.
     """
     PAIR: tl.constexpr = tl.pointer_type(tl.int16)
     SCALE: tl.constexpr = tl.pointer_type(tl.float32)
@@ -95,16 +95,16 @@ def walk_int8(
                 visible &= token[None, :] >= row_start[:, None]
         else:
             visible = (token < end)[None, :]
-        # As in `walk`. All of these are unsigned and bytes, which takes the fewest instructions.
+        # As in `attend_range`. All of these are unsigned and bytes, which takes the fewest instructions.
         token = tl.minimum(token, end - 1).to(tl.uint32)
         slot, stride = token % BLOCK_SIZE, tl.cast(block_stride, tl.uint32).to(tl.uint64)
         block = tl.load(table + token // BLOCK_SIZE).to(tl.uint32).to(tl.uint64) * stride
-        place = tl.multiple_of(block + slot * tl.cast(slot_stride, tl.uint32), 16)
-        k = load_heads((k_head + place).to(PAIR)[:, None] + pair[None, :], pair, HEAD_DIM // 2)
-        v = load_heads((v_head + place).to(PAIR)[:, None] + pair[None, :], pair, HEAD_DIM // 2)
-        place = block + slot * NUMBERS_IN_SCALE
-        k_scale = tl.load((k_scales + place).to(SCALE))
-        v_scale = tl.load((v_scales + place).to(SCALE))
+        offset = tl.multiple_of(block + slot * tl.cast(slot_stride, tl.uint32), 16)
+        k = load_heads((k_head + offset).to(PAIR)[:, None] + pair[None, :], pair, HEAD_DIM // 2)
+        v = load_heads((v_head + offset).to(PAIR)[:, None] + pair[None, :], pair, HEAD_DIM // 2)
+        offset = block + slot * NUMBERS_IN_SCALE
+        k_scale = tl.load((k_scales + offset).to(SCALE))
+        v_scale = tl.load((v_scales + offset).to(SCALE))
         k_even, k_odd = split_pairs(tl.trans(k))
         scores = dot(q_odd, k_odd, dot(q_even, k_even, tl.zeros(sums.shape, tl.float32)))
         scores = capped(scores * (k_scale * scale)[None, :], SOFT_CAP)
@@ -122,7 +122,7 @@ def walk_int8(
 
 
 def pair_tile(q: Tensor, k_cache: Tensor, tuning: Tuning) -> int:
-    """Tokens in a tile of `walk_int8`; 0 where `walk` attends to such queries and keys."""
+    """Tokens in a tile of `attend_range_int8`; 0 where `attend_range` attends to such queries and keys."""
     size, head_dim = tuning.int8_pair_tile, q.shape[2]
     if not size or k_cache.dtype is not torch.int8 or q.dtype is not torch.bfloat16 or head_dim < LEAST_HEAD:
         return 0
