@@ -49,7 +49,7 @@ class Startup:
     eos_token_ids: Seq[int]
     num_kv_heads: int  # of each layer, in the pool of this process
     metadata: Mapping[str, Any] = {}  # of a GGUF file
-    layers_by = passed_over = ""  # for the start-up line: library of the layers; faster attention backends, and why not
+    layers_by = passed_over = ""  # words of the start-up line
     weights_key: Callable[[int], object] | None = None  # longest sequence -> key of the numbers in K/V
     attention_specs: Seq[AttentionSpec] = ()  # of each attention layer
     head_dims: Seq[int] = ()  # of layers; empty: as in the model
