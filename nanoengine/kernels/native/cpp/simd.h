@@ -243,11 +243,17 @@ template <> struct Dot<bf16> {
     static constexpr int PER_DWORD = 2, STEPS = 2;
     static INLINE Dwords part(Dwords b, int step) {
         if (step == 0) return b << 16;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+        static constexpr Dwords UPPER = Dwords{} + 0xffff0000u;
+        asm("vpand %1, %0, %0" : "+x"(b) : "m"(UPPER));  // from memory: the kernels have no register left for it
+        return b;
+#else
         b >>= 16;
 #if defined(__x86_64__)
-        asm("" : "+x"(b));  // or else both shifts become a mask, for which the kernels have no register left
+        asm("" : "+x"(b));  // or else both shifts become a mask
 #endif
         return b << 16;
+#endif
     }
     static INLINE Floats add(Floats sum, Dwords b, uint32_t a) { return Dot<f32>::add(sum, b, a); }
 };
