@@ -128,6 +128,10 @@ class PolicyPart:
         """Whether a step is to be made although it computes nothing."""
         return False
 
+    def max_drafts(self, num_tokens: int, budget: int) -> int:
+        """How many drafts a step may have beside so many other tokens, at most `budget`."""
+        return budget
+
     def draft(self, scheduler: Scheduler, step: Step) -> None:
         """The decodes and chunks of the step are chosen: some decodes may become runs with drafts."""
 

@@ -80,6 +80,7 @@ class TimeShare(PolicyPart):
         self._left: dict[str, float] = {}  # seconds that prompts of each other client may add
         self._of_token = 0.0  # what a token of theirs adds
         self._is_untouched = True  # none of them has added anything
+        self._longest = 0.0  # seconds that the step may take
         self._own_left = 0  # tokens of prompts that the leader may have
         self._kept = 0  # tokens that are kept for them
         self._own: list[Sequence] = []  # decodes of the leader
@@ -140,6 +141,7 @@ class TimeShare(PolicyPart):
         alone = self.cost.of_tokens(len(own), num_tokens) + seconds + self.cost.of_told(own)
         self._own_left, self._kept = num_tokens, min(num_tokens, self.max_tokens // 2)
         left, room = alone * len(clients), self.max_tokens - len(own) - self._kept
+        self._longest = alone * max(2, len(clients) + 1)
         if self._is_trial(own, num_tokens):
             left = 0.0
         num_decodes = len(own)
@@ -294,6 +296,10 @@ class TimeShare(PolicyPart):
             self._is_untouched = False
             of_chunk = self.cost.of_chunk(seq, seq.num_computed - count, count)
             self._left[seq.request.client] -= count * self._of_token + of_chunk
+
+    def max_drafts(self, num_tokens: int, budget: int) -> int:
+        """Drafts are no reason to let a step take longer than it may take with all that others add."""
+        return min(budget, max(0, int(self.cost.decodes.most(self._longest)) - num_tokens))
 
     def complete(self, step: Step) -> None:
         self.accounts.charge(step, is_new=not self._num_alike)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from nanoengine.core.messages import Run, StepResult
 from nanoengine.core.scheduler import Scheduler, Step
-from nanoengine.core.seams import PolicyPart
+from nanoengine.core.seams import PolicyPart, ask
 from nanoengine.core.sequence import Phase, Sequence
 
 
@@ -64,6 +64,8 @@ class Drafter(PolicyPart):
             if len(seq.token_ids) == seq.num_computed and (most := seq.max_num_tokens - seq.num_tokens) > 0
         )
         budget = scheduler.max_num_batched_tokens - num_tokens
+        for part in scheduler.active:
+            budget = ask(step.faults, part, "max_drafts", budget, num_tokens, budget)
         drafted: list[tuple[Sequence, Run]] = []
         for seq, drafts in self.choose(known, len(step.decodes), num_tokens, budget).items():
             scheduler.blocks.grow(seq, seq.num_computed + len(drafts), step.plan.tables)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llguidance import LLMatcher, LLTokenizer
 
-MAX_FORCED = 512
+MAX_FORCED = 256
 """Bytes of a text that must come, of which tokens are made at once; a step uses 16 tokens."""
 
 

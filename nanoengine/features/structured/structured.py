@@ -27,7 +27,7 @@ from nanoengine.features.structured.params import StructuredOutputs
 LONG = re.compile('[^"]{4096}')
 """In a grammar: a text that may take long. Its masks are filled ahead."""
 
-MAX_WAIT = 0.002
+MAX_WAIT = 0.0005
 """Seconds that a step waits for masks which are filled ahead. Whose mask is later is left out of the step."""
 
 MASKS = "grammar masks"
@@ -222,7 +222,8 @@ class Structured(PolicyPart):
                 continue
             constraint.read(seq.token_ids[seq.num_prompt_tokens + constraint.num_read :])
             if constraint.error and isinstance(seq.error, NoTokenLeft):
-                seq.error = GrammarTooComplex(f"structured_outputs: {constraint.error.splitlines()[0]}")
+                reason = constraint.error.partition("\n")[0]  # behind it may be the whole grammar
+                seq.error = GrammarTooComplex(f"structured_outputs: {reason}")
         self._fill_ahead(seqs)
 
     def concerns(self, seq: Sequence) -> bool:

@@ -15,6 +15,7 @@ import types
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 R = TypeVar("R")
@@ -39,6 +40,21 @@ MOST_OTHERS = 3
 """Most clients do not keep the server busy: with hundreds, one may still use a quarter of its time."""
 
 
+@dataclass(slots=True)
+class Counted:
+    """What a client has used since its last request was begun.
+
+    Attributes:
+        steps: seconds of steps that were charged before.
+        paid_at: when others have had the time for all that was charged before.
+        work: seconds of the server's threads since then.
+    """
+
+    steps: float
+    paid_at: float
+    work: float = 0.0
+
+
 class WorkShare:
     """Accounts of clients, for one event loop.
 
@@ -57,7 +73,7 @@ class WorkShare:
         spent: Mapping[str, float] | None = None,
     ):
         self.clock, self.worked, self.sleep, self.spent = clock, worked, sleep, {} if spent is None else spent
-        self._counted: dict[str, tuple[float, float]] = {}  # what of `spent` was charged, and when
+        self._counted: dict[str, Counted] = {}
         self._num_requests = Counter[str]()
         self._left: dict[str, float] = {}  # when a client that has none ended its last request, in this order
         self._ready: dict[str, float] = {}  # when the others have had the time that a client owes them
@@ -76,6 +92,8 @@ class WorkShare:
 
     def charge(self, client: str, seconds: float) -> None:
         """Work for a client has taken so long."""
+        if client in self._counted:
+            self._counted[client].work += seconds
         prepaid = min(seconds, self._prepaid.get(client, 0.0))
         if prepaid:
             self._prepaid[client] -= prepaid
@@ -89,14 +107,13 @@ class WorkShare:
             self._ready[client] = min(ready, now + MOST_OWED)
 
     def _charge_steps(self, client: str) -> None:
-        """Steps of a client since its last request: others had the time between them."""
+        """Charge what a client has used since its last request was begun, steps included: others had the time between."""
         now, spent = self.clock(), self.spent.get(client, 0.0)
-        before, since = self._counted.get(client, (spent, now))
-        self._counted[client] = spent, now
-        seconds = min(max(spent - before, 0.0), MOST_OF_STEPS)
-        ready = max(self._ready.get(client, since), since) + seconds * (1 + min(self.num_others(client), MOST_OTHERS))
-        if ready > now:
-            self._ready[client] = ready
+        last = self._counted.get(client, Counted(spent, now))
+        seconds = min(max(spent - last.steps, 0.0), MOST_OF_STEPS) + last.work
+        ready = min(last.paid_at + seconds * (1 + min(self.num_others(client), MOST_OTHERS)), now + MOST_OWED)
+        self._ready[client] = ready = max(self._ready.get(client, now), ready, now)
+        self._counted[client] = Counted(spent, ready)
 
     def refused(self, client: str) -> None:
         """A client was told that there is no room now."""

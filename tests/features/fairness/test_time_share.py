@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from nanoengine.core.messages import StepPlan
 from nanoengine.core.scheduler import Step
 from nanoengine.core.sequence import Request, Sequence
 from nanoengine.features.fairness.time_share import LONGEST, RECENT_SECONDS
+from nanoengine.features.speculation.drafter import Candidate, Drafter
 from tests.core.lives import check_lives
 from tests.core.toys import ToyModel, check, make_engine, run
 from tests.features.fairness.sharing import POLICIES, Recorder, rows_of_clients, shared_engine, submit
@@ -266,6 +268,35 @@ def test_steps_stay_short_for_a_moment_after_others_have_gone() -> None:
     assert sum(run.num_new for run in recorder.steps[-1].plan.runs) >= 3999
     for request in list(engine.requests):
         engine.abort(request)
+
+
+@pytest.mark.parametrize("num_drafts", [1, 15])
+def test_drafts_of_others_do_not_make_a_step_longer(num_drafts: int) -> None:
+    class Guesses(Drafter):
+        def postpone(self, candidates: Iterable[Candidate], num_decodes: int, budget: int) -> Iterable[Sequence]:
+            return ()
+
+        def choose(
+            self, candidates: Iterable[Candidate], num_decodes: int, num_tokens: int, budget: int
+        ) -> dict[Sequence, list[int]]:
+            counts = [max(0, min(num_drafts, budget - num_drafts * number)) for number in range(num_decodes)]
+            heavy = [own.seq for own in candidates if own.seq.request.client == "heavy"]
+            return {seq: [3] * count for seq, count in zip(heavy, counts, strict=False) if count}
+
+    recorder = Recorder()
+    engine, _ = shared_engine(**ROOM, policy="mixed", parts=[Guesses(), recorder])
+    alone = time_alone(12, 10, 1, policy="mixed")
+    submit(engine, 8, "heavy", 400, n=20)
+    for _ in range(5):
+        engine.step()
+    assert recorder.steps[-1].runs, "drafts are verified where nobody else is there"
+    start, before = recorder.now, recorder.longest
+    light = submit(engine, 12, "light", 10)
+    while not light.finished:
+        engine.step()
+        check(engine.scheduler)
+    assert recorder.now - start <= 2 * alone + before
+    run(engine, [])
 
 
 class Shared(Drafted):

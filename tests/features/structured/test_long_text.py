@@ -72,7 +72,7 @@ def test_a_long_text_costs_what_is_used_of_it_for_all_completions_once(
 
 
 def test_the_end_of_a_long_text_is_as_of_a_short_one(llm: LLM) -> None:
-    text = WORDS * 40
+    text = WORDS * 20
     assert MAX_FORCED < len(text.encode()) < 2 * MAX_FORCED
     long = {"choice": [text + "a", text + "b"]}
     for speculate in (True, False):

@@ -135,6 +135,31 @@ def test_steps_are_paid_but_not_those_of_which_others_had_their_part(clock: Cloc
 
 
 @pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("part", [0.3, 0.49, 0.9])
+def test_only_who_has_used_more_than_its_part_waits(clock: Clock, seed: int, part: float) -> None:
+    """Beside one other client. Steps and the writing of their tokens are used in small pieces, with pauses between."""
+    rng, spent = random.Random(seed), {"client": 0.0}
+    share = WorkShare(lambda: clock.now, lambda: clock.worked, clock.sleep, spent)
+
+    async def main() -> None:
+        for client in ("other", "client"):
+            await share.turn(client, 0).__aenter__()
+        await ask(share, "client", lambda: None)
+        for _ in range(5):
+            clock.now += 0.01
+            for _ in range(20):
+                step, work = rng.uniform(0, 2e-3), rng.uniform(0, 2e-3)
+                spent["client"] += step
+                share.charged("client", clock.work, work)
+                clock.now += (step + work) / part - work
+            start = clock.now
+            await ask(share, "client", lambda: None)
+            assert (clock.now - start < 1e-3) == (part < 0.5)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("seed", range(8))
 def test_no_account_only_grows(clock: Clock, seed: int) -> None:
     """Of minutes with streams, whose writing waits for nothing, of lengths that are said, and of refusals; each way."""
     rng, share = random.Random(seed), clock.share()
