@@ -208,7 +208,7 @@ static NOINLINE void multiply_cells(const Task<KIND, PACKED, PARTS>& task) {
                 if (has_own_scales(KIND)) total *= load<Floats>(scales.scales[2 * cell + half] + v * LANES);
                 const Floats scale = splat(x[m].scales[2 * cell + half]);
                 both[m][v] = half ? multiply_add(total, scale, both[m][v]) : total * scale;
-                if (!half) in_order(both[m][v]);
+                if (!half && M > 1 && !has_own_scales(KIND)) in_order(both[m][v]);
             }
         }
         EACH_SUM {
