@@ -1,5 +1,5 @@
-// Vectors of 32-bit lanes, as wide as a register of the target: AVX-512, AVX2, NEON or SSE. The compiler's own vector types are
-// enough for that, as long as they are no wider: a wider one is kept in memory.
+// Vectors of 32-bit lanes, as wide as a register of the target: AVX-512, AVX2, NEON or SSE. The compiler's vector types are
+// enough for that, as long as they are no wider: a wider one is stored in memory.
 //
 // The kernels see memory as dwords. A dword holds one float32 or two neighbouring bfloat16 of a dot product, so that one loop
 // serves both.
@@ -197,7 +197,7 @@ INLINE void from_float(bf16* to, float value) {
 // ---- dot products
 
 // sum += a * b, where b is a vector of dwords, and a the same dword for all lanes. A dword of b is used in STEPS products,
-// each with a word of a: a's elements are kept as `Factor`. Sums are float32.
+// each with a word of a: a's elements are `Factor`s. Sums are float32.
 template <class T> struct Dot;
 
 template <> struct Dot<f32> {
@@ -243,17 +243,11 @@ template <> struct Dot<bf16> {
     static constexpr int PER_DWORD = 2, STEPS = 2;
     static INLINE Dwords part(Dwords b, int step) {
         if (step == 0) return b << 16;
-#if defined(__AVX2__) && !defined(__AVX512F__)
-        static constexpr Dwords UPPER = Dwords{} + 0xffff0000u;
-        asm("vpand %1, %0, %0" : "+x"(b) : "m"(UPPER));  // from memory: the kernels have no register left for it
-        return b;
-#else
         b >>= 16;
 #if defined(__x86_64__)
-        asm("" : "+x"(b));  // or else both shifts become a mask
+        asm("" : "+x"(b));  // or else both shifts become a mask, for which the kernels have no register left
 #endif
         return b << 16;
-#endif
     }
     static INLINE Floats add(Floats sum, Dwords b, uint32_t a) { return Dot<f32>::add(sum, b, a); }
 };
