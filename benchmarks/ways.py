@@ -98,7 +98,7 @@ def ways_of(args: argparse.Namespace, session: Session) -> Iterator[list[Way]]:
 
 
 def _adapt(llm: LLM, adapters: list[LoRARequest], requests: list[Request]) -> None:
-    llm._adapt(requests, [adapters[i % len(adapters)] for i in range(len(requests))])
+    llm.adapt(requests, [adapters[i % len(adapters)] for i in range(len(requests))])
 
 
 def write_adapters(session: Session, folder: Path, num: int) -> list[LoRARequest]:

@@ -1,7 +1,7 @@
 // The page in a browser: answers that mean harm, axe-core in light and dark, wide and narrow, and what one does in a chat.
 //
-// By hand, since it takes a browser: npm install playwright-core@1.65.1 axe-core@4.14.1 beside this file, Chromium as CHROMIUM or
-// /usr/bin/chromium, and `nanoengine serve smollm2` at SERVER_URL. Usage: node of_page.mjs. It ends with 1 if anything is wrong.
+// `run.sh FOLDER page` runs it where Chromium is (CHROMIUM, or /usr/bin/chromium), with playwright-core and axe-core of npm in
+// node_modules beside this file, and `nanoengine serve smollm2` at SERVER_URL. It ends with 1 if a check fails.
 
 import { readFileSync } from "node:fs"
 import { createRequire } from "node:module"
@@ -29,10 +29,10 @@ const EVIL = `# Hi
 - [x] done
 
 `
-let failures = 0
+const counts = { passed: 0, failed: 0 }
 
 function check(isRight, what) {
-  if (!isRight) failures += 1
+  counts[isRight ? "passed" : "failed"] += 1
   console.log(isRight ? "ok    " : "FAILED", what)
 }
 
@@ -107,7 +107,7 @@ async function converse(page) {
   await page.click("text=Done")
   await answered(page, () => say(page, "Tell a long story."))
   check(sent.messages[0].content === "Be kind." && sent.messages[1].content === "one\n\nTell a long story.", "it is told with the next")
-  check(/Cut at the limit of 40 tokens .* tok\/s .* prompt tokens were cached/.test(await last("footer")), "why it ended, and how fast it was")
+  check(/Cut at the limit · 40 tokens · .* tok\/s · .* prompt tokens were cached/.test(await last("footer")), "why it ended, and how fast it was")
   await answered(page, () => page.click("text=Regenerate"))
   check(sent.messages.length === 2, "it is answered anew")
   await page.keyboard.press("ArrowUp")
@@ -119,11 +119,13 @@ async function converse(page) {
   check((await page.innerText("#said")) === said, "a conversation is there after a reload")
   await page.click("#new-chat")
   check(!(await page.innerText("#said")), "a new chat is empty")
+  await page.click("#old-chat")
+  check((await page.innerText("#said")) === said, "and undone")
 }
 
 const browser = await chromium.launch({ executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium", args: ["--no-sandbox"] })
 for (const colorScheme of ["light", "dark"]) {
-  for (const width of [1280, 360]) {
+  for (const width of [1280, 360, 320]) {
     const page = await browser.newPage({ viewport: { width, height: 800 }, colorScheme })
     page.on("pageerror", (error) => check(false, error.message))
     await page.goto(URL)
@@ -136,4 +138,5 @@ for (const colorScheme of ["light", "dark"]) {
   }
 }
 await browser.close()
-process.exit(failures ? 1 : 0)
+console.log(`page: ${counts.passed} passed, ${counts.failed} failed, 0 excluded`)
+process.exit(counts.failed ? 1 : 0)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs what others wrote against `nanoengine serve`: vLLM's and llama.cpp's tests of a server, lm-eval, schemathesis, and the client
-# libraries of OpenAI, Anthropic and Ollama. By hand, never by `make test`: it fetches about 1 GB of packages.
+# Runs what others wrote against `nanoengine serve`: vLLM's and llama.cpp's tests of a server, lm-eval, schemathesis, the client
+# libraries of OpenAI, Anthropic and Ollama, and axe-core on the page in Chromium. By hand, never by `make test`: it fetches about 1 GB of packages.
 #
-#   run.sh [FOLDER [SUITE...]]     SUITE: vllm vllm-interfaces llama lm-eval schema clients
+#   run.sh [FOLDER [SUITE...]]     SUITE: vllm vllm-interfaces llama lm-eval schema clients page
 #
 # FOLDER keeps the sources and environments for the next time; without it a temporary one is used and removed. The nanoengine that is
 # tested is that of $PYTHON (python). Traffic goes to 127.0.0.1 only. exclusions.txt says which tests are left out, and why.
@@ -17,7 +17,7 @@ else
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
 fi
-suites=${*:-vllm vllm-interfaces llama lm-eval schema clients}
+suites=${*:-vllm vllm-interfaces llama lm-eval schema clients page}
 python=${PYTHON:-python}
 NANOENGINE_PYTHON=$("$python" -c 'import sys; print(sys.executable)')
 export NANOENGINE_PYTHON HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
@@ -180,6 +180,17 @@ run_clients() {
         MODEL=small with_server "$CLIENTS_MODEL" --served-model-name small --api-key none --max-model-len 4096 --chat-template "$template" -- \
             timeout 1800 "$work/clients/bin/python" -W ignore "$here/clients/$script.py" "$work/$script.md" "$counts" || true
     done
+}
+
+run_page() {
+    if [ ! -x "${CHROMIUM:-/usr/bin/chromium}" ]; then
+        echo "page: 0 passed, 0 failed, 1 excluded (there is no Chromium: apt-get install chromium)" >> "$counts"
+        return
+    fi
+    npm install --silent --prefix "$work/page" playwright-core@1.65.1 axe-core@4.14.1
+    cp "$here/of_page.mjs" "$work/page/"
+    with_server smollm2 -- timeout 600 node "$work/page/of_page.mjs" | tee "$work/page.txt"
+    grep '^page: ' "$work/page.txt" >> "$counts"
 }
 
 for suite in $suites; do

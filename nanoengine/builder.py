@@ -62,7 +62,7 @@ CAPABILITIES = {
     "sampling": Entry("Sampling"),
     "recording": Entry("Recording", "RecordingOptions", LAYERS),
     "lora": Entry("LoRA", "LoRAOptions", LAYERS),
-    "structured": Entry("StructuredOutput", needs=("sampling", "speculation", "tools"), package="llguidance"),
+    "structured": Entry("StructuredOutput", needs=("sampling", "speculation", "tool_calls"), package="llguidance"),
     "pooling": Entry("Pooling", "PoolingOptions"),
     "fairness": Entry("Fairness", "FairnessOptions"),
     "observability": Entry("Observability"),

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from nanoengine.features.observability.metrics import CacheStats, EngineMetrics
     from nanoengine.features.pooling.outputs import EmbeddingOutput
     from nanoengine.features.pooling.params import PoolingParams
+    from nanoengine.features.tool_calls.chats import Chats
     from nanoengine.models.tokenizer import Message
-    from nanoengine.models.tools.chats import Chats
 
 
 class LLM(CoreLLM):
@@ -80,7 +80,7 @@ class LLM(CoreLLM):
             StepFailed: an exception inside a step; its `outputs` hold what the other requests got.
         """
         requests = self.make_requests(prompts, sampling_params, cache_salt)
-        self._adapt(requests, lora_request)
+        self.adapt(requests, lora_request)
         return self._run_with_bar(requests, use_tqdm)
 
     def make_requests(
@@ -99,8 +99,8 @@ class LLM(CoreLLM):
 
         return adapters_of(self.engine.scheduler.parts)
 
-    def _adapt(self, requests: Sequence[Request], wanted: LoRARequest | Sequence[LoRARequest | None] | None) -> None:
-        """Give requests that were made their adapters."""
+    def adapt(self, requests: Sequence[Request], wanted: LoRARequest | Sequence[LoRARequest | None] | None) -> None:
+        """Set the adapters of requests that do not run yet: one for all, or one (or None) for each. Raises as `generate`."""
         is_list = isinstance(wanted, list | tuple)
         if wanted is not None and not (is_list and all(own is None for own in wanted)):  # type: ignore[union-attr]
             self._adapters().use_each(requests, wanted)
@@ -127,7 +127,7 @@ class LLM(CoreLLM):
         """
         if not isinstance(messages, Sequence):
             raise InvalidPrompt(
-                f"messages must be a list of messages or of conversations, not {type(messages).__name__}"
+                "messages", f" must be a list of messages or of conversations, not {type(messages).__name__}"
             )
         if not messages:
             return []
@@ -135,9 +135,9 @@ class LLM(CoreLLM):
         conversations = cast("Sequence[Sequence[Message]]", [messages] if is_one else messages)
         for own in conversations:
             if not isinstance(own, Sequence):
-                raise InvalidPrompt(f"messages holds {shown(own)}: it must be a list of messages or of conversations")
+                raise InvalidPrompt("messages", f" holds {shown(own)}: a conversation is a list of messages")
         rest = {"cache_salt": cache_salt, "lora_request": lora_request, "use_tqdm": use_tqdm}
-        if not (is_installed("tools") or tools or tool_choice):
+        if not (is_installed("tool_calls") or tools or tool_choice):
             token_ids = [self.tokenizer.encode_chat(own, chat_template_kwargs) for own in conversations]
             return self.generate(token_ids, sampling_params, **rest)  # type: ignore[arg-type]
         options = {"parallel": parallel_tool_calls, "template_kwargs": chat_template_kwargs}
@@ -158,9 +158,9 @@ class LLM(CoreLLM):
     @cached_property
     def chats(self) -> Chats:
         """Renders chats, and reads what answers say: `chats.read(output, tools)`."""
-        if not is_installed("tools"):
-            raise not_installed("tools")
-        from nanoengine.models.tools.chats import Chats
+        if not is_installed("tool_calls"):
+            raise not_installed("tool_calls")
+        from nanoengine.features.tool_calls.chats import Chats
 
         return Chats(self.tokenizer)
 
@@ -185,9 +185,9 @@ class LLM(CoreLLM):
 
         own = PoolingParams() if params is None else params
         if not all(isinstance(one, PoolingParams) for one in (own if isinstance(own, Sequence) else [own])):
-            raise InvalidSamplingParams(f"params must be PoolingParams or a list of them, not {shown(params)}")
+            raise InvalidSamplingParams("params", f" must be PoolingParams or a list of them, not {shown(params)}")
         requests = self.make_requests(prompts, own, cache_salt)
-        self._adapt(requests, lora_request)
+        self.adapt(requests, lora_request)
         self._run_with_bar(requests, use_tqdm)
         return [EmbeddingOutput.of(request) for request in requests]
 
@@ -241,13 +241,13 @@ class LLM(CoreLLM):
         piece is asked for; closing the iterator early aborts the request.
         """
         request = self.engine.make_request(plain_prompt(prompt), sampling_params)
-        self._adapt([request], lora_request)
+        self.adapt([request], lora_request)
         if (count := request.params.num_sequences) != 1:
             raise InvalidSamplingParams(f"the params ask for {count} completions: a stream has one")
         return self.stream_request(request)
 
     def get_default_sampling_params(self) -> CoreSamplingParams:
-        """How requests without any are sampled: as the model's makers advise, or as suits small models (models/advice.py)."""
+        """Default sampling parameters: of the model, or for small models (models/default_sampling.py)."""
         return self.engine.default_params
 
     def get_tokenizer(self) -> Any:

@@ -17,7 +17,7 @@ def plain_prompts(prompts: Prompt | Sequence[Prompt]) -> list[PlainPrompt]:
     """Prompts as the engine takes them; raises InvalidPrompt for what is none."""
     if not isinstance(prompts, Sequence | Mapping):
         raise InvalidPrompt(
-            f"prompts must be a string, a list of token ids or a list of such, not {type(prompts).__name__}"
+            "prompts", f" must be a string, a list of token ids or a list of such, not {type(prompts).__name__}"
         )
     is_one = isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int))
     return [plain_prompt(own) for own in cast("Sequence[Prompt]", [prompts] if is_one else prompts)]
@@ -41,10 +41,10 @@ def params_list(
         return [params] * count
     if not isinstance(params, Sequence):
         raise InvalidSamplingParams(
-            f"sampling_params must be SamplingParams or a list of them, not {type(params).__name__}"
+            "sampling_params", f" must be SamplingParams or a list of them, not {type(params).__name__}"
         )
     if len(params) != count:
         raise InvalidSamplingParams(
-            f"sampling_params has {len(params)} entries for {count} prompts: give one, or one for each"
+            "sampling_params", f" has {len(params)} entries for {count} prompts: give one, or one for each"
         )
     return list(params)

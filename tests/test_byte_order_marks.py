@@ -11,7 +11,8 @@ import pytest
 
 from nanoengine import LLM, SamplingParams
 from nanoengine.features.pooling.files import of_folder
-from nanoengine.serve import cli
+from nanoengine.serve import sampling_options
+from nanoengine.serve.arguments import standard_input
 from nanoengine.serve.server.command import read_options
 from tests.scripted import folder_of
 
@@ -56,6 +57,6 @@ def test_of_what_the_command_line_names(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "serve.toml").write_text(f"{MARK}port = 7", "utf-8")
     assert read_options(str(tmp_path / "serve.toml")) == {"port": 7}
     (tmp_path / "schema.json").write_text(f"{MARK}{{}}", "utf-8")
-    assert cli._schema_text(tmp_path / "schema.json") == "{}"
+    assert sampling_options._schema_text(tmp_path / "schema.json") == "{}"
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{MARK}def f("))
-    assert cli._standard_input() == "def f("
+    assert standard_input() == "def f("

@@ -18,7 +18,7 @@ import pytest
 from nanoengine.builder import CAPABILITIES, LAYERS, find_folder
 
 ROOT = Path(__file__).parents[1]
-CLIENTS = ("aio", "beam_search", "chat", "server", "tools")
+CLIENTS = ("aio", "beam_search", "chat", "server", "tool_calls")
 ALL = tuple(dict.fromkeys((*CAPABILITIES, *CLIENTS, *LAYERS)))
 CASES = [*((name,) for name in CAPABILITIES), CLIENTS, ("gguf",), ALL]  # without one of LAYERS, none of them is used
 

@@ -76,7 +76,7 @@ fill_marks = lambda tokenizer: FillMarks("<", ">", "=", "", (0,))  # this model 
     "speculation-0": "from nanoengine import LLM, SamplingParams; prompts = ['a b a b', 'c']",
     "tools-1": """
 from nanoengine import AsyncLLMEngine, SamplingParams
-from nanoengine.models.tools.chats import Chats
+from nanoengine.features.tool_calls.chats import Chats
 parameters = {"type": "object", "properties": {}, "additionalProperties": False}
 tools = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
 messages = [{"role": "user", "content": "How is it in Rome?"}]

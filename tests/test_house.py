@@ -41,7 +41,7 @@ POLICY = {
     "features.fairness": ("options", "time_share", "least_priority"),
     "features.observability": ("metrics", "observer", "kv_events", "view"),
     "features.beam_search": ("search",),
-    "models.tools": ("chats", "grammar", "parser"),
+    "features.tool_calls": ("chats", "grammar", "parser", "prompt"),
     "serve.aio": ("async_llm_engine",),
     "scale.worker": ("child", "link", "remote_runner", "process"),
     "scale.replicas": (

@@ -17,9 +17,9 @@ from nanoengine.features.structured.constraint import Constraint
 from nanoengine.features.structured.grammars import Grammars
 from nanoengine.features.structured.params import StructuredOutputs
 from nanoengine.features.structured.structured import Structured
+from nanoengine.features.tool_calls.schemas import NAMED, VALUES
 from nanoengine.models.description import describe
 from nanoengine.models.names import find_model
-from nanoengine.models.tools.schemas import NAMED, VALUES
 
 LONGEST = 32
 """Characters of a token that is looked for."""

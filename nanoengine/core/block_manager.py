@@ -7,12 +7,13 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import xxhash
 
 from nanoengine.core.messages import NULL_BLOCK, Entries
-from nanoengine.core.seams import KVLayout, KVStore
+from nanoengine.core.seams import Faults, KVLayout, KVStore, ask
 from nanoengine.core.sequence import Sequence
 
 
@@ -36,7 +37,7 @@ class BlockManager:
         num_blocks: usable blocks; block 0 is one more, the null block.
         block_size: tokens of a block.
         layouts: one for each KV group (layers that share block tables).
-        stores: other places where blocks are kept.
+        stores: other places where blocks are kept. What one raises is logged, and its answer is a miss.
         enable_prefix_caching: False: a sequence finds only blocks of its own request, such as its own when it resumes.
         seed: of the hashes; None: drawn.
     """
@@ -69,8 +70,8 @@ class BlockManager:
 
     # ---- blocks of sequences
 
-    def admit(self, seq: Sequence, num_cached_blocks: int) -> bool:
-        """Give a waiting sequence the blocks of its cached prefix, of its other tokens and of the next one."""
+    def admit(self, seq: Sequence, num_cached_blocks: int, faults: Faults) -> bool:
+        """Give a sequence the blocks of its cached prefix, of its other tokens and of the next one. `faults`: of stores."""
         size, cached = self.block_size, num_cached_blocks * self.block_size
         hashes, num_new = seq.block_hashes, 0
         tables: list[list[int]] = []
@@ -92,13 +93,13 @@ class BlockManager:
         for block in pinned:
             self.ref_counts[block] += 1
             self.free_blocks.pop(block, None)
-        for store in self.stores:  # what is evicted below must not push them out
-            store.hold(hashes[:num_cached_blocks])
+        lost = self.tell("hold", hashes[:num_cached_blocks])  # what is evicted below must not push them out
         for group, place in loads:
-            store = next(store for store in self.stores if store.has(group, *hashes[place]))
             self.pending.setdefault(hashes[place][0], seq)
             tables[group][place] = self._allocate()
-            store.load(group, *hashes[place], tables[group][place])
+            ask(lost, self, "_load", None, group, *hashes[place], tables[group][place])
+        admitted = SimpleNamespace(concerns={seq}.__contains__)  # no other sequence must end
+        faults += [(admitted, error) for _, error in lost]
         for table, end in zip(tables, ends, strict=True):
             table += [self._allocate() for _ in range(end - len(table))]
         seq.block_tables, seq.first_blocks = tables, firsts
@@ -162,8 +163,7 @@ class BlockManager:
         block, _ = self.free_blocks.popitem(last=False)
         if (cached := self.contents[block]) is not None:
             self._forget(block)
-            for store in self.stores:
-                store.evicted(cached.group, cached.hash, cached.tokens, block)
+            self.tell("evicted", cached.group, cached.hash, cached.tokens, block)
         if block in self.dirty:
             self.dirty.remove(block)
             self.zeroed.append(block)
@@ -209,7 +209,7 @@ class BlockManager:
             missing = (i for group, places in seen for i in reversed(places) if not has(group, *hashes[i]))
             if (place := next(missing, None)) is not None:
                 count = place  # who starts behind it sees it
-            elif all(store.may_end(*hashes[count - 1], has) for store in self.stores):
+            elif all(ask([], store, "may_end", False, *hashes[count - 1], has) for store in self.stores):
                 break
             else:
                 count -= 1
@@ -234,8 +234,7 @@ class BlockManager:
                 if block != NULL_BLOCK and self.contents[block] is None and hash not in self.index[group]:
                     self.index[group][hash], self.contents[block] = block, Cached(group, hash, tokens)
                     self.dirty.discard(block)  # all of it was written
-                    for store in self.stores:
-                        store.cached(group, hash, hashes[i - 1][0] if i else b"", tokens, block)
+                    self.tell("cached", group, hash, hashes[i - 1][0] if i else b"", tokens, block)
             if self.pending:
                 self.pending.pop(hash, None)
         seq.num_published = last
@@ -249,8 +248,7 @@ class BlockManager:
                 if (block := index.get(hash)) is not None:
                     self._forget(block)
                     self.dirty.add(block)
-                for store in self.stores:
-                    store.invalidated(group, hash, tokens)
+                self.tell("invalidated", group, hash, tokens)
         self.mark_dirty(seq)
 
     def mark_dirty(self, seq: Sequence) -> None:
@@ -265,9 +263,18 @@ class BlockManager:
         for index in self.index:
             for block in list(index.values()):
                 self._forget(block)
-        for store in self.stores:
-            store.clear()
+        self.tell("clear")
         return True
+
+    def tell(self, what: str, *args: object) -> Faults:
+        """Tell all stores; returns those that have raised."""
+        faults: Faults = []
+        for store in self.stores:
+            ask(faults, store, what, None, *args)
+        return faults
+
+    def _load(self, group: int, hash: bytes, tokens: bytes, block: int) -> None:
+        next(store for store in self.stores if store.has(group, hash, tokens)).load(group, hash, tokens, block)
 
     def _forget(self, block: int) -> None:
         cached = self.contents[block]
@@ -281,7 +288,7 @@ class BlockManager:
         if block is not None:
             cached = self.contents[block]
             return cached is not None and cached.tokens == tokens
-        return any(store.has(group, hash, tokens) for store in self.stores)
+        return any(ask([], store, "has", False, group, hash, tokens) for store in self.stores)
 
     def _hashes(self, seq: Sequence) -> list[tuple[bytes, bytes]]:
         """(hash, tokens) of its full blocks; each is hashed once in the life of a sequence."""

@@ -13,10 +13,15 @@ from typing import Any
 
 
 class NanoEngineError(Exception):
-    """Base of all errors that nanoengine raises on purpose. A message is cut short, whatever it quotes."""
+    """Base of errors that nanoengine raises on purpose: of a short message, or of the field at fault and what is behind it."""
+
+    @property
+    def field(self) -> str | None:
+        """The field at fault, perhaps with a path inside of it; None: no single field is."""
+        return self.args[0] if len(self.args) == 2 else None
 
     def __str__(self) -> str:
-        text = super().__str__()
+        text = "".join(map(str, self.args))
         return text if len(text) <= 2000 else f"{text[:1000]} ... {text[-900:]}"
 
 

@@ -49,7 +49,7 @@ class CoreLLM:
             StepFailed: an exception inside a step; its `outputs` hold what the other requests got.
         """
         if isinstance(prompts, str):
-            raise InvalidPrompt("prompts is a string: it must be a list of strings, or of lists of token ids")
+            raise InvalidPrompt("prompts", " is a string: it must be a list of strings, or of lists of token ids")
         return self.run([self.engine.make_request(own, sampling_params, cache_salt=cache_salt) for own in prompts])
 
     def run(

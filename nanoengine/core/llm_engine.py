@@ -108,12 +108,12 @@ class LLMEngine:
             request_id = next(own for own in self._request_ids if own not in self.requests)
         for name, value in (("request_id", request_id), ("cache_salt", cache_salt), ("client", client)):
             if not isinstance(value, str) or not value.isprintable():
-                raise InvalidRequest(f"{name} is {shown(value)}: it must be a string of printable characters")
+                raise InvalidRequest(name, f" is {shown(value)}: it must be a string of printable characters")
         if type(priority) is not int or not -(2**63) <= priority < 2**63:
-            raise InvalidRequest(f"priority is {shown(priority)}: it must be an integer of 64 bits")
+            raise InvalidRequest("priority", f" is {shown(priority)}: it must be an integer of 64 bits")
         params = self.default_params if params is None else params
         if not isinstance(params, CoreSamplingParams):
-            raise InvalidSamplingParams(f"sampling_params must be SamplingParams, not {shown(params)}")
+            raise InvalidSamplingParams("sampling_params", f" must be SamplingParams, not {shown(params)}")
         params = params.for_model(self)
         text = prompt if isinstance(prompt, str) else None
         request = Request(request_id, text, self._check_prompt(prompt), params, cache_salt, priority, client)
@@ -132,9 +132,7 @@ class LLMEngine:
             raise InvalidPrompt("the prompt is empty: it must have at least one token")
         for token in token_ids:
             if type(token) is not int or not 0 <= token < self.vocab_size:
-                raise InvalidPrompt(
-                    f"the prompt holds {shown(token)}: token ids are integers from 0 to {self.vocab_size - 1}"
-                )
+                raise InvalidPrompt(f"the prompt holds {shown(token)}: token ids are from 0 to {self.vocab_size - 1}")
         if len(token_ids) >= self.max_model_len:
             raise PromptTooLong(
                 f"the prompt is too long: this model's maximum context length is {self.max_model_len} tokens, and it has "
@@ -156,9 +154,7 @@ class LLMEngine:
         """As `submit`, but no part is told."""
         self._check_open()
         if request.request_id in self.requests or request.sequences:
-            raise InvalidRequest(
-                f"request_id {shown(request.request_id)} is in use, or was submitted before: make a new request"
-            )
+            raise InvalidRequest("request_id", f" {shown(request.request_id)} is in use or was submitted: make another")
         params = request.params
         seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
         self.requests[request.request_id] = request
@@ -200,7 +196,7 @@ class LLMEngine:
     def _collect(self) -> list[Sequence]:
         """Take the result of the oldest step in flight."""
         step: Step = self.scheduler.in_flight[0]
-        made = (*step.decodes, *step.runs) if step.faults and not step.is_dropped else ()
+        made = (*step.decodes, *step.runs, *step.started) if step.faults and not step.is_dropped else ()
         ended = self._end_blamed(step.faults, [seq for seq in made if not seq.finished])
         result = step.launched if isinstance(step.launched, Exception) else self._try(step.launched)
         if isinstance(result, Exception) and not (step.is_dropped or step.decodes or step.runs):
@@ -286,8 +282,7 @@ class LLMEngine:
         try:
             for request_id in list(self.requests):
                 self.abort(request_id)
-            for store in self.scheduler.blocks.stores:
-                store.closing()
+            self.scheduler.blocks.tell("closing")
             self.step()
         finally:
             self._is_closed = True

@@ -68,6 +68,6 @@ def check(options: Any, error: type[NanoEngineError] = InvalidConfig) -> None:
         elif choices := each.metadata.get("choices"):
             is_right, must = is_right and value in choices, f"one of {', '.join(choices)}"
         if not is_right:
-            raise error(f"{each.name} is {shown(value)}: it must be {must}{', or None' * may_be_none}")
+            raise error(each.name, f" is {shown(value)}: it must be {must}{', or None' * may_be_none}")
         if type(value) is not plain:
             object.__setattr__(options, each.name, plain(value))

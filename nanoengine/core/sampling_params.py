@@ -92,7 +92,7 @@ class CoreSamplingParams:
     def check_vocabulary(self, field: str, tokens: Iterable[int], model: ModelFacts) -> None:
         for token in tokens:
             if token >= model.vocab_size:
-                raise InvalidSamplingParams(f"{field} holds {token}: the vocabulary has {model.vocab_size} tokens")
+                raise InvalidSamplingParams(field, f" holds {token}: the vocabulary has {model.vocab_size} tokens")
 
 
 def items(field: str, value: object) -> Seq[Any]:
@@ -100,7 +100,7 @@ def items(field: str, value: object) -> Seq[Any]:
     if value is None:
         return []
     if not isinstance(value, Iterable) or isinstance(value, str) or getattr(value, "shape", None) == ():
-        raise InvalidSamplingParams(f"{field} must be a list, not {shown(value)}")
+        raise InvalidSamplingParams(field, f" must be a list, not {shown(value)}")
     return list(value)
 
 
@@ -111,8 +111,8 @@ def token_ids(field: str, value: object) -> tuple[int, ...]:
 
 def integer(field: str, value: object, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise InvalidSamplingParams(f"{field} must be an integer, not {shown(value)}")
+        raise InvalidSamplingParams(field, f" must be an integer, not {shown(value)}")
     found = operator.index(value)
     if not low <= found <= high:
-        raise InvalidSamplingParams(f"{field} is {shown(found)}: it must be between {low} and {high}")
+        raise InvalidSamplingParams(field, f" is {shown(found)}: it must be between {low} and {high}")
     return found

@@ -173,7 +173,7 @@ class Scheduler:
                 break
             if (num_cached_blocks := self.blocks.find(seq)) is None:
                 continue
-            if not self.blocks.admit(seq, num_cached_blocks):
+            if not self.blocks.admit(seq, num_cached_blocks, step.faults):
                 break  # no room: nobody behind it overtakes it
             self._start(step, seq)
             budget -= self._take_chunk(step, seq, budget)

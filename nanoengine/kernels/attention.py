@@ -20,12 +20,12 @@ then of k, then of v."""
 
 
 class AttentionBackend(CoreAttentionBackend):
-    """A backend that may keep K/V as int8, be recorded, and read what sequences share once."""
+    """A backend that may store K/V as int8, be recorded, and read what sequences share once."""
 
     features: frozenset[str] = frozenset()
     """Fields of `AttentionSpec`, beside the scale, that it heeds."""
     rotate_and_write: RotateAndWrite | None = None
-    """What it offers in place of norms, rotations and `write_kv` one after the other."""
+    """The fused form of norms, rotations and `write_kv`."""
     row_dimensions = 1
     """Of the shape of a cache, those that stay where a layer has less of each token: blocks, or blocks and their tokens."""
     block_major = False
@@ -73,5 +73,5 @@ class WriteInOneGo:
 
 
 def window_of(spec: AttentionSpec) -> int:
-    """As kernels are told: 0 if there is none, and less than 0 if it stands still."""
+    """The argument of kernels: 0 if there is none, and less than 0 if it stands still."""
     return -(spec.window or 0) if spec.chunked else spec.window or 0

@@ -27,7 +27,6 @@ from nanoengine.kernels.native.operations import NativeKernels
 from nanoengine.kernels.native.support import unsupported_reason
 from nanoengine.kernels.operations import Kernels
 from nanoengine.kernels.options import KernelOptions
-from nanoengine.kernels.prefault import AHEAD_TOKENS, Prefault
 from nanoengine.kernels.reference.attention import TorchAttention
 from nanoengine.kernels.reference.operations import TorchKernels
 from nanoengine.kernels.triton import launch
@@ -50,73 +49,68 @@ class NativeAndTriton(Capability):
         return device
 
     def dtype(self, startup: Startup) -> torch.dtype:
-        asked, checkpoint, device = startup.config.dtype, startup.model_config.dtype, startup.device.torch_device
-        is_open = asked == "auto" and startup.config.of(KernelOptions).kernels in ("auto", "native")
+        requested, checkpoint, device = startup.config.dtype, startup.model_config.dtype, startup.device.torch_device
+        is_open = requested == "auto" and startup.config.of(KernelOptions).kernels in ("auto", "native")
         # On a CPU these kernels multiply 16 bits faster than 32, also where torch does not; of these they know bfloat16.
         if is_open and checkpoint != "float32" and self._are_native(startup):
             return torch.bfloat16
-        return choose_dtype(asked, checkpoint, device)
+        return choose_dtype(requested, checkpoint, device)
 
     def _are_native(self, startup: Startup) -> bool:
         return unsupported_reason(startup.device.torch_device, torch.bfloat16, use_tqdm=startup.use_tqdm) is None
 
     def kernels(self, startup: Startup) -> CoreKernels:
-        own, device = startup.config.of(KernelOptions), startup.device.torch_device
+        kernel_options, device = startup.config.of(KernelOptions), startup.device.torch_device
         if startup.gpus_elsewhere:
             return TorchKernels("processes with GPUs compute")
-        asked = own.activation_dtype
-        if asked == "auto" and startup.config.dtype == "float32":
-            asked = "float32"
-        found = choose_kernels(
-            own.kernels,
+        requested = kernel_options.activation_dtype
+        if requested == "auto" and startup.config.dtype == "float32":
+            requested = "float32"
+        chosen = choose_kernels(
+            kernel_options.kernels,
             device,
             startup.dtype,
-            activation_dtype=asked,
+            activation_dtype=requested,
             num_threads=startup.device.num_threads,
             use_tqdm=startup.use_tqdm,
         )
-        if found.name != "native" and own.activation_dtype not in ("auto", "float32"):
+        if chosen.name != "native" and kernel_options.activation_dtype not in ("auto", "float32"):
             raise InvalidConfig(
-                f"activation_dtype is {asked!r}, but the {found.name} kernels round none ({found.description}): use "
+                f"activation_dtype is {requested!r}, but the {chosen.name} kernels round none ({chosen.description}): use "
                 "activation_dtype='auto', or a device and dtype that the native kernels compute on"
             )
-        if own.kernels == "auto" and found.name == "torch":
-            logger.warning("plain torch computes, which is slower: %s", found.description)
-        return found
+        if kernel_options.kernels == "auto" and chosen.name == "torch":
+            logger.warning("plain torch computes, which is slower: %s", chosen.description)
+        return chosen
 
     def backend(self, startup: Startup) -> CoreAttentionBackend:
-        own, name = startup.config.of(KernelOptions), startup.config.attention_backend
+        kernel_options, name = startup.config.of(KernelOptions), startup.config.attention_backend
         if startup.gpus_elsewhere:  # nothing attends here; blocks are as large as there
             theirs = next((each for each in ON_CUDA if name in ("auto", each.name)), TorchAttention)
             return TorchAttention(startup.config.block_size or theirs.default_block_size)
-        if own.kv_cache_dtype == "int8":
+        if kernel_options.kv_cache_dtype == "int8":
             startup.kv_dtype = torch.int8
-        is_plain = startup.kernels.name == "torch" and (own.kernels == "torch" or not startup.device.is_cuda)
+        is_plain = startup.kernels.name == "torch" and (kernel_options.kernels == "torch" or not startup.device.is_cuda)
         if name == "auto" and is_plain:
             name = "torch"  # what others need, the kernels that were made for the device need too, but for flash-attn
         where = startup.device.torch_device, startup.dtype, startup.model_config, startup.config.block_size
         is_int8 = startup.kv_dtype is torch.int8
         layers = startup.attention_specs, startup.head_dims
-        found, passed_over = choose_backend(name, *where, *layers, quantized=is_int8)
+        chosen, passed_over = choose_backend(name, *where, *layers, quantized=is_int8)
         if passed_over:
             startup.passed_over = f" (not {passed_over})"
-        if isinstance(found, TritonAttention) and (least := found.tuning.flash_prompt):
+        if isinstance(chosen, TritonAttention) and (least := chosen.tuning.flash_prompt):
             reason = "it has no int8 cache" if is_int8 else _prepare_flash_attn_4(startup)
-            found.flash_prompt = 0 if reason else least
-            taken = f" and flash-attn 4 (prompts from {least} tokens on)"
-            startup.passed_over += f" (not flash-attn 4: {reason})" if reason else taken
-        return found
+            chosen.flash_prompt = 0 if reason else least
+            addition = f" and flash-attn 4 (prompts from {least} tokens on)"
+            startup.passed_over += f" (not flash-attn 4: {reason})" if reason else addition
+        return chosen
 
     def kv_cache(self, startup: Startup, num_blocks: int) -> KVCache:
         backend = startup.backend
         kind = BlockMajorKVCache if isinstance(backend, AttentionBackend) and backend.block_major else HugePageKVCache
         where = startup.kv_dtype or startup.dtype, startup.device.torch_device
         return kind(num_blocks, startup.groups, startup.block_shape, *where)
-
-    def runner(self, startup: Startup) -> None:
-        cache = startup.runner.kv_cache
-        if isinstance(cache, BlockMajorKVCache):
-            startup.runner.parts.append(Prefault(cache, AHEAD_TOKENS * len(startup.groups) // startup.block_size))
 
     def describe_itself(self, startup: Startup) -> str:
         formats: Counter[str] = Counter()
@@ -139,10 +133,10 @@ def _prepare_flash_attn_4(startup: Startup) -> str | None:
     return flash_attn_4.prepare(kernels, startup.device.torch_device)
 
 
-def choose_dtype(asked: str, checkpoint: str, device: torch.device) -> torch.dtype:
+def choose_dtype(requested: str, checkpoint: str, device: torch.device) -> torch.dtype:
     """The dtype to compute in; "auto" is the checkpoint's where the device is fast at it, float32 elsewhere."""
-    if asked != "auto":
-        return getattr(torch, asked)
+    if requested != "auto":
+        return getattr(torch, requested)
     if checkpoint == "float32" or _is_fast(checkpoint, device):
         return getattr(torch, checkpoint)
     return torch.float32
@@ -170,12 +164,12 @@ def choose_kernels(
     """The kernels of that name; for "auto" those made for the device if they can run here, and torch's otherwise.
 
     Args:
-        activation_dtype: what native kernels round activations to where they meet quantized weights.
+        activation_dtype: the precision of activations in products with quantized weights, of native kernels.
         num_threads: of native kernels. None: as many as torch has.
         use_tqdm: show when they have to be compiled first.
 
     Raises:
-        InvalidConfig: kernels were asked for by name, and cannot run here; the message says why.
+        InvalidConfig: the kernels of that name cannot run here; the message says why.
     """
     made_for_it = "triton" if device.type == "cuda" else "native"
     wanted = made_for_it if name == "auto" else name
@@ -213,7 +207,7 @@ def choose_backend(
         block_size: None: as the backend likes it.
         specs: what the layers of the model ask for; none of them asks for more than a scale if nothing is said.
         head_dims: of the layers; that of the model if nothing is said.
-        quantized: whether K/V are to be kept as int8.
+        quantized: whether the KV cache has int8 values.
 
     Raises:
         InvalidConfig: no such backend, or it cannot run here, or not for these layers; the message says why.
@@ -232,11 +226,11 @@ def choose_backend(
         if reason is None and quantized and not backend.quantizes:
             reason = "it has no int8 cache, and kv_cache_dtype is 'int8': choose 'auto'"
         if reason is None:
-            found = backend(size)
-            if isinstance(found, TritonAttention):
-                found.tuning = load_tuning(device)
-            found.quantized = quantized
-            return found, _list(reasons)
+            chosen = backend(size)
+            if isinstance(chosen, TritonAttention):
+                chosen.tuning = load_tuning(device)
+            chosen.quantized = quantized
+            return chosen, _list(reasons)
         reasons[backend.name] = reason
     raise InvalidConfig(f"no attention backend can run: {_list(reasons)}")
 

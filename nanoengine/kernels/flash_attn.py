@@ -23,7 +23,7 @@ MAX_HEAD_DIM = 256
 
 
 class FlashAttention(CausalTorchAttention, AttentionBackend):
-    """Prefill packs the queries of all sequences; decode splits long sequences among the multiprocessors. K/V are kept as
+    """Prefill packs the queries of all sequences; decode splits long sequences among the multiprocessors. K/V are stored as
     `CausalTorchAttention` does, and written by Triton's kernels where there are any.
     """
 
@@ -36,14 +36,14 @@ class FlashAttention(CausalTorchAttention, AttentionBackend):
     @staticmethod
     def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
         if block_size & (block_size - 1) and triton_unsupported_reason(device) is None:
-            return f"Triton places its tokens, and block_size {block_size} is no power of two"
-        found = capability(device)
-        if found is None:
+            return f"Triton computes its slot mapping, and block_size {block_size} is no power of two"
+        version = capability(device)
+        if version is None:
             return f"it runs on NVIDIA GPUs, and the device is {device.type}"
         if isinstance(missing := find_functions(), str):
             return missing
-        if found < (8, 0):
-            return f"it takes compute capability 8.0, and this GPU has {found[0]}.{found[1]}"
+        if version < (8, 0):
+            return f"it takes compute capability 8.0, and this GPU has {version[0]}.{version[1]}"
         if dtype not in DTYPES:
             return f"it computes in float16 or bfloat16, and dtype is {str(dtype).removeprefix('torch.')}"
         if head_dim % 8 or head_dim > MAX_HEAD_DIM:
@@ -95,7 +95,7 @@ class FlashAttention(CausalTorchAttention, AttentionBackend):
         return attended.flatten(0, 1)
 
     def options(self, spec: AttentionSpec) -> dict[str, Any]:
-        """The spec of a layer as keyword arguments of the package. It counts a window without the query's own token."""
+        """The spec of a layer as keyword arguments of the package. Its windows do not count the query's token."""
         window = torch_flash.NO_WINDOW if spec.window is None else (spec.window - 1, 0)
         return {"softmax_scale": spec.scale, "causal": True, "window_size": window}
 

@@ -62,12 +62,12 @@ def kernels_of(model: DenseConfig, dtype: torch.dtype, specs: Sequence[Attention
     computes layers without one. All must have the heads that the model says.
     """
     group, name = model.num_heads // model.num_kv_heads, str(dtype).removeprefix("torch.")
-    found = {
+    needed = {
         Kernel(model.head_dim, group, name, spec.sinks, spec.soft_cap)
         for spec in specs or [AttentionSpec(1.0)]
         if spec.window is None
     }
-    return sorted(found, key=repr)
+    return sorted(needed, key=repr)
 
 
 def prepare(kernels: Sequence[Kernel], device: torch.device) -> str | None:
@@ -78,13 +78,13 @@ def prepare(kernels: Sequence[Kernel], device: torch.device) -> str | None:
     """
     if not kernels:
         return "all layers have windows"
-    reasons = (unsupported_reason(device, DTYPES.get(own.dtype, torch.float32), own.head_dim) for own in kernels)
+    reasons = (unsupported_reason(device, DTYPES.get(one.dtype, torch.float32), one.head_dim) for one in kernels)
     if reason := next(filter(None, reasons), None):
         return reason
     major, minor = torch.cuda.get_device_capability(device)
     count = torch.cuda.get_device_properties(device).multi_processor_count
     if missing := [kernel for kernel in kernels if not _mark(kernel, major).exists()]:
-        target = {"capability": [major, minor], "multiprocessors": count, "kernels": [asdict(own) for own in missing]}
+        target = {"capability": [major, minor], "multiprocessors": count, "kernels": [asdict(one) for one in missing]}
         subprocess.Popen(
             [sys.executable, "-m", __name__, json.dumps(target)],
             stdin=subprocess.DEVNULL,
@@ -98,7 +98,7 @@ def prepare(kernels: Sequence[Kernel], device: torch.device) -> str | None:
 
 
 def functions() -> Any:
-    """The module that has its functions; kernels are kept in our folder of caches. It takes a second or two."""
+    """The module that has its functions; kernels are stored in the cache folder. It takes a second or two."""
     os.environ["FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"] = "1"
     os.environ["FLASH_ATTENTION_CUTE_DSL_CACHE_DIR"] = str(_folder())
     import flash_attn.cute
@@ -142,16 +142,16 @@ def compile_ahead(kernels: Sequence[Kernel], capability: tuple[int, int], multip
     os.environ["FLASH_ATTENTION_ARCH"], os.environ["CUTE_DSL_ARCH"] = f"sm_{major}{minor}", f"sm_{major}{minor}a"
     os.environ["FLASH_ATTENTION_NUM_SMS"] = str(multiprocessors)
     functions()
-    for own in kernels:
+    for one in kernels:
         with FakeTensorMode(), torch.inference_mode():  # tensors without memory, on a device that need not be there
-            device, dtype = torch.device("cuda"), DTYPES[own.dtype]
-            q = torch.empty(LEAST_TOKENS, own.group, own.head_dim, dtype=dtype, device=device)
-            cache = torch.empty(32, 1, 16, own.head_dim, dtype=dtype, device=device).transpose(1, 2)
+            device, dtype = torch.device("cuda"), DTYPES[one.dtype]
+            q = torch.empty(LEAST_TOKENS, one.group, one.head_dim, dtype=dtype, device=device)
+            cache = torch.empty(32, 1, 16, one.head_dim, dtype=dtype, device=device).transpose(1, 2)
             starts, lens, tables = (torch.empty(shape, dtype=torch.int32, device=device) for shape in (2, 1, (1, 32)))
             runs = Runs(starts, lens, tables, [LEAST_TOKENS], [2 * LEAST_TOKENS])
-            sinks = torch.empty(own.group, dtype=torch.float32, device=device) if own.sinks else None
-            attend(q, (cache, cache.clone()), runs, AttentionSpec(1.0, sinks=own.sinks, soft_cap=own.soft_cap), sinks)
-        mark = _mark(own, major)
+            sinks = torch.empty(one.group, dtype=torch.float32, device=device) if one.sinks else None
+            attend(q, (cache, cache.clone()), runs, AttentionSpec(1.0, sinks=one.sinks, soft_cap=one.soft_cap), sinks)
+        mark = _mark(one, major)
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
 
@@ -169,7 +169,7 @@ def _mark(kernel: Kernel, major: int) -> Path:
 
 def main(argument: str) -> None:
     target = json.loads(argument)
-    kernels = [Kernel(**own) for own in target["kernels"]]
+    kernels = [Kernel(**one) for one in target["kernels"]]
     compile_ahead(kernels, tuple(target["capability"]), target["multiprocessors"])
 
 

@@ -37,7 +37,7 @@ def keep_freed_memory() -> None:
 
 
 def zeros_in_huge_pages(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A tensor of zeros on the CPU, in huge pages where the system has them. Memory is taken when it is first written.
+    """A tensor of zeros on the CPU, in huge pages where the system has them. The system allocates it at the first write.
 
     Reading it from end to end is a few per cent faster than in small pages, and the first writes are much faster.
 
@@ -68,7 +68,7 @@ class Arena:
         self._free = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def zeros(self, size: int) -> Tensor:
-        """[size] uint8, from a multiple of 64 bytes on. Memory is taken when it is first written.
+        """[size] uint8, from a multiple of 64 bytes on. Memory is allocated by the system when it is first written.
 
         Raises:
             OSError: the system has not so much memory.
@@ -78,5 +78,5 @@ class Arena:
             size_of_chunk = max(room, CHUNK_BYTES)
             chunk = zeros_in_huge_pages([size_of_chunk + HUGE_PAGE], torch.uint8)
             self._free = chunk[-chunk.data_ptr() % HUGE_PAGE :][:size_of_chunk]
-        taken, self._free = self._free[:size], self._free[room:]
-        return taken
+        piece, self._free = self._free[:size], self._free[room:]
+        return piece

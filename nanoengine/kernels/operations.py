@@ -24,7 +24,7 @@ and v to the cache."""
 
 @runtime_checkable
 class QuantizedSlot(WeightSlot, Protocol):
-    """A place that takes quantized rows as they are; those that kernels would rather have as numbers, it dequantizes.
+    """Storage that accepts quantized rows; formats that the kernels have no product for are dequantized.
 
     All rows of a weight need not be of one format: of qkv_proj, v often has more bits than q and k.
     """
@@ -34,7 +34,7 @@ class QuantizedSlot(WeightSlot, Protocol):
 
 @runtime_checkable
 class SlotInParts(WeightSlot, Protocol):
-    """A place for a tensor that is several matrices, each with a place of its own."""
+    """Storage for a tensor that is several matrices, each stored separately."""
 
     def parts(
         self, source: Tensor | QuantizedTensor | QuantizedExperts, /
@@ -54,7 +54,7 @@ class QuantizableWeight(Weight, Protocol):
 
 
 class Puts(Protocol):
-    """A weight that is put together of rows."""
+    """A weight that is filled row by row."""
 
     shape: torch.Size
 
@@ -137,7 +137,7 @@ class Kernels(CoreKernels, ABC):
     quantized_products: str
     """How quantized weights are multiplied, for the start-up line."""
     can_fuse = True
-    """Whether several operations may be computed together. Not where something changes what `product` returns."""
+    """Whether several operations may be fused. Not where something changes what `product` returns."""
 
     short_conv = staticmethod(recurrences.short_conv)
     delta_rule = staticmethod(recurrences.delta_rule)

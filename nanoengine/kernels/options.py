@@ -14,7 +14,7 @@ class KernelOptions:
     Args:
         kernels: "native" (compiled for this CPU), "triton" (for NVIDIA GPUs), "torch" (plain torch operations, attention too
             unless it is named), or "auto": those made for the device where they can run.
-        activation_dtype: what activations are rounded to where they meet quantized weights: "int8" (by blocks of 16, so that
+        activation_dtype: the precision of activations in products with quantized weights: "int8" (by blocks of 16, so that
             products are sums of integers), "int16" (the same in two parts of 8 bits), "bfloat16" (so are the weights, as
             they are read: the products of a model in bfloat16), "float32" (nothing is rounded: the exact results of the
             stored weights), or "auto": float32 where `dtype` asks for it by name; else, with the native kernels, bfloat16 on

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Stores(NamedTuple):
-    """Where the states of a step's runs are kept: run i does so behind tokens[starts[i]:starts[i + 1]], which ascend."""
+    """Slots for the states of a step's runs: run i stores one behind tokens[starts[i]:starts[i + 1]], which ascend."""
 
     starts: Tensor  # [num_runs + 1] int32
     tokens: Tensor  # [m] int32: tokens of the step
@@ -27,19 +27,19 @@ class StateRuns(NamedTuple):
 
     rows: Tensor  # [num_runs] int32: the slot of each
     starts: Tensor  # [num_runs + 1] int32: the tokens of run i are [starts[i], starts[i + 1])
-    stores: Stores | None = None  # None: of each run behind its last token, in its own slot
+    stores: Stores | None = None  # None: of each run behind its last token, in its row's slot
 
-    def walk(self) -> Iterator[tuple[int, list[tuple[int, list[int]]]]]:
+    def rows_of_runs(self) -> Iterator[tuple[int, list[tuple[int, list[int]]]]]:
         """(slot, its tokens, each with the slots that the state behind it goes to) of each run."""
         rows, starts = self.rows.tolist(), self.starts.tolist()
         first, tokens, slots = (part.tolist() for part in self.stores) if self.stores else ([], [], [])
         for run, row in enumerate(rows):
-            own = range(starts[run], starts[run + 1])
+            tokens_of_run = range(starts[run], starts[run + 1])
             if self.stores is None:
-                yield row, [(token, [row] * (token == own[-1])) for token in own]
+                yield row, [(token, [row] * (token == tokens_of_run[-1])) for token in tokens_of_run]
             else:
-                kept = list(zip(tokens, slots, strict=True))[first[run] : first[run + 1]]
-                yield row, [(token, [slot for at, slot in kept if at == token]) for token in own]
+                stored = list(zip(tokens, slots, strict=True))[first[run] : first[run + 1]]
+                yield row, [(token, [slot for at, slot in stored if at == token]) for token in tokens_of_run]
 
 
 class Decay(NamedTuple):
@@ -72,7 +72,7 @@ def short_conv(
     """
     inputs = x.float() if before is None else x.float() * before.float()
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
-    for row, tokens in runs.walk():
+    for row, tokens in runs.rows_of_runs():
         state = states[row].clone()
         for token, slots in tokens:
             window = torch.cat((state, inputs[token, None]))
@@ -113,13 +113,13 @@ def delta_rule(
     q, k, v = qkv.float().split((num_k_heads * d_k, num_k_heads * d_k, heads * d_v), dim=-1)
     q, k = (x.unflatten(-1, (num_k_heads, d_k)) for x in (q, k))
     q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) for x in (q, k))
-    own = torch.arange(heads, dtype=torch.int64, device=v.device)
-    own = own % num_k_heads if tiled else own // (heads // num_k_heads)
-    q, k = q[:, own] * d_k**-0.5, k[:, own]
+    tokens_of_run = torch.arange(heads, dtype=torch.int64, device=v.device)
+    tokens_of_run = tokens_of_run % num_k_heads if tiled else tokens_of_run // (heads // num_k_heads)
+    q, k = q[:, tokens_of_run] * d_k**-0.5, k[:, tokens_of_run]
     v, beta = v.unflatten(-1, (heads, d_v)), b.float().sigmoid()
     fade = torch.exp(-torch.exp(decay.log_rate) * F.softplus(a.float() + decay.bias))
     out = torch.empty(v.shape, dtype=torch.float32, device=v.device)
-    for row, tokens in runs.walk():
+    for row, tokens in runs.rows_of_runs():
         state = states[row].clone()
         for token, slots in tokens:
             seen = fade[token, :, None] * torch.einsum("hkv,hk->hv", state, k[token])
@@ -152,7 +152,7 @@ def mamba2(
     step = F.softplus(dt.float() + decay.bias)
     fade = torch.exp(-torch.exp(decay.log_rate) * step)
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
-    for row, tokens in runs.walk():
+    for row, tokens in runs.rows_of_runs():
         state = states[row].clone()
         for token, slots in tokens:
             change = step[token, :, None] * x[token]

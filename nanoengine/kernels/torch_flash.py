@@ -1,7 +1,7 @@
-"""The two functions of the package flash-attn that attention calls, over torch's own copy of its version 2. Both are causal.
+"""The two functions of the package flash-attn that attention calls, over torch's copy of its version 2. Both are causal.
 
-That copy (`torch.nn.attention.varlen`) reads K/V in pages since torch 2.12, and since 2.13 it can be told not to cut sequences
-into parts: where it does, the sums of parts may go to wrong rows (https://github.com/pytorch/pytorch/issues/194167).
+That copy (`torch.nn.attention.varlen`) reads K/V in pages since torch 2.12, and since 2.13 it can leave sequences undivided:
+where it divides them, the sums of parts may go to wrong rows (https://github.com/pytorch/pytorch/issues/194167).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NO_WINDOW = (-1, -1)
 
 def unsupported_reason() -> str | None:
     """The reason that torch's copy cannot be used; None if it can."""
-    return None if torch.__version__ >= LEAST else f"torch {torch.__version__} has no copy of its own as {LEAST} has"
+    return None if torch.__version__ >= LEAST else f"torch {torch.__version__} has no copy of it; {LEAST} has one"
 
 
 def flash_attn_varlen_func(
@@ -37,7 +37,7 @@ def flash_attn_varlen_func(
         enable_gqa=True,
         seqused_k=cu_seqlens_k.diff() if seqused_k is None else seqused_k,
         block_table=how["block_table"],
-        # If nothing is masked, the heads that share K/V become rows of a sequence, whose parts are put together rightly.
+        # If nothing is masked, the heads that share K/V become rows of a sequence, whose partial results are combined rightly.
         num_splits=None if is_alone and q.shape[1] > k.shape[2] else 1,
     )
     return cast(Tensor, attended)

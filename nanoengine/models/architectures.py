@@ -1,104 +1,56 @@
-"""Which family reads the config.json of which architecture."""
+"""The reader of a config.json: the family of its architecture, and checks of the fields and sizes of all families."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
 from nanoengine.errors import UnsupportedModel, shown
+from nanoengine.models import families
 from nanoengine.models.config_fields import MAX_POSITIONS, ConfigFields, UnsupportedArchitecture, names_of
-from nanoengine.models.families import (
-    bamba,
-    dots1,
-    ernie,
-    ernie4_5_moe,
-    exaone4,
-    falcon_h1,
-    gemma,
-    gemma4,
-    glm,
-    glm4_moe,
-    gpt_oss,
-    granite,
-    granite_hybrid,
-    hunyuan,
-    lfm2,
-    llama,
-    llama4,
-    minimax_m2,
-    mistral,
-    nemotron_h,
-    olmo,
-    phi3,
-    qwen,
-    qwen3_next,
-    qwen_vl,
-    seed_oss,
-    smollm3,
-)
 from nanoengine.models.families.windows import layer_types_of
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.models.quantization.scheme import QUANTIZATION, read_scheme
-from nanoengine.models.rope_config import reach, rescaled
+from nanoengine.models.rope_config import scaled_length, with_rope_scaling
 
-FAMILIES = (
-    llama,
-    mistral,
-    qwen,
-    smollm3,
-    phi3,
-    granite,
-    olmo,
-    gemma,
-    gemma4,
-    gpt_oss,
-    lfm2,
-    qwen3_next,
-    qwen_vl,
-    granite_hybrid,
-    bamba,
-    falcon_h1,
-    nemotron_h,
-    llama4,
-    seed_oss,
-    glm,
-    exaone4,
-    ernie,
-    hunyuan,
-    glm4_moe,
-    minimax_m2,
-    ernie4_5_moe,
-    dots1,
-)
 LENGTHS = (
     *("n_positions", "n_ctx", "seq_length", "seq_len", "model_max_length"),
     *("max_seq_len", "max_seq_length", "max_sequence_length", "max_target_positions"),
 )
-"""Other names of max_position_embeddings, such as the first files of LLaMA have. The smallest counts, as vLLM has it."""
+"""Other names of max_position_embeddings, for example in the first files of LLaMA. The smallest counts, as in vLLM."""
 
 OTHER_TENSORS = ("sarvam_moe",)
-"""Model types whose tensors have other names than those of the architecture."""
+"""Model types with other names of tensors than their architecture."""
 
 MAX_WEIGHTS = 2**44
-"""Of one matrix: beyond it the sizes of tensors in bytes come near to what 64 bits can say."""
+"""Limit of the weights of one matrix: sizes of tensors in bytes stay far below 64 bits."""
 
-ARCHITECTURES = {name: family for family in FAMILIES for name in family.ARCHITECTURES}
+FAMILIES = [import_module(f"{families.__name__}.{module.name}") for module in iter_modules(families.__path__)]
+"""All modules of `families/`; a family has ARCHITECTURES and read_config, and the others are its helpers."""
+
+ARCHITECTURES = {name: family for family in FAMILIES for name in getattr(family, "ARCHITECTURES", ())}
 
 
 def read_model_config(
     table: Mapping[str, Any], rope_scaling: Mapping[str, Any] | None = None, plugins: Sequence[Any] = ()
 ) -> ModelConfig:
-    """What a Hugging Face config.json (schemas of transformers 4 and 5) says of a model, with `rope_scaling` in place of its own,
-    and with families beside ours, which come first.
+    """The model of a Hugging Face config.json, in the schema of transformers 4 or 5.
+
+    Args:
+        table: the content of the file.
+        rope_scaling: replaces that of the file.
+        plugins: further families, which have precedence.
 
     Raises:
-        UnsupportedModel: an architecture or a feature that is not computed, a field that is missing, wrong or not known.
+        UnsupportedModel: an architecture or a feature that is not computed; a field that is missing, wrong or not known.
     """
     stated = table.get("architectures")
     names = stated if isinstance(stated, list) else []
-    # LlamaModel has no head, and the first files say LLaMA; some have a model_type alone, which is the same word.
+    # LlamaModel has no head, the first files say LLaMA, and some files have a model_type instead.
     full = [re.sub("Model$", "ForCausalLM", name) for name in names if isinstance(name, str)]
     if stated is None and isinstance(kind := text_table(table).get("model_type"), str):
         full = [kind.removesuffix("_text") + "ForCausalLM"]
@@ -108,17 +60,19 @@ def read_model_config(
     architecture = next(filter(None, spelled), None)
     if architecture is None or text_table(table).get("model_type") in OTHER_TENSORS:
         are_names = bool(full) and (stated is None or len(full) == len(names))
-        what = "none of them is supported" if are_names else "it must be a list of names"
+        why = "none of them is supported" if are_names else "it must be a list of names"
         kind = UnsupportedArchitecture if are_names else UnsupportedModel
-        raise kind(f"architectures is {shown(stated)}: {what}; supported are {', '.join(sorted(known))}")
-    fields = ConfigFields(text_table(table) if rope_scaling is None else rescaled(text_table(table), rope_scaling))
+        raise kind(f"architectures is {shown(stated)}: {why}; supported are {', '.join(sorted(known))}")
+    fields = ConfigFields(
+        text_table(table) if rope_scaling is None else with_rope_scaling(text_table(table), rope_scaling)
+    )
     lengths = [fields.integer(key) for key in LENGTHS if fields.get(key) is not None]
     fields.default("max_position_embeddings", min(lengths, default=None))
     config = known[architecture].read_config(fields, architecture)
     _check_sizes(fields, config)
     longest = min([config.max_position_embeddings, *lengths])
-    if not architecture.startswith("Gemma3"):  # whose length is that of the stretched positions
-        longest = reach(longest, [layer.rope for layer in config.layers if layer.rope is not None])
+    if not config.positions_are_scaled:
+        longest = scaled_length(longest, [layer.rope for layer in config.layers if layer.rope is not None])
     config = replace(config, max_position_embeddings=min(longest, MAX_POSITIONS))
     if not fields.has_read("layer_types"):
         layer_types_of(fields)
@@ -126,19 +80,20 @@ def read_model_config(
         "quantization", "MLX's packing is not read; give a folder in bfloat16, float16 or float32, or a GGUF file"
     )
     scheme = read_scheme(table)
-    if scheme is not None and (scheme.layout == "mxfp4") is not (known[architecture] is gpt_oss):
+    is_mxfp4 = config.experts is not None and config.experts.is_mxfp4
+    if scheme is not None and (scheme.layout == "mxfp4") is not is_mxfp4:
         raise fields.wrong(
             QUANTIZATION, table[QUANTIZATION], "MXFP4 is read of gpt-oss alone, and of gpt-oss nothing else"
         )
     fields.expect("is_causal", True)
-    # Where a family does not read windows, they are of no effect; and how files hold weights is not what the model is.
+    # Windows have no effect where a family does not read them; quantization describes the files, not the model.
     fields.ignore("sliding_window", "max_window_layers", QUANTIZATION, "compression_config")
     fields.refuse_others(names_of("model", fields.get("model_type")))
     return config
 
 
 def _check_sizes(fields: ConfigFields, config: ModelConfig) -> None:
-    """UnsupportedModel if a matrix is so large that its size cannot be computed with 64 bits."""
+    """Raises UnsupportedModel if a matrix has more than `MAX_WEIGHTS` weights."""
     rows = [config.vocab_size, 2 * config.num_heads * config.head_dims[-1], config.num_layers * config.per_layer_size]
     rows += [2 * (layer.intermediate_size or config.intermediate_size) for layer in config.layers]
     if config.experts is not None:
@@ -151,7 +106,7 @@ def _check_sizes(fields: ConfigFields, config: ModelConfig) -> None:
 
 
 def text_table(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The table for the text part, in the config.json of a model that sees pictures, too."""
+    """The table of the text part, if the config.json is of a multimodal model."""
     text = table.get("text_config")
     if not isinstance(text, Mapping) or not text:
         return table

@@ -13,8 +13,8 @@ from nanoengine.core.startup import Startup
 from nanoengine.kernels.attention import AttentionBackend
 from nanoengine.kernels.operations import Kernels
 from nanoengine.kernels.triton.launch import float8_unsupported_reason
-from nanoengine.models.advice import default_sampling
 from nanoengine.models.checkpoint import Checkpoint
+from nanoengine.models.default_sampling import default_sampling
 from nanoengine.models.description import describe
 from nanoengine.models.implementation import Implementation, Weights
 from nanoengine.models.layers.factory import Factory
@@ -30,7 +30,7 @@ from nanoengine.plugins import PluginOptions
 
 
 class Models(Capability):
-    """Attributes are set by `describe` and `policy`, for the doors that need them."""
+    """The capability of models. `describe` and `policy` set its attributes, which `LLM` and the server read."""
 
     options = ModelOptions
     checkpoint: Checkpoint
@@ -42,22 +42,22 @@ class Models(Capability):
     num_parameters: int
     tokenizer: ModelTokenizer
     default_sampling: Mapping[str, Any]
-    """How requests that say nothing are sampled: see `advice.default_sampling`."""
+    """Defaults of sampling parameters: see `default_sampling`."""
 
     def describe(self, startup: Startup) -> tuple[ModelConfig, ModelTokenizer, Sequence[int]]:
-        """Nothing that the files say takes time or memory before it was compared with the headers of the weights."""
-        config, own = startup.config, startup.config.of(ModelOptions)
-        other = None if own.tokenizer is None else find_model(str(own.tokenizer))
-        scaling = None if own.rope_scaling is None else json.loads(str(own.rope_scaling))
-        template, families = cast("str | None", own.chat_template), config.of(PluginOptions).families
+        """Read the description of the model; its sizes are checked against the headers of the weights before they cost memory."""
+        config, options = startup.config, startup.config.of(ModelOptions)
+        tokenizer = None if options.tokenizer is None else find_model(str(options.tokenizer))
+        scaling = None if options.rope_scaling is None else json.loads(str(options.rope_scaling))
+        template, families = cast("str | None", options.chat_template), config.of(PluginOptions).families
 
         def read(table: Mapping[str, Any]) -> ModelConfig:
-            self.implementation = choose_implementation(config.model, own.model_impl, table, scaling, families)
+            self.implementation = choose_implementation(config.model, options.model_impl, table, scaling, families)
             return self.implementation.config
 
-        found = describe(find_model(config.model), other, template, read)
-        path = find_model(config.model, WEIGHT_FILES)  # the description is sound: now the weights are worth fetching
-        self.checkpoint, self.quantization = open_checkpoint(path, found.gguf), own.quantization
+        description = describe(find_model(config.model), tokenizer, template, read)
+        path = find_model(config.model, WEIGHT_FILES)  # the description is valid: now the weights are fetched
+        self.checkpoint, self.quantization = open_checkpoint(path, description.gguf), options.quantization
         self.num_parameters = self.implementation.match(self.checkpoint)
         startup.layers_by, said = self.implementation.description, self.implementation.config
         if (config.max_model_len or 0) > said.max_position_embeddings:
@@ -65,18 +65,18 @@ class Models(Capability):
         self.model_config = said.within(config.max_model_len or said.max_position_embeddings)
         layers = map(self.model_config.layer, self.model_config.attention_layers)
         startup.path = path
-        self.metadata = startup.metadata = {} if found.gguf is None else found.gguf.metadata
+        self.metadata = startup.metadata = {} if description.gguf is None else description.gguf.metadata
         startup.weights_key = self._weights
         startup.attention_specs = self.implementation.attention_specs(self.model_config)
         startup.head_dims = self.model_config.head_dims
         startup.windows = [layer.window for layer in layers]
         startup.has_chunks = said.has_chunks
         startup.state_shapes = None if said.states is None else said.states.shapes
-        self.tokenizer, self._advised = found.tokenizer, found.advised_sampling
-        return self.model_config, found.tokenizer, found.eos_token_ids
+        self.tokenizer, self._advised = description.tokenizer, description.advised_sampling
+        return self.model_config, description.tokenizer, description.eos_token_ids
 
     def _weights(self, max_len: int) -> tuple[object, ...]:
-        """A key of everything beside the description that K/V depends on, if no sequence is longer than `max_len`."""
+        """A key of all that determines K/V beside the description, if no sequence is longer than `max_len`."""
         return self.checkpoint.fingerprint(), self.quantization, self.implementation.angles_of(max_len)
 
     def model(self, startup: Startup) -> Any:

@@ -1,4 +1,4 @@
-"""Checkpoint: where weights come from, whatever the format of the files."""
+"""Checkpoint: the interface of weights in files of any format."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """Facts of a tensor that are known without reading it."""
+    """The header of a tensor, which is known without reading it."""
 
     name: str
     dtype: str  # one of FLOATS, if it can be loaded
     shape: list[int]
     file: str  # for messages
-    stored_bytes: int | None = None  # of what is quantized, and may stay so
-    adds_nothing: bool = False  # it is all zeros, so a model that has no place for it does without
+    stored_bytes: int | None = None  # of a quantized tensor that may stay quantized
+    adds_nothing: bool = False  # all zeros: a model without a slot for it ignores it
 
 
 class Checkpoint(Protocol):
@@ -41,9 +41,7 @@ class Checkpoint(Protocol):
         ...
 
     def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor | QuantizedTensor | QuantizedExperts]]:
-        """Every tensor once, in `dtype`, in that of the file, or quantized; what was yielded may be gone when the next is asked
-        for.
-        """
+        """Each tensor once, in `dtype`, in that of the file, or quantized; a yielded tensor is valid until the next one."""
         ...
 
     def fingerprint(self) -> str:

@@ -1,4 +1,4 @@
-"""ConfigFields: a config.json, read field by field, so that what nobody reads can be refused."""
+"""ConfigFields: a reader of config.json that records the fields it has read, so that unread fields can be refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nanoengine.errors import UnsupportedModel, shown
 logger = logging.getLogger("nanoengine")
 
 NAMES_FILE = Path(__file__).parent / "field_names.json"
-"""Names of fields that others read: transformers' classes of the families here, quantizers, peft, llama.cpp."""
+"""Names of fields in other projects: transformers' classes of the families here, quantizers, peft, llama.cpp."""
 
 NAMED_IN_THE_LOG = 5
 
@@ -25,14 +25,14 @@ WITHOUT_EFFECT = re.compile(
     r"_(name_or_path|commit_hash|from_auto)|architectures|model_type|.*_token_id|.*(dropout|_pdrop|jitter_noise)|initializer_range|"
     r".*_implementation.*|.*loss_coef|output_(attentions|hidden_states|router_logits)|return_dict|use_cache|auto_map|pretraining_tp|"
     r"(transformers|unsloth|mlx).*|is_(encoder_decoder|llama_config)|chunk_size_feed_forward|id2label|label2id|problem_type|"
-    # of pictures and sounds
+    # of images and audio
     r"(vision|audio)_config|(boi|eoi|image|video|audio)_token_index|mm_tokens_per_image|spatial_merge_size|vision_feature_.*|"
     r"multimodal_projector_bias|projector_hidden_act"
 )
-"""Fields that are read or widespread, and change nothing about what a model computes when it is used."""
+"""Fields that are read or widespread, and do not change the outputs of a model."""
 
 MAX_POSITIONS = 2**24
-"""Longest sequence in tokens: tables are made for all of a sequence's blocks. What says more is broken or hostile."""
+"""Limit of the longest sequence in tokens: tables have an entry for each block. A file with more is broken or hostile."""
 
 MAX_LAYERS = 4096
 REQUIRED = object()
@@ -44,14 +44,14 @@ class UnsupportedArchitecture(UnsupportedModel):
 
 
 class ConfigFields:
-    """Reads the fields of a table, and remembers which: `refuse_others` names one that nobody read, though it may matter.
+    """Reader of the fields of a table; `refuse_others` refuses an unread field that may matter.
 
     Args:
         table: the content of a config.json, or of a table in it.
-        where: what messages call it.
+        where: its name in messages.
 
     Raises:
-        UnsupportedModel: by every method, for a value that is missing or wrong; it names field, value and what it must be.
+        UnsupportedModel: by every method, for a value that is missing or wrong; the message names field, value and valid values.
     """
 
     def __init__(self, table: Mapping[str, Any], where: str = "the model's config.json"):
@@ -65,12 +65,12 @@ class ConfigFields:
         return key in self._read
 
     def default(self, key: str, value: Any) -> None:
-        """What holds if the file does not say it."""
+        """Set the default of a field that is missing or null."""
         if self.table.get(key) is None:
             self.table = {**self.table, key: value}
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value as it stands there; `default` if there is none, or null."""
+        """The value in the file; `default` if it is missing or null."""
         self._read.add(key)
         value = self.table.get(key)
         return default if value is None else value
@@ -79,11 +79,11 @@ class ConfigFields:
         return UnsupportedModel(f"{key} is {shown(value)} in {self.where}: {why}")
 
     def ignore(self, *keys: str) -> None:
-        """Fields that say nothing here, whatever they hold."""
+        """Mark fields as read: they have no effect."""
         self._read.update(keys)
 
     def refuse(self, key: str, why: str) -> None:
-        """A field that must be off."""
+        """Refuse a field that is not off."""
         if (value := self.get(key)) not in OFF:
             raise self.wrong(key, value, why)
 
@@ -97,7 +97,7 @@ class ConfigFields:
         return value
 
     def number(self, key: str, default: Any = REQUIRED, least: float = 0.0, most: float = sys.float_info.max) -> float:
-        """A positive number within bounds; a field that is there as null counts as wrong."""
+        """A positive number within bounds; null is wrong."""
         self._read.add(key)
         value = self.table.get(key, None if default is REQUIRED else default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
@@ -107,7 +107,7 @@ class ConfigFields:
         return float(value)
 
     def numbers(self, key: str, count: int, least: float, most: float) -> tuple[float, ...]:
-        """A list of so many positive numbers."""
+        """A list of `count` positive numbers."""
         values = self.get(key)
         if not isinstance(values, list) or len(values) != count:
             raise self.wrong(key, values, f"it must be a list of {count} numbers")
@@ -134,16 +134,16 @@ class ConfigFields:
         return value
 
     def expect(self, key: str, *supported: object) -> None:
-        """A field whose other values are not computed."""
+        """Refuse other values of a field than the supported ones."""
         value = self.get(key)
         if value is not None and value not in supported:
             raise UnsupportedModel(f"{key} is {shown(value)}: only {' or '.join(map(repr, supported))} is supported")
 
     def refuse_others(self, known: Collection[str] | None = None) -> None:
-        """Refuse what nobody read, unless it changes nothing, or says that something is off.
+        """Refuse unread fields, unless they have no effect or are off.
 
         Args:
-            known: fields that others read. What is not among them is a line in the log. None: all are refused.
+            known: fields of other projects, which are refused; others are logged. None: all are refused.
         """
         others = {key: value for key, value in self.table.items() if key not in self._read and value not in OFF}
         unread = {key: value for key, value in others.items() if not WITHOUT_EFFECT.fullmatch(key)}
@@ -162,14 +162,14 @@ def _tables() -> dict[str, dict[str, list[str]]]:
 
 
 def names_of(kind: str, model_type: object = None) -> frozenset[str]:
-    """Names that others read: of a "model" of a type (of all, if no family here has it), "quantization", "adapter" or "gguf"."""
+    """Names in other projects: of a "model" of a type (of all types if it has no family), "quantization", "adapter", "gguf"."""
     tables = _tables()[kind]
     family = model_type.removesuffix("_text") if isinstance(model_type, str) else ""
     return frozenset(name for key in (("", family) if family and family in tables else tables) for name in tables[key])
 
 
 def log_unknown(fields: Mapping[str, Any], where: str) -> None:
-    """A line in the log with the first of the fields that nobody is known to read."""
+    """Log the first of the fields that are not known."""
     first = [f"{shown(key)} ({shown(value)})" for key, value in fields.items()][:NAMED_IN_THE_LOG]
     if first:
         more = f" and {len(fields) - len(first)} more" if len(fields) > len(first) else ""
@@ -178,4 +178,4 @@ def log_unknown(fields: Mapping[str, Any], where: str) -> None:
 
 @functools.lru_cache(maxsize=64)
 def _log_once(where: str, named: str) -> None:
-    logger.warning("%s has %s, which nobody is known to read: left out", where, named)
+    logger.warning("%s has %s, which are not known fields: ignored", where, named)

@@ -1,7 +1,6 @@
-"""Decoder: Qwen3's, extended to what all supported families have, built from the facts of a `ModelConfig`.
+"""Decoder: the decoder of all families, built from a `ModelConfig`.
 
-Attention over all tokens or those of a window; SwiGLU, GeGLU or a mixture of experts; RMSNorm before each part, behind it, or
-both.
+It extends Qwen 3's with windows, GeGLU, mixtures of experts, recurrent states, and norms after each part.
 """
 
 from __future__ import annotations
@@ -35,27 +34,27 @@ from nanoengine.models.layers.slots import Reordered, Scaled
 from nanoengine.models.model_config import ModelConfig, RopeConfig
 
 NAMES_OF_Q_AND_K = re.compile(r"\.(q_proj|k_proj|qkv_proj|q_norm|k_norm)\.")
-"""Tensors whose rows are dimensions of the heads of q and k."""
+"""Names of tensors whose rows are dimensions of the heads of q and k."""
 
 
 def build_model(
     config: ModelConfig, kernels: Kernels, backend: AttentionBackend, dtype: torch.dtype, device: torch.device
 ) -> Decoder:
-    """The model with unset parameters, on its device and in its dtype from the start: nothing is made twice."""
+    """The model with unset parameters, on its device and in its dtype from the start."""
     return Decoder(config, Factory(kernels, dtype, device), backend)
 
 
 def attention_specs(config: ModelConfig) -> list[AttentionSpec]:
-    """The attention spec of each layer; a backend is chosen by it before the model is built."""
+    """The attention spec of each layer; it determines the backend before the model is built."""
     scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
     windows = [config.layer(number).window for number in range(config.num_layers)]
     cap, sinks = config.attention_soft_cap, config.has_sinks
-    return [AttentionSpec(scale, own, config.has_chunks and own is not None, sinks, cap) for own in windows]
+    return [AttentionSpec(scale, window, config.has_chunks and window is not None, sinks, cap) for window in windows]
 
 
 class SelfAttention(DenseAttention):
-    """With sinks, norms over all heads together or without weights, fused tensors, heads that rotate in part or in other pairs,
-    and gates of what it says.
+    """Attention with sinks, output gates, fused tensors, partial or interleaved RoPE, and QK norms over all heads or without
+    weights.
     """
 
     prefix = "self_attn"
@@ -79,7 +78,7 @@ class SelfAttention(DenseAttention):
             kind = ScaledAttention
         self.config, self.rope, self.qkv_names, self.norms = config, rope, config.names.qkv, norms
         if config.qk_norm == "plain":
-            self.norms = ()  # of a checkpoint
+            self.norms = ()  # no tensors in a checkpoint
             for norm in norms:
                 norm.weight.fill_(1.0)
         q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -96,11 +95,11 @@ class SelfAttention(DenseAttention):
         assert isinstance(norm, OffsetNorm)
         if self.gate_size:
             both, residual = norm.then_linear(hidden, residual, self.qkv_proj)
-            seen = self.attention(both[:, self.gate_size :], angles, metadata).flatten(-2)
-            return self.o_proj(self.kernels.sigmoid_gate(seen, both[:, : self.gate_size])), residual
-        (x, own), linear = norm.before(hidden, residual), self.qkv_proj
+            heads = self.attention(both[:, self.gate_size :], angles, metadata).flatten(-2)
+            return self.o_proj(self.kernels.sigmoid_gate(heads, both[:, : self.gate_size])), residual
+        (x, fused_norm), linear = norm.before(hidden, residual), self.qkv_proj
         write = self.attention.writing(angles, metadata)
-        q, residual = self.kernels.heads(x, linear.weight, linear.bias, write, **own)
+        q, residual = self.kernels.heads(x, linear.weight, linear.bias, write, **fused_norm)
         return self.o_proj(self.attention.attend(q, metadata).flatten(-2)), residual
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
@@ -112,30 +111,25 @@ class SelfAttention(DenseAttention):
         if rope is not None and (rope.interleaved or rope.rotary_dim != size):
             order = rotary_order(size, rope.rotary_dim, interleaved=rope.interleaved)
         is_in_order = order == list(range(size))
-        own = {
-            name: slot
-            for name, slot in slots.items()
-            if self.gate_size and name.startswith(f"{prefix}.{self.qkv_names[0]}.")
-        }
+        heads = range(
+            0, 2 * self.gate_size, 2 * size
+        )  # a checkpoint has q and gate of a head, and then of the next head
+        gates, queries = ([head + i for head in heads for i in dims] for dims in (range(size, 2 * size), order))
         for name, slot in slots.items():
-            if not is_in_order and name not in own and NAMES_OF_Q_AND_K.search(name):
+            if self.gate_size and name.startswith(f"{prefix}.{self.qkv_names[0]}."):
+                slots[name] = Reordered(slot, gates + queries, 1)
+            elif not is_in_order and NAMES_OF_Q_AND_K.search(name):
                 slots[name] = self._reordered(slot, order)
-        if own:  # a checkpoint has q and gate of a head, and then those of the next
-            heads = range(0, 2 * self.gate_size, 2 * size)
-            gates, queries = (
-                [head + first + i for head in heads for i in dims] for first, dims in ((size, range(size)), (0, order))
-            )
-            slots |= {name: Reordered(slot, gates + queries, 1) for name, slot in own.items()}
         return slots
 
     def _reordered(self, slot: WeightSlot, order: list[int]) -> WeightSlot:
-        """The heads of q and k in another order; those of v, behind them if all are one tensor, stay."""
+        """A slot that reorders the heads of q and k; the heads of v, if they are in the same tensor, stay."""
         heads = self.config.num_heads + self.config.num_kv_heads
         return Reordered(slot, order, min(slot.shape[0] // self.config.head_dim, heads))
 
 
 def new_mixer(kind: str, config: ModelConfig, layer: int, factory: Factory) -> Mixer:
-    """The part of a layer that has states; they stand behind K and V of all layers."""
+    """The mixer of layer `layer`; its states follow the K/V of all layers in the KV cache."""
     facts, place = config.states, config.num_layers + layer
     assert facts is not None
     if kind == "short_conv":
@@ -144,7 +138,7 @@ def new_mixer(kind: str, config: ModelConfig, layer: int, factory: Factory) -> M
 
 
 class DecoderLayer(DenseLayer):
-    """With norms before each part, behind it, or both, and a factor of what a part adds to the residual."""
+    """A layer with norms before and after each part, and a factor of the outputs of its parts."""
 
     def __init__(
         self,
@@ -162,20 +156,16 @@ class DecoderLayer(DenseLayer):
                 return NoNorm(factory)
             return OffsetNorm(factory, config.hidden_size, config.rms_norm_eps, config.norm_offset)
 
-        own, names = config.layer(layer), config.names
+        facts, names = config.layer(layer), config.names
         # Parts have the calls of attention or of an MLP, and other weights.
         attention = LayerAttention if config.has_v_norm else SelfAttention
-        self_attn: Any = attention(config, layer, spec, factory, backend) if own.attends else NoPart()
-        if own.mixer is not None:
-            mixer = new_mixer(own.mixer, config, layer, factory)
-            self_attn = SideBySide(self_attn, mixer) if own.attends else mixer
-        mlp: Any = new_mlp(config, layer, factory) if own.has_mlp else NoPart()
-        mixes = own.attends or own.mixer is not None
-        norms = (
-            norm(names.norm_before_attention if mixes else None),
-            norm(names.norm_before_mlp if own.has_mlp else None),
-        )
-        super().__init__(norms[0], self_attn, norms[1], mlp, rotary)
+        self_attn: Any = attention(config, layer, spec, factory, backend) if facts.attends else NoPart()
+        if facts.mixer is not None:
+            mixer = new_mixer(facts.mixer, config, layer, factory)
+            self_attn = SideBySide(self_attn, mixer) if facts.attends else mixer
+        mlp: Any = new_mlp(config, layer, factory) if facts.has_mlp else NoPart()
+        attn_norm = norm(names.norm_before_attention if facts.attends or facts.mixer is not None else None)
+        super().__init__(attn_norm, self_attn, norm(names.norm_before_mlp if facts.has_mlp else None), mlp, rotary)
         self.after_attention, self.after_mlp = norm(self.names.norm_after_attention), norm(self.names.norm_after_mlp)
         self.end = LayerEnd(config, factory) if config.has_layer_scale else None
 
@@ -191,7 +181,7 @@ class DecoderLayer(DenseLayer):
 
     @property
     def mixing(self) -> tuple[Any, ...]:
-        """What stands before the MLP: one part, or two side by side."""
+        """The parts before the MLP: one, or two in parallel."""
         return self.self_attn.parts if isinstance(self.self_attn, SideBySide) else (self.self_attn,)
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
@@ -212,14 +202,14 @@ class DecoderLayer(DenseLayer):
 
 
 class Decoder(DenseDecoder):
-    """With several kinds of rotation, and factors and caps of embeddings and logits."""
+    """A decoder with several kinds of rotation, per-layer embeddings, and factors and caps of embeddings and logits."""
 
     config: ModelConfig
     layers: Sequence[DecoderLayer]
 
     def __init__(self, config: ModelConfig, factory: Factory, backend: AttentionBackend):
         facts = [config.layer(number) for number in range(config.num_layers)]
-        ropes, sizes = [own.rope for own in facts], [own.head_dim or config.head_dim for own in facts]
+        ropes, sizes = [layer.rope for layer in facts], [layer.head_dim or config.head_dim for layer in facts]
         rotaries: dict[RopeConfig | None, RotaryTable | None] = {
             rope: None if rope is None else RotaryEmbedding(size, rope, factory.device)
             for rope, size in dict(zip(ropes, sizes, strict=True)).items()
@@ -233,7 +223,7 @@ class Decoder(DenseDecoder):
         norm = OffsetNorm(factory, config.hidden_size, config.rms_norm_eps, config.norm_offset)
         super().__init__(config, factory, layers, norm)
         self.per_layer = PerLayerInputs(config, factory) if config.per_layer_size else None
-        self.kv_layers = [number if own.kv_layer is None else own.kv_layer for number, own in enumerate(facts)]
+        self.kv_layers = [number if layer.kv_layer is None else layer.kv_layer for number, layer in enumerate(facts)]
         self.matrices = factory.matrices
         self.embedding_scale = config.embedding_scale
         if config.embedding_scale_is_rounded:
@@ -241,17 +231,17 @@ class Decoder(DenseDecoder):
 
     @property
     def mixers(self) -> dict[int, Mixer]:
-        """Layers with states, by their numbers."""
+        """The mixers by the numbers of their layers."""
         layers = enumerate(self.layers)
         return {number: part for number, layer in layers for part in layer.mixing if isinstance(part, Mixer)}
 
     def checkpoint_tensors(self) -> dict[str, WeightSlot]:
         slots = super().checkpoint_tensors() | ({} if self.per_layer is None else self.per_layer.slots())
         for ending, factors, rows in self.config.factors:
-            each = torch.tensor(factors, dtype=torch.float32, device="cpu")[:, None]
+            column = torch.tensor(factors, dtype=torch.float32, device="cpu")[:, None]
             if rows:
-                each = each.repeat_interleave(torch.tensor(rows, dtype=torch.int64, device="cpu"), dim=0)
-            slots |= {name: Scaled(slot, each) for name, slot in slots.items() if name.endswith(ending)}
+                column = column.repeat_interleave(torch.tensor(rows, dtype=torch.int64, device="cpu"), dim=0)
+            slots |= {name: Scaled(slot, column) for name, slot in slots.items() if name.endswith(ending)}
         for ours, theirs in self.config.names.replaced:
             slots = {name.replace(ours, theirs): slot for name, slot in slots.items()}
         return slots
@@ -269,8 +259,8 @@ class Decoder(DenseDecoder):
         for number, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
             assert layer.end is not None
-            seen, rotary = metadata[self.kv_layers[number]], layer.rotary
-            hidden, residual = layer(hidden, residual, None if rotary is None else angles[rotary], seen)
+            rotary, of_layer = layer.rotary, metadata[self.kv_layers[number]]
+            hidden, residual = layer(hidden, residual, None if rotary is None else angles[rotary], of_layer)
             hidden, residual = layer.end(hidden, residual, None if per_layer is None else per_layer[:, number])
         assert residual is not None
         return self.norm.add_and_norm(hidden, residual)[0]

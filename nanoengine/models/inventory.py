@@ -1,4 +1,4 @@
-"""Which models are on this machine, what they take, and whether their descriptions say that they run. Nothing is loaded."""
+"""Inventory: the models on this machine, their sizes, and whether they run by their descriptions. No weights are loaded."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A model that a name stands for."""
+    """The model of a name."""
 
     name: str
     disk_bytes: int = 0
-    config: ModelConfig | None = None  # its shape, where that can be read
-    problem: str = ""  # why it does not run here; empty if nothing is known that keeps it from it
+    config: ModelConfig | None = None  # None: it cannot be read
+    problem: str = ""  # the reason that it does not run here; empty: no known reason
 
 
 def inventory() -> list[Entry]:
-    """The bundled model, those that can be fetched, and what is in the caches of nanoengine and of the hub's client."""
-    return [_describe(name, where) for name, where in _places()]
+    """The bundled model, models that can be fetched, and models in the caches of nanoengine and of the hub's client."""
+    return [describe(name, where) for name, where in _paths()]
 
 
 def table(entries: Iterable[Entry]) -> str:
-    """Entries as lines of text in columns, below their names."""
+    """A text table of entries with a header."""
     rows = [COLUMNS, *map(_cells, entries)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
-def _places() -> Iterator[tuple[str, str]]:
-    """Names, and where each leads on this machine."""
+def _paths() -> Iterator[tuple[str, str]]:
+    """Names of models, and their names or paths on this machine."""
     for name in ("demo", *DOWNLOADS):
         yield name, name
     fetched = {download.path for download in DOWNLOADS.values()}
@@ -59,7 +59,7 @@ def _places() -> Iterator[tuple[str, str]]:
 def _repositories() -> Iterator[tuple[str, str]]:
     """Names and paths of models in the hub's cache: models--ORG--NAME/refs/main names the commit that is below snapshots/.
 
-    Read by its documented layout (https://huggingface.co/docs/huggingface_hub/guides/manage-cache): the client's own scan leaves
+    Read by its documented layout (https://huggingface.co/docs/huggingface_hub/guides/manage-cache): the client's scan leaves
     a repository out, or ends, where any file of any revision is broken.
     """
     from huggingface_hub import constants
@@ -71,7 +71,7 @@ def _repositories() -> Iterator[tuple[str, str]]:
             commit = COMMIT.fullmatch(read_file(main, 1000).decode(errors="replace"))
         except OSError:
             commit = None
-        # Without one, no config.json will be found below it, and that is told.
+        # Without a commit, `find_model` reports a missing config.json.
         folder = repository / "snapshots" / (commit[0] if commit else "")
         files = first_parts(folder.rglob("*.gguf"))
         if not files or (folder / "config.json").exists():
@@ -84,12 +84,13 @@ def _config(name: str, table: Mapping[str, Any]) -> ModelConfig:
     try:
         return read_model_config(table)
     except UnsupportedArchitecture:
-        from nanoengine.models.model_impl import choose_implementation  # it takes torch, which others do without
+        from nanoengine.models.model_impl import choose_implementation  # imports torch, which families do not need
 
         return choose_implementation(name, "auto", table, None, ()).config
 
 
-def _describe(name: str, where: str) -> Entry:
+def describe(name: str, where: str) -> Entry:
+    """The entry of a model: `where` is what `find_model` finds it by."""
     disk_bytes, config = 0, None
     try:
         path = find_model(where)
@@ -102,7 +103,7 @@ def _describe(name: str, where: str) -> Entry:
             weights = files
         if not weights:
             raise ModelNotFound(f"no {', '.join(WEIGHT_FILES)}: its weights are not here yet")
-        weight_bytes = sum(file.stat().st_size for file in weights)  # in memory they are as large as in their files
+        weight_bytes = sum(file.stat().st_size for file in weights)  # approximately the size in memory
         if weight_bytes > (available := available_ram()):
             return Entry(name, disk_bytes, config, f"not on the CPU: {_size(available)} of RAM are available")
     except (NanoEngineError, OSError) as error:

@@ -1,4 +1,4 @@
-"""JSON tables in the files of a model folder, also of files that an editor has begun with a byte order mark."""
+"""JSON tables in the files of a model folder, with or without a byte order mark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading: compare what files hold with what a model needs, and copy tensor by tensor into its place."""
+"""Loading: compare the tensors of files with the slots of a model, and copy each tensor to its slot."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from nanoengine.progress import stage
 
 STACKED = "gate_up_proj", "down_proj"
 MAX_PROBLEMS = 1000
-"""Tensors that a model has no place for, until no more are looked at."""
+"""Limit of the unexpected and repeated tensors in a comparison."""
 
 Quantizer = Callable[[Tensor], QuantizedTensor]
 
 
 def open_checkpoint(path: Path, gguf: GGUFFile | None = None) -> Checkpoint:
-    """The weights of the model at a path that `find_model` gave; `gguf` is the file there, if somebody has opened it.
+    """The weights of the model at a path from `find_model`; `gguf`: the file there, if it is open.
 
     Raises:
-        ModelNotFound, UnsupportedModel: of a folder, a config.json that is missing, or says what cannot be read of quantization.
+        ModelNotFound, UnsupportedModel: a folder without a config.json, or with a quantization that is not supported.
     """
     if not path.is_dir():
         return GGUFCheckpoint(gguf or GGUFFile.open(path))
@@ -52,8 +52,8 @@ def open_checkpoint(path: Path, gguf: GGUFFile | None = None) -> Checkpoint:
 
 
 def as_stored(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
-    """The model with `are_stacked` and `are_transposed` set as the files have it: checkpoints of transformers 4 and 5 differ, and
-    those of Qwen3.5 and Qwen3-VL exist in both forms.
+    """The model with `are_stacked` and `are_transposed` as in the files: transformers 4 and 5 write different files, and Qwen3.5
+    and Qwen3-VL exist in both forms.
     """
     experts, names = config.experts, config.names
     if experts is not None and experts.are_transposed:
@@ -72,7 +72,7 @@ def as_stored(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
 
 
 def check_weights(config: ModelConfig, checkpoint: Checkpoint) -> None:
-    """See from the headers of its files that a checkpoint holds the weights of a model, before any memory is taken for it.
+    """Compare the headers of a checkpoint with a model, before memory is allocated.
 
     Raises:
         ModelNotFound, InvalidWeights: as `load_weights`.
@@ -86,7 +86,7 @@ def num_parameters(config: ModelConfig) -> int:
 
 
 def _slots(config: ModelConfig) -> dict[str, WeightSlot]:
-    """The places of all tensors of a checkpoint, in a model that takes no memory."""
+    """The slots of all tensors of a checkpoint, of a model without memory."""
     model = build_model(config, TorchKernels(), TorchAttention(1), torch.float32, torch.device("meta"))
     return model.checkpoint_tensors()
 
@@ -99,22 +99,22 @@ def load_weights(
     quantize: Quantizer | None = None,
     use_tqdm: bool = True,
 ) -> None:
-    """Copy every tensor of a checkpoint into its place in `tensors`, converted to the dtype there.
+    """Copy each tensor of a checkpoint to its slot in `tensors`, converted to the dtype of the slot.
 
     Args:
-        tensors: where each goes.
-        checkpoint: where they come from.
-        dtype: of nearly all places: a format that has to compute its numbers makes them in it.
-        quantize: makes what a place for quantized rows gets of numbers; None: numbers stay what they are.
-        use_tqdm: show how far it is.
+        tensors: the slots by names of tensors.
+        checkpoint: the source.
+        dtype: of nearly all slots: formats that must be dequantized are dequantized to it.
+        quantize: quantizes dense matrices for slots of quantized rows; None: they stay dense.
+        use_tqdm: show a progress bar.
 
     Raises:
         ModelNotFound: no weights, or a file of them is missing.
         InvalidWeights: a broken file; tensors that are missing, unexpected, repeated or misshapen (the message names
-            them, and nothing was copied); a tied model with a head of its own.
+            them, and nothing was copied); a tied model with another head.
     """
     _compare(tensors, checkpoint)
-    # A tied model may come with its head all the same; only then is the embedding needed a second time.
+    # A tied model may have a head in its files; then it is compared with the embedding.
     twice = HEAD not in tensors and any(header.name == HEAD for header in checkpoint.headers())
     tied: dict[str, Tensor | QuantizedTensor] = {}
     with stage("Loading weights", len(tensors), "tensor", shown=use_tqdm) as advance:
@@ -136,7 +136,7 @@ def load_weights(
 
 
 def weight_bytes(checkpoint: Checkpoint, dtype: torch.dtype, quantization: str | None = None) -> int:
-    """Bytes of memory that the weights of a checkpoint take, about: quantized tensors stay so, others get the dtype asked for."""
+    """Approximate bytes of the weights of a checkpoint in memory: quantized tensors stay so, others have `dtype`."""
     total = 0.0
     for header in checkpoint.headers():
         count = math.prod(header.shape)
@@ -155,12 +155,12 @@ def fill(
     dtype: torch.dtype,
     quantize: Quantizer | None,
 ) -> None:
-    """Copy a tensor into its slot, quantized where the slot takes that and `quantize` is there."""
+    """Copy a tensor to its slot, quantized by `quantize` if the slot supports it."""
     if isinstance(slot, SlotInParts):
         for part, slot_of_part in slot.parts(source):
             fill(part, slot_of_part, dtype, quantize)
         return
-    assert not isinstance(source, QuantizedExperts)  # whose shapes are those of slots in parts
+    assert not isinstance(source, QuantizedExperts)  # their slots have parts
     if isinstance(slot, QuantizedSlot):
         if isinstance(source, Tensor) and source.dim() == 2 and quantize is not None:
             source = quantize(source)
@@ -175,7 +175,7 @@ def _numbers(source: Tensor | QuantizedTensor, dtype: torch.dtype) -> Tensor:
 
 
 def _compare(slots: Mapping[str, WeightSlot], checkpoint: Checkpoint) -> None:
-    """InvalidWeights unless the files have exactly these tensors, each once, of some float dtype; and perhaps a tied head."""
+    """Raises InvalidWeights unless the files have exactly these tensors, each once, of a float dtype; a tied head is optional."""
     missing = dict.fromkeys(slots)
     unexpected: list[str] = []
     repeated: list[str] = []

@@ -1,4 +1,4 @@
-"""The option `model_impl`: who computes a model, a family of this package or the modules of transformers."""
+"""The option `model_impl`: a family of this package or the modules of transformers compute a model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from nanoengine.models.architectures import UnsupportedArchitecture, read_model_
 from nanoengine.models.implementation import Implementation
 from nanoengine.models.loader import open_checkpoint
 from nanoengine.models.names import WEIGHT_FILES, find_model
-from nanoengine.models.quantization.packed_folder import PackedFolder
 from nanoengine.models.safetensors_folder import SafetensorsFolder
 
 
@@ -19,10 +18,10 @@ def choose_implementation(
 ) -> Implementation:
     """The implementation of the model called `name`, with the content `table` of its config.json.
 
-    transformers computes only what no family here claims: a family that refuses a field has the last word.
+    transformers computes only architectures without a family: if a family refuses a field, the model is refused.
 
     Raises:
-        UnsupportedModel: neither computes it; the message says why.
+        UnsupportedModel: neither computes it; the message has the reasons.
     """
     refusal = "by transformers' modules: "
     if model_impl != "transformers":
@@ -36,11 +35,11 @@ def choose_implementation(
     from nanoengine.models.transformers_backend.implementation import TransformersModel
 
     if scaling is not None:
-        raise UnsupportedModel(f"{refusal}rope_scaling is not taken with them: change config.json")
+        raise UnsupportedModel(f"{refusal}rope_scaling is not supported with them: change config.json")
 
-    def opened() -> SafetensorsFolder | PackedFolder:
+    def opened() -> SafetensorsFolder:
         checkpoint = open_checkpoint(find_model(name, WEIGHT_FILES))
-        if not isinstance(checkpoint, SafetensorsFolder | PackedFolder):
+        if not isinstance(checkpoint, SafetensorsFolder):
             raise UnsupportedModel(f"its weights are a {type(checkpoint).__name__}, which only families here read")
         return checkpoint
 

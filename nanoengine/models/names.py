@@ -1,4 +1,4 @@
-"""Names of models: what "demo", "smollm2", a folder, a .gguf file and a name of the hub stand for. No weight is read here."""
+"""Names of models: "demo", "smollm2", a folder, a .gguf file or a name of the hub, resolved to a path."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ HUB_FILE = re.compile(r"([^/:]+/[^/:]+)[/:](.+\.gguf)")
 
 
 def find_model(name: str, files: Sequence[str] = DESCRIPTION_FILES) -> Path:
-    """The path that a name stands for: "demo" is the bundled model, then fetched ones, then local paths, then the hub.
+    """The path of a model: "demo" is the bundled model, then fetched ones, then local paths, then the hub.
 
     Args:
         name: of a model.
-        files: patterns of what is fetched of a hub's repository: config and tokenizer are looked at before gigabytes of
-            weights. A .gguf file has all of it, and is fetched whole.
+        files: patterns of the files to fetch from a hub's repository: config and tokenizer are checked before gigabytes of
+            weights. A .gguf file is fetched whole.
 
     Returns:
         A folder, or a GGUF file, whatever its name is: the first, if it comes in parts. A folder without a config.json but with
@@ -40,7 +40,7 @@ def find_model(name: str, files: Sequence[str] = DESCRIPTION_FILES) -> Path:
         return DEMO
     if name in DOWNLOADS:
         return _fetched(name)
-    # As Path.expanduser and Path.is_dir, but an unknown user's ~ stays as it is, and what cannot be a path is no folder.
+    # As Path.expanduser and Path.is_dir, but an unknown user's ~ stays, and an invalid path is not a folder.
     path = Path(name if "\0" in name else os.path.expanduser(name))
     if os.path.isdir(path):
         return _in_folder(path)
@@ -63,7 +63,7 @@ def find_model(name: str, files: Sequence[str] = DESCRIPTION_FILES) -> Path:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a file is called one, or begins as one does: Ollama calls its files by their hashes."""
+    """Whether a file has the suffix or the magic number: Ollama's files have hashes as names."""
     if not os.path.isfile(path):
         return False
     with suppress(OSError), open(path, "rb") as file:
@@ -72,7 +72,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def first_parts(files: Iterable[Path]) -> list[Path]:
-    """The models that .gguf files hold: parts of one count once, as its first."""
+    """The models of .gguf files: parts of one model count once, as its first part."""
     return sorted({file.with_name(PART.sub(r"\g<stem>-00001-of-\g<count>.gguf", file.name)) for file in files})
 
 

@@ -19,14 +19,14 @@ class ModelOptions:
     """Options of the model and its files.
 
     Args:
-        tokenizer: a folder, a hub name or "demo", if the tokenizer is not the model's own.
+        tokenizer: a folder, a hub name or "demo" with another tokenizer than the model's.
         quantization: store weights in fewer bits than the checkpoint does: "int8" (a scale for each output), "int4" (groups of 32
             inputs with a scale and a zero point), "int4-128" (groups of 128), or "fp8" (on GPUs that multiply it, with
             activations to match). None: as in the files, which may be quantized themselves.
-        rope_scaling: a table that takes the place of `rope_scaling` in config.json, such as {"rope_type": "yarn", "factor": 4.0,
-            "original_max_position_embeddings": 32768}, or the same as JSON: how models whose pages say so reach further.
+        rope_scaling: a table that replaces `rope_scaling` in config.json, such as {"rope_type": "yarn", "factor": 4.0,
+            "original_max_position_embeddings": 32768}, or the same as JSON, for contexts beyond the trained length.
         chat_template: a file with a Jinja template of chats, or the text of one, in place of all that the model has.
-        model_impl: who computes the layers: "nanoengine", a family of this package; "transformers", the modules of that package
+        model_impl: the code of the layers: "nanoengine", a family of this package; "transformers", the modules of that package
             with this engine's attention and products; "auto", the first if it knows the architecture, else the second.
     """
 
@@ -38,9 +38,9 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         check(self)
-        if self.rope_scaling is not None:  # kept as text, which can be compared and hashed
+        if self.rope_scaling is not None:  # stored as text, which can be compared and hashed
             object.__setattr__(self, "rope_scaling", json.dumps(_table(self.rope_scaling), sort_keys=True))
-        if self.chat_template is not None:  # kept as text: processes on other machines have no such file
+        if self.chat_template is not None:  # stored as text: processes on other machines have no such file
             from nanoengine.models.chat_template import read_template  # loaded for chats only
 
             object.__setattr__(self, "chat_template", read_template(self.chat_template))

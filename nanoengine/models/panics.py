@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def raising(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Call the library: a panic of Rust, which files and texts can cause, is no Exception, and would end a thread."""
+    """Call a function of the library, and raise its panics as ValueError: a panic of Rust is not an Exception."""
     try:
         return function(*args, **kwargs)
     except (Exception, KeyboardInterrupt, SystemExit):

@@ -1,4 +1,4 @@
-"""Whether there is room for the weights of a model."""
+"""Placement: a check of the free memory for the weights of a model."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from nanoengine.sizes import told
 
 
 def check_room_for_weights(num_bytes: int, device: torch.device) -> None:
-    """Check that weights fit into this machine's free RAM. Linux overcommits: the allocation would succeed, and the process be
-    killed later.
-
-    A GPU refuses at once what does not fit, so nothing is checked there.
+    """Check that weights fit into this machine's free RAM: Linux overcommits, and would kill the process later. A GPU needs no
+    check: its allocation fails at once.
 
     Raises:
-        InvalidConfig: they do not.
+        InvalidConfig: they do not fit.
     """
     available = available_ram()
     if device.type == "cpu" and num_bytes > available:

@@ -1,4 +1,4 @@
-"""Reading how a model rotates: rope_parameters (transformers 5), or rope_scaling and rope_theta (transformers 4)."""
+"""Rotary embeddings of a config.json: rope_parameters (transformers 5), or rope_scaling and rope_theta (transformers 4)."""
 
 from __future__ import annotations
 
@@ -14,29 +14,25 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 RENAMED = {"su": "longrope"}
 TRAINED = "original_max_position_embeddings"
 STRETCHED = ("linear", "yarn")
-"""Kinds whose factor says how much further than trained a model reaches; of others it says nothing, or the file has the sum."""
+"""Kinds whose factor multiplies the trained length; other kinds have no such factor, or files with the product."""
 
 THETAS, STRETCHES, SCALES = (1.001, 1e15), (1.0, 1e6), (1e-3, 1e6)
-"""From and to what numbers angles can be computed with: of models, thetas are 1e4 to 1e9, and no other is above 128."""
+"""Limits for exact angles: models have thetas from 1e4 to 1e9, and no other value above 128."""
 
 
 def read_rope(
-    fields: ConfigFields,
-    head_dim: int,
-    theta: float = 10_000.0,
-    *,
-    may_be_partial: bool = False,
+    fields: ConfigFields, head_dim: int, theta: float = 10_000.0, *, may_be_partial: bool = False
 ) -> RopeConfig:
-    """How all layers rotate.
+    """The rotation of all layers.
 
     Args:
         fields: of the config.json.
         head_dim: dimensions of a head.
-        theta: base of the frequencies, if the file has none.
-        may_be_partial: whether the family rotates only a part of each head where the file says so.
+        theta: default base of the frequencies.
+        may_be_partial: whether the family supports `partial_rotary_factor`.
 
     Raises:
-        UnsupportedModel: a kind or a field of it that is not computed, or a value that cannot be.
+        UnsupportedModel: a kind, a field or a value that is not computed.
     """
     key, table = _rope_table(fields)
     if any(isinstance(value, Mapping) for value in table.values()):
@@ -52,11 +48,11 @@ def read_ropes(
     local_theta: float | None = None,
     full_head_dim: int | None = None,
 ) -> dict[str, RopeConfig]:
-    """How each type of layer rotates: in files of old, scaling (rope_scaling) is for the layers with full attention alone.
+    """The rotation of each layer type; in old files, rope_scaling is of the layers with full attention alone.
 
     Args:
         fields, head_dim, theta: as for `read_rope`.
-        local_theta: base of layers with a window, if the file has none (rope_local_base_freq); without it there is one for all.
+        local_theta: default base of layers with a window (rope_local_base_freq); None: one base for all layers.
         full_head_dim: dimensions of a head in layers without a window; None: `head_dim`.
 
     Raises:
@@ -84,46 +80,45 @@ def read_ropes(
     return {name: _read_one(fields, key, nested.get(name, {}), sizes[name], thetas[name]) for name in LAYER_TYPES}
 
 
-def take_out(fields: ConfigFields, *names: str) -> None:
-    """Remove what the tables of the rotation say beside it."""
+def remove_keys(fields: ConfigFields, *names: str) -> None:
+    """Remove keys from the tables of the rotation."""
     for key in ("rope_scaling", "rope_parameters"):
         if table := fields.table_of(key):
-            kept = {name: value for name, value in table.items() if name not in names}
-            fields.table = {**fields.table, key: kept}
+            fields.table = {**fields.table, key: {name: table[name] for name in table if name not in names}}
 
 
-def forget_sections(fields: ConfigFields) -> None:
-    """Remove which pairs turn by which position in a picture: those of a text's token are equal, and "mrope" is "default"."""
-    take_out(fields, "mrope_section", "mrope_interleaved")
+def remove_sections(fields: ConfigFields) -> None:
+    """Remove M-RoPE: all three positions of a text token are equal, so it is the default rotation."""
+    remove_keys(fields, "mrope_section", "mrope_interleaved")
     for key in ("rope_scaling", "rope_parameters"):
         if table := fields.table_of(key):
             plain = {name: "default" for name in ("type", "rope_type") if table.get(name) == "mrope"}
             fields.table = {**fields.table, key: {**table, **plain}}
 
 
-def reach(longest: int, ropes: Sequence[RopeConfig]) -> int:
-    """Positions that a model is good for: those of its file, or the length that was trained times the factor, if that is more."""
+def scaled_length(longest: int, ropes: Sequence[RopeConfig]) -> int:
+    """Valid positions of a model: the length in its file, or the trained length times the factor, if that is more."""
     trained = ((rope.trained_positions or longest, rope.factor) for rope in ropes if rope.kind in STRETCHED)
     return max([longest, *(int(length * factor) for length, factor in trained)])
 
 
-def rescaled(table: Mapping[str, Any], rope_scaling: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A config.json with another `rope_scaling`, which keeps the base of the frequencies, and how much of a head is rotated."""
+def with_rope_scaling(table: Mapping[str, Any], rope_scaling: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A config.json with another `rope_scaling`; the base of the frequencies and the rotated part of a head remain."""
     old = table.get("rope_scaling") or table.get("rope_parameters") or {}
     if not isinstance(old, Mapping) or any(isinstance(value, Mapping) for value in old.values()):
         return {**table, "rope_scaling": rope_scaling}
-    kept = {key: old[key] for key in ("rope_theta", "partial_rotary_factor") if key in old}
-    return {**table, "rope_scaling": kept | {**rope_scaling}, "rope_parameters": None}
+    base = {key: old[key] for key in ("rope_theta", "partial_rotary_factor") if key in old}
+    return {**table, "rope_scaling": base | {**rope_scaling}, "rope_parameters": None}
 
 
 def _rope_table(fields: ConfigFields) -> tuple[str, Mapping[str, Any]]:
-    """The one instead of the other, as transformers."""
+    """The name and the content of the table of the rotation: rope_scaling has precedence, as in transformers."""
     fields.ignore("rope_parameters")
     key = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
     table, other = fields.table_of(key), fields.get("rope_parameters")
     lacks_theta = "rope_theta" not in table and fields.get("rope_theta") is None
     if key == "rope_scaling" and lacks_theta and isinstance(other, Mapping) and "rope_theta" in other:
-        why = "it takes the place of rope_parameters, which has a rope_theta: it must have it, too"
+        why = "it replaces rope_parameters, which has a rope_theta: it must have it, too"
         raise fields.wrong(key, dict(table), why)
     return key, table
 
@@ -152,20 +147,20 @@ def _read_one(
 
 
 def _proportional(fields: ConfigFields, head_dim: int, fraction: float, theta: float) -> RopeConfig:
-    """The pairs of all of a head, of which the first turn as they would if all did."""
+    """A rotation of the first pairs of a head, with the frequencies of a whole head."""
     fields.expect("factor", 1.0)
     fields.refuse_others()
     return RopeConfig(theta=theta, rotary_dim=head_dim, num_pairs=int(fraction * head_dim // 2))
 
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional", "factors")
-"""The last is not Hugging Face's: GGUF files name divisors of the frequencies in place of what they follow from."""
+"""Kinds of rotation; "factors" is of GGUF files, which have divisors of the frequencies instead of their parameters."""
 
 
 def _scaling(kind: str, fields: ConfigFields, outer: ConfigFields, pairs: int) -> dict[str, Any]:
-    """The fields of a rotation of this kind beside its base, for this many pairs of dimensions."""
+    """Fields of the `RopeConfig` of a kind, beside its base, for `pairs` pairs of dimensions."""
     if kind == "default":
-        outer.ignore(TRAINED)  # it is there beside rotations that do not scale, too
+        outer.ignore(TRAINED)  # files without scaling have it, too
         fields.ignore("factor", TRAINED)
         return {}
     if kind == "factors":
@@ -176,7 +171,7 @@ def _scaling(kind: str, fields: ConfigFields, outer: ConfigFields, pairs: int) -
             fields.ignore(TRAINED)
         trained = longest if kind == "dynamic" else 0
         return {"factor": fields.number("factor", REQUIRED, *STRETCHES), "trained_positions": trained}
-    # Stated beside the table, in it, or nowhere, in this order.
+    # Beside the table, in the table, or by default, in this order.
     trained = outer.integer(TRAINED, fields.integer(TRAINED, longest, MAX_POSITIONS), MAX_POSITIONS)
     if kind == "llama3":
         low, high = (fields.number(f"{end}_freq_factor", REQUIRED, *SCALES) for end in ("low", "high"))

@@ -1,4 +1,4 @@
-"""SafetensorsFolder: the *.safetensors of a model folder, memory-mapped. Nothing is ever unpickled."""
+"""SafetensorsFolder: the *.safetensors of a model folder, memory-mapped, without unpickling."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from nanoengine.core.errors import InvalidWeights
 from nanoengine.core.weights import open_file, weight_files
+from nanoengine.kernels.quantized.tensor import QuantizedTensor
 from nanoengine.models.checkpoint import TensorHeader
 from nanoengine.models.json_file import read_json
 from nanoengine.sizes import told
@@ -28,13 +29,13 @@ from nanoengine.sizes import told
 logger = logging.getLogger("nanoengine")
 
 MAX_HEADER_BYTES = 16 << 20
-"""Of a file; a model of 30 billion numbers in quantized experts, in one file, has 11 MB."""
+"""Limit of the header of a file; 30 billion numbers in quantized experts have 11 MB."""
 
 BASE = "model."
 """Prefix of the names of all tensors but the head."""
 
 TEXT, WHOLE = "model.language_model.", "language_model."
-"""What they begin with where a model sees pictures, too; the second before all names, the head's among them (Llama 4)."""
+"""Prefixes of names in multimodal models; the second is a prefix of all names, the head included (Llama 4)."""
 
 RENAMED = {
     "backbone.embeddings.": "model.embed_tokens.",
@@ -42,19 +43,19 @@ RENAMED = {
     "backbone.": BASE,
     TEXT: BASE,
 }
-"""What names may begin with in place of ours, the first that fits (Nemotron-H)."""
+"""Other prefixes of names; the first match counts (Nemotron-H)."""
 
 DROPPED = re.compile(
     r"(model\.)?(visual|vision_tower|vision_model|vision_embedder|embed_vision|audio_tower|embed_audio|multi_modal_projector)\.|"
     r"mtp\."
 )
-"""Beginnings of tensors that are not computed: what sees and hears, and what guesses several tokens ahead (Qwen3.5)."""
+"""Prefixes of tensors that are not computed: vision, audio, and multi-token prediction (Qwen3.5)."""
 
 AHEAD = re.compile(r"model\.(mtp_|layers\.(\d{1,9})\.)")
-"""Beginnings of more that guesses ahead: ERNIE 4.5's, and layers behind the last (GLM-4.5)."""
+"""Prefixes of other multi-token prediction: ERNIE 4.5's, and layers after the last (GLM-4.5)."""
 
 COMPUTED_HERE = re.compile(r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)")
-"""Tables of the rotation: old versions of transformers saved them (Llama 2, TinyLlama), and no version reads them."""
+"""RoPE tables, which old versions of transformers saved (Llama 2, TinyLlama), and no version reads."""
 
 LEFT_OUT = (
     "%s: %d tensors (such as %s) of vision and of multi-token prediction are left out: this engine computes text, a token at a "
@@ -70,9 +71,9 @@ class SafetensorsFolder:
 
     @cached_property
     def is_headless(self) -> bool:
-        """Whether a model was saved without its head, as those for embeddings are: no name begins with `BASE` then.
+        """Whether a model was saved without its head, as embedding models are: then no name has the prefix `BASE`.
 
-        The first file of several may have nothing but an embedding: the first name that tells counts.
+        The first of several files may have the embedding only, so all files are searched for a decisive name.
         """
         for path in weight_files(self.folder):
             with _open(path) as file:
@@ -83,7 +84,7 @@ class SafetensorsFolder:
 
     @cached_property
     def num_layers(self) -> float:
-        """Where config.json says that there are others behind them."""
+        """The number of layers, if config.json has layers of multi-token prediction after them; else infinity."""
         table = read_json(self.folder, "config.json") if (self.folder / "config.json").is_file() else {}
         has_more = table.get("num_nextn_predict_layers") or table.get("num_mtp_layers")
         count = table.get("num_hidden_layers")
@@ -100,7 +101,7 @@ class SafetensorsFolder:
         return RENAMED.get(theirs, "") + name.removeprefix(theirs)
 
     def _names(self, file: Any) -> dict[str, str]:
-        """Our name of each tensor of a file that is computed with -> its name there."""
+        """Names of the tensors of a file that are loaded: name here -> name in the file."""
         names = (name for name in file.keys() if not (self._is_dropped(name) or COMPUTED_HERE.fullmatch(name)))  # noqa: SIM118
         return {self._named(name): name for name in names}
 
@@ -111,8 +112,8 @@ class SafetensorsFolder:
                     header = file.get_slice(theirs)
                     yield TensorHeader(name, header.get_dtype(), header.get_shape(), path.name)
 
-    def tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """A yielded tensor is unmapped when the next is asked for, so that weights are in memory once, in their slots."""
+    def tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor | QuantizedTensor]]:
+        """Each tensor; its memory is released at the next, so that weights are in memory once, in their slots."""
         dropped: list[str] = []
         for path in weight_files(self.folder):
             with _open(path) as file:
@@ -126,26 +127,26 @@ class SafetensorsFolder:
 
     @contextmanager
     def reader(self) -> Iterator[Callable[[TensorHeader], Tensor]]:
-        """Reads any tensor by what `headers` said of it, mapped from its file, which is opened when the first of it is wanted.
+        """A function that reads a tensor by its header, mapped from its file.
 
-        The memory of a tensor is given back when the next is read, and of all in the end: more may be looked at together.
+        The memory of a tensor is released at the next read, and of all tensors at the end; released tensors can be read again.
         """
         with ExitStack() as stack:
             files: dict[str, tuple[Any, dict[str, str]]] = {}
-            given: list[Tensor] = []
+            tensors: list[Tensor] = []
 
             def read(header: TensorHeader) -> Tensor:
                 if header.file not in files:
                     opened = stack.enter_context(_open(self.folder / header.file))
                     files[header.file] = opened, self._names(opened)
-                if given:
-                    release_mapped(given[-1])
+                if tensors:
+                    release_mapped(tensors[-1])
                 file, names = files[header.file]
-                given.append(file.get_tensor(names[header.name]))
-                return given[-1]
+                tensors.append(file.get_tensor(names[header.name]))
+                return tensors[-1]
 
             yield read
-            for tensor in given:
+            for tensor in tensors:
                 release_mapped(tensor)
 
     def fingerprint(self) -> str:
@@ -158,11 +159,11 @@ class SafetensorsFolder:
 
 @contextmanager
 def _open(path: Path) -> Iterator[Any]:
-    """As `open_file`, of a file whose header is worth to be read: each of its tensors takes a kilobyte and 10 microseconds."""
+    """As `open_file`, with a limit of the header: a tensor in it costs a kilobyte and 10 microseconds."""
     size = 0
-    with suppress(OSError), open(path, "rb") as file:  # why it cannot be opened is told below
+    with suppress(OSError), open(path, "rb") as file:  # `open_file` raises the reason
         size = int.from_bytes(file.read(8), "little")
-    if MAX_HEADER_BYTES < size < path.stat().st_size:  # one beyond the end of its file is refused as it is opened
+    if MAX_HEADER_BYTES < size < path.stat().st_size:  # `open_file` refuses a header beyond the end of the file
         raise InvalidWeights(
             f"{path} has a header of {told(size)}, more than {told(MAX_HEADER_BYTES)}: use several files"
         )
@@ -171,7 +172,7 @@ def _open(path: Path) -> Iterator[Any]:
 
 
 def release_mapped(tensor: Tensor) -> None:
-    """Give back the memory of a tensor that is mapped from a file; it is read again should anyone look at it."""
+    """Release the memory of a tensor that is mapped from a file; an access reads it again."""
     page = os.sysconf("SC_PAGE_SIZE")
     start = -(-tensor.data_ptr() // page) * page
     end = (tensor.data_ptr() + tensor.nbytes) // page * page

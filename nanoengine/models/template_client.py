@@ -1,4 +1,4 @@
-"""TemplateClient: has chat templates rendered in a process whose time and memory are limited."""
+"""TemplateClient: renders chat templates in a process with limits of time and memory."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ from nanoengine.models import template_process as limits
 COMMAND = [sys.executable, "-I", limits.__file__]
 
 MAX_WAIT = 60.0
-"""Seconds until an answer must be there, on however busy a machine."""
+"""Limit of the seconds for an answer, also on a busy machine."""
 
 MAX_DYING = 0.5
-"""Seconds that the process has to end by itself: how it does so says what it died of."""
+"""Seconds for the process to end by itself: its status has the reason."""
 
-OTHER = "the limit of a text: send less, or give another template by the option chat_template"
+OTHER = "the limit of a text: send less, or use another template by the option chat_template"
 DEATHS: dict[int | None, str] = {
     -signal.SIGPROF: f"takes more than {limits.MAX_SECONDS:g} s of a CPU, {OTHER}",
     limits.TOO_LARGE: f"takes more than {limits.MAX_BYTES >> 20} MiB, or makes more than {limits.MAX_TEXT_BYTES >> 20}, {OTHER}",
 }
-"""What a template does to the process, by its status."""
+"""The reasons of the status of an ended process."""
 
 
 class TemplateClient:
-    """Any thread may ask; one text is rendered at a time. The process starts with the first, and ends with this object."""
+    """A renderer for any thread, one text at a time. The process starts with the first text, and ends with this object."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: _Process | None = None
 
     def render(self, template: str, values: Any) -> str:
-        """The text that a template makes of values of JSON's types; with None, it is only compiled.
+        """The text of a template with variables of JSON's types; None: only compile the template.
 
         Raises:
-            InvalidPrompt: the template refuses the values, with its own words, is broken, or takes more than its limits.
+            InvalidPrompt: the template refuses the values, with its message, is broken, or exceeds its limits.
         """
         with self._lock:
             process = self._process
             try:
-                if process is None or not process.is_there():
+                if process is None or not process.is_alive():
                     process = self._process = _Process()
-                answer = process.ask(marshal.dumps((template, values)))
-            except BaseException as error:  # nobody knows what it would answer next
+                answer = process.request(marshal.dumps((template, values)))
+            except BaseException as error:  # the state of the process is unknown
                 status = None if process is None else process.end()
                 if not isinstance(error, OSError | EOFError):
                     raise
@@ -71,24 +71,26 @@ class _Process:
         with its:
             command, silent = [*COMMAND, str(its.fileno())], subprocess.DEVNULL
             # Another group: Ctrl-C is for this process.
-            self._own = subprocess.Popen(command, pass_fds=[its.fileno()], process_group=0, stdin=silent, stderr=silent)
+            self._popen = subprocess.Popen(
+                command, pass_fds=[its.fileno()], process_group=0, stdin=silent, stderr=silent
+            )
         self._pid = os.getpid()
-        self.end = weakref.finalize(self, _end, self._own, self._connection)
+        self.end = weakref.finalize(self, _end, self._popen, self._connection)
 
-    def is_there(self) -> bool:
-        """Whether it can be asked, from this process: not from one that has forked."""
-        return self.end.alive and self._pid == os.getpid() and self._own.poll() is None
+    def is_alive(self) -> bool:
+        """Whether it is running, and was started by this process, not by its parent before a fork."""
+        return self.end.alive and self._pid == os.getpid() and self._popen.poll() is None
 
-    def ask(self, question: bytes) -> bytes:
-        """Raises OSError or EOFError: it has ended, or does not answer in time."""
-        self._connection.send_bytes(question)
+    def request(self, message: bytes) -> bytes:
+        """The answer of the process. Raises OSError or EOFError: it has ended, or is too late."""
+        self._connection.send_bytes(message)
         if not self._connection.poll(MAX_WAIT):
             raise TimeoutError
         return self._connection.recv_bytes(limits.MAX_TEXT_BYTES)
 
 
 def _end(process: subprocess.Popen[bytes], connection: Connection) -> int | None:
-    """Its status, if it has ended by itself; else it is killed. (Who has forked has no such child, and waits for none.)"""
+    """The status of the process if it ends by itself; else it is killed. (A fork has no such child, and does not wait.)"""
     connection.close()
     try:
         return process.wait(MAX_DYING)

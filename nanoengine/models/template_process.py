@@ -1,7 +1,7 @@
 """The process that renders chat templates: `python -I template_process.py DESCRIPTOR`. It imports nothing of this package.
 
-A template is a Jinja program that comes with a model. Jinja's sandbox keeps it from the machine, and the limits of this process
-keep it from all time and memory. It is given what transformers gives it
+A template is a Jinja program in the files of a model. Jinja's sandbox isolates it from the machine, and the limits of this
+process bound its time and memory. Its environment is that of transformers
 (https://huggingface.co/docs/transformers/chat_templating_writing).
 """
 
@@ -25,35 +25,35 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_SECONDS, MAX_BYTES = 10.0, 1 << 30
-"""Of a CPU, that a text may take, and of address space, that the process may take."""
+"""Limits: seconds of a CPU for a text, and bytes of address space of the process."""
 
 MAX_TEXT_BYTES = 64 << 20
-"""Of a text in UTF-8; those of the longest prompts have a quarter of it."""
+"""Limit of a text in UTF-8; the longest prompts have a quarter of it."""
 
 TOO_LARGE = 3
-"""Status of the process after a template that takes more than MAX_BYTES or MAX_TEXT_BYTES."""
+"""Status of the process after a template exceeds MAX_BYTES or MAX_TEXT_BYTES."""
 
 OK, REFUSED = b"+", b"-"
-"""First byte of an answer: then comes the text, or what the template has raised."""
+"""First byte of an answer, before the text or the message of the template's error."""
 
 
 def answer_all(connection: Connection) -> None:
-    """Answer questions, each a marshalled (template, values), or (template, None) where it is only compiled, until an EOFError
-    says that nobody asks any more.
+    """Serve requests, each a marshalled (template, values), or (template, None) to compile only, until the client closes, which
+    raises EOFError.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
     while True:
-        question = connection.recv_bytes()
-        signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)  # whose signal ends the process
+        request = connection.recv_bytes()
+        signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)  # its signal ends the process
         try:
-            template, values = marshal.loads(question)
+            template, values = marshal.loads(request)
             program = _compiled(template)
             answer = OK + (b"" if values is None else program.render(values).encode(errors="surrogatepass"))
         except MemoryError:
             os._exit(TOO_LARGE)
-        except Exception as error:  # templates raise what their authors chose
+        except Exception as error:  # templates raise any kind
             answer = REFUSED + str(error)[:200].encode(errors="replace")
         if len(answer) > MAX_TEXT_BYTES:
             os._exit(TOO_LARGE)
@@ -69,11 +69,11 @@ def _compiled(template: str) -> Template:
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment.from_string(template.removeprefix("\ufeff"))  # a byte order mark, as some editors write
+    return environment.from_string(template.removeprefix("\ufeff"))  # a byte order mark
 
 
 class _GenerationTag(Extension):
-    """{% generation %}: marks what a model said, for training. The text is the same without it."""
+    """{% generation %}: marks text of the model for training; without effect on the text."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja's interface)
 

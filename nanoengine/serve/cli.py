@@ -1,4 +1,4 @@
-"""The `nanoengine` command: demo, generate, chat, run, serve, models, fetch."""
+"""The `nanoengine` command: demo, generate, chat, run, serve, models, show, fetch."""
 
 from __future__ import annotations
 
@@ -14,15 +14,20 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
 from nanoengine import __version__
-from nanoengine.builder import is_installed
-from nanoengine.core.config import POLICIES
-from nanoengine.errors import InvalidPrompt, InvalidSamplingParams, NanoEngineError
+from nanoengine.builder import is_installed, not_installed
+from nanoengine.errors import NanoEngineError
 from nanoengine.llm import LLM
 from nanoengine.models.fetch import DOWNLOADS
 from nanoengine.models.fetch import fetch as fetch_model
-from nanoengine.serve.arguments import Parser, byte_count, docstring
+from nanoengine.models.names import find_model
+from nanoengine.plugins import PluginOptions
+from nanoengine.serve.arguments import Parser, docstring, standard_input
+from nanoengine.serve.engine_options import add_engine_options, early_values, engine_values
+from nanoengine.serve.other_commands import advice
+from nanoengine.serve.sampling_options import add_sampling_options, sampling_values
 
 if TYPE_CHECKING:
+    from nanoengine.features.lora.request import LoRARequest
     from nanoengine.features.sampling.params import SamplingParams
 
 DEMO_PROMPTS = [  # none ends in blanks: in the files that the demo model knows, a token begins with the blank before it
@@ -33,17 +38,6 @@ DEMO_PROMPTS = [  # none ends in blanks: in the files that the demo model knows,
     'def fibonacci(n):\n    """Return the n-th Fibonacci number."""\n',
     "try:\n    import readline\nexcept",
 ]
-
-SAMPLING = {
-    "temperature": (float, "0 is greedy"),
-    "top_k": (int, "0 keeps all tokens"),
-    "top_p": (float, "1 keeps all tokens"),
-    "min_p": (float, "0 keeps all tokens"),
-    "presence_penalty": (float, "makes tokens that the answer has already less likely; 0 does nothing"),
-    "frequency_penalty": (float, "the same, times how often the answer has them; 0 does nothing"),
-    "repetition_penalty": (float, "the same for tokens of prompt and answer, as a factor; 1 does nothing"),
-}
-"""Options of sampling, and their help. Those that are not given are the model's own (models/advice.py)."""
 
 FIRST_STEPS = f"""\
 nanoengine {__version__} runs language models on this machine. To begin:
@@ -71,8 +65,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
+    arguments = sys.argv[1:] if argv is None else argv
+    if (words := advice(arguments)) is not None:
+        _tell(f"nanoengine: {words}")
+        return 2
     try:
-        args = _parser(sys.argv[1:] if argv is None else argv).read(argv)
+        args = _parser(arguments).read(arguments)
         if getattr(args, "verbose", False):
             logging.getLogger("nanoengine").setLevel(logging.DEBUG)
         args.run(args)
@@ -111,7 +109,7 @@ def demo(args: argparse.Namespace) -> None:
     """Complete a few beginnings of Python code in one batch, then once more to show the prefix cache."""
     from nanoengine import SamplingParams
 
-    values = _sampling_values(args)
+    values = sampling_values(args)
     with _open(args) as llm:
         start = perf_counter()
         outputs = llm.generate(DEMO_PROMPTS, replace(llm.get_default_sampling_params(), **values))
@@ -137,16 +135,16 @@ def demo(args: argparse.Namespace) -> None:
 
 def generate(args: argparse.Namespace) -> None:
     """Complete the prompts of the command line, or the text on standard input."""
-    prompts = args.prompt or [_standard_input()]
-    values = _sampling_values(args)
+    prompts = args.prompt or [standard_input()]
+    values, adapter = sampling_values(args), _adapter(args)
     with _open(args) as llm:
         params = cast("SamplingParams", replace(llm.get_default_sampling_params(), **values))
         if len(prompts) == 1 and params.n == 1:
-            for piece in llm.stream(prompts[0], params):
+            for piece in llm.stream(prompts[0], params, lora_request=adapter):
                 print(piece, end="", flush=True)
             print()
             return
-        for output in llm.generate(prompts, params):
+        for output in llm.generate(prompts, params, lora_request=adapter):
             for completion in output.outputs:
                 print(f"--- {output.prompt!r} [{completion.index}] ({completion.finish_reason})\n{completion.text}")
 
@@ -155,20 +153,22 @@ def chat(args: argparse.Namespace) -> None:
     """Talk with a model in the terminal; without one, answer the text on standard input."""
     from nanoengine.serve.chat.command import chat_model
 
-    _talk(args, chat_model(args.model or args.named))
+    model, *words = [word for word in (args.named, args.model, *args.prompt) if word] or [None]
+    _talk(args, chat_model(model), words)
 
 
 def run(args: argparse.Namespace) -> None:
     """Talk with a model, which is fetched first where `fetch` can."""
     from nanoengine.serve.chat.command import fetched
 
-    _talk(args, fetched(args.model))
+    _talk(args, fetched(args.model), args.prompt)
 
 
-def _talk(args: argparse.Namespace, model: str) -> None:
+def _talk(args: argparse.Namespace, model: str, words: Sequence[str]) -> None:
     from nanoengine.serve.chat import command
 
-    command.run(model, _engine_options(args), _sampling_values(args), args.system)
+    adapter = _adapter(args)
+    command.run(model, _engine_options(args), sampling_values(args), args.system, " ".join(words), adapter)
 
 
 def serve(args: argparse.Namespace) -> None:
@@ -189,6 +189,14 @@ def models(_: argparse.Namespace) -> None:
     )
 
 
+def show(args: argparse.Namespace) -> None:
+    """Show what a model takes, and whether it runs here."""
+    from nanoengine.models.inventory import describe, table
+
+    find_model(args.name)  # of a name that stands for nothing, the error says all
+    print(table([describe(args.name, args.name)]))
+
+
 def fetch(args: argparse.Namespace) -> None:
     """Download a small model."""
     path, name = fetch_model(args.name), args.name
@@ -200,47 +208,23 @@ def fetch(args: argparse.Namespace) -> None:
         )
 
 
-def _standard_input() -> str:
-    try:
-        return sys.stdin.read().removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        raise InvalidPrompt(f"standard input is no text: {error}") from error
-
-
 def _open(args: argparse.Namespace) -> LLM:
     return LLM(args.model, **_engine_options(args))
 
 
 def _engine_options(args: argparse.Namespace) -> dict[str, Any]:
-    names = ("dtype", "device", "max_model_len", "kv_cache_memory", "scheduling_policy", "chat_template", "plugins")
-    return {name: value for name in names if (value := getattr(args, name, None)) is not None}
+    adapters = {} if getattr(args, "adapter", None) is None else {"enable_lora": True}
+    return adapters | engine_values(args, but=("seed",))
 
 
-def _sampling_values(args: argparse.Namespace) -> dict[str, Any]:
-    """What was said of sampling, checked before a model is loaded."""
-    from nanoengine import SamplingParams  # not with this module: other commands work where that folder was deleted
+def _adapter(args: argparse.Namespace) -> LoRARequest | None:
+    if args.adapter is None:
+        return None
+    if not is_installed("lora"):
+        raise not_installed("lora")
+    from nanoengine.features.lora.request import LoRARequest
 
-    names = (*SAMPLING, "seed", "max_tokens", "stop", "n")
-    values = {name: value for name in names if (value := getattr(args, name, None)) is not None}
-    if (shape := _structured_outputs(args)) is not None:
-        values["structured_outputs"] = shape
-    SamplingParams(**values)
-    return values
-
-
-def _structured_outputs(args: argparse.Namespace) -> dict[str, Any] | None:
-    """What the options of `generate` say the text must be."""
-    for name, field in (("json_schema", "json"), ("regex", "regex"), ("choice", "choice")):
-        if (value := getattr(args, name, None)) is not None:
-            return {field: _schema_text(value) if name == "json_schema" else value}
-    return None
-
-
-def _schema_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidSamplingParams(f"--json-schema {path} cannot be read: {error}") from error
+    return LoRARequest("adapter", lora_path=args.adapter)
 
 
 def _parser(arguments: Sequence[str]) -> Parser:
@@ -249,50 +233,41 @@ def _parser(arguments: Sequence[str]) -> Parser:
     parser.set_defaults(run=first_steps)
     commands = parser.add_subparsers(metavar="command")
     talks = (chat, run) if is_installed("chat") else ()
+    typed = arguments[0] if arguments else ""
+    names = f'"demo", {_known()}, a local folder, a .gguf file or a hub name'
     for function in (demo, generate, *talks):
-        command = _command(commands, function)
-        kinds = f'"demo", {_known()}, a local folder, a .gguf file or a hub name'
+        command, kinds = _command(commands, function), names
         if function in talks:
             kinds += "; without one, smollm2, once fetched" if function is chat else ""
             command.add_argument("model", nargs="?" if function is chat else None, help=kinds)
+            command.add_argument("prompt", nargs="*", default=[], help="a message: its answer is all that is written")
             command.add_argument("--system", default="", metavar="TEXT", help="a system message")
-            command.add_argument(
-                "--chat-template", metavar="FILE", help="a Jinja template, in place of the model's own"
-            )
         if function is chat:
             command.add_argument("--model", dest="named", help=argparse.SUPPRESS)  # as `generate` has it
         if function not in talks:
             command.add_argument("--model", default="demo", help=f"{kinds} (default: demo)")
-        command.add_argument("--dtype", help="float32, bfloat16, float16 or auto")
-        command.add_argument("--device", help="cpu, cuda, cuda:N or auto")
-        command.add_argument("--plugins", nargs="+", metavar="MODULE", help="capabilities and families to load")
-        command.add_argument("--max-model-len", type=int, help="longest sequence in tokens")
-        command.add_argument("--kv-cache-memory", type=byte_count, help="size of the KV pool, such as 2GiB")
-        command.add_argument("--scheduling-policy", help=" or ".join(POLICIES))
-        most = {demo: 96, generate: 128}.get(function)  # a chat's: as many as the model has room for
-        text = f"most new tokens (default: {most or 'as there is room'})"
-        command.add_argument("--max-tokens", type=int, default=most or argparse.SUPPRESS, help=text)
-        command.add_argument("--seed", type=int, help="makes sampling repeatable")
         command.add_argument("-v", "--verbose", action="store_true", help="show how the model was loaded")
-        for name, (kind, text) in SAMPLING.items():
-            if function is not demo or name == "temperature":
-                command.add_argument("--" + name.replace("_", "-"), type=kind, default=argparse.SUPPRESS, help=text)
-        if function is demo:
-            continue
-        command.add_argument("--stop", action="append", default=[], help="a string that ends the text; may be repeated")
+        add_sampling_options(command, {demo: 96, generate: 128}.get(function))
+        if typed == function.__name__:  # the options of all would cost milliseconds
+            plugins = PluginOptions(plugins=early_values(arguments, "--plugins").plugins)
+            add_engine_options(command.add_argument_group("engine"), plugins, but=("seed",))
+        if function is not demo:
+            command.add_argument("--adapter", metavar="FOLDER", help="an adapter (LoRA) that answers")
         if function is generate:
             command.add_argument("-n", type=int, default=1, help="completions per prompt (default: 1)")
             shape = command.add_mutually_exclusive_group()
             shape.add_argument("--json-schema", type=Path, metavar="FILE", help="the text is JSON of this schema")
             shape.add_argument("--regex", help="the text matches this expression as a whole")
             shape.add_argument("--choice", action="append", help="the text is this string; repeat it for others")
-            command.add_argument("prompt", nargs="*", help="prompts; without any, standard input is one")
+            command.add_argument("prompt", nargs="*", default=[], help="prompts; without any, standard input is one")
     if is_installed("server"):
-        from nanoengine.serve.server.command import add_arguments, named_plugins
+        command = _command(commands, serve)
+        if typed == "serve":
+            from nanoengine.serve.server.command import add_arguments, named_plugins
 
-        plugins = named_plugins(arguments) if arguments and arguments[0] == "serve" else None
-        add_arguments(_command(commands, serve), plugins)
-    _command(commands, models, "list")
+            add_arguments(command, named_plugins(arguments))
+    _command(commands, models, "list", "ls")
+    _command(commands, show).add_argument("name", help=names)
     _command(commands, fetch, "pull").add_argument("name", help=_known())
     return parser
 

@@ -24,7 +24,7 @@ def make_seq(tokens: list[int], number: int = 0, max_tokens: int = 20, **request
 def live(blocks: BlockManager, tokens: list[int], number: int = 0, **request: Any) -> list[int]:
     """A sequence computes its prompt and ends; returns its blocks."""
     seq = make_seq(tokens, number, **request)
-    assert blocks.admit(seq, blocks.find(seq))
+    assert blocks.admit(seq, blocks.find(seq), [])
     [table] = [table.copy() for table in seq.block_tables]
     blocks.publish(seq, len(tokens))
     blocks.release(seq)
@@ -46,12 +46,12 @@ def test_who_is_admitted_has_room_for_the_next_token_and_hits_are_not_free_block
     blocks = BlockManager(2, SIZE)
     for tokens, fits in (([1] * 7, True), ([1] * 8, False)):
         seq = make_seq(tokens)
-        assert blocks.admit(seq, blocks.find(seq)) == fits
+        assert blocks.admit(seq, blocks.find(seq), []) == fits
         blocks.release(seq)
     live(blocks, [1] * 7)
     assert num_hits(blocks, [1] * 9) == 1
     seq = make_seq([1] * 9)
-    assert not blocks.admit(seq, blocks.find(seq)), "it needs three, and one of the two free ones is its hit"
+    assert not blocks.admit(seq, blocks.find(seq), []), "it needs three, and one of the two free ones is its hit"
     assert blocks.num_free == 2
     assert blocks.ref_counts == [0, 0, 0]
 
@@ -109,7 +109,7 @@ def test_a_reset_forgets_all_but_nothing_while_a_sequence_has_blocks() -> None:
     blocks = BlockManager(10, SIZE)
     live(blocks, [1] * 9)
     seq = make_seq([1] * 9)
-    assert blocks.admit(seq, blocks.find(seq))
+    assert blocks.admit(seq, blocks.find(seq), [])
     assert not blocks.reset()
     assert num_hits(blocks, [1] * 9) == 2
     blocks.release(seq)
@@ -121,7 +121,7 @@ def test_a_reset_forgets_all_but_nothing_while_a_sequence_has_blocks() -> None:
 def test_blocks_that_may_hold_nan_are_cleared_unless_they_can_be_found() -> None:
     blocks = BlockManager(10, SIZE, [KVLayout(), KVLayout()])
     seq = make_seq([1] * 11)
-    assert blocks.admit(seq, blocks.find(seq))
+    assert blocks.admit(seq, blocks.find(seq), [])
     first, second, third = map(set, zip(*seq.block_tables, strict=True))  # of both groups
     blocks.publish(seq, 4)
     blocks.mark_dirty(seq)

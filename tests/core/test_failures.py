@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
+from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.config import POLICIES
 from nanoengine.core.errors import NotFiniteLogits
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import StepPlan
 from nanoengine.core.sampling_params import CoreSamplingParams
-from nanoengine.core.seams import PolicyPart
-from nanoengine.core.sequence import Request
+from nanoengine.core.seams import KVStore, PolicyPart
+from nanoengine.core.sequence import Phase, Request
 
 from .toys import Done, ToyModel, ToyTokenizer, check, make_engine, run
 
@@ -250,6 +251,78 @@ def test_parts_that_raise_end_their_own_requests_alone(seed: int) -> None:
     engine.close()
     check(engine.scheduler)
     assert (fragile.num_closed, told.num_closed) == (1, 1)
+
+
+class Blind(ToyModel):
+    """Reads whatever a slot holds, as memory is read."""
+
+    def _next(self, tables: list[list[int]], position: int, seed: int) -> int:
+        try:
+            return super()._next(tables, position, seed)
+        except (KeyError, AssertionError):
+            return 0
+
+
+class FragileStore(KVStore):
+    """Loses blocks: it may have any, none can be loaded, and each call may raise."""
+
+    def __init__(self, rng: random.Random):
+        self.rng, self.share = rng, rng.choice([0.0, 0.1, 0.5])
+        for name in STORED:
+            setattr(self, name, partial(self._perhaps, getattr(self, name)))
+
+    def _perhaps(self, plain: Callable[..., Any], *args: Any) -> Any:
+        if self.rng.random() < self.share:
+            raise BrokenPart
+        return plain(*args)
+
+    def has(self, group: int, hash: bytes, tokens: bytes) -> bool:
+        return self.rng.random() < 0.3
+
+    def load(self, group: int, hash: bytes, tokens: bytes, block: int) -> None:
+        raise BrokenPart
+
+
+class Hesitant(PolicyPart):
+    """Lets prompts start, and sometimes wait with a chunk."""
+
+    def __init__(self, rng: random.Random):
+        self.rng = rng
+
+    def allowed(self, seq: Any, budget: int) -> int:
+        return budget if seq.phase is Phase.WAITING else self.rng.choice([0, budget])
+
+
+STORED = ("cached", "evicted", "invalidated", "has", "may_end", "hold", "clear", "closing")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_store_that_raises_ends_those_that_it_was_to_load_alone(seed: int) -> None:
+    rng = random.Random(seed)
+    run(engine := make_engine(), right := drawn_requests(engine, random.Random(seed)))
+    blocks = BlockManager(rng.choice([16, 30]), 4, stores=[KVStore(), FragileStore(rng)])
+    engine = make_engine(
+        blocks=blocks,
+        model=Blind(4),
+        parts=[Hesitant(rng)],
+        depth=rng.choice([1, 2, 3]),
+        policy=rng.choice(POLICIES),
+        max_num_batched_tokens=rng.choice([9, 64]),
+    )
+    lost = []
+    for _ in range(2):
+        run(engine, requests := drawn_requests(engine, random.Random(seed)))
+        for request, expected in zip(requests, right, strict=True):
+            for output, right_output, seq in zip(
+                request.output().outputs, expected.output().outputs, request.sequences, strict=True
+            ):
+                assert output == right_output or isinstance(seq.error, BrokenPart | StopIteration)
+                assert output.token_ids == right_output.token_ids[: len(output.token_ids)]
+                lost += [] if seq.error is None else [seq]
+    assert len(lost) < 20, "most go on"
+    assert engine.reset_prefix_cache()
+    engine.close()
+    check(engine.scheduler)
 
 
 @pytest.mark.parametrize("what", ASKED)

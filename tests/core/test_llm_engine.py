@@ -131,7 +131,7 @@ def test_an_id_is_used_by_one_request_at_a_time_and_a_request_once() -> None:
     with pytest.raises(InvalidRequest, match="'same' is in use"):
         engine.submit(second)
     run(engine, [])
-    with pytest.raises(InvalidRequest, match="was submitted before"):
+    with pytest.raises(InvalidRequest, match="was submitted"):
         engine.submit(first)
     run(engine, [second])
     assert second.output().outputs == first.output().outputs

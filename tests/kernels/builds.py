@@ -69,6 +69,7 @@ def compiled(flags: tuple[str, ...], names: Sequence[str] = ()) -> Path:
         for path in SOURCES.iterdir():
             if path.suffix == ".h" or path.stem in (*names, "team"):
                 shutil.copy(path, folder)
+        shutil.copy(Path(__file__).with_name("amx_emulated.h"), folder)
         return compile_library(Path(folder), compiler(), flags, cache_folder("kernels"))
 
 

@@ -90,7 +90,7 @@ def test_torch_computes_without_the_package_if_it_can(
     monkeypatch.setattr(torch_flash, "LEAST", TorchVersion("99.1"))
     assert reason().startswith("the package flash-attn")
     assert said in reason()
-    assert reason().endswith(f", and torch {torch.__version__} has no copy of its own as 99.1 has")
+    assert reason().endswith(f", and torch {torch.__version__} has no copy of it; 99.1 has one")
     monkeypatch.setattr(torch_flash, "LEAST", TorchVersion("0"))
     assert not reason()
     assert FlashAttention(256).functions is torch_flash

@@ -61,6 +61,6 @@ def test_a_convolution_is_that_of_torch() -> None:
 
 def test_runs_say_where_their_states_are_kept() -> None:
     rows, starts = torch.tensor([4, 2]), torch.tensor([0, 2, 3])
-    assert list(StateRuns(rows, starts).walk()) == [(4, [(0, []), (1, [4])]), (2, [(2, [2])])]
+    assert list(StateRuns(rows, starts).rows_of_runs()) == [(4, [(0, []), (1, [4])]), (2, [(2, [2])])]
     stores = Stores(torch.tensor([0, 2, 2]), torch.tensor([0, 1]), torch.tensor([7, 4]))
-    assert list(StateRuns(rows, starts, stores).walk()) == [(4, [(0, [7]), (1, [4])]), (2, [(2, [])])]
+    assert list(StateRuns(rows, starts, stores).rows_of_runs()) == [(4, [(0, [7]), (1, [4])]), (2, [(2, [])])]

@@ -14,8 +14,8 @@ import transformers
 
 from nanoengine.features.pooling.files import of_folder, of_gguf
 from nanoengine.features.sampling.params import SamplingParams
-from nanoengine.models.advice import default_sampling
 from nanoengine.models.architectures import read_model_config
+from nanoengine.models.default_sampling import default_sampling
 from nanoengine.models.gguf.architectures import ARCHITECTURES
 from nanoengine.models.gguf.file import GGUFFile
 from nanoengine.models.gguf.tokenizer import read_vocabulary

@@ -140,7 +140,7 @@ def test_what_is_damaged_replaces_nothing(
     python_that_runs(f'{TO_DEST}cp "{path}" "$2"', tmp_path, monkeypatch)
     cache.mkdir(parents=True)
     (cache / "tiny.gguf").write_bytes(b"the old one")
-    with pytest.raises(FetchFailed, match=r"tiny_model-1\.5-py3-none-any\.whl|what came has SHA-256"):
+    with pytest.raises(FetchFailed, match=r"tiny_model-1\.5-py3-none-any\.whl|the file has SHA-256"):
         fetch("tiny", downloads=TABLE, show_bar=False)
     assert files(cache) == {"tiny.gguf": b"the old one"}
 

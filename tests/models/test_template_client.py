@@ -50,7 +50,7 @@ REFUSED = {
     "{{ x.__class__ }}{{ cycler.__init__.__globals__ }}": "unsafe",
 }
 TOO_MUCH = (
-    r"takes more than (10 s of a CPU|1024 MiB, or makes more than 64), the limit of a text: send less, or give another"
+    r"takes more than (10 s of a CPU|1024 MiB, or makes more than 64), the limit of a text: send less, or use another"
 )
 SIZES = st.integers(0, 11).map(lambda power: f"(10 ** {power})")
 TEXTS = st.recursive(
@@ -120,13 +120,13 @@ def test_what_python_or_the_sandbox_ends_is_refused_in_their_words(client: Templ
 def test_a_process_that_is_gone_is_started_anew_and_one_that_has_forked_has_another(client: TemplateClient) -> None:
     check_sound(client)
     assert client._process is not None
-    first = client._process._own.pid
+    first = client._process._popen.pid
     os.kill(first, signal.SIGKILL)
-    client._process._own.wait()
+    client._process._popen.wait()
     check_sound(client)
     if (pid := os.fork()) == 0:
         check_sound(client)
-        os._exit(0 if client._process._own.pid != first else 1)
+        os._exit(0 if client._process._popen.pid != first else 1)
     assert os.waitpid(pid, 0)[1] == 0
     with ThreadPoolExecutor(8) as threads:
         texts = [*threads.map(lambda i: client.render("{{ i }}" * 50, {"i": i}), range(200))]

@@ -20,10 +20,10 @@ from transformers import AutoTokenizer
 
 from nanoengine.builder import read_config
 from nanoengine.errors import InvalidConfig, InvalidPrompt, MissingPackage, ModelNotFound, UnsupportedModel
+from nanoengine.features.tool_calls.chats import Chats
 from nanoengine.models.capability import Models
 from nanoengine.models.options import ModelOptions
 from nanoengine.models.tokenizer import GGUFTokenizer, HFTokenizer
-from nanoengine.models.tools.chats import Chats
 from nanoengine.serve.server.text import ChatEncoder
 from tests.models.gguf.test_tokenizer import CONTROL, bpe, sentencepiece
 from tests.support import byte_tokenizer

@@ -5,11 +5,16 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from nanoengine import __version__
+from nanoengine.builder import option_types, read_config
+from nanoengine.core.config import EngineConfig
+from nanoengine.models.fetch import models_folder
 from nanoengine.serve.arguments import byte_count
 from nanoengine.serve.cli import main
 from nanoengine.sizes import told
@@ -28,12 +33,14 @@ from nanoengine.sizes import told
         (["serve", "demo", "--max-body-bytes", "x"], "it must be a number of bytes"),
         (["serve"], "model, such as nanoengine serve smollm2"),
         (["serve", "demo", "--bogus"], "unknown argument --bogus\n"),
-        (["serve", "--model", "demo"], "the model is given without --model: nanoengine serve demo\n"),
-        (["serve", "--model=demo"], "the model is given without --model: nanoengine serve demo\n"),
-        (["run", "-m", "demo"], "the model is given without -m: nanoengine run demo\n"),
+        (["serve", "--model", "demo"], "the model is typed without --model: nanoengine serve demo\n"),
+        (["serve", "--model=demo"], "the model is typed without --model: nanoengine serve demo\n"),
+        (["run", "-m", "demo"], "the model is typed without -m: nanoengine run demo\n"),
         (["generate", "-m", "demo", "hi"], "unknown argument -m\n"),
         (["models", "x"], "unknown argument x"),
         (["list", "x"], "unknown argument x"),
+        (["run"], "required: model, such as nanoengine run smollm2"),
+        (["generate", "--num-thread", "2", "hi"], "did you mean '--num-threads'?"),
         (["pull"], "required: name"),
         (["x" * 10**6], "invalid choice"),
         (["generate", "--" + "x" * 10**6], "unknown argument --xxx"),
@@ -77,6 +84,9 @@ def test_wrong_arguments_are_told_in_two_lines(
         (["serve", "demo", "--max-body-bytes", "90GiB"], "from 1 to 1073741824"),
         (["generate", "--device", "x" * 10**6, "hi"], "InvalidConfig: device is 'xxx"),
         (["generate", "--stop", "", "hi"], "InvalidSamplingParams: stop"),
+        (["generate", "hi", "--quantization", "int9"], "InvalidConfig: quantization"),
+        (["run", "demo", "hi", "--num-threads", "0"], "InvalidConfig: num_threads"),
+        (["show", "smolm2"], "did you mean 'smollm2'?"),
     ],
 )
 def test_wrong_values_are_told_in_one_line(
@@ -95,6 +105,62 @@ def test_wrong_values_are_told_in_one_line(
     assert len(what) < 2100
 
 
+@pytest.mark.parametrize("command", ["generate --model", "run", "chat"])
+@pytest.mark.parametrize(("text", "what"), [("", "has no text"), (" \n", "has no text"), ("\ufeff", "has no text")])
+def test_an_empty_input_is_an_error_before_a_model_is_opened(
+    command: str, text: str, what: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    assert main([*command.split(), "/no/such/folder"]) == 1
+    assert f"InvalidPrompt: standard input {what}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["ps"], "http://localhost:8000/api/ps"),
+        (["stop", "smollm2"], "Ctrl-C"),
+        (["rm", "smollm2"], "rm {folder}/smollm2-135m-instruct.q4_1.gguf"),
+        (["rm", "org/name"], "hf cache rm"),
+        (["rm"], "{folder}"),
+        (["cp", "a", "b"], "--served-model-name"),
+        (["help", "run"], "nanoengine --help"),
+    ],
+)
+def test_commands_of_ollama_say_in_one_line_what_to_type(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words.format(folder=models_folder()) in line
+
+
+class Opened(Exception):
+    """The options of an engine that would be built."""
+
+
+@pytest.mark.parametrize("command", ["demo", "generate hi", "chat demo hi", "run demo hi"])
+def test_every_command_with_a_model_takes_every_option_of_the_engine(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But `--seed`, which is that of sampling."""
+    assert main([command.split()[0], "--help"]) == 0
+    helped = set(re.findall(r"--[a-z][\w-]*", capsys.readouterr().out))
+    names = {field.name for kind in option_types() for field in fields(kind)} - {"model", "options"}
+    assert {f"--{name.replace('_', '-')}" for name in names} <= helped
+
+    def build(config: EngineConfig, *_: object) -> None:
+        raise Opened(config)
+
+    monkeypatch.setattr("nanoengine.llm.build_engine", build)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    options = "--seed 5 --num-threads 1 --no-enable-prefix-caching --quantization int8 --kv-cache-memory 1MiB --kv-host-memory 2M"
+    with pytest.raises(Opened) as opened:
+        main([*command.split(), *options.split()])
+    values = {"num_threads": 1, "enable_prefix_caching": False, "quantization": "int8", "kv_cache_memory": 1 << 20}
+    assert opened.value.args == (read_config("demo", {**values, "kv_host_memory": 2 << 20}),)
+
+
 def test_without_a_command_it_says_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     shown = capsys.readouterr().out
@@ -107,7 +173,7 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"nanoengine {__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["demo", "generate", "chat", "serve", "models", "fetch"])
+@pytest.mark.parametrize("command", ["demo", "generate", "chat", "run", "serve", "models", "show", "fetch"])
 def test_help_has_defaults_only_where_there_are_some(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
     shown = capsys.readouterr().out

@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 import nanoengine
+from nanoengine import LLM, LoRARequest, SamplingParams
 from nanoengine.serve.cli import main
+from tests.features.lora.written import linear_layers, write_adapter
+from tests.models.families import family_checkpoint
 
 
 def test_demo_completes_code_and_shows_the_prefix_cache(capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,6 +65,29 @@ def test_generate_holds_its_text_to_a_schema_an_expression_or_a_choice(
         lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("--- ")]
         assert len(lines) == len(prompts)
         assert all(re.fullmatch(text, line) for line in lines), lines
+
+
+def test_an_adapter_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = family_checkpoint(tmp_path / "model", "Llama", seed=5, head_dim=32)
+    adapter = write_adapter(tmp_path / "adapter", linear_layers(model), size=1.0)
+    texts = []
+    for options in ([], ["--adapter", str(adapter)]):
+        command = ["generate", "--model", str(model), "--dtype", "float32", "--temperature", "0", "--max-tokens", "5"]
+        assert main([*command, "one", "--num-kv-blocks", "20", *options, "two"]) == 0
+        texts.append(capsys.readouterr().out)
+    with LLM(str(model), dtype="float32", num_kv_blocks=20, enable_lora=True) as llm:
+        requests = LoRARequest("poet", lora_path=str(adapter))
+        outputs = llm.generate(["one", "two"], SamplingParams(temperature=0, max_tokens=5), lora_request=requests)
+    assert texts[1] == "".join(f"--- {each.prompt!r} [0] (length)\n{each.outputs[0].text}\n" for each in outputs)
+    assert texts[0] != texts[1]
+
+
+def test_show_has_the_line_of_one_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "demo"]) == 0
+    names, values = capsys.readouterr().out.splitlines()
+    assert names.startswith("model ")
+    assert values.startswith("demo ")
+    assert values.endswith("yes")
 
 
 def test_fetch_says_where_the_model_is_and_what_to_do_with_it(

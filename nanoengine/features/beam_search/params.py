@@ -46,7 +46,8 @@ class BeamSearchParams:
         count = max(2, 1 + len(eos_token_ids)) * self.beam_width
         if count > MAX_CANDIDATES:
             raise InvalidSamplingParams(
-                f"beam_width is {self.beam_width}: its {count} candidates a step (beams x (1 + end-of-text tokens), at "
-                f"least 2 a beam) are more than {MAX_CANDIDATES}: lower it"
+                "beam_width",
+                f" is {self.beam_width}: its {count} candidates a step (beams x (1 + end-of-text tokens), at "
+                f"least 2 a beam) are more than {MAX_CANDIDATES}: lower it",
             )
         return count

@@ -44,7 +44,7 @@ class Search:
         **options: object,
     ):
         if not isinstance(params, BeamSearchParams):
-            raise InvalidSamplingParams(f"params must be BeamSearchParams, not {shown(params)}")
+            raise InvalidSamplingParams("params", f" must be BeamSearchParams, not {shown(params)}")
         self.engine, self.options, self.prepare = engine, options, prepare
         self.sampling = sampling(temperature=0.0, max_tokens=1, ignore_eos=True)
         self.error: Exception | None = None

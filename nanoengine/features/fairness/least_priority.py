@@ -19,4 +19,4 @@ class LeastPriority(PolicyPart):
 
     def made(self, request: Request) -> None:
         if request.priority < self.least:
-            raise InvalidRequest(f"priority is {request.priority}: at least {self.least} is allowed (min_priority)")
+            raise InvalidRequest("priority", f" is {request.priority}: at least {self.least} is allowed (min_priority)")

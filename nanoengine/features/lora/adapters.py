@@ -112,7 +112,7 @@ class Adapters(PolicyPart):
             Others: see `load`.
         """
         if not isinstance(wanted, LoRARequest):
-            raise InvalidRequest(f"lora_request is {shown(wanted)}: it must be a LoRARequest, or a list of them")
+            raise InvalidRequest("lora_request", f" is {shown(wanted)}: it must be a LoRARequest, or a list of them")
         if wanted.lora_path:
             return self.load(wanted.lora_name, wanted.lora_path, makes_room=True)
         with self._lock:
@@ -143,7 +143,7 @@ class Adapters(PolicyPart):
         each: list[Any] = list(wanted) if isinstance(wanted, list | tuple) else [wanted] * len(requests)
         if len(each) != len(requests):
             raise InvalidRequest(
-                f"lora_request has {len(each)} entries for {len(requests)} prompts: give one, or one for each"
+                "lora_request", f" has {len(each)} entries for {len(requests)} prompts: give one, or one for each"
             )
         found: dict[int, Adapter] = {}  # each is read once
         for request, own in zip(requests, each, strict=True):

@@ -29,8 +29,8 @@ class LoRARequest:
         for name in ("lora_name", "lora_path"):
             value = getattr(self, name)
             if not isinstance(value, str) or not value.isprintable():
-                raise InvalidRequest(f"{name} is {shown(value)}: it must be a string of printable characters")
+                raise InvalidRequest(name, f" is {shown(value)}: it must be a string of printable characters")
         if not self.lora_name:
-            raise InvalidRequest("lora_name is empty: give the adapter a name")
+            raise InvalidRequest("lora_name", " is empty: give the adapter a name")
         if type(self.lora_int_id) is not int or self.lora_int_id < 1:
-            raise InvalidRequest(f"lora_int_id is {shown(self.lora_int_id)}: it must be a positive integer")
+            raise InvalidRequest("lora_int_id", f" is {shown(self.lora_int_id)}: it must be a positive integer")

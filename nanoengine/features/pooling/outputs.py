@@ -21,6 +21,11 @@ class EmbeddingOutput:
     embedding: np.ndarray[Any, Any]  # [dimensions] float32
     num_cached_tokens: int
 
+    @property
+    def outputs(self) -> EmbeddingOutput:
+        """Itself: vLLM's way to `embedding`."""
+        return self
+
     @staticmethod
     def of(request: Request) -> EmbeddingOutput:
         """Of a request that has ended without an error."""

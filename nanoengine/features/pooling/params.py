@@ -43,7 +43,8 @@ class PoolingParams(CoreSamplingParams):
         """
         if self.dimensions is not None and self.dimensions > hidden_size:
             raise InvalidSamplingParams(
-                f"dimensions is {self.dimensions}, but the embeddings of this model have {hidden_size}: ask for fewer"
+                "dimensions",
+                f" is {self.dimensions}, but the embeddings of this model have {hidden_size}: ask for fewer",
             )
         found = self.pooling or pooling
         if found is None:

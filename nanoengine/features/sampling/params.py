@@ -91,20 +91,21 @@ class SamplingParams(CoreSamplingParams):
         CoreSamplingParams.__post_init__(self)
         self.keep("stop", strings("stop", (self.stop,) if isinstance(self.stop, str) else self.stop))
         if (num_chars := sum(map(len, self.stop))) > MAX_STOP_CHARS:
-            raise InvalidSamplingParams(f"stop holds {num_chars} characters: at most {MAX_STOP_CHARS} can be")
+            raise InvalidSamplingParams("stop", f" holds {num_chars} characters: at most {MAX_STOP_CHARS} can be")
         self.keep("logit_bias", biases(self.logit_bias))
         if self.allowed_token_ids is not None:
             self.keep("allowed_token_ids", token_ids("allowed_token_ids", self.allowed_token_ids))
             if not self.allowed_token_ids:
-                raise InvalidSamplingParams("allowed_token_ids is empty: None allows all tokens")
+                raise InvalidSamplingParams("allowed_token_ids", " is empty: None allows all tokens")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidSamplingParams(
-                f"min_tokens is {self.min_tokens}, but max_tokens is {self.max_tokens}: lower the one or raise the other"
+                "min_tokens",
+                f" is {self.min_tokens}, but max_tokens is {self.max_tokens}: lower the one or raise the other",
             )
         if self.best_of is not None and self.best_of < self.n:
-            raise InvalidSamplingParams(f"best_of is {self.best_of}: it must be at least n, which is {self.n}")
+            raise InvalidSamplingParams("best_of", f" is {self.best_of}: it must be at least n, which is {self.n}")
         if self.thought is not None and not isinstance(self.thought, Thought):
-            raise InvalidSamplingParams(f"thought is {shown(self.thought)}: it must be a Thought, or None")
+            raise InvalidSamplingParams("thought", f" is {shown(self.thought)}: it must be a Thought, or None")
         if self.structured_outputs is not None:
             self.keep("structured_outputs", structured(self.structured_outputs))
 
@@ -148,16 +149,18 @@ class SamplingParams(CoreSamplingParams):
         self.check_vocabulary("logit_bias", dict(self.logit_bias), model)
         if self.min_tokens >= model.max_model_len:
             raise InvalidSamplingParams(
-                f"min_tokens is {self.min_tokens}, but max_model_len, in which the prompt counts too, is {model.max_model_len}: "
-                "lower the one or raise the other"
+                "min_tokens",
+                f" is {self.min_tokens}, but max_model_len, in which the prompt counts too, is {model.max_model_len}: "
+                "lower the one or raise the other",
             )
         if self.min_tokens:
             banned = {*self.stop_token_ids, *(() if self.ignore_eos else model.eos_token_ids)}
             allowed = range(model.vocab_size) if self.allowed_token_ids is None else self.allowed_token_ids
             if len(banned) >= len(allowed) and banned.issuperset(allowed):
                 raise InvalidSamplingParams(
-                    f"min_tokens forbids each of the {len(allowed)} tokens that may be sampled at all: allow more by "
-                    "allowed_token_ids, or let fewer end the text"
+                    "min_tokens",
+                    f" forbids each of the {len(allowed)} tokens that may be sampled at all: allow more by "
+                    "allowed_token_ids, or let fewer end the text",
                 )
         return self
 
@@ -200,14 +203,14 @@ def structured(value: object) -> Any:
         is_there = False
     if not is_there:
         raise InvalidSamplingParams(
-            "structured_outputs is given, but structured outputs are not installed: pip install llguidance"
+            "structured_outputs", " is given, but structured outputs are not installed: pip install llguidance"
         )
     if isinstance(value, kind):
         return value
     names = [own.name for own in dataclasses.fields(kind) if own.init]
     if not isinstance(value, Mapping) or not value.keys() <= set(names):
         raise InvalidSamplingParams(
-            f"structured_outputs is {shown(value)}: it must have fields among {', '.join(names)}"
+            "structured_outputs", f" is {shown(value)}: it must have fields among {', '.join(names)}"
         )
     return kind(**value)
 
@@ -217,7 +220,7 @@ def strings(field: str, value: object) -> tuple[str, ...]:
     for string in found:
         if not isinstance(string, str) or not string:
             raise InvalidSamplingParams(
-                f"{field} holds {shown(string)}: each must be a string of at least one character"
+                field, f" holds {shown(string)}: each must be a string of at least one character"
             )
     return tuple(map(str, found))
 
@@ -228,16 +231,16 @@ def biases(value: object) -> tuple[tuple[int, float], ...]:
     found: dict[int, float] = {}
     for pair in pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise InvalidSamplingParams(f"logit_bias holds {shown(pair)}: it must be {{token id: bias}}")
+            raise InvalidSamplingParams("logit_bias", f" holds {shown(pair)}: it must be {{token id: bias}}")
         token = integer("logit_bias: token id", pair[0], 0, MAX_INT32)
         if token in found:
-            raise InvalidSamplingParams(f"logit_bias holds token id {token} twice: every token has one bias")
+            raise InvalidSamplingParams("logit_bias", f" holds token id {token} twice: every token has one bias")
         bias = pair[1]
         is_number = isinstance(bias, Real) and not isinstance(bias, bool)
         if not is_number or not -MAX_BIAS <= bias <= MAX_BIAS:
             must = f"it must be a number from {-MAX_BIAS} to {MAX_BIAS}"
-            raise InvalidSamplingParams(f"logit_bias: bias of token {token} is {shown(bias)}: {must}")
+            raise InvalidSamplingParams("logit_bias", f": bias of token {token} is {shown(bias)}: {must}")
         found[token] = float(bias)
     if len(found) > MAX_LOGIT_BIAS:
-        raise InvalidSamplingParams(f"logit_bias holds {len(found)} tokens: at most {MAX_LOGIT_BIAS} can have a bias")
+        raise InvalidSamplingParams("logit_bias", f" holds {len(found)} tokens: at most {MAX_LOGIT_BIAS} can be")
     return tuple(sorted(found.items()))

@@ -22,9 +22,9 @@ from nanoengine.features.fair_cache import FairCache
 from nanoengine.features.structured.long_text import LongText
 from nanoengine.features.structured.params import StructuredOutputs
 from nanoengine.features.structured.trial import Trial, TrialFailed
-from nanoengine.models.tools.json_rules import MAX_COUNT, MAX_ITEMS
-from nanoengine.models.tools.rules import Rules
-from nanoengine.models.tools.schemas import OF_FIELD, ONE_SPACE, promised
+from nanoengine.features.tool_calls.json_grammar import MAX_COUNT, MAX_ITEMS
+from nanoengine.features.tool_calls.rules import Rules
+from nanoengine.features.tool_calls.schemas import OF_FIELD, ONE_SPACE, normalized_schema
 
 MAX_CACHED_BYTES = 256 << 20
 """Of the grammars that are kept for the next request of the same client that asks for the same; a large one has 60 MiB."""
@@ -118,7 +118,9 @@ class Grammars:
     def _new_tokenizer(self) -> tuple[LLTokenizer, Trial]:
         own = self.tokenizer.fast
         if not self.eos_token_ids:
-            raise InvalidSamplingParams("structured_outputs: the model has no end-of-text token, so no text could end")
+            raise InvalidSamplingParams(
+                "structured_outputs", ": the model has no end-of-text token, so no text could end"
+            )
         added = own.get_added_tokens_decoder().values()
         text = _with_marks_apart(
             own.to_str(),
@@ -128,7 +130,7 @@ class Grammars:
             tokenizer = LLTokenizer(text, n_vocab=self.mask_size, eos_token=self.eos_token_ids)
         except Exception as error:  # of a kind whose tokens are no bytes of the text, such as words
             raise InvalidSamplingParams(
-                f"structured_outputs: llguidance cannot use {self.tokenizer.name}: {error}"
+                "structured_outputs", f": llguidance cannot use {self.tokenizer.name}: {error}"
             ) from error
         return tokenizer, Trial(text, self.mask_size, self.eos_token_ids, LIMITS)
 
@@ -139,7 +141,7 @@ class Grammars:
         except InvalidSamplingParams:
             raise
         except (ValueError, RecursionError) as error:
-            raise InvalidSamplingParams(f"structured_outputs.{outputs.kind}: {error}") from error
+            raise InvalidSamplingParams(f"structured_outputs.{outputs.kind}", f": {error}") from error
         try:
             verdict = self._trial.verdict(grammar, notation)
             if (
@@ -153,7 +155,7 @@ class Grammars:
             matcher = LLMatcher(tokenizer, verdict.grammar or grammar, limits=LLParserLimits(**LIMITS), log_level=0)
             verdict = verdict._replace(error=str(matcher.get_error()))
         if verdict.error:
-            raise InvalidSamplingParams(_told(verdict.error, outputs, grammar))
+            raise InvalidSamplingParams(*_told(verdict.error, outputs, grammar))
         bits = np.zeros(-(-self.mask_size // 32), np.int32)
         matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)  # what the first mask takes, no step does
         return matcher, verdict.num_bytes
@@ -207,7 +209,7 @@ def _read_escape(found: re.Match[str]) -> str:
 def json_grammar(outputs: StructuredOutputs, *, is_apart: bool = True) -> str:
     """Of a schema, which may be taken apart."""
     rules, field = Rules(lambda _: None), f"structured_outputs.{outputs.kind}"
-    schema = promised(json.loads(outputs.text), field)
+    schema = normalized_schema(json.loads(outputs.text), field)
     rules.rules["start"] = rules.json(schema, field, _spaces(outputs), is_apart=is_apart)
     return rules.text()
 
@@ -219,36 +221,30 @@ def _spaces(outputs: StructuredOutputs) -> dict[str, Any]:
 
 
 def tag_grammar(outputs: StructuredOutputs) -> str:
-    table = json.loads(outputs.text)
+    table, field = json.loads(outputs.text), "structured_outputs.structural_tag"
     structures, triggers = table.get("structures"), table.get("triggers")
     if not isinstance(structures, list) or not structures or not isinstance(triggers, list):
-        raise InvalidSamplingParams("structured_outputs.structural_tag must have lists of structures and of triggers")
+        raise InvalidSamplingParams(field, " must have lists of structures and of triggers")
     if len(triggers) > MAX_TRIGGERS:
-        raise InvalidSamplingParams(
-            f"structured_outputs.structural_tag has {len(triggers)} triggers: at most {MAX_TRIGGERS} can be"
-        )
-    rules, field = Rules(lambda _: None), "structured_outputs.structural_tag"
+        raise InvalidSamplingParams(field, f" has {len(triggers)} triggers: at most {MAX_TRIGGERS} can be")
+    rules = Rules(lambda _: None)
     tags: list[str] = []
     for own in structures:
         begin, end, schema = (own.get(name) if isinstance(own, dict) else None for name in ("begin", "end", "schema"))
         if not isinstance(begin, str) or not isinstance(end, str) or not isinstance(schema, dict):
-            raise InvalidSamplingParams(
-                "structured_outputs.structural_tag: a structure has strings begin and end, and a schema"
-            )
+            raise InvalidSamplingParams(field, ": a structure has strings begin and end, and a schema")
         trigger = next((own for own in triggers if isinstance(own, str) and own and begin.startswith(own)), None)
         if trigger is None:
-            raise InvalidSamplingParams(
-                f"structured_outputs.structural_tag: {shown(begin)} begins with none of the triggers"
-            )
+            raise InvalidSamplingParams(field, f": {shown(begin)} begins with none of the triggers")
         tags.append(f"tag_{len(tags)}")
-        rest, value = begin.removeprefix(trigger), rules.json(promised(schema, field), field, _spaces(outputs))
+        rest, value = begin.removeprefix(trigger), rules.json(normalized_schema(schema, field), field, _spaces(outputs))
         rules.rules[f"{tags[-1]}_trigger[lazy]"] = f"TEXT {json.dumps(trigger)}"
         rules.rules[tags[-1]] = " ".join((f"{tags[-1]}_trigger", json.dumps(rest), value, json.dumps(end)))
     rules.rules["start"] = f"({' | '.join(tags)})* TEXT"
     return rules.text()
 
 
-def _told(message: str, outputs: StructuredOutputs, grammar: str) -> str:
+def _told(message: str, outputs: StructuredOutputs, grammar: str) -> tuple[str, str]:
     """The field at fault, and why: without the parser's state, and without advice to allow what is not allowed here."""
     field = f"structured_outputs.{outputs.kind}"
     place = re.match(r"at (\d+)\(\d+\): failed to compile JSON schema: ", message)
@@ -259,4 +255,4 @@ def _told(message: str, outputs: StructuredOutputs, grammar: str) -> str:
     for keyword, words in ADVICE.items():
         if keyword in why:
             why += f": {words}"
-    return f"{field}: {why}"
+    return field, f": {why}"

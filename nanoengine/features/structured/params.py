@@ -9,7 +9,7 @@ from typing import Any
 
 from nanoengine.core.errors import InvalidSamplingParams, shown
 from nanoengine.depth import MAX_DEPTH, is_too_deep
-from nanoengine.models.tools.schemas import MAX_CHARS
+from nanoengine.features.tool_calls.schemas import MAX_CHARS
 
 KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 
@@ -58,7 +58,8 @@ class StructuredOutputs:
             given.remove("json_object")
         if len(given) != 1:
             raise InvalidSamplingParams(
-                f"structured_outputs gives {' and '.join(given) or 'nothing'}: it must be exactly one of {', '.join(KINDS)}"
+                "structured_outputs",
+                f" gives {' and '.join(given) or 'nothing'}: it must be exactly one of {', '.join(KINDS)}",
             )
         [kind] = given
         value = getattr(self, kind)
@@ -69,18 +70,16 @@ class StructuredOutputs:
         elif kind == "json_object":
             text = '{"type": "object"}'
             if value is not True:
-                raise InvalidSamplingParams(f"structured_outputs.json_object must be True or None, not {shown(value)}")
+                raise _wrong("json_object", f" must be True or None, not {shown(value)}")
         else:
             text = _table_text(kind, value)
         _check_length(kind, text)
         if not isinstance(self.disable_any_whitespace, bool):
-            raise InvalidSamplingParams("structured_outputs.disable_any_whitespace must be True or False")
+            raise _wrong("disable_any_whitespace", " must be True or False")
         if self.whitespace_pattern is not None:
             _string("whitespace_pattern", self.whitespace_pattern)
         if self.until is not None and not callable(self.until):
-            raise InvalidSamplingParams(
-                f"structured_outputs.until is {shown(self.until)}: it must be a function, which JSON has not"
-            )
+            raise _wrong("until", f" is {shown(self.until)}: it must be a function, which JSON has not")
         for name, own in (("kind", kind), ("text", text)):
             object.__setattr__(self, name, own)
 
@@ -94,23 +93,25 @@ StructuredOutputsParams = StructuredOutputs
 """As vLLM calls it."""
 
 
+def _wrong(name: str, why: str) -> InvalidSamplingParams:
+    return InvalidSamplingParams(f"structured_outputs.{name}", why)
+
+
 def _check_length(name: str, text: str) -> None:
     if len(text) > MAX_CHARS:
-        raise InvalidSamplingParams(f"structured_outputs.{name} has {len(text)} characters: at most {MAX_CHARS} can be")
+        raise _wrong(name, f" has {len(text)} characters: at most {MAX_CHARS} can be")
 
 
 def _string(name: str, value: object) -> str:
     if not isinstance(value, str) or not value or "\0" in value:
-        raise InvalidSamplingParams(
-            f"structured_outputs.{name} is {shown(value)}: it must be a string of at least one character, without NUL"
-        )
+        raise _wrong(name, f" is {shown(value)}: it must be a string of at least one character, without NUL")
     _check_length(name, value)
     return value
 
 
 def _choice_text(value: object) -> str:
     if not isinstance(value, list | tuple) or not value:
-        raise InvalidSamplingParams(f"structured_outputs.choice must be a list of strings, not {shown(value)}")
+        raise _wrong("choice", f" must be a list of strings, not {shown(value)}")
     return json.dumps([_string("choice", own) for own in value], ensure_ascii=False)
 
 
@@ -123,11 +124,11 @@ def _table_text(name: str, value: object) -> str:
         if table is True and name == "json":  # as a schema: anything
             table = {}
         if not isinstance(table, Mapping):
-            raise InvalidSamplingParams(f"structured_outputs.{name} must be a JSON table, not {shown(table)}")
+            raise _wrong(name, f" must be a JSON table, not {shown(table)}")
         if is_too_deep(table):
-            raise InvalidSamplingParams(f"structured_outputs.{name} is deeper than {MAX_DEPTH} tables and lists")
+            raise _wrong(name, f" is deeper than {MAX_DEPTH} tables and lists")
         return json.dumps(dict(table), ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         if isinstance(error, InvalidSamplingParams):
             raise
-        raise InvalidSamplingParams(f"structured_outputs.{name} is no JSON: {error}") from error
+        raise _wrong(name, f" is no JSON: {error}") from error

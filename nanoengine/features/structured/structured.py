@@ -223,7 +223,7 @@ class Structured(PolicyPart):
             constraint.read(seq.token_ids[seq.num_prompt_tokens + constraint.num_read :])
             if constraint.error and isinstance(seq.error, NoTokenLeft):
                 reason = constraint.error.partition("\n")[0]  # behind it may be the whole grammar
-                seq.error = GrammarTooComplex(f"structured_outputs: {reason}")
+                seq.error = GrammarTooComplex("structured_outputs", f": {reason}")
         self._fill_ahead(seqs)
 
     def concerns(self, seq: Sequence) -> bool:

@@ -50,5 +50,5 @@ def rows(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> tuple[int | 
 
 def wrong(tensor: Tensor, wanted: str) -> WrongTensor:
     """The error that says what a tensor is, and what C reads."""
-    found = f"{tensor.dtype} {list(tensor.shape)} with strides {list(tensor.stride())} on {tensor.device}"
-    return WrongTensor(f"a tensor is {found}: a C function reads {wanted}")
+    actual = f"{tensor.dtype} {list(tensor.shape)} with strides {list(tensor.stride())} on {tensor.device}"
+    return WrongTensor(f"a tensor is {actual}: a C function reads {wanted}")

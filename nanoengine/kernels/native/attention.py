@@ -21,12 +21,12 @@ TILE = 16
 """Tokens in a tile of K or V."""
 
 COLUMNS = 32
-"""Dimensions of a head that are computed together."""
+"""Dimensions of a head in one vector."""
 
 MAX_HEAD_DIM = 512
 
 ALONE = None, 0, 1, 0, 0.0
-"""What attention_decode is told of ranks that share a context: there are none."""
+"""Arguments of attention_decode about ranks that divide a context: there are none."""
 
 CACHE_DTYPES = {**DTYPES, torch.int8: 2}
 """Those of K/V caches, as kv_int8.h numbers them."""
@@ -72,7 +72,7 @@ class NativeAttention(AttentionBackend):
             raise wrong(qkv, f"heads of {dim} numbers")
         if cos is not None and sin is not None and (cos.stride(-1) != 1 or cos.stride() != sin.stride()):
             cos, sin = cos.contiguous(), sin.contiguous()
-        (cos_at, _), angles = (rows(own, torch.float32, tokens, 1, dim // 2) for own in (cos, sin))
+        (cos_at, _), angles = (rows(table, torch.float32, tokens, 1, dim // 2) for table in (cos, sin))
         q = qkv.new_empty(tokens, width // dim - 2 * kv_heads, dim)
         q_at, head_bytes = qkv.data_ptr(), dim * qkv.itemsize
         k_at = q_at + q.shape[1] * head_bytes
@@ -86,10 +86,10 @@ class NativeAttention(AttentionBackend):
         unchanged = None, None, 0.0, None, None, 0
         self._write(k, (*projected, *unchanged), slot_mapping, None, kv)
 
-    def _write(self, given: Tensor, inputs: Sequence[Any], slots: Tensor, q: Tensor | None, kv: KVLayer) -> None:
+    def _write(self, new: Tensor, inputs: Sequence[Any], slots: Tensor, q: Tensor | None, kv: KVLayer) -> None:
         slots, q_heads = slots.contiguous(), 0 if q is None else q.shape[1]
-        outputs = address(slots, torch.int64, len(given)), address(q, given.dtype), *_caches(kv, given.dtype)
-        dtypes = DTYPES[given.dtype], CACHE_DTYPES[kv[0].dtype]
+        outputs = address(slots, torch.int64, len(new)), address(q, new.dtype), *_caches(kv, new.dtype)
+        dtypes = DTYPES[new.dtype], CACHE_DTYPES[kv[0].dtype]
         self.c.attention_write(*dtypes, *inputs, *outputs, len(slots), q_heads, *self._sizes(kv[0]))
 
     def decode(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
@@ -114,9 +114,9 @@ class NativeAttention(AttentionBackend):
         size = len(q) * heads * head_dim_of(kv[0])
         inputs = address(q, q.dtype, size), *_caches(kv, q.dtype), address(tables, torch.int32, count * width), width
         lengths = address(starts, torch.int32, count + 1), address(lens, torch.int32), *more
-        asked = spec.scale, spec.soft_cap or 0.0, window_of(spec), address(sinks, torch.float32, heads)
+        options = spec.scale, spec.soft_cap or 0.0, window_of(spec), address(sinks, torch.float32, heads)
         dtypes, sizes = (DTYPES[q.dtype], CACHE_DTYPES[kv[0].dtype]), (count, heads, *self._sizes(kv[0]))
-        function(*dtypes, *inputs, *lengths, out.data_ptr(), *sizes, *asked)
+        function(*dtypes, *inputs, *lengths, out.data_ptr(), *sizes, *options)
         return out
 
     def _sizes(self, cache: Tensor) -> tuple[int, ...]:

@@ -37,12 +37,12 @@ _RECORDING = Lock()
 @cache
 def signatures() -> dict[str, tuple[Any, list[Any]]]:
     """Name of each C function -> the type of its result, and those of its arguments."""
-    found: dict[str, tuple[Any, list[Any]]] = {}
+    table: dict[str, tuple[Any, list[Any]]] = {}
     for path in SOURCES.glob("*.cpp"):
         interface = path.read_text(encoding="utf-8").partition('extern "C"')[2]
         for result, name, arguments in FUNCTION.findall(interface):
-            found[name] = TYPES[result], [_type_of(one) for one in arguments.split(",") if one]
-    return found
+            table[name] = TYPES[result], [_type_of(one) for one in arguments.split(",") if one]
+    return table
 
 
 def functions_of(library: Path | ctypes.CDLL) -> SimpleNamespace:

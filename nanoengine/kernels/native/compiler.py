@@ -1,4 +1,4 @@
-"""Compiling the native kernels, once: the library is kept in the user's cache folder under a hash of all that it is made of
+"""Compiling the native kernels, once: the library is stored in the user's cache folder under a hash of all that it is made of
 (sources, flags, compiler, CPU). Its last bytes are a checksum, for a library that was cut off kills whoever loads it; and only
 what nobody else could write is loaded.
 
@@ -64,7 +64,7 @@ def find_compiler() -> str:
         path = shutil.which(name, path=folders)
         if path:
             return os.path.abspath(path)
-    raise CannotCompile(f"no C++ compiler ({', '.join(names)}) was found")
+    raise CannotCompile(f"no C++ compiler ({', '.join(names)}) is installed")
 
 
 def compile_library(
@@ -76,7 +76,7 @@ def compile_library(
         CannotCompile: the compiler failed.
     """
     sources, folder = sources.absolute(), folder.absolute()
-    library = kept_library(sources, compiler, flags, folder, link)
+    library = cached_library(sources, compiler, flags, folder, link)
     if is_sound(library):
         return library
     try:
@@ -94,8 +94,10 @@ def compile_library(
             raise CannotCompile(f"there is no folder to compile in: {error}") from error
     try:
         objects = {path: workplace / f"{path.stem}.o" for path in sorted(sources.glob("*.cpp"))}
-        largest_first = sorted(objects.items(), key=lambda own: own[0].stat().st_size, reverse=True)
-        _run_all(compiler, {own.name: (*flags, "-c", str(own), "-o", str(to)) for own, to in largest_first}, workplace)
+        largest_first = sorted(objects.items(), key=lambda entry: entry[0].stat().st_size, reverse=True)
+        _run_all(
+            compiler, {entry.name: (*flags, "-c", str(entry), "-o", str(to)) for entry, to in largest_first}, workplace
+        )
         made = workplace / library.name
         _run_all(compiler, {library.name: (*flags, *link, *map(str, objects.values()), "-o", str(made))}, workplace)
         checksum = _checksum(made.read_bytes())
@@ -111,7 +113,7 @@ def compile_library(
 
 
 def is_sound(library: Path) -> bool:
-    """Whether a kept library is there, whole, and of this user or root alone."""
+    """Whether a cached library exists, is whole, and belongs to this user or root alone."""
     try:
         of_folder, of_file = library.parent.lstat(), library.lstat()
         for facts in (of_folder, of_file):
@@ -123,7 +125,7 @@ def is_sound(library: Path) -> bool:
     return len(content) > CHECKSUM_BYTES and _checksum(content[:-CHECKSUM_BYTES]) == content[-CHECKSUM_BYTES:]
 
 
-def kept_library(
+def cached_library(
     sources: Path, compiler: str, flags: tuple[str, ...], folder: Path, link: tuple[str, ...] = ("-shared",)
 ) -> Path:
     """Where `compile_library` keeps the library, be it there or not."""

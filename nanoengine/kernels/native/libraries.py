@@ -19,11 +19,11 @@ from nanoengine.kernels.native.compiler import (
     PREBUILT_TARGETS,
     SOURCES,
     CannotCompile,
+    cached_library,
     compile_library,
     find_compiler,
     flags_for,
     is_sound,
-    kept_library,
 )
 from nanoengine.kernels.native.target import VARIABLE, check_target, missing_features, wanted_target
 
@@ -62,19 +62,19 @@ def load_library() -> Library:
 
 
 def must_compile() -> bool:
-    """Whether `load_library` would compile now, which takes seconds: there is a compiler, and nothing is kept."""
+    """Whether `load_library` would compile now, which takes seconds: there is a compiler, and no library is cached."""
     try:
         compiler = find_compiler()
     except CannotCompile:
         return False
-    return not is_sound(kept_library(SOURCES, compiler, flags_for(wanted_target()), cache_folder("kernels")))
+    return not is_sound(cached_library(SOURCES, compiler, flags_for(wanted_target()), cache_folder("kernels")))
 
 
 def best_prebuilt(wanted: str) -> str | None:
     """The best target that the wheel brought kernels for and this CPU runs, or the wanted one if it is such; None if none is."""
     targets = PREBUILT_TARGETS.get(platform.machine(), {})
-    found = (name for name, flags in targets.items() if (PREBUILT / name).is_dir() and not missing_features(flags))
-    return next((name for name in found if wanted in (NATIVE, name)), None)
+    usable = (name for name, flags in targets.items() if (PREBUILT / name).is_dir() and not missing_features(flags))
+    return next((name for name in usable if wanted in (NATIVE, name)), None)
 
 
 def _compiled(target: str) -> Library:
@@ -86,13 +86,13 @@ def _compiled(target: str) -> Library:
     finally:
         if not path.is_relative_to(
             cache_folder("kernels")
-        ):  # it could not be kept; once loaded, its file is not needed
+        ):  # it could not be cached; once loaded, its file is not needed
             shutil.rmtree(path.parent, ignore_errors=True)
 
 
 @cache
 def _made(target: str, compiler: str) -> Path | CannotCompile:
-    """The library that a compiler makes for a target, or its error: it is asked once."""
+    """The library that a compiler makes for a target, or its error: it runs once."""
     try:
         return compile_library(SOURCES, compiler, flags_for(target), cache_folder("kernels"))
     except CannotCompile as error:

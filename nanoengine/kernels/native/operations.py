@@ -29,8 +29,8 @@ class NativeKernels(NativeRecurrences, Kernels):
     """The native kernels as functions of tensors. Results are new tensors, except that a residual is overwritten.
 
     Args:
-        activation_dtype: what activations are rounded to where they meet quantized weights: see `KernelOptions`.
-        num_threads: in a team of their own. None: as many as torch has.
+        activation_dtype: the precision of activations in products with quantized weights: see `KernelOptions`.
+        num_threads: in a separate pool. None: as many as torch has.
         c: functions of a library that was compiled in another way than for this CPU; None: that for this CPU.
 
     Raises:
@@ -88,14 +88,14 @@ class NativeKernels(NativeRecurrences, Kernels):
             both, total = self.product(x, weight, norm=norm, residual=residual, dtype=torch.float32)
             return self.gate(both, activation).to(x.dtype), total
         x = x.contiguous()
-        given = *normed(x, residual, norm, weight), weight.address
+        pointers = *normed(x, residual, norm, weight), weight.address
         if activation is None:
             out = x.new_empty(len(x), outputs, dtype=dtype or x.dtype)
             added = address(bias, x.dtype, outputs)
-            self.c.linear(DTYPES[x.dtype], DTYPES[out.dtype], *given, added, out.data_ptr(), len(x))
+            self.c.linear(DTYPES[x.dtype], DTYPES[out.dtype], *pointers, added, out.data_ptr(), len(x))
         else:
             out = x.new_empty(len(x), outputs // 2)
-            self.c.gated_linear(DTYPES[x.dtype], ACTIVATIONS.index(activation), *given, out.data_ptr(), len(x))
+            self.c.gated_linear(DTYPES[x.dtype], ACTIVATIONS.index(activation), *pointers, out.data_ptr(), len(x))
         return out, total
 
     def gate(self, both: Tensor, activation: str) -> Tensor:
@@ -121,16 +121,16 @@ class NativeKernels(NativeRecurrences, Kernels):
         biases: Sequence[Tensor] | None,
     ) -> Tensor:
         """The first half of `experts`: what goes into the last products, [num_tokens * k, size], sorted by expert."""
-        gate, up = (own.weight for own in weights if isinstance(own.weight, NativeWeight))
+        gate, up = (tensor.weight for tensor in weights if isinstance(tensor.weight, NativeWeight))
         count, size, inputs = weights[0].shape
         assert gate.shape == up.shape
         x, chosen = x.contiguous(), chosen.contiguous()
         gated = x.new_empty(chosen.numel(), size)
         kinds = DTYPES[x.dtype], ACTIVATIONS.index(activation)
         added = (address(bias, torch.float32, count * size) for bias in biases or (None, None))
-        given = address(x, gate.dtype, len(chosen) * inputs), gate.address, up.address, *added
-        places = address(chosen, torch.int64), gated.data_ptr()
-        if not self.c.gate_experts(*kinds, *given, *places, *chosen.shape, count):
+        pointers = address(x, gate.dtype, len(chosen) * inputs), gate.address, up.address, *added
+        offsets = address(chosen, torch.int64), gated.data_ptr()
+        if not self.c.gate_experts(*kinds, *pointers, *offsets, *chosen.shape, count):
             raise WrongTensor(f"a choice is none of {count} experts")
         return gated
 
@@ -142,14 +142,14 @@ class NativeKernels(NativeRecurrences, Kernels):
         assert isinstance(weight, NativeWeight)
         chosen, factors = chosen.contiguous(), factors.contiguous()
         out = gated.new_empty(len(chosen), hidden)
-        given = (
+        pointers = (
             address(gated, weight.dtype, chosen.numel() * inputs),
             weight.address,
             address(bias, torch.float32, count * hidden),
             address(chosen, torch.int64),
             address(factors, torch.float32, chosen.numel()),
         )
-        self.c.add_up_experts(DTYPES[gated.dtype], *given, out.data_ptr(), *chosen.shape, count)
+        self.c.add_up_experts(DTYPES[gated.dtype], *pointers, out.data_ptr(), *chosen.shape, count)
         return out
 
     # ---- everything else
@@ -158,8 +158,8 @@ class NativeKernels(NativeRecurrences, Kernels):
         assert isinstance(weight, NativeWeight)
         token_ids = token_ids.contiguous()
         out = token_ids.new_empty(len(token_ids), weight.shape[1], dtype=weight.dtype)
-        given = address(token_ids, torch.int64), weight.address
-        if not self.c.embed(DTYPES[out.dtype], *given, out.data_ptr(), len(token_ids)):
+        pointers = address(token_ids, torch.int64), weight.address
+        if not self.c.embed(DTYPES[out.dtype], *pointers, out.data_ptr(), len(token_ids)):
             raise WrongTensor(f"a token id is none of {weight.shape[0]}")
         return out
 
@@ -181,12 +181,12 @@ class NativeKernels(NativeRecurrences, Kernels):
         tokens = token_ids.new_empty(2 + num_groups, len(token_ids), dtype=torch.int64)
         seq_lens = token_ids.new_empty(count)
         runs = address(rows, kind), address(query_start_loc, kind, count + 1), address(num_computed, kind, count)
-        given = address(token_ids, kind), *runs, address(last_tokens, torch.int64, num_rows), tables.data_ptr()
+        pointers = address(token_ids, kind), *runs, address(last_tokens, torch.int64, num_rows), tables.data_ptr()
         sizes = *tables.stride()[:2], num_groups, num_rows, count, len(token_ids), block_size
-        placed = PlacedTokens(tokens[0], tokens[1], tokens[2:], seq_lens)
-        if not self.c.compute_slot_mapping(*given, *sizes, *(own.data_ptr() for own in placed)):
+        slots_of_tokens = PlacedTokens(tokens[0], tokens[1], tokens[2:], seq_lens)
+        if not self.c.compute_slot_mapping(*pointers, *sizes, *(tensor.data_ptr() for tensor in slots_of_tokens)):
             raise WrongTensor(f"a row is none of {num_rows}, or a token stands outside of its {tables.shape[2]} blocks")
-        return placed
+        return slots_of_tokens
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return self._rms_norm(x, None, weight, eps)
@@ -205,24 +205,24 @@ class NativeKernels(NativeRecurrences, Kernels):
     def choose_tokens(
         self, logits: Tensor, table: SamplingTable, rows: Tensor, positions: Tensor, last_tokens: Tensor | None = None
     ) -> Tensor:
-        logits, places = logits.contiguous(), positions.to(torch.int32)
+        logits, offsets = logits.contiguous(), positions.to(torch.int32)
         tokens = logits.new_empty(len(logits), dtype=torch.int64)
         if self._table is not table:  # those of an engine stay where they are
             columns = table.temperature, table.top_k, table.top_p, table.min_p, table.seeds
             self._columns = [*map(address, columns, TABLE_DTYPES, repeat(len(table.seeds)))]
             self._table = table
-        asked = address(rows, torch.int32, len(logits)), address(places, torch.int32, len(logits))
-        given = address(logits, torch.float32), *asked, *self._columns
+        indices = address(rows, torch.int32, len(logits)), address(offsets, torch.int32, len(logits))
+        pointers = address(logits, torch.float32), *indices, *self._columns
         outputs = LEAST_TEMPERATURE, tokens.data_ptr(), address(last_tokens, torch.int64, len(table.seeds))
-        if self.c.choose_tokens(*given, *outputs, *logits.shape):
+        if self.c.choose_tokens(*pointers, *outputs, *logits.shape):
             return tokens
         return super().choose_tokens(logits, table, rows, positions, last_tokens)
 
     def draw_tokens(self, logits: Tensor, keys: Tensor, temperature: Tensor) -> Tensor:
         logits, keys, temperature = logits.contiguous(), keys.contiguous(), temperature.contiguous()
         tokens = torch.empty_like(keys)
-        asked = address(keys, torch.int64, len(logits)), address(temperature, torch.float32, len(logits))
-        self.c.draw_tokens(address(logits, torch.float32), *asked, tokens.data_ptr(), *logits.shape)
+        indices = address(keys, torch.int64, len(logits)), address(temperature, torch.float32, len(logits))
+        self.c.draw_tokens(address(logits, torch.float32), *indices, tokens.data_ptr(), *logits.shape)
         return tokens
 
     def log_sum_exp(self, logits: Tensor) -> Tensor:

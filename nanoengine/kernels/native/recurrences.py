@@ -35,7 +35,7 @@ class NativeRecurrences:
         if taps > MAX_TAPS:
             raise wrong(weight, f"at most {MAX_TAPS} taps")
         out = x.new_empty(x.shape)
-        inputs = [at for own in (x, before, after) for at in rows(own, x.dtype, *x.shape)]
+        inputs = [at for part in (x, before, after) for at in rows(part, x.dtype, *x.shape)]
         filters = address(weight, torch.float32, taps * channels), address(bias, torch.float32, channels)
         where = *rows(states, torch.float32, len(states), taps - 1, channels), *_addresses(runs), out.data_ptr()
         self.c.short_conv(DTYPES[x.dtype], *inputs, *filters, taps, int(silu), *where, len(runs.rows), *x.shape)
@@ -57,7 +57,7 @@ class NativeRecurrences:
         tokens, columns = len(qkv), 2 * num_k_heads * depth + heads * width
         out = qkv.new_empty(tokens, heads * width, dtype=torch.float32)
         parts = *rows(qkv, qkv.dtype, tokens, columns), *rows(a, qkv.dtype, tokens, heads)
-        faded = (address(own, torch.float32, heads) for own in decay)
+        faded = (address(part, torch.float32, heads) for part in decay)
         inputs = DTYPES[qkv.dtype], *parts, *rows(b, qkv.dtype, tokens, heads), *faded
         where = *_states(states), *_addresses(runs), out.data_ptr()
         self.c.delta_rule(*inputs, *where, len(runs.rows), num_k_heads, heads, depth, width, int(tiled))
@@ -70,7 +70,7 @@ class NativeRecurrences:
         tokens, columns = len(xbc), heads * width + 2 * num_groups * depth
         out = xbc.new_empty(tokens, heads * width, dtype=torch.float32)
         parts = *rows(xbc, xbc.dtype, tokens, columns), *rows(dt, xbc.dtype, tokens, heads)
-        inputs = DTYPES[xbc.dtype], *parts, *(address(own, torch.float32, heads) for own in (*decay, skip))
+        inputs = DTYPES[xbc.dtype], *parts, *(address(part, torch.float32, heads) for part in (*decay, skip))
         where = *_states(states), *_addresses(runs), out.data_ptr()
         self.c.mamba2(*inputs, *where, len(runs.rows), num_groups, heads, depth, width)
         return out

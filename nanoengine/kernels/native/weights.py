@@ -22,7 +22,7 @@ from nanoengine.kernels.quantized.nvfp4 import NVFP4
 from nanoengine.kernels.quantized.tensor import Grouped, QuantizedTensor
 
 CELL = 32
-"""Inputs that lie together in a quantized weight."""
+"""Inputs of one cell of a quantized weight."""
 
 SCALES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 PLAIN, MINIMUM, ZERO_POINT, CELL_FACTORS, HALF_CELL_FACTORS, SIGNED_CELL_FACTORS, HALF_CELL_FLOATS, HALF_CELL_PAIRS = (
@@ -138,8 +138,8 @@ class Packer:
     def _blocks(self, source: GGMLBlocks) -> Segment:
         segment = self._segment(BLOCKS[source.type].code, source.format, *source.shape)
         blocks, number = source.data.contiguous(), list(BLOCKS).index(source.type)
-        given = address(blocks, torch.uint8), segment.memory.data_ptr()
-        self.c.pack_blocks(number, segment.code, *given, *source.shape)
+        pointers = address(blocks, torch.uint8), segment.memory.data_ptr()
+        self.c.pack_blocks(number, segment.code, *pointers, *source.shape)
         return segment
 
     def _groups(self, source: Grouped) -> Segment:
@@ -171,7 +171,7 @@ class NativeWeight:
     """A matrix [outputs, inputs], filled part by part from a checkpoint; each part keeps its own format.
 
     Args:
-        activation_dtype: what activations are rounded to where they meet quantized parts: see `KernelOptions`.
+        activation_dtype: the precision of activations in products with quantized parts: see `KernelOptions`.
     """
 
     def __init__(self, packer: Packer, outputs: int, inputs: int, dtype: torch.dtype, *, activation_dtype: str):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class BlockFormat(NamedTuple):
-    """How a tensor type stores values: so many together in so many bytes."""
+    """How a tensor type stores values: so many values in a block of so many bytes."""
 
     name: str
     values: int

@@ -79,7 +79,7 @@ def prompt_buckets(max_tokens: int, max_len: int, *, whole: bool = False) -> lis
     padding.
 
     Args:
-        whole: whether those without tokens before them have recordings of their own.
+        whole: whether those without tokens before them have separate recordings.
     """
     sizes = [size for before, size in pairwise((0, *PROMPT_SIZES)) if size <= max_tokens and before < max_len]
     return [Bucket(True, 1, size, kind) for size in sizes for kind in ((True, False) if whole else (False,))]

@@ -59,15 +59,15 @@ class Recording(Capability):
             plain = [Bucket(False, size, 1) for size in range(1, min(startup.num_rows, MOST_ON_CPU) + 1)]
             most = min(startup.most_drafts + 1, startup.config.max_num_batched_tokens)
             return plain + [Bucket(False, 1, tokens) for tokens in range(2, most + 1)]
-        config, found = startup.config, decode_buckets(startup.num_rows)
+        config, shapes = startup.config, decode_buckets(startup.num_rows)
         if getattr(startup.backend, "captures_prompts", False):
             # Steps with drafts leave states as they were: they are not replayed.
             if (num_drafts := startup.most_drafts) and startup.state_shapes is None:
                 most = min(startup.num_rows, config.max_num_batched_tokens // DRAFTED_TOKENS[-1])
-                found += drafted_buckets(most, num_drafts)
+                shapes += drafted_buckets(most, num_drafts)
             whole = getattr(startup.backend, "knows_whole_prompts", False)
-            found += prompt_buckets(config.max_num_batched_tokens, startup.max_model_len, whole=whole)
-        return found
+            shapes += prompt_buckets(config.max_num_batched_tokens, startup.max_model_len, whole=whole)
+        return shapes
 
     def describe_itself(self, startup: Startup) -> str:
         kind = "recorded steps" if startup.device.torch_device.type == "cpu" else "CUDA graphs"

@@ -41,7 +41,7 @@ SHAPED_BY_NUMBERS = frozenset({"argwhere", "bincount", "masked_select", "nonzero
 """Those whose result is of another size for other numbers."""
 
 IN_PLACE = frozenset(f"__{name}__" for name in ("setitem", "iadd", "isub", "imul", "itruediv", "iand", "ior"))
-"""Operators that change what they are given; methods that do are named with a `_` at the end."""
+"""Operators that change their arguments; methods that do are named with a `_` at the end."""
 
 
 class CannotRecord(Exception):
@@ -62,11 +62,11 @@ class CpuRecorder:
         Raises:
             CannotRecord: the work reads numbers from a tensor.
         """
-        work()  # what is worked out once and kept need not be recorded
+        work()  # a cached value need not be recorded
         program = Program()
         with recorded_calls(program.add_native), _TorchCalls(program.add, self._memory):
             result = work()
-        return partial(_replay, program.parts(), self._memory.place_of(result))
+        return partial(_replay, program.parts(), self._memory.view_of(result))
 
 
 class Program:
@@ -134,14 +134,14 @@ class _TorchCalls(TorchFunctionMode):
         elif name in MAKES_MEMORY:
             return self._memory.take(result)
         else:
-            given = set(map(_memory, _tensors((args, kwargs))))
-            if any(_memory(tensor) not in given for tensor in made):  # not views of what is given
+            inputs = set(map(_memory, _tensors((args, kwargs))))
+            if any(_memory(tensor) not in inputs for tensor in made):  # not views of the inputs
                 self._report(partial(_do_again, again, made))
         return result
 
 
 def _reads_numbers(index: Any) -> bool:
-    """Whether an index takes a part whose place or size is a number in a tensor."""
+    """Whether an index selects a part whose position or size is a number in a tensor."""
     for part in index if isinstance(index, tuple) else (index,):
         ends = (part.start, part.stop, part.step) if isinstance(part, slice) else ()
         is_mask_or_number = isinstance(part, Tensor) and (part.dim() == 0 or part.dtype in (torch.bool, torch.uint8))
@@ -160,14 +160,14 @@ def _select_rows(memory: StepMemory, x: Tensor, dim: int, index: Tensor) -> Tens
     out = memory.take(x.new_empty(*x.shape[:dim], len(index), *x.shape[dim + 1 :]))
     size = x.element_size()
     strides = tables.stride(0) * size, tables.stride(1) * size, tables[0, 0].nbytes
-    given = index.data_ptr(), index.element_size(), len(index)
-    c_functions().select_rows(tables.data_ptr(), len(tables), *strides, *given, out.data_ptr())
+    inputs = index.data_ptr(), index.element_size(), len(index)
+    c_functions().select_rows(tables.data_ptr(), len(tables), *strides, *inputs, out.data_ptr())
     return out
 
 
-def _do_again(call: Callable[[], Any], places: list[Tensor]) -> None:
-    for place, value in zip(places, _tensors(call()), strict=True):
-        place.copy_(value)
+def _do_again(call: Callable[[], Any], targets: list[Tensor]) -> None:
+    for target, value in zip(targets, _tensors(call()), strict=True):
+        target.copy_(value)
 
 
 def _memory(tensor: Tensor) -> int:

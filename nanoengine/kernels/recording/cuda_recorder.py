@@ -24,7 +24,7 @@ class CudaRecorder:
             side = _capture_stream(self.torch_device)
             side.wait_stream(torch.cuda.current_stream())
             # cuBLAS keeps one work space per stream, and torch throws it away when any graph is reset (since 2.12). So that no
-            # recorder's graphs use memory of another's, it is made anew in their own.
+            # recorder's graphs use memory of another's, it is allocated again in theirs.
             if self._is_first:
                 torch._C._cuda_clearCublasWorkspaces()
             with torch.cuda.stream(side):

@@ -71,7 +71,7 @@ class RecordedSteps:
     def record_all(self, *, use_tqdm: bool) -> None:
         """Record every bucket, the largest first: the memory that it takes does for the others."""
         with stage("Recording CUDA graphs", len(self.buckets), "graph", shown=use_tqdm) as advance:
-            for bucket in sorted(self.buckets, key=lambda own: own.num_runs * own.num_tokens, reverse=True):
+            for bucket in sorted(self.buckets, key=lambda section: section.num_runs * section.num_tokens, reverse=True):
                 self.record(bucket)
                 advance()
 
@@ -101,7 +101,7 @@ class RecordedSteps:
             return self._one_further(last, plan)
         self._last = None
         size = size_of(plan)
-        bucket = None if size is None else next((own for own in self.buckets if own.holds(size)), None)
+        bucket = None if size is None else next((section for section in self.buckets if section.holds(size)), None)
         if bucket is None:
             return None
         key = bucket, variant
@@ -120,7 +120,7 @@ class RecordedSteps:
         runner.send(packed)
         if not plan.runs:
             _, computed, *_, positions = (
-                slice(own.start, own.start + len(plan.decode_rows)) for own in packed.sections
+                slice(section.start, section.start + len(plan.decode_rows)) for section in packed.sections
             )
             self._last = Steady(plan.decode_rows, variant, packed, computed, positions, self._replays[key])
         return self._replays[key](), packed

@@ -1,4 +1,4 @@
-"""StepMemory: where recorded steps keep what they make. One step runs at a time, so all recordings share it."""
+"""StepMemory: memory of the tensors of recorded steps. One step runs at a time, so all recordings share it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Chunk = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class Piece(NamedTuple):
-    """Bytes [start, end) of a chunk, taken while a tensor lies in them."""
+    """Bytes [start, end) of a chunk, in use while a tensor lies in them."""
 
     start: int
     end: int
@@ -25,23 +25,23 @@ class Piece(NamedTuple):
 
 
 class StepMemory:
-    """Memory of tensors, taken anew once no tensor lies in it: a step whose calls are made again in their order needs no more."""
+    """Memory of tensors, reused once no tensor lies in it: a step whose calls are made again in their order needs no more."""
 
     def __init__(self) -> None:
         self._chunks: list[tuple[Chunk, list[Piece]]] = []
 
     def take(self, like: Tensor) -> Tensor:
-        """A tensor of this shape and dtype, unset; the given one itself if it is empty or not in one piece."""
+        """A tensor of this shape and dtype, unset; the argument itself if it is empty or not contiguous."""
         if not like.numel() or not like.is_contiguous():
             return like
         chunk, pieces, start = self._room(like.nbytes)
         tensor = _tensor(chunk[start : start + like.nbytes], like.dtype, like.shape)
         pieces.append(Piece(start, start + like.nbytes, StorageWeakRef(tensor.untyped_storage())))
-        pieces.sort(key=lambda own: own.start)
+        pieces.sort(key=lambda piece: piece.start)
         return tensor
 
-    def place_of(self, tensor: Tensor) -> Tensor:
-        """The same memory, and not counted as taken: what a step makes anew there is good until others may lie there."""
+    def view_of(self, tensor: Tensor) -> Tensor:
+        """The same memory, and not counted as in use: what a replay writes there is valid until another tensor may lie there."""
         for chunk, _ in self._chunks:
             start = tensor.data_ptr() - chunk.ctypes.data
             if 0 <= start < chunk.nbytes and tensor.is_contiguous():
@@ -50,7 +50,7 @@ class StepMemory:
 
     def _room(self, size: int) -> tuple[Chunk, list[Piece], int]:
         for chunk, pieces in self._chunks:
-            pieces[:] = [own for own in pieces if own.owner is not None and not own.owner.expired()]
+            pieces[:] = [piece for piece in pieces if piece.owner is not None and not piece.owner.expired()]
             for before, after in pairwise([Piece(0, 0), *pieces, Piece(chunk.nbytes, chunk.nbytes)]):
                 start = -(-before.end // ALIGNED) * ALIGNED
                 if start + size <= after.start:

@@ -24,7 +24,7 @@ MAX_GATHERED_TOKENS = 1 << 17
 """Most tokens of K/V that a decode copies out of the cache at once, padding included."""
 
 SHORT = 64
-"""Sequences up to this length are never worth a group of their own."""
+"""Sequences up to this length are never worth a separate group."""
 
 
 class TorchAttention(CausalTorchAttention, AttentionBackend):
@@ -94,11 +94,13 @@ class TorchAttention(CausalTorchAttention, AttentionBackend):
         for group in _groups(counts):
             rows = torch.tensor(group, dtype=torch.int64, device=device)
             most = torch.arange(counts[group[-1]], dtype=torch.int64, device=device)
-            own = (runs.seq_lens[rows][:, None] - 1).clamp(min=0)  # position of each query; a padding row has length 0
-            positions = (own + 1 - len(most)).clamp(min=0) + most
-            seen = _visible(own, positions, spec)
-            # Padding repeats the query's own token: it is masked, but it must be finite, since NaN times zero is NaN.
-            slots = self.slots(runs.block_tables[rows], positions.where(seen, own))
+            query_at = (runs.seq_lens[rows][:, None] - 1).clamp(
+                min=0
+            )  # position of each query; a padding row has length 0
+            positions = (query_at + 1 - len(most)).clamp(min=0) + most
+            seen = _visible(query_at, positions, spec)
+            # Padding repeats the query's token: it is masked, but it must be finite, since NaN times zero is NaN.
+            slots = self.slots(runs.block_tables[rows], positions.where(seen, query_at))
             plan.append((rows, slots, seen[:, None, None]))
         return plan
 
@@ -143,11 +145,11 @@ def _attention(
 ) -> Tensor:
     """Attention of gathered K/V: q and the result are [num_seqs, num_heads, num_queries, head_dim], k and v [num_seqs,
     num_kv_heads, num_keys, head_dim]. In a decode, the query heads of a K/V head stand as queries of that one head. Where
-    torch's own function lacks a feature, it is computed as the definition says.
+    torch's function lacks a feature, it is computed as the definition says.
 
     Args:
         visible: which keys each query sees, to be broadcast to [num_seqs, 1, num_queries, num_keys]. None: there is a
-            query for each key, and each sees its own key and those before it.
+            query for each key, and each sees its key and those before it.
     """
     if not _is_by_definition(spec):
         is_causal, gqa = visible is None, q.shape[1] != k.shape[1]
@@ -160,8 +162,8 @@ def _attention(
         scores = spec.soft_cap * (scores / spec.soft_cap).tanh()
     scores = scores.flatten(1, 2).masked_fill(~visible, -torch.inf)
     if sinks is not None:
-        own = sinks.view(q.shape[1], -1)  # of each head, and in a decode of each that shares its K/V
-        scores = torch.cat((scores, own.expand(scores.shape[:-1])[..., None].to(wide)), -1)
+        sink_logits = sinks.view(q.shape[1], -1)  # of each head, and in a decode of each that shares its K/V
+        scores = torch.cat((scores, sink_logits.expand(scores.shape[:-1])[..., None].to(wide)), -1)
     weights = scores.softmax(-1)[..., : k.shape[2]].unflatten(1, heads)
     return torch.einsum("nhgqk,nhkd->nhgqd", weights, v.to(wide)).flatten(1, 2).to(q.dtype)
 
@@ -186,12 +188,12 @@ def _with_scales(numbers: Tensor, scales: Tensor) -> Tensor:
 
 
 def _is_by_definition(spec: AttentionSpec) -> bool:
-    """Whether torch's own function does not compute it."""
+    """Whether torch's function does not compute it."""
     return spec.sinks or spec.soft_cap is not None
 
 
 def _one_token_each(runs: Runs) -> Runs:
-    """The same tokens, each as a run of its own."""
+    """The same tokens, each as a separate run."""
     device, counts = runs.seq_lens.device, runs.query_lens_list
     rows = [row for row, count in enumerate(counts) for _ in range(count)]
     later = [count - 1 - j for count in counts for j in range(count)]  # tokens of its run behind each

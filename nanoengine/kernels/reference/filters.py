@@ -1,4 +1,4 @@
-"""min_p, top_k and top_p: the tokens that they keep, found among the likeliest few instead of by sorting the vocabulary."""
+"""min_p, top_k and top_p: the tokens that pass them, selected among the likeliest few instead of by sorting the vocabulary."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ NEXT_TRY = 16
 def keep_likeliest(
     logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, log_sum_exp: Callable[[Tensor], Tensor]
 ) -> Iterator[Kept]:
-    """The tokens that the filters of each row keep. Rows that few tokens are enough for come first, and together: what a row
-    costs depends on its own filters.
+    """The tokens that pass the filters of each row. Rows for which few tokens are enough come first, as one batch: the cost of a
+    row depends on its filters.
 
-    Logits of tokens that are not kept are -inf. The likeliest token is always kept; of equal ones, the lower id comes first.
+    Logits of tokens that do not pass are -inf. The likeliest token always passes; of equal ones, the lower id comes first.
 
     Args:
         logits: [num_rows, vocab_size] float32.
@@ -32,8 +32,8 @@ def keep_likeliest(
         log_sum_exp: ln(sum of exp(row)) of each row. How many tokens are looked at depends on the rows beside it: for a row to
             keep the same beside any others, -inf at its end must change nothing.
     """
-    vocab_size, asked = logits.shape[-1], top_k.tolist()
-    needed = {row: min(vocab_size, k + 1 if k > 0 else FIRST_TRY) for row, k in enumerate(asked)}
+    vocab_size, limits = logits.shape[-1], top_k.tolist()
+    needed = {row: min(vocab_size, k + 1 if k > 0 else FIRST_TRY) for row, k in enumerate(limits)}
     top_k = torch.where((top_k > 0) & (top_k < vocab_size), top_k, vocab_size)
     most = FIRST_TRY
     while needed:
@@ -43,26 +43,27 @@ def keep_likeliest(
             continue
         count, is_all = max(needed[row] for row in rows), len(rows) == len(logits)
         where = slice(None) if is_all else torch.tensor(rows, dtype=torch.int64, device=logits.device)
-        own, own_k, own_p = logits[where], top_k[where], min_p[where]
-        values, token_ids = _ordered(own, count)
+        rows_left, k_left, p_left = logits[where], top_k[where], min_p[where]
+        values, token_ids = _ordered(rows_left, count)
         rank = torch.arange(count, dtype=torch.int64, device=logits.device)
-        values = drop_unlikely(values, own_p).masked_fill(rank >= own_k[:, None], -torch.inf)
-        # Probabilities are shares of what min_p and top_k leave: the rest of a row is looked at if it may be among that.
-        share, ends_here = log_sum_exp(values), values[:, -1] == -torch.inf
+        values = drop_unlikely(values, p_left).masked_fill(rank >= k_left[:, None], -torch.inf)
+        # Probabilities are relative to the tokens that pass min_p and top_k: the rest of a row is read if some of it may pass.
+        log_total, ends_here = log_sum_exp(values), values[:, -1] == -torch.inf
         if not ends_here.all():
-            share = torch.where(ends_here, share, log_sum_exp(drop_unlikely(own, own_p) if own_p.any() else own))
-        kept = keep_probable(values, share, top_p[where])
-        settled = [True] * len(rows) if count == vocab_size else _are_settled(kept, own, token_ids).tolist()
+            likely = drop_unlikely(rows_left, p_left) if p_left.any() else rows_left
+            log_total = torch.where(ends_here, log_total, log_sum_exp(likely))
+        passing = keep_probable(values, log_total, top_p[where])
+        settled = [True] * len(rows) if count == vocab_size else _are_settled(passing, rows_left, token_ids).tolist()
         done = [row for row, is_settled in zip(rows, settled, strict=True) if is_settled]
         needed |= dict.fromkeys(rows, min(vocab_size, count * NEXT_TRY))
         for row in done:
             del needed[row]
         if len(done) == len(rows):
-            yield where, kept, token_ids
+            yield where, passing, token_ids
         elif done:
             are_done = torch.tensor(settled, dtype=torch.bool, device=logits.device)
-            places = torch.tensor(done, dtype=torch.int64, device=logits.device)
-            yield places, kept[are_done], token_ids[are_done]
+            finished = torch.tensor(done, dtype=torch.int64, device=logits.device)
+            yield finished, passing[are_done], token_ids[are_done]
 
 
 def _ordered(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -75,8 +76,8 @@ def _ordered(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return ordered.values, token_ids.gather(-1, ordered.indices)
 
 
-def _are_settled(kept: Tensor, logits: Tensor, token_ids: Tensor) -> Tensor:
-    """Whether no token of a row that was not looked at could be kept: it is as likely as the last that was, or less. [n] bool"""
+def _are_settled(passing: Tensor, logits: Tensor, token_ids: Tensor) -> Tensor:
+    """Whether no token of a row outside of these could pass: it is as likely as the last that was, or less. [n] bool"""
     last = logits.gather(-1, token_ids[:, -1:])[:, 0]
-    lowest = kept.masked_fill(kept == -torch.inf, torch.inf).amin(-1)
+    lowest = passing.masked_fill(passing == -torch.inf, torch.inf).amin(-1)
     return (lowest > last) | (last == -torch.inf)

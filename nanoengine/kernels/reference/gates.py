@@ -35,7 +35,7 @@ GATES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 """Activation -> (gate, up) to their product.
 
 silu: gate * sigmoid(gate) * up. gelu_tanh: GELU by its approximation with tanh (Hendrycks and Gimpel, 2016), of Gemma. clamped:
-gate * sigmoid(1.702 gate) * (up + 1), after gate was kept below 7 and up within 7 of 0, of gpt-oss. relu: relu(gate) * up, which
+gate * sigmoid(1.702 gate) * (up + 1), with gate clamped to at most 7 and up to [-7, 7], of gpt-oss. relu: relu(gate) * up, which
 is the square of relu where both are the same.
 
 Kernels number them in this order. Both of the first are gate * sigmoid(t) * up: 1 + tanh(y) is 2 sigmoid(2 y).

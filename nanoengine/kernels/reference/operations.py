@@ -41,7 +41,7 @@ class RowMajor(DenseWeight):
 
 def dense_matrices(mixture: Mixture) -> list[Tensor]:
     """Gate, up and down of all experts, each [experts, outputs, inputs]."""
-    return [own.weight.tensor.view(own.shape) for own in mixture.weights if isinstance(own.weight, RowMajor)]
+    return [part.weight.tensor.view(part.shape) for part in mixture.weights if isinstance(part.weight, RowMajor)]
 
 
 class TorchKernels(Kernels):

@@ -57,14 +57,14 @@ def _slot_mapping_kernel(
     token = start.to(tl.int64) + offset
     # A row whose last logits were not finite has token -1: nothing may look up an embedding there.
     last = tl.maximum(tl.load(last_tokens + row), 0)
-    given = tl.load(token_ids + token, mask=mask, other=0).to(tl.int64)
+    host_id = tl.load(token_ids + token, mask=mask, other=0).to(tl.int64)
     position = computed + offset
-    tl.store(input_ids + token, tl.where(is_padding, 0, tl.where(given < 0, last, given)), mask=mask)
+    tl.store(input_ids + token, tl.where(is_padding, 0, tl.where(host_id < 0, last, host_id)), mask=mask)
     tl.store(positions + token, tl.where(is_padding, 0, position).to(tl.int64), mask=mask)
     visible = offset < tl.where(is_padding, 0, query_len)
-    place = tables + row * table_stride + position // BLOCK_SIZE
+    entry = tables + row * table_stride + position // BLOCK_SIZE
     for group in range(GROUPS):
-        block = tl.load(place + tl.cast(group, tl.int64) * group_stride, mask=visible, other=0).to(tl.int64)
+        block = tl.load(entry + tl.cast(group, tl.int64) * group_stride, mask=visible, other=0).to(tl.int64)
         slot = block * BLOCK_SIZE + position % BLOCK_SIZE
         slots = slot_mapping + tl.cast(group, tl.int64) * slot_stride
         tl.store(slots + token, tl.where(is_padding, -1, slot), mask=mask)

@@ -4,7 +4,7 @@ The rules (CUDA programming guide, "Programmatic Dependent Launch"; compute capa
 may
 
 1. read constants: weights, norms, tables of angles;
-2. read what is older than the kernel before, but only if that kernel lets the next one start behind its own wait;
+2. read what is older than the kernel before, but only if that kernel lets the next one start behind its wait;
 3. prefetch anything;
 4. write nothing.
 
@@ -51,5 +51,5 @@ def wait(LAUNCH: tl.constexpr):
 
 
 def options(launch: int) -> dict[str, Any]:
-    """What a launch of that kind is given, besides LAUNCH."""
+    """Options of a launch of that kind, besides LAUNCH."""
     return {"launch_pdl": True} if launch else {}

@@ -48,5 +48,5 @@ def specializes_warps(device: torch.device) -> bool:
 
 @cache
 def num_multiprocessors(device: torch.device, interpreted: int) -> int:
-    """Multiprocessors of a GPU; for the interpreter as many as it is told."""
+    """Multiprocessors of a GPU; `interpreted` for the interpreter."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else interpreted

@@ -1,6 +1,6 @@
-"""The operations of layers on an NVIDIA GPU: products by cuBLAS, or of few rows by our own kernels together with what is around
-them, the rest by Triton kernels, and the steps around the model that the device does by itself, so that the host need not wait
-for it.
+"""The operations of layers on an NVIDIA GPU: products by cuBLAS, or of few rows by kernels of this project, fused with the
+operations before and after them; the rest by Triton kernels; and the steps around the model that the device does by itself, so
+that the host need not wait for it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class TritonKernels(Kernels):
     def __init__(self, tuning: Tuning | None = None) -> None:
         self.tuning = tuning or load_tuning()
         self._workspace, self._draws = Workspace(), RepeatedDraws()
-        self._meetings = Workspace()
+        self._barriers = Workspace()
         self._newest: LateWeight | None = None
 
     def _launch(self, rows: Tensor) -> int:
@@ -94,8 +94,8 @@ class TritonKernels(Kernels):
     ) -> tuple[Tensor, Tensor]:
         content = _content(weight)
         around = {"bias": bias, "residual": residual, "activation": activation, "out_dtype": dtype}
-        if (own := self._product(x, content, norm, **around)) is not None:
-            return own
+        if (fused := self._product(x, content, norm, **around)) is not None:
+            return fused
         if norm is not None:
             factors, total = self.normed(x, norm, residual)
             return self.product(factors, weight, bias, activation=activation, dtype=dtype)[0], total
@@ -130,8 +130,8 @@ class TritonKernels(Kernels):
         if tuning.heads_in_product and isinstance(write, WriteInOneGo) and isinstance(write.backend, TritonAttention):
             kv, scales = write.backend.views(write.kv)
             if not scales and can_count_heads(x.shape[1], len(content.tensor), kv[0].shape[3], x.element_size()):
-                given = x, content.tensor, self._workspace, write.changes, kv, write.slot_mapping
-                return heads_of_product(*given, **options)
+                args = x, content.tensor, self._workspace, write.changes, kv, write.slot_mapping
+                return heads_of_product(*args, **options)
         qkv, total = gemv(x, content.tensor, **options)
         return write(qkv), total
 
@@ -152,9 +152,9 @@ class TritonKernels(Kernels):
             if rows == 1 and sizes is not None and _is_for_gemv(x, size, norm):
                 launch = self.tuning.mlp_depends * self.tuning.launch(rows, product=True)
                 factors, eps = norm or (None, 0.0)
-                given = x, first.tensor, second.tensor, self._meetings, sizes, activation
+                args = x, first.tensor, second.tensor, self._barriers, sizes, activation
                 around: dict[str, Any] = {"norm": factors, "eps": eps, "residual": residual}
-                return mlp_of_one_row(*given, **around, how=how, launch=launch)
+                return mlp_of_one_row(*args, **around, how=how, launch=launch)
         return super().mlp(x, gate_up, down, activation, norm=norm, residual=residual)
 
     def embed(self, token_ids: Tensor, weight: Weight) -> Tensor:

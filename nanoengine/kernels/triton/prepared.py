@@ -15,7 +15,7 @@ import triton
 from torch import Tensor
 
 KNOWN = ("3.6.", "3.9.")
-"""Versions of Triton whose compiled kernels take what is given to them here."""
+"""Versions of Triton whose compiled kernels have this signature."""
 
 Again = Callable[[], object]
 
@@ -39,11 +39,11 @@ def launch_once(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], optio
 
 
 class Launches:
-    """A `Launch` that keeps what was launched, in its order, and all tensors that kernels were given.
+    """A `Launch` that records launches in their order, and holds all tensors that are arguments of kernels.
 
     Args:
         stream: on which kernels are launched, as CUDA's number.
-        apart_from: tensors that are not kept. Whoever repeats the launches knows that such tensors are at the same addresses.
+        apart_from: tensors that are not held: the caller repeats the launches while these are at the same addresses.
 
     Attributes:
         again: repeat the launches, by address; None where Triton is of another version than `KNOWN`.
@@ -56,7 +56,7 @@ class Launches:
 
     def __call__(self, kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: dict[str, Any]) -> None:
         compiled = launch_once(kernel, grid, args, options)
-        self.memory += [own for own in args if isinstance(own, Tensor) and id(own) not in self._others]
+        self.memory += [value for value in args if isinstance(value, Tensor) and id(value) not in self._others]
         if not is_known():
             self.again = None
         elif self.again is not None:
@@ -69,7 +69,7 @@ class Launches:
         if compiled is None:  # the interpreter compiles nothing
             return partial(launch_once, kernel, grid, args, options)
         named = [options[name] for name in kernel.arg_names[len(args) :]]
-        values = [own.data_ptr() if isinstance(own, Tensor) else own for own in (*args, *named)]
+        values = [value.data_ptr() if isinstance(value, Tensor) else value for value in (*args, *named)]
         about = self._stream, compiled.function, compiled.packed_metadata
         return partial(compiled.run, *(*grid, 1, 1)[:3], *about, None, None, None, *values)
 

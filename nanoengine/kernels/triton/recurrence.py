@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nanoengine.kernels.recurrences import Decay, StateRuns
-from nanoengine.kernels.triton.states import SAME_FOR_ALL, arguments, kept
+from nanoengine.kernels.triton.states import SAME_FOR_ALL, arguments, stored_state
 
 COLUMNS = 8
 """Of a state that a program computes: 32 bytes of each row, as memory hands them out."""
@@ -75,14 +75,14 @@ def _recurrence_kernel(
     mask = is_deep[:, None] & is_wide[None, :]
     first, last = tl.load(starts + run), tl.load(starts + run + 1)
     row = tl.load(rows + run)
-    place = states + head * (DEPTH * WIDTH) + depth[:, None] * WIDTH + column[None, :]
-    state = tl.load(place + row.to(tl.int64) * slot_stride, mask=mask, other=0.0)
+    pointers = states + head * (DEPTH * WIDTH) + depth[:, None] * WIDTH + column[None, :]
+    state = tl.load(pointers + row.to(tl.int64) * slot_stride, mask=mask, other=0.0)
     rate = -tl.exp(tl.load(log_rate + head))
     offset = tl.load(bias + head)
     at_depth = (head % GROUPS if TILED else head // SHARING) * DEPTH + depth
     at_column = head * WIDTH + column
     number = 0
-    end, slot = kept(run, number, last, row, store_starts, store_tokens, store_slots, has_stores)
+    end, slot = stored_state(run, number, last, row, store_starts, store_tokens, store_slots, has_stores)
     for token in range(first, last):
         at = tl.cast(token, tl.int64)
         q = tl.load(query + at * stride + at_depth, mask=is_deep, other=0.0).to(tl.float32)
@@ -98,14 +98,14 @@ def _recurrence_kernel(
             share = 1.0 / (1.0 + tl.exp(-tl.load(beta + at * beta_stride + head).to(tl.float32)))
             change = (v - tl.sum(state * k[:, None], axis=0) * fade) * share
         state = state * fade + k[:, None] * change[None, :]
-        told = tl.sum(state * q[:, None], axis=0)
+        result = tl.sum(state * q[:, None], axis=0)
         if skip is not None:
-            told += v * tl.load(skip + head)
-        tl.store(out + at * (tl.num_programs(1) * WIDTH) + at_column, told, mask=is_wide)
+            result += v * tl.load(skip + head)
+        tl.store(out + at * (tl.num_programs(1) * WIDTH) + at_column, result, mask=is_wide)
         while end == token:
-            tl.store(place + slot * slot_stride, state, mask=mask)
+            tl.store(pointers + slot * slot_stride, state, mask=mask)
             number += 1
-            end, slot = kept(run, number, last, row, store_starts, store_tokens, store_slots, has_stores)
+            end, slot = stored_state(run, number, last, row, store_starts, store_tokens, store_slots, has_stores)
 
 
 def delta_rule(

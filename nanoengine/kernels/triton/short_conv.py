@@ -1,4 +1,4 @@
-"""Causal convolutions of each channel over a few tokens, whose last inputs are kept as the state of a sequence."""
+"""Causal convolutions of each channel over a few tokens, whose last inputs are the state of a sequence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nanoengine.kernels.recurrences import StateRuns
-from nanoengine.kernels.triton.states import SAME_FOR_ALL, arguments, kept
+from nanoengine.kernels.triton.states import SAME_FOR_ALL, arguments, stored_state
 
 DECODES, CHUNKS = (1, 128), (32, 32)
 """Tokens and channels that a program computes at once. No output is made of others, so all round alike."""
@@ -19,13 +19,13 @@ NUM_WARPS = 4
 @triton.jit
 def _inputs(x, before, past, token, first, channel, mask, stride, before_stride, TAPS: tl.constexpr, CHANNELS):
     """What is convolved of tokens; that of the TAPS - 1 before the run is in its state."""
-    own = token >= first
-    place = token.to(tl.int64)
-    value = tl.load(x + place * stride + channel, mask=mask & own, other=0.0).to(tl.float32)
+    is_new = token >= first
+    offset = token.to(tl.int64)
+    value = tl.load(x + offset * stride + channel, mask=mask & is_new, other=0.0).to(tl.float32)
     if before is not None:
-        value *= tl.load(before + place * before_stride + channel, mask=mask & own, other=0.0).to(tl.float32)
+        value *= tl.load(before + offset * before_stride + channel, mask=mask & is_new, other=0.0).to(tl.float32)
     state = tl.load(past + (token - first + (TAPS - 1)) * CHANNELS + channel, mask=mask & (token < first), other=0.0)
-    return tl.where(own, value, state)
+    return tl.where(is_new, value, state)
 
 
 @triton.jit(do_not_specialize=SAME_FOR_ALL)
@@ -73,22 +73,22 @@ def _short_conv_kernel(
             total += tl.load(weight + tap * channels + channel, mask=is_channel, other=0.0) * value
         if SILU:
             total = total / (1.0 + tl.exp(-total))
-        place = token.to(tl.int64)
+        offset = token.to(tl.int64)
         if after is not None:
-            total *= tl.load(after + place * after_stride + channel, mask=mask, other=0.0).to(tl.float32)
-        tl.store(out + place * channels + channel, total.to(out.dtype.element_ty), mask=mask)
+            total *= tl.load(after + offset * after_stride + channel, mask=mask, other=0.0).to(tl.float32)
+        tl.store(out + offset * channels + channel, total.to(out.dtype.element_ty), mask=mask)
 
     window = tl.arange(0, WINDOW)[:, None]
     mask = (window < TAPS - 1) & is_channel
     number = 0
-    token, slot = kept(run, number, last, row, store_starts, store_tokens, store_slots, has_stores)
+    token, slot = stored_state(run, number, last, row, store_starts, store_tokens, store_slots, has_stores)
     while token >= 0:
         at = token + (window - (TAPS - 2))
         value = _inputs(x, before, past, at, first, channel, mask, stride, before_stride, TAPS, channels)
-        tl.debug_barrier()  # all threads have read the old state: the new one may take its place
+        tl.debug_barrier()  # all threads have read the old state: the new one may be written over it
         tl.store(states + slot * slot_stride + window * channels + channel, value, mask=mask)
         number += 1
-        token, slot = kept(run, number, last, row, store_starts, store_tokens, store_slots, has_stores)
+        token, slot = stored_state(run, number, last, row, store_starts, store_tokens, store_slots, has_stores)
 
 
 def short_conv(
@@ -102,7 +102,7 @@ def short_conv(
     after: Tensor | None = None,
     silu: bool = False,
 ) -> Tensor:
-    """As in `recurrences.py`. A run keeps its state in its own slot last."""
+    """As in `recurrences.py`. A run stores its state in its row's slot last."""
     (num_tokens, channels), taps = x.shape, len(weight)
     out = torch.empty((num_tokens, channels), dtype=x.dtype, device=x.device)
     tile, block = DECODES if num_tokens == len(runs.rows) else CHUNKS

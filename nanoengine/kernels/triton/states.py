@@ -1,4 +1,4 @@
-"""Where the states of a run are kept: what both kernels of layers with states ask for."""
+"""Slots of recurrent states: what the kernels of convolutions and of recurrences read about them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SAME_FOR_ALL = [
 
 
 @triton.jit
-def kept(run, number, last, row, store_starts, store_tokens, store_slots, has_stores):
-    """(token, slot) where the state of a run up to `last` is kept for the `number`-th time; token -1: it is not any more."""
+def stored_state(run, number, last, row, store_starts, store_tokens, store_slots, has_stores):
+    """(token, slot) of the `number`-th state that a run stores, up to `last`; token -1: there are no more."""
     begin = tl.load(store_starts + run, mask=has_stores != 0, other=0)
     end = tl.load(store_starts + run + 1, mask=has_stores != 0, other=1)
     is_one = begin + number < end

@@ -30,8 +30,8 @@ class Tuning:
         decode_stages: how deep its loads run ahead; 3 + 2 n holds 1 + n tiles in shared memory.
         decode_programs_per_sm: programs of decode attention that are to run side by side on a multiprocessor.
         int8_programs_per_sm: the same, where K and V have 8 bits.
-        int8_pair_tile: tokens of such K and V that a program reads as pairs of numbers at once (`int8_walk.py`); 0: it reads
-            them one by one, in tiles as above.
+        int8_pair_tile: tokens of such K and V that a program reads as pairs of numbers at once (`attend_range_int8.py`); 0:
+            one by one, in tiles as above.
         swapped_rows: up to so many rows, products are computed with the weights as the left factor (`swap_ab.py`); at most 64.
         gated_rows: up to so many rows, gates are computed in the product before them, if not yet for another reason; at most 256.
         gated_prompts: 1: so are those of more than 256 rows.
@@ -104,7 +104,7 @@ def file_name(device_name: str) -> str:
 
 
 def file_for(device_name: str) -> Path:
-    """Where the choice for a kind of GPU is kept; `NANOENGINE_TUNING` names another folder."""
+    """The file with the choice for a kind of GPU; `NANOENGINE_TUNING` names another folder."""
     named = os.environ.get("NANOENGINE_TUNING")
     return (Path(os.path.expanduser(named)) if named else cache_folder("tuning")) / file_name(device_name)
 
@@ -129,11 +129,11 @@ def load_tuning(device: torch.device | None = None) -> Tuning:
 def _read(path: Path) -> Tuning | None:
     """What a file holds; None, and a warning, if it is of another version."""
     try:
-        found = json.loads(read_file(path, 1 << 20))
-        wrong = [field.name for field in fields(Tuning) if type(found[field.name]) is not int]
-        if wrong or len(found) != len(fields(Tuning)):
-            raise ValueError(f"not a number of this version: {', '.join(wrong) or sorted(found)}")
-        return Tuning(**found)
+        values = json.loads(read_file(path, 1 << 20))
+        wrong = [field.name for field in fields(Tuning) if type(values[field.name]) is not int]
+        if wrong or len(values) != len(fields(Tuning)):
+            raise ValueError(f"not a number of this version: {', '.join(wrong) or sorted(values)}")
+        return Tuning(**values)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         logger.warning("%s holds no tuning of this version and is left out: %s", path, error)
         return None

@@ -19,11 +19,11 @@ class Workspace:
     """
 
     def __init__(self) -> None:
-        self._kept: list[Tensor] = []  # the last is used; graphs may write to the others
+        self._buffers: list[Tensor] = []  # the last is used; graphs may write to the others
 
     def counters(self, count: int, device: torch.device) -> Tensor:
         """At least so many, int32."""
-        if not self._kept or self._kept[-1].device != device or len(self._kept[-1]) < count:
+        if not self._buffers or self._buffers[-1].device != device or len(self._buffers[-1]) < count:
             size = max(LEAST_COUNTERS, triton.next_power_of_2(count))
-            self._kept.append(torch.zeros(size, dtype=torch.int32, device=device))
-        return self._kept[-1]
+            self._buffers.append(torch.zeros(size, dtype=torch.int32, device=device))
+        return self._buffers[-1]

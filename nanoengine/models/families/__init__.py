@@ -1,1 +1,1 @@
-"""A file for each family of decoders: how its config.json says what it is, and in what it differs from Llama."""
+"""Families of decoders: readers of their config.json, and their differences from Llama."""

@@ -1,4 +1,4 @@
-"""Bamba (IBM, Princeton, CMU and UIUC, 2024): Mamba 2 in most layers, attention that rotates half of each head in the others."""
+"""Bamba (IBM, Princeton, CMU and UIUC, 2024): Mamba 2 in most layers, attention with half of each head rotated in the others."""
 
 from __future__ import annotations
 

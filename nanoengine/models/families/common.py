@@ -1,4 +1,4 @@
-"""Fields of config.json that all families share."""
+"""Fields of config.json that are common to all families."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from nanoengine.models.model_config import LayerConfig, ModelConfig
 from nanoengine.models.rope_config import read_rope
 
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
-"""Hugging Face's names of activations -> ours."""
+"""Names of activations in config.json, and in `kernels/reference/gates.py`."""
 
 MAX_HEAD_DIM = 2**16
 MAX_EXPERTS = 2**16
-"""Of all layers together: each has tensors of its own."""
+"""Limit of the experts of all layers: each has its tensors."""
 
 
 def read_decoder(
@@ -36,18 +36,19 @@ def read_decoder(
 
     Args:
         fields: of its config.json.
-        architecture: the name of it.
-        head_dim, eps, theta, tied: what holds where the file says nothing; without a head_dim, heads share the hidden size.
-        windows: tokens that each layer sees; they repeat.
-        may_be_partial: whether a part of each head may be rotated alone.
-        layers: in place of layers that differ by their windows alone; all of those have experts, if there are any.
-        facts: other fields of `ModelConfig`, in which the family differs from Llama.
+        architecture: its name in the config.json.
+        head_dim, eps, theta, tied: defaults; without a head_dim, it is the hidden size divided by the number of heads.
+        windows: of each layer in tokens; they repeat.
+        may_be_partial: whether a part of each head may be rotated.
+        layers: replaces layers that differ by their windows only, which all have experts if there are any.
+        facts: other fields of the `ModelConfig`, where the family differs from Llama.
 
     Raises:
         UnsupportedModel: a field that is missing, wrong, or not computed.
     """
     if "activation" not in facts:
         facts["activation"] = activation_of(fields, "hidden_act", "silu")
+    facts = {"intermediate_size": fields.integer("intermediate_size")} | facts
     size = head_dim_of(fields, head_dim)
     if layers is None:
         rope = read_rope(fields, size, theta, may_be_partial=may_be_partial)
@@ -60,7 +61,6 @@ def read_decoder(
         architecture=architecture,
         vocab_size=fields.integer("vocab_size"),
         hidden_size=fields.integer("hidden_size"),
-        intermediate_size=fields.integer("intermediate_size"),
         num_layers=fields.integer("num_hidden_layers", most=MAX_LAYERS),
         num_heads=fields.integer("num_attention_heads"),
         num_kv_heads=fields.integer("num_key_value_heads", fields.integer("num_attention_heads")),
@@ -82,23 +82,23 @@ def read_decoder(
 
 
 def activation_of(fields: ConfigFields, key: str, *supported: str) -> str:
-    """The gate of MLPs, by the name that `kernels/reference/gates.py` has for it; the first of `supported` if nothing is said.
+    """The activation of MLPs, by its name in `kernels/reference/gates.py`; the first of `supported` by default.
 
     Raises:
-        UnsupportedModel: another than those.
+        UnsupportedModel: another activation.
     """
     fields.expect(key, *supported)
     return ACTIVATIONS[fields.get(key, supported[0])]
 
 
 def biases_of(fields: ConfigFields, default: bool = False) -> dict[str, Any]:
-    """All products around attention have one, or none has."""
+    """Biases of all projections of attention, or of none."""
     bias = fields.flag("attention_bias", default)
     return {"qkv_bias": bias, "o_bias": bias}
 
 
 def head_dim_of(fields: ConfigFields, default: int | None = None) -> int:
-    """Dimensions of a head, as stated, or the family's default, or a share of the hidden size."""
+    """Dimensions of a head: stated, the default, or the hidden size divided by the number of heads."""
     if default is None:
         default = max(fields.integer("hidden_size") // fields.integer("num_attention_heads"), 1)
     size = fields.integer("head_dim", default, MAX_HEAD_DIM)
@@ -107,11 +107,11 @@ def head_dim_of(fields: ConfigFields, default: int | None = None) -> int:
     return size
 
 
-def which_rotate(fields: ConfigFields, count: int) -> list[int]:
-    """Of each layer, whether it rotates heads (1) or not (0): as stated, or every fourth, or so, does not."""
+def rotated_layers(fields: ConfigFields, count: int) -> list[int]:
+    """Whether each layer rotates heads (1) or not (0): `no_rope_layers`, or all except every n-th."""
     interval = fields.integer("no_rope_layer_interval", 4)
     rotates = fields.get("no_rope_layers") or [int((i + 1) % interval != 0) for i in range(count)]
-    if not isinstance(rotates, list) or len(rotates) < count or not all(one in (0, 1) for one in rotates):
+    if not isinstance(rotates, list) or len(rotates) < count or not all(value in (0, 1) for value in rotates):
         raise fields.wrong("no_rope_layers", rotates, f"it must be a list of {count} of 0 (no rotation) and 1")
     return rotates
 

@@ -1,25 +1,19 @@
-"""Falcon H1 (TII, 2025): attention and Mamba 2 side by side in every layer, and factors of what goes in and comes out of them.
-All but two of the factors are in the weights that they multiply, once those are loaded.
+"""Falcon H1 (TII, 2025): parallel attention and Mamba 2 in every layer, and muP factors of their inputs and outputs. All but two
+of the factors are multiplied into the weights at load.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from nanoengine.models.config_fields import ConfigFields
+from nanoengine.models.families.bamba import NAMES
 from nanoengine.models.families.common import head_dim_of, read_decoder
 from nanoengine.models.families.states import mamba_states
-from nanoengine.models.model_config import LayerConfig, ModelConfig, StateConfig, TensorNames, WeightFactor
+from nanoengine.models.model_config import LayerConfig, ModelConfig, StateConfig, WeightFactor
 from nanoengine.models.rope_config import read_rope
 
 ARCHITECTURES = ("FalconH1ForCausalLM",)
-NAMES = TensorNames(
-    norm_before_mlp="pre_ff_layernorm",
-    replaced=((".mlp.", ".feed_forward."), ("model.norm.", "model.final_layernorm.")),
-)
-
 FACTORS = 1e-6, 1e6
-"""Bounds of every factor, so that products of them are numbers."""
+"""Limits of each factor: products of them stay finite."""
 
 
 def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
@@ -28,7 +22,7 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     fields.ignore("num_logits_to_keep", "mlp_expansion_factor", "mamba_use_mlp")
     fields.expect("mamba_use_mlp", True)
     size, states = head_dim_of(fields), _states(fields)
-    inward, keys = (fields.number(f"{own}_multiplier", 1.0, *FACTORS) for own in ("attention_in", "key"))
+    inward, keys = (fields.number(f"{name}_multiplier", 1.0, *FACTORS) for name in ("attention_in", "key"))
     return read_decoder(
         fields,
         architecture,
@@ -48,27 +42,27 @@ def _states(fields: ConfigFields) -> StateConfig:
     if "mamba_d_ssm" not in fields or fields.get("mamba_d_ssm") is not None:
         inner = fields.integer("mamba_d_ssm", 1024)
     norm, is_before = fields.flag("mamba_rms_norm"), fields.flag("mamba_norm_before_gate", True)
-    return replace(mamba_states(fields, inner), has_norm=norm, gate_first=not is_before)
+    return mamba_states(fields, inner, has_norm=norm, gate_first=not is_before)
 
 
 def _factors(fields: ConfigFields, states: StateConfig, inward: float) -> tuple[WeightFactor, ...]:
-    """`inward`: of what goes into attention. In scores it is a part of their scale, in values it is here."""
+    """Factors of weights. `inward`: of the input of attention; the scale of scores has it for q and k, `o_proj` for v."""
     for key, count in (("mlp_multipliers", 2), ("ssm_multipliers", 5)):
         fields.default(key, [1.0] * count)
     gate, down = fields.numbers("mlp_multipliers", 2, *FACTORS)
     outward, into, out = (
-        fields.number(f"{own}_multiplier", 1.0, *FACTORS) for own in ("attention_out", "ssm_in", "ssm_out")
+        fields.number(f"{name}_multiplier", 1.0, *FACTORS) for name in ("attention_out", "ssm_in", "ssm_out")
     )
     inner, shared = states.num_heads * states.width, states.num_groups * states.depth
-    found = (
+    factors = (
         WeightFactor(".self_attn.o_proj.weight", (inward * outward,)),
         WeightFactor(
             ".mamba.in_proj.weight",
-            tuple(into * own for own in fields.numbers("ssm_multipliers", 5, *FACTORS)),
+            tuple(into * factor for factor in fields.numbers("ssm_multipliers", 5, *FACTORS)),
             (inner, inner, shared, shared, states.num_heads),
         ),
         WeightFactor(".mamba.out_proj.weight", (out,)),
         WeightFactor(".mlp.gate_proj.weight", (gate,)),
         WeightFactor(".mlp.down_proj.weight", (down,)),
     )
-    return tuple(own for own in found if set(own.factors) != {1.0})
+    return tuple(factor for factor in factors if set(factor.factors) != {1.0})

@@ -1,4 +1,4 @@
-"""Gemma 2 and 3, text (Google DeepMind, 2024 and 2025): norms before and behind each part, GeGLU, and windows in most layers."""
+"""Gemma 2 and 3, text (Google DeepMind, 2024 and 2025): norms before and after each part, GeGLU, and windows in most layers."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import Any
 
 from nanoengine.models.config_fields import ConfigFields
 from nanoengine.models.families.common import activation_of, biases_of, head_dim_of, read_decoder
-from nanoengine.models.families.windows import types_by_pattern, window_of, windows_by_types
-from nanoengine.models.model_config import LayerConfig, ModelConfig, TensorNames
+from nanoengine.models.families.windows import layers_by_types, types_by_pattern, window_of
+from nanoengine.models.model_config import ModelConfig, TensorNames
 from nanoengine.models.rope_config import LAYER_TYPES, read_rope, read_ropes
 
-SEEING = "Gemma3ForConditionalGeneration"
-ARCHITECTURES = ("Gemma2ForCausalLM", "Gemma3ForCausalLM", SEEING)
+MULTIMODAL = "Gemma3ForConditionalGeneration"
+ARCHITECTURES = ("Gemma2ForCausalLM", "Gemma3ForCausalLM", MULTIMODAL)
 DEFAULTS = {
     "vocab_size": 262_208,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "max_position_embeddings": 131_072,
 }
-"""Of models that see pictures: their files leave out what is as in the smallest one."""
+"""Defaults of multimodal models: their files omit fields that equal those of the smallest model."""
 
 HEAD_DIM = 256
 NAMES = TensorNames(
@@ -30,42 +30,48 @@ NAMES = TensorNames(
 
 def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     fields.expect("use_bidirectional_attention", False)
-    fields.ignore("hidden_act")  # stands beside the other in files of Gemma 2, and counts nowhere
+    fields.ignore("hidden_act")  # files of Gemma 2 have it beside `hidden_activation`, without effect
     size = head_dim_of(fields, HEAD_DIM)
     facts: dict[str, Any]
-    if architecture == SEEING:
+    if architecture == MULTIMODAL:
         for key, value in DEFAULTS.items():
             fields.default(key, value)
     if architecture != "Gemma2ForCausalLM":
-        fields.ignore("_sliding_window_pattern")  # what layer_types were made of
+        fields.ignore("_sliding_window_pattern")  # layer_types repeats it
         types = types_by_pattern(fields, fields.integer("sliding_window_pattern", 6))
         ropes = read_ropes(fields, size, 1e6, local_theta=1e4)
         facts = {"qk_norm": "head", "logits_soft_cap": soft_cap_of(fields, "final_logit_softcapping", None)}
+        facts["positions_are_scaled"] = True
     else:
         types = types_by_pattern(fields, 2)
         ropes = dict.fromkeys(LAYER_TYPES, read_rope(fields, size, 1e4))
         facts = {"logits_soft_cap": soft_cap_of(fields, "final_logit_softcapping", 30.0)}
         facts["attention_soft_cap"] = soft_cap_of(fields, "attn_logit_softcapping", 50.0)
-    windows = windows_by_types(types, window_of(fields, 4096))
     return read_decoder(
         fields,
         architecture,
         head_dim=HEAD_DIM,
-        tied=True,
-        layers=tuple(LayerConfig(rope=ropes[kind], window=window) for kind, window in zip(types, windows, strict=True)),
-        activation=activation_of(fields, "hidden_activation", "gelu_pytorch_tanh"),
+        layers=layers_by_types(types, ropes, window_of(fields, 4096)),
         norm_offset=1.0,
-        **biases_of(fields),
         attention_scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
-        embedding_scale=fields.integer("hidden_size") ** 0.5,
-        embedding_scale_is_rounded=True,
         names=NAMES,
+        **common_facts(fields),
         **facts,
     )
 
 
+def common_facts(fields: ConfigFields) -> dict[str, Any]:
+    """Facts of a `ModelConfig` that Gemma 2, 3 and 4 have in common."""
+    return biases_of(fields) | {
+        "activation": activation_of(fields, "hidden_activation", "gelu_pytorch_tanh"),
+        "tied": True,
+        "embedding_scale": fields.integer("hidden_size") ** 0.5,
+        "embedding_scale_is_rounded": True,
+    }
+
+
 def soft_cap_of(fields: ConfigFields, key: str, default: float | None) -> float | None:
-    """A soft cap; none if the file says null."""
+    """A soft cap; None if the file has null."""
     if key not in fields:
         return default
     return None if fields.get(key) is None else fields.number(key)

@@ -1,6 +1,6 @@
-"""Gemma 4, text (Google DeepMind, 2026): Gemma 3's norms around each part, of w. Layers that see all tokens have wider heads,
-fewer of K and V, and V that is K; the last layers may read K and V of those before; embeddings for each layer; experts beside the
-MLP.
+"""Gemma 4, text (Google DeepMind, 2026): the norms of Gemma 3, without the offset. Layers with full attention have wider heads,
+fewer KV heads, and may use K as V; the last layers may read the K/V of earlier layers; embeddings for each layer; experts beside
+the MLP.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from nanoengine.models.config_fields import ConfigFields
-from nanoengine.models.families.common import MAX_HEAD_DIM, activation_of, biases_of, head_dim_of, read_decoder
-from nanoengine.models.families.gemma import NAMES, soft_cap_of
+from nanoengine.models.families.common import MAX_HEAD_DIM, head_dim_of, read_decoder
+from nanoengine.models.families.gemma import NAMES, common_facts, soft_cap_of
 from nanoengine.models.families.windows import FULL, SLIDING, types_by_pattern, window_of
 from nanoengine.models.model_config import ExpertsConfig, LayerConfig, ModelConfig
 from nanoengine.models.rope_config import read_ropes
@@ -25,12 +25,12 @@ ROPES = {
 }
 STACKED, SPLIT = ("gate_up_proj", "down_proj"), NAMES.expert_gate_up_down
 OF_LAYERS = {"num_key_value_heads": "num_global_key_value_heads", "head_dim": "global_head_dim"}
-"""What per_layer_config says of layers that see all tokens, and what it was before."""
+"""Keys of per_layer_config for layers with full attention, and the older fields of the same values."""
 
 
 def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
-    fields.expect("use_bidirectional_attention", "vision")  # pictures see what is behind them, text does not
-    # Of what hears and sees, and an old name of moe_intermediate_size.
+    fields.expect("use_bidirectional_attention", "vision")  # only tokens of images attend to later tokens
+    # Fields of audio and vision, and an old name of moe_intermediate_size.
     fields.ignore("audio_config", "eoa_token_index", "vision_soft_tokens_per_image", "expert_intermediate_size")
     types = [*types_by_pattern(fields, PERIOD)[:-1], FULL]
     k_is_v = fields.flag("attention_k_eq_v")
@@ -47,22 +47,24 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     fields.default("rope_parameters", ROPES)
     ropes = read_ropes(fields, sizes[SLIDING], 1e6, local_theta=1e4, full_head_dim=sizes[FULL])
     window = window_of(fields, 1024 if architecture in UNIFIED else 512)
-    are_split = fields.flag("experts_are_split")  # of a GGUF file
+    are_split = fields.flag("experts_are_split")  # GGUF files
     if window is None:
         raise fields.wrong("sliding_window", None, "it must be a number of tokens")
-    experts = _read_experts(fields, are_split) if fields.flag("enable_moe_block") else {}
+    experts = _read_experts(fields, are_split) if fields.flag("enable_moe_block") else None
     first_shared = len(types) - (fields.integer("num_kv_shared_layers") if fields.get("num_kv_shared_layers") else 0)
-    last = {kind: number for number, kind in enumerate(types[: max(first_shared, 0)])}  # of each kind
+    last = {
+        kind: number for number, kind in enumerate(types[: max(first_shared, 0)])
+    }  # the last layer with K/V of each kind
     is_wide, width = fields.flag("use_double_wide_mlp"), fields.integer("intermediate_size")
 
     def layer(number: int, kind: str) -> LayerConfig:
         if number >= first_shared and kind not in last:
-            why = f"layer {number} ({kind}) must have one of its kind before the layers that share"
+            why = f"layer {number} ({kind}) must have one of its kind before the layers without K/V"
             raise fields.wrong("num_kv_shared_layers", len(types) - first_shared, why)
         return LayerConfig(
             rope=ropes[kind],
             window=window if kind == SLIDING else None,
-            has_experts=bool(experts),
+            has_experts=experts is not None,
             head_dim=sizes[kind],
             num_kv_heads=counts[kind],
             intermediate_size=2 * width if is_wide and number >= first_shared else width,
@@ -74,44 +76,36 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
         fields,
         architecture,
         head_dim=HEAD_DIM,
-        tied=True,
         layers=tuple(layer(number, kind) for number, kind in enumerate(types)),
-        activation=activation_of(fields, "hidden_activation", "gelu_pytorch_tanh"),
-        **biases_of(fields),
         qk_norm="head",
         has_v_norm=True,
         has_layer_scale=True,
         per_layer_size=_read_per_layer_size(fields, architecture),
         attention_scale=1.0,
-        embedding_scale=fields.integer("hidden_size") ** 0.5,
-        embedding_scale_is_rounded=True,
         names=replace(NAMES, router="router.proj", expert_gate_up_down=SPLIT if are_split else STACKED),
         logits_soft_cap=soft_cap_of(fields, "final_logit_softcapping", None),
-        **experts,
+        experts=experts,
+        **common_facts(fields),
     )
     if config.num_heads % of_full:
         raise fields.wrong(
             "num_global_key_value_heads", of_full, f"it must divide num_attention_heads, {config.num_heads}"
         )
-    # The cache has room for the layers that have most of a token; of equal ones more heads, which may have more scales.
+    # The cache is sized for the largest K/V of a token; of equal sizes for more heads, which may have more scales.
     largest = max(types, key=lambda kind: (sizes[kind] * counts[kind], counts[kind]))
     return replace(config, head_dim=sizes[largest], num_kv_heads=counts[largest])
 
 
 def _read_layers(fields: ConfigFields, types: list[str]) -> bool:
-    """Take what newer files say of each layer that sees all tokens, where it differs from others, for what older ones say of all
-    of them; whether they do.
-    """
+    """Convert the per_layer_config of newer files to the older fields; return whether the file has it."""
     table = fields.table_of("per_layer_config")
     if fields.get("per_layer_config") is None:
         return False
     one: Any = next(iter(table.values()), {})
     full = [number for number, kind in enumerate(types) if kind == FULL]
-    numbers = sorted(
-        int(name) if name.isdecimal() else -1 for name in table
-    )  # with leading zeros, if there are ten layers
+    numbers = sorted(int(name) if name.isdecimal() else -1 for name in table)  # names may have leading zeros
     is_known = isinstance(one, Mapping) and set(one) <= set(OF_LAYERS)
-    if table and (numbers != full or any(own != one for own in table.values()) or not is_known):
+    if table and (numbers != full or any(other != one for other in table.values()) or not is_known):
         why = f"it must have equal tables of {' and '.join(OF_LAYERS)} for the layers {', '.join(map(str, full))}"
         raise fields.wrong("per_layer_config", dict(table), why)
     for name, of_full in OF_LAYERS.items():
@@ -120,7 +114,7 @@ def _read_layers(fields: ConfigFields, types: list[str]) -> bool:
 
 
 def _read_per_layer_size(fields: ConfigFields, architecture: str) -> int:
-    fields.ignore("vocab_size_per_layer_input")  # stands there without a table, too
+    fields.ignore("vocab_size_per_layer_input")  # files without a table have it, too
     if architecture in UNIFIED or fields.get("hidden_size_per_layer_input", 256) == 0:
         return 0
     rows, size = fields.integer("vocab_size_per_layer_input", 262_144), fields.integer("vocab_size")
@@ -129,8 +123,8 @@ def _read_per_layer_size(fields: ConfigFields, architecture: str) -> int:
     return fields.integer("hidden_size_per_layer_input", 256)
 
 
-def _read_experts(fields: ConfigFields, are_split: bool) -> dict[str, Any]:
-    experts = ExpertsConfig(
+def _read_experts(fields: ConfigFields, are_split: bool) -> ExpertsConfig:
+    return ExpertsConfig(
         num_experts=fields.integer("num_experts"),
         num_chosen=fields.integer("top_k_experts"),
         intermediate_size=fields.integer("moe_intermediate_size"),
@@ -138,4 +132,3 @@ def _read_experts(fields: ConfigFields, are_split: bool) -> dict[str, Any]:
         are_stacked=not are_split,
         beside_mlp=True,
     )
-    return {"experts": experts}

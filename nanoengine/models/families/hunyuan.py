@@ -1,24 +1,21 @@
-"""Hunyuan, dense (Tencent, 2025): Llama with norms over each head of q and k behind the rotation."""
+"""Hunyuan, dense (Tencent, 2025): Llama with QK norms after the rotation."""
 
 from __future__ import annotations
 
 from nanoengine.models.config_fields import REQUIRED, ConfigFields
 from nanoengine.models.families.common import biases_of, head_dim_of, read_decoder
 from nanoengine.models.model_config import ModelConfig, TensorNames
-from nanoengine.models.rope_config import SCALES, take_out
+from nanoengine.models.rope_config import SCALES, remove_keys
 
 ARCHITECTURES = ("HunYuanDenseV1ForCausalLM",)
 NAMES = TensorNames(replaced=((".q_norm.", ".query_layernorm."), (".k_norm.", ".key_layernorm.")))
 
 
 def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
-    for key, only in (
-        ("use_qk_norm", True),
-        ("use_cla", False),
-        ("position_embedding_xdrope", False),
-        ("norm_type", "rms"),
-    ):
-        fields.expect(key, only)
+    for key in ("use_cla", "position_embedding_xdrope"):
+        fields.expect(key, False)
+    fields.expect("use_qk_norm", True)
+    fields.expect("norm_type", "rms")
     fields.ignore(
         "attention_head_dim", "cla_share_factor", "class_num", "dense_list", "org_vocab_size", "pad_id", "pool_type"
     )
@@ -28,13 +25,13 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
 
 
 def _stretch(fields: ConfigFields, size: int) -> None:
-    """A rotation that is called "dynamic" and has an alpha is one of a larger base, for all lengths."""
+    """Replace a "dynamic" rotation with an alpha by a rotation with a larger base, for all lengths."""
     for key in ("rope_scaling", "rope_parameters"):
-        own = ConfigFields(fields.table_of(key), f"{key} of {fields.where}")
-        if own.get("alpha") is None or own.get("rope_type", own.get("type")) != "dynamic":
+        rotation = ConfigFields(fields.table_of(key), f"{key} of {fields.where}")
+        if rotation.get("alpha") is None or rotation.get("rope_type", rotation.get("type")) != "dynamic":
             continue
-        theta = own.number("rope_theta", fields.number("rope_theta", 10_000.0))
+        theta = rotation.number("rope_theta", fields.number("rope_theta", 10_000.0))
         if size > 2:
-            theta *= own.number("alpha", REQUIRED, *SCALES) ** (size / (size - 2))
-        take_out(fields, "alpha", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "type", "factor")
+            theta *= rotation.number("alpha", REQUIRED, *SCALES) ** (size / (size - 2))
+        remove_keys(fields, "alpha", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "type", "factor")
         fields.table = {**fields.table, key: {**fields.table_of(key), "rope_type": "default", "rope_theta": theta}}

@@ -1,14 +1,13 @@
-"""LFM2 (Liquid AI, 2025): short convolutions in most layers, attention in the others; LFM2-MoE: experts behind the first."""
+"""LFM2 (Liquid AI, 2025): short convolutions in most layers, attention in the others; LFM2-MoE: experts after the first."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from nanoengine.models.config_fields import MAX_LAYERS, ConfigFields
 from nanoengine.models.families.common import head_dim_of, read_decoder
-from nanoengine.models.families.routed import routed_experts, sparse_after
-from nanoengine.models.families.states import MOST_TAPS, hybrid_layers
+from nanoengine.models.families.routed import routed_experts, sparse_after, with_experts
+from nanoengine.models.families.states import MAX_TAPS, hybrid_layers
 from nanoengine.models.model_config import ExpertsConfig, ModelConfig, StateConfig, TensorNames
 from nanoengine.models.rope_config import read_rope
 
@@ -53,28 +52,25 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     rope = read_rope(fields, head_dim_of(fields), 1e6)
     bias, hidden = fields.flag("conv_bias"), fields.integer("hidden_size")
     states = StateConfig(
-        taps=fields.integer("conv_L_cache", 3, MOST_TAPS), channels=hidden, conv_bias=bias, proj_bias=bias
+        taps=fields.integer("conv_L_cache", 3, MAX_TAPS), channels=hidden, conv_bias=bias, proj_bias=bias
     )
     layers = tuple(hybrid_layers(fields, "short_conv", ("full_attention", "conv"), rope, types))
     facts: dict[str, Any] = {"eps": 1e-5, "tied": True, "states": states, "qk_norm": "head", "names": NAMES}
     if architecture == MOE:
-        sparse = zip(layers, sparse_after(fields, "num_dense_layers", 2), strict=True)
-        layers = tuple(replace(layer, has_experts=has_experts) for layer, has_experts in sparse)
+        layers = with_experts(layers, sparse_after(fields, "num_dense_layers", 2))
         return read_decoder(fields, architecture, layers=layers, experts=_experts(fields), **facts)
-    config = read_decoder(fields, architecture, layers=layers, **facts)
-    return replace(config, intermediate_size=_mlp_width(fields, config.intermediate_size))
+    return read_decoder(fields, architecture, layers=layers, intermediate_size=_mlp_width(fields), **facts)
 
 
 def _experts(fields: ConfigFields) -> ExpertsConfig:
     fields.default("norm_topk_prob", True)
-    facts: dict[str, Any] = {"added_to_sum": 1e-6}
-    if not fields.flag("use_expert_bias", True):
-        facts["bias_shape"] = ()
-    return routed_experts(fields, "num_experts", **facts)
+    facts: dict[str, Any] = {} if fields.flag("use_expert_bias", True) else {"bias_shape": ()}
+    return routed_experts(fields, "num_experts", added_to_sum=1e-6, **facts)
 
 
-def _mlp_width(fields: ConfigFields, stated: int) -> int:
-    """Two thirds of what is stated, times a factor, up to a multiple; or what is stated."""
+def _mlp_width(fields: ConfigFields) -> int:
+    """Two thirds of `intermediate_size` times a factor, rounded up to a multiple; or `intermediate_size` itself."""
+    stated = fields.integer("intermediate_size")
     multiple = fields.integer("block_multiple_of", 256)
     factor = fields.number("block_ffn_dim_multiplier", 1.0, most=1e6)
     if not fields.flag("block_auto_adjust_ff_dim", True):

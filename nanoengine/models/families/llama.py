@@ -1,4 +1,4 @@
-"""Llama 2 and 3 (Touvron et al., 2023; Llama team, 2024), and all that share their decoder: SmolLM2, TinyLlama, distillates."""
+"""Llama 2 and 3 (Touvron et al., 2023; Llama team, 2024), and models with the same decoder: SmolLM2, TinyLlama, distillates."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Llama 4 (Meta, 2025), its part for text: chunks in the layers that rotate, queries that grow with their position in the others,
-and one expert for each token, which is given its input times a sigmoid, beside one that all tokens share.
+"""Llama 4 (Meta, 2025), text: chunked attention in the layers with rotation, queries scaled by position in the others; one expert
+for each token, whose input a sigmoid multiplies, beside an MLP of all tokens.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from nanoengine.models.config_fields import MAX_LAYERS, ConfigFields
-from nanoengine.models.families.common import biases_of, head_dim_of, read_decoder, which_rotate
+from nanoengine.models.families.common import biases_of, head_dim_of, read_decoder, rotated_layers
 from nanoengine.models.families.windows import layer_types_of
 from nanoengine.models.model_config import ExpertsConfig, LayerConfig, ModelConfig, TensorNames
 from nanoengine.models.rope_config import read_rope
@@ -23,15 +23,16 @@ NAMES = TensorNames(
 def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     fields.ignore("for_llm_compressor")
     count = fields.integer("num_hidden_layers", most=MAX_LAYERS)
-    is_split = fields.flag("linears_are_split")  # as in GGUF files
-    rotates, experts = which_rotate(fields, count), _experts(fields, is_split)
-    size = None if _is_null(fields, "attention_chunk_size") else fields.integer("attention_chunk_size", 8192)
+    is_split = fields.flag("linears_are_split")  # GGUF files
+    rotates, experts = rotated_layers(fields, count), _experts(fields, is_split)
+    has_chunks = "attention_chunk_size" not in fields or fields.get("attention_chunk_size") is not None
+    size = fields.integer("attention_chunk_size", 8192) if has_chunks else None
     types = layer_types_of(fields, (FULL, CHUNKED)) or [CHUNKED if rotates[i] and size else FULL for i in range(count)]
     if size is None and CHUNKED in types:
         raise fields.wrong("attention_chunk_size", None, f"layer_types has {CHUNKED}, so it must be a number of tokens")
     rope = replace(read_rope(fields, head_dim_of(fields, 128), 500_000.0), interleaved=True)
     is_normed = fields.flag("use_qk_norm", True)
-    if is_normed and rope.amplitude != 1.0:  # a norm behind the rotation takes it back
+    if is_normed and rope.amplitude != 1.0:  # a norm after the rotation undoes the amplitude
         raise fields.wrong(
             "use_qk_norm", True, f"rotations that make heads {rope.amplitude} times as long are not supported"
         )
@@ -42,7 +43,7 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
         )
         for i in range(count)
     )
-    config = read_decoder(
+    return read_decoder(
         fields,
         architecture,
         head_dim=128,
@@ -53,13 +54,9 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
         has_chunks=True,
         qk_norm="plain" if is_normed else None,
         **_growth(fields),
+        intermediate_size=fields.integer("intermediate_size_mlp", 16384),
         **biases_of(fields),
     )
-    return replace(config, intermediate_size=fields.integer("intermediate_size_mlp", 16384))
-
-
-def _is_null(fields: ConfigFields, key: str) -> bool:
-    return key in fields and fields.get(key) is None
 
 
 def _experts(fields: ConfigFields, is_split: bool) -> ExpertsConfig:
@@ -72,18 +69,18 @@ def _experts(fields: ConfigFields, is_split: bool) -> ExpertsConfig:
         normalize=False,
         are_stacked=not is_split,
         are_transposed=not is_split,
-        weighs_inputs=True,
+        scales_inputs=True,
         shared_size=width,
     )
 
 
 def _sparse_layers(fields: ConfigFields, count: int) -> set[int]:
-    """Numbers of the layers with experts: as stated, or every n-th."""
+    """Numbers of the layers with experts: `moe_layers`, or every n-th layer."""
     step = fields.integer("interleave_moe_layer_step", 1)
     return fields.layers("moe_layers", range(step - 1, count, step))
 
 
 def _growth(fields: ConfigFields) -> dict[str, Any]:
-    """How queries grow; files of old say with a number that they do."""
+    """The scale of queries by position; in old files `attn_temperature_tuning` is a number."""
     period, growth = fields.integer("floor_scale", 8192), fields.number("attn_scale", 0.1)
     return {"query_growth": growth, "query_period": period} if fields.get("attn_temperature_tuning", True) else {}

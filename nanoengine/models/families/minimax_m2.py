@@ -1,4 +1,4 @@
-"""MiniMax-M2 (MiniMax, 2025): experts in every layer, norms over all heads of q and k, and a part of each head that rotates."""
+"""MiniMax-M2 (MiniMax, 2025): experts in every layer, QK norms over all heads, and rotation of a part of each head."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ NAMES = TensorNames(
 
 
 def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
-    fields.expect("attn_type_list", [1] * fields.integer("num_hidden_layers", most=MAX_LAYERS))  # all of them attend
+    fields.expect(
+        "attn_type_list", [1] * fields.integer("num_hidden_layers", most=MAX_LAYERS)
+    )  # every layer has attention
     for key in ("use_qk_norm", "use_routing_bias"):
         fields.expect(key, True)
     fields.expect("qk_norm_type", "per_layer")

@@ -1,5 +1,5 @@
-"""Nemotron-H (NVIDIA, 2025): a layer is one norm and one part, which is Mamba 2, attention without rotation, an MLP without a
-gate, or a mixture of those.
+"""Nemotron-H (NVIDIA, 2025): a layer is one norm and one part: Mamba 2, attention without rotation, an MLP without a gate, or a
+mixture of such MLPs.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from nanoengine.models.config_fields import MAX_LAYERS, ConfigFields
 from nanoengine.models.families.common import read_decoder
 from nanoengine.models.families.routed import SHARED, routed_experts
-from nanoengine.models.families.states import MOST_DEPTH, MOST_HEADS, MOST_TAPS, check_groups, check_time_steps
+from nanoengine.models.families.states import check_time_steps, read_states
 from nanoengine.models.model_config import ExpertsConfig, LayerConfig, ModelConfig, StateConfig, TensorNames
 
 ARCHITECTURES = ("NemotronHForCausalLM",)
@@ -29,7 +29,16 @@ OF_EXPERTS = (
     *("routed_scaling_factor", "moe_intermediate_size", "moe_latent_size", "moe_shared_expert_intermediate_size"),
     "moe_shared_expert_overlap",
 )
-"""Fields of mixtures of experts, which stand in files of models without them, too."""
+"""Fields of mixtures of experts; files of models without experts have them, too."""
+
+STATE_KEYS = {
+    "taps": ("conv_kernel", 4),
+    "num_heads": ("mamba_num_heads", 128),
+    "num_groups": ("n_groups", 8),
+    "depth": ("ssm_state_size", 128),
+    "width": ("mamba_head_dim", 64),
+}
+"""Fields and defaults of the sizes of Mamba 2 layers."""
 
 NAMES = TensorNames(
     norm_before_attention="norm",
@@ -67,20 +76,20 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
 
 
 def _layers(fields: ConfigFields) -> tuple[LayerConfig, ...]:
-    """As words, or as letters of a pattern.
+    """Layers by a list of words, or by a pattern of letters.
 
     Raises:
-        UnsupportedModel: no such list, or other words or letters.
+        UnsupportedModel: neither, or an invalid word or letter.
     """
     fields.ignore(
         "hybrid_override_pattern", "num_nextn_predict_layers", "mtp_layers_block_type", "mtp_hybrid_override_pattern"
     )
-    key = next((own for own in ("layers_block_type", "layer_types") if fields.get(own)), "hybrid_override_pattern")
+    key = next((name for name in ("layers_block_type", "layer_types") if fields.get(name)), "hybrid_override_pattern")
     stated, kinds = fields.get(key), LETTERS if key == "hybrid_override_pattern" else WORDS
-    is_known = isinstance(stated, list | str) and all(isinstance(own, str) and own in kinds for own in stated)
+    is_known = isinstance(stated, list | str) and all(isinstance(kind, str) and kind in kinds for kind in stated)
     if not is_known or not 0 < len(stated) <= MAX_LAYERS:
         raise fields.wrong(key, stated, f"it must name each layer: {', '.join(kinds)}")
-    return tuple(kinds[own] for own in stated)
+    return tuple(kinds[kind] for kind in stated)
 
 
 def _experts(fields: ConfigFields, bias: bool) -> ExpertsConfig:
@@ -96,16 +105,5 @@ def _states(fields: ConfigFields) -> StateConfig:
     check_time_steps(fields)
     fields.expect("mamba_hidden_act", "silu")
     fields.ignore("expand", "mamba_proj_bias", "use_mamba_kernels", "mamba_ssm_cache_dtype", "rescale_prenorm_residual")
-    heads, groups = fields.integer("mamba_num_heads", 128, MOST_HEADS), fields.integer("n_groups", 8, MOST_HEADS)
-    depth, width = fields.integer("ssm_state_size", 128, MOST_DEPTH), fields.integer("mamba_head_dim", 64, MOST_DEPTH)
-    states = StateConfig(
-        taps=fields.integer("conv_kernel", 4, MOST_TAPS),
-        channels=heads * width + 2 * groups * depth,
-        num_heads=heads,
-        num_groups=groups,
-        depth=depth,
-        width=width,
-        conv_bias=fields.flag("use_conv_bias", True),
-        proj_bias=fields.flag("use_bias"),
-    )
-    return check_groups(fields, "mamba_num_heads", states)
+    biases = {"conv_bias": fields.flag("use_conv_bias", True), "proj_bias": fields.flag("use_bias")}
+    return read_states(fields, STATE_KEYS, **biases)

@@ -1,10 +1,10 @@
-"""OLMo 2 and 3 (Ai2, 2024 and 2025): norms behind each part instead of before it, and over all heads of q and k together."""
+"""OLMo 2 and 3 (Ai2, 2024 and 2025): norms after each part instead of before it, and QK norms over all heads."""
 
 from __future__ import annotations
 
 from nanoengine.models.config_fields import ConfigFields
 from nanoengine.models.families.common import biases_of, head_dim_of, read_decoder
-from nanoengine.models.families.windows import types_by_pattern, window_of, windows_by_types
+from nanoengine.models.families.windows import layers_by_types, types_by_pattern, window_of
 from nanoengine.models.model_config import LayerConfig, ModelConfig, TensorNames
 from nanoengine.models.rope_config import read_ropes
 
@@ -23,8 +23,6 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
 
 
 def _layers_of_olmo3(fields: ConfigFields) -> tuple[LayerConfig, ...]:
-    """Three of four layers have a window, if nothing is said."""
-    types = types_by_pattern(fields, 4)
-    windows = windows_by_types(types, window_of(fields, 4096))
+    """Layers of which three of four have a window by default."""
     ropes = read_ropes(fields, head_dim_of(fields), 500_000.0)
-    return tuple(LayerConfig(rope=ropes[kind], window=window) for kind, window in zip(types, windows, strict=True))
+    return layers_by_types(types_by_pattern(fields, 4), ropes, window_of(fields, 4096))

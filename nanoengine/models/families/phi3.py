@@ -1,4 +1,4 @@
-"""Phi 3, 3.5 and 4 mini (Microsoft, 2024): Llama with fused tensors; some rotate a part of each head, by long-range factors."""
+"""Phi 3, 3.5 and 4 mini (Microsoft, 2024): Llama with fused tensors; some models rotate a part of each head, with LongRoPE."""
 
 from __future__ import annotations
 

@@ -1,18 +1,48 @@
-"""Fields of config.json of mixtures of experts whose first layers are dense, and whose router is that of DeepSeek-V3."""
+"""Fields of config.json of mixtures of experts: the softmax router of Mixtral, the router of DeepSeek-V3, sparse layers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
-from nanoengine.models.config_fields import MAX_LAYERS, ConfigFields
-from nanoengine.models.model_config import ExpertsConfig
+from nanoengine.models.config_fields import MAX_LAYERS, REQUIRED, ConfigFields
+from nanoengine.models.model_config import ExpertsConfig, LayerConfig
 
 SHARED = (".shared_expert.", ".shared_experts.")
-"""Our name of the MLP that all tokens share, and theirs."""
+"""The MLP of all tokens: its name here, and its name in the files of these families."""
+
+
+def local_experts(fields: ConfigFields, count: Any = REQUIRED, chosen: Any = REQUIRED, **facts: Any) -> ExpertsConfig:
+    """Experts with a softmax router, as in Mixtral.
+
+    Args:
+        count, chosen: defaults of `num_local_experts` and `num_experts_per_tok`.
+        facts: other fields of the `ExpertsConfig`.
+
+    Raises:
+        UnsupportedModel: a field that is missing or out of its limits.
+    """
+    num_experts = fields.integer("num_local_experts", count)
+    return ExpertsConfig(
+        num_experts=num_experts,
+        num_chosen=fields.integer("num_experts_per_tok", chosen, num_experts),
+        intermediate_size=fields.integer("intermediate_size"),
+        normalize=True,
+        **facts,
+    )
 
 
 def routed_experts(fields: ConfigFields, key: str, **facts: Any) -> ExpertsConfig:
-    """Experts, as many as the field `key` says; `facts` are those in which they differ."""
+    """Experts with the router of DeepSeek-V3.
+
+    Args:
+        key: the field of the number of experts.
+        facts: other fields of the `ExpertsConfig`.
+
+    Raises:
+        UnsupportedModel: a field that is missing, out of its limits or not computed.
+    """
     fields.expect("scoring_func", "sigmoid", "noaux_tc")
     fields.expect("topk_method", "noaux_tc")
     fields.expect("moe_layer_freq", 1)
@@ -22,27 +52,33 @@ def routed_experts(fields: ConfigFields, key: str, **facts: Any) -> ExpertsConfi
         raise fields.wrong("n_group", groups, f"{count} experts must make as many groups, of two or more")
     chosen, width = fields.integer("topk_group", 1, groups), fields.integer("moe_intermediate_size")
     shared = fields.integer("n_shared_experts") if fields.get("n_shared_experts") else 0
-    all_facts: dict[str, Any] = {
+    defaults: dict[str, Any] = {
+        "num_experts": count,
+        "num_chosen": fields.integer("num_experts_per_tok", most=chosen * size),
+        "intermediate_size": width,
+        "num_groups": groups,
+        "groups_chosen": chosen,
         "normalize": fields.flag("norm_topk_prob"),
         "scores": "sigmoid",
         "bias_shape": (count,),
         "scale": fields.number("routed_scaling_factor", 1.0),
         "shared_size": shared * width,
-        **facts,
     }
-    return ExpertsConfig(
-        num_experts=count,
-        num_chosen=fields.integer("num_experts_per_tok", most=chosen * size),
-        intermediate_size=width,
-        num_groups=groups,
-        groups_chosen=chosen,
-        **all_facts,
-    )
+    return ExpertsConfig(**defaults | facts)
 
 
 def sparse_after(fields: ConfigFields, key: str, default: int) -> list[bool]:
-    """Whether each layer has experts: all behind the first, which the field `key` counts."""
+    """Whether each layer has experts: all layers from the number in the field `key` on.
+
+    Raises:
+        UnsupportedModel: the field is not a number of layers.
+    """
     dense, count = fields.get(key, default), fields.integer("num_hidden_layers", most=MAX_LAYERS)
     if isinstance(dense, bool) or not isinstance(dense, int) or dense < 0:
         raise fields.wrong(key, dense, "it must be a number of layers")
     return [number >= dense for number in range(count)]
+
+
+def with_experts(layers: Iterable[LayerConfig], sparse: Iterable[bool]) -> tuple[LayerConfig, ...]:
+    """Layers with experts where `sparse` is true."""
+    return tuple(replace(layer, has_experts=is_sparse) for layer, is_sparse in zip(layers, sparse, strict=True))

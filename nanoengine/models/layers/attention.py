@@ -1,5 +1,5 @@
-"""Attention that norms, rotates and writes in one go where the backend offers that; with norms over all heads together, or behind
-the rotation; and with queries that grow.
+"""Attention with a fused QK norm, RoPE and write where the backend offers it; with QK norms over all heads or after RoPE; with
+scaled queries.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from nanoengine.kernels.operations import Changes, Write
 
 
 class Attention(PagedAttention):
-    """The core's, over a backend that may offer `rotate_and_write`."""
+    """Paged attention over a backend that may have the fused `rotate_and_write`."""
 
     backend: AttentionBackend
 
     def write(self, qkv: Tensor, angles: Angles | None, kv: KVLayer, slot_mapping: Tensor) -> Tensor:
         if self.backend.rotate_and_write is None:
             return super().write(qkv, angles, kv, slot_mapping)
-        return WriteInOneGo(self.backend, self._changes(angles), kv, slot_mapping)(qkv)
+        return WriteInOneGo(self.backend, self._qk_norm_rope(angles), kv, slot_mapping)(qkv)
 
-    def _changes(self, angles: Angles | None) -> Changes:
+    def _qk_norm_rope(self, angles: Angles | None) -> Changes:
         q_weight, k_weight = (norm.weight for norm in self.norms) if self.norms else (None, None)
         cos, sin = (None, None) if angles is None else angles
         return q_weight, k_weight, self.norms[0].eps if self.norms else 0.0, cos, sin
 
     def writing(self, angles: Angles | None, metadata: AttentionMetadata) -> Write:
-        """`write` of a step; where nothing else is done, a product may do the same as it ends."""
+        """The `write` of a step as an object, which a product may fuse."""
         kv, slots = metadata.kv_cache[self.layer], metadata.slot_mapping
         if type(self) is Attention and self.backend.rotate_and_write is not None:
-            return WriteInOneGo(self.backend, self._changes(angles), kv, slots)
+            return WriteInOneGo(self.backend, self._qk_norm_rope(angles), kv, slots)
         return partial(self.write, angles=angles, kv=kv, slot_mapping=slots)
 
     def attend(self, q: Tensor, metadata: AttentionMetadata) -> Tensor:
@@ -43,7 +43,7 @@ class Attention(PagedAttention):
 
 
 class WideNormAttention(Attention):
-    """With norms over all heads of q together, and all of k (OLMo 2), before all that a backend may do in one go."""
+    """Attention with QK norms over all heads (OLMo 2), before the fused part of the backend."""
 
     def __init__(
         self, layer: int, config: DenseConfig, spec: AttentionSpec, backend: AttentionBackend, *norms: RMSNorm
@@ -60,7 +60,7 @@ class WideNormAttention(Attention):
 
 
 class LateNormAttention(Attention):
-    """With norms over each head of q and k behind the rotation (Hunyuan)."""
+    """Attention with QK norms after RoPE (Hunyuan)."""
 
     def write(self, qkv: Tensor, angles: Angles | None, kv: KVLayer, slot_mapping: Tensor) -> Tensor:
         assert angles is not None
@@ -70,7 +70,7 @@ class LateNormAttention(Attention):
 
 
 class ScaledAttention(Attention):
-    """Queries are multiplied by factors that stand behind the angles, or in their place: see `QueryScale`."""
+    """Attention whose queries are multiplied by the last of the angles: see `QueryScale`."""
 
     def write(self, qkv: Tensor, angles: Angles | None, kv: KVLayer, slot_mapping: Tensor) -> Tensor:
         assert angles is not None

@@ -18,7 +18,7 @@ from nanoengine.models.model_config import StateConfig
 
 
 class DeltaNet(Mixer):
-    """q, k and v go through a convolution and the recurrence; a norm of each head, gated by z, is behind it.
+    """A convolution of q, k and v, the recurrence, and a norm of each head, gated by z.
 
     Args:
         eps: of that norm.
@@ -35,15 +35,15 @@ class DeltaNet(Mixer):
         self.norm = factory.floats(facts.width)
 
     @cached_property
-    def own_decay(self) -> Decay:
-        """Of the heads that are computed here."""
+    def rank_decay(self) -> Decay:
+        """The decay of the heads of this rank."""
         return Decay(*(self.share.pick(part, Part("heads")) for part in self.decay))
 
     def mix(self, projected: Tensor, states: KVLayer, runs: StateRuns) -> Tensor:
         qkv, z, b, a = projected.split(self.widths, dim=-1)
         qkv = self.kernels.short_conv(qkv, *self.convolution, states[0], runs, silu=True)
         groups = self.share.count("groups")
-        out = self.kernels.delta_rule(qkv, a, b, self.own_decay, groups, states[1], runs, tiled=self.facts.is_tiled)
+        out = self.kernels.delta_rule(qkv, a, b, self.rank_decay, groups, states[1], runs, tiled=self.facts.is_tiled)
         out = self.kernels.gated_norm(out, z, self.norm, self.eps, self.facts.width, gate_first=False)
         return self.share.gather(out, self.mixed)
 
@@ -55,23 +55,28 @@ class DeltaNet(Mixer):
         return slots | decay | {f"{prefix}.norm.weight": self.norm}
 
     def _projections(self, prefix: str) -> dict[str, WeightSlot]:
-        """Qwen3-Next has q, k, v and z of one key head after those of another, and so b and a."""
+        """Slots of `in_proj`. Qwen3-Next packs q, k, v and z of each key head, and likewise b and a."""
         facts, first = self.facts, sum(self.in_proj.out_features[:2])
-        groups, own = facts.num_groups, facts.num_heads // facts.num_groups  # value heads of a key head
+        groups, heads = facts.num_groups, facts.num_heads // facts.num_groups  # value heads of a key head
         slots = self.in_proj.slots(prefix, "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
         rows = self.in_proj.weight.rows
-        for name, parts, place, sizes in (
-            ("qkvz", ("qkv", "z"), rows(0, first), (facts.depth, facts.depth, own * facts.width, own * facts.width)),
-            ("ba", ("b", "a"), rows(first, 2 * facts.num_heads), (own, own)),
+        for name, parts, slot, sizes in (
+            (
+                "qkvz",
+                ("qkv", "z"),
+                rows(0, first),
+                (facts.depth, facts.depth, heads * facts.width, heads * facts.width),
+            ),
+            ("ba", ("b", "a"), rows(first, 2 * facts.num_heads), (heads, heads)),
         ):
             if name in facts.packed:
                 for part in parts:
                     del slots[f"{prefix}.in_proj_{part}.weight"]
-                slots[f"{prefix}.in_proj_{name}.weight"] = Reordered(place, _unpacked(groups, *sizes), 1)
+                slots[f"{prefix}.in_proj_{name}.weight"] = Reordered(slot, _unpacked(groups, *sizes), 1)
         return slots
 
 
 def _unpacked(groups: int, *sizes: int) -> list[int]:
-    """Rows that stand group by group, in each one part after the other, in the order of the parts."""
+    """Row indices that reorder [groups, parts] to [parts, groups]; `sizes`: rows of each part of a group."""
     rows = torch.arange(groups * sum(sizes), dtype=torch.int64, device="cpu").view(groups, -1)
     return torch.cat([part.flatten() for part in rows.split(sizes, dim=1)]).tolist()

@@ -1,4 +1,4 @@
-"""A sparse MLP: a router chooses experts for every token, and their outputs are added up by how likely it thinks them.
+"""Sparse MLP: a router chooses experts for each token, and their outputs are added with the factors of the router.
 
 Mixtral (Jiang et al., 2024), Qwen3-MoE (Qwen3 technical report, 2025), gpt-oss (OpenAI, 2025), and the router of DeepSeek-V3
 (2024), in the numerics and tensor names of transformers.
@@ -24,29 +24,28 @@ SQUARED = "relu2"
 
 
 class Experts:
-    """Stands where an MLP would, behind the same norm.
+    """A mixture of experts that replaces an MLP, behind the same norm.
 
     The router's scores and factors are float32; its logits have the dtype of the model, if probabilities alone choose.
 
     Args:
         factory: makes the weights.
         hidden_size: width of a token.
-        facts: experts that there are, those that a token has, their width and biases, and whether the factors of a token are
-            divided by their sum.
+        facts: the sizes, biases and router of the experts.
         activation: of their gates, one of `kernels/reference/gates.py`.
     """
 
     def __init__(self, factory: Factory, hidden_size: int, facts: ExpertsConfig, activation: str = "silu"):
         self.kernels, self.facts = factory.kernels, facts
         count, width = facts.num_experts, facts.intermediate_size
-        self.is_exact = facts.scores != "softmax" or bool(facts.bias_shape)  # whether logits are not rounded down
-        # Adapters round what they change, so there are none for those: they do not know of the matrix.
+        self.is_exact = facts.scores != "softmax" or bool(facts.bias_shape)  # whether logits are float32
+        # Adapters round their results, so they must not see this matrix.
         of_router = replace(factory, matrices=[]) if self.is_exact else factory
         self.router = Linear(of_router, hidden_size, count, bias=facts.has_biases)
         self.choice_bias = factory.floats(*facts.bias_shape) if facts.bias_shape else None
         size = facts.latent_size or hidden_size
         sizes = ((hidden_size, size), (size, hidden_size)) if facts.latent_size else ()
-        self.latent = [Linear(factory, *own) for own in sizes]
+        self.latent = [Linear(factory, *shape) for shape in sizes]
         up = factory.experts(count, width, size)
         gate = up if activation == SQUARED else factory.experts(count, width, size)  # relu(x) x is relu(x)^2
         down, biases = factory.experts(count, size, width), None
@@ -57,15 +56,15 @@ class Experts:
     def __call__(self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """(its output for the norm of the next residual, that residual): [num_tokens, hidden_size] each.
 
-        The residual that is given may be overwritten.
+        The argument `residual` may be overwritten.
         """
         x, residual = norm.add_and_norm(hidden, residual)
         return self.routed(x), residual
 
     def routed(self, x: Tensor) -> Tensor:
-        """What the chosen experts make of each token."""
+        """[num_tokens, hidden_size] -> the sum of the outputs of the chosen experts, of the same shape."""
         chosen, factors = self.route(x)
-        if self.facts.weighs_inputs:
+        if self.facts.scales_inputs:
             x, factors = self.kernels.sigmoid_gate(x, factors), torch.ones_like(factors, dtype=torch.float32)
         if not self.latent:
             return self.kernels.experts(x, self.mixture, chosen, factors)
@@ -73,11 +72,11 @@ class Experts:
         return out(self.kernels.experts(into(x), self.mixture, chosen, factors))
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[num_tokens, hidden_size] -> [num_tokens, num_chosen] experts, the likeliest first, and as many factors, or the logits
-        of those that weigh inputs.
+        """[num_tokens, hidden_size] -> [num_tokens, num_chosen] experts by descending score, and as many factors; or logits, if
+        they multiply inputs.
         """
         facts = self.facts
-        if facts.weighs_inputs:
+        if facts.scales_inputs:
             highest, chosen = self.router(x).topk(facts.num_chosen)
             return chosen, highest
         scores = self._scores(x)
@@ -101,11 +100,11 @@ class Experts:
         logits = self.kernels.logits(x, self.router.weight)
         if self.facts.scores == "softmax":
             return logits.softmax(-1)
-        # By the kernel: in a vector of torch's, a sigmoid may depend on its place.
+        # By the kernel: in torch, the rounding of a sigmoid may depend on the index in its vector.
         return self.kernels.sigmoid_gate(torch.ones_like(logits), logits)
 
     def _best_groups(self, scores: Tensor) -> Tensor:
-        """The scores of the groups that may be chosen from, and -inf for all others."""
+        """Scores of experts in the best groups, and -inf for the others."""
         facts = self.facts
         if facts.groups_chosen == facts.num_groups:
             return scores
@@ -119,10 +118,10 @@ class Experts:
     ) -> dict[str, WeightSlot]:
         """Checkpoint name -> slot: of the router, and of the gate, up and down of each expert, `prefix.experts.i.name`.
 
-        With two names, one tensor has the gates and ups of all experts, in turn or one behind the other, and another what goes
-        down. `gate_up`: names of those of an MLP beside the experts.
+        With two names, one tensor has the gates and ups of all experts, interleaved or concatenated, and the other the down
+        projections. `gate_up`: names of gate and up of an MLP beside the experts.
         """
-        # A choice between experts is not worth the bytes of so small a matrix: it is never quantized.
+        # The router is never quantized: it is small, and rounding could change the choice of experts.
         slots: dict[str, WeightSlot] = {name: dense(slot) for name, slot in self.router.slots(prefix, router).items()}
         if self.choice_bias is not None:
             slots[f"{prefix}.{router}.e_score_correction_bias"] = self.choice_bias
@@ -132,8 +131,8 @@ class Experts:
         if self.facts.are_stacked:
             both, down = (f"{prefix}.experts.{name}" for name in names)
             turned = self.facts.are_transposed
-            places = [StackedExperts(*own, transposed=turned) for own in ((gate, up), (down_weights,))]
-            return slots | dict(zip((both, down), places, strict=True))
+            stacked = [StackedExperts(*weights, transposed=turned) for weights in ((gate, up), (down_weights,))]
+            return slots | dict(zip((both, down), stacked, strict=True))
         if len(names) == 2 and gate is not up:
             both, down = (f"{prefix}.experts.{name}" for name in names)
             slots |= {both: InterleavedExperts(gate, up), down: InterleavedExperts(down_weights)}
@@ -149,7 +148,7 @@ class Experts:
 
 
 class ExpertsAndShared(Experts):
-    """Beside the experts there is an MLP that every token goes through; a gate may weigh it (Qwen2-MoE)."""
+    """Experts beside an MLP of all tokens, whose output may have a gate (Qwen2-MoE)."""
 
     def __init__(self, factory: Factory, hidden_size: int, facts: ExpertsConfig, activation: str = "silu"):
         super().__init__(factory, hidden_size, facts, activation)

@@ -1,4 +1,4 @@
-"""An MLP, and on the same residual a mixture of experts, each with norms of its output (Gemma 4)."""
+"""An MLP and a mixture of experts on the same residual, each with a norm of its output (Gemma 4)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nanoengine.models.model_config import ModelConfig
 
 
 class ExpertsBesideMLP:
-    """It has the calls of an MLP. The router sees the residual, normed by weights that it has for itself."""
+    """An MLP with experts beside it, with the calls of an MLP. The router has a separate norm of the residual."""
 
     def __init__(self, config: ModelConfig, mlp: DenseMLP, factory: Factory):
         assert config.experts is not None

@@ -1,4 +1,4 @@
-"""Factory: where layers get their parameters from, each on the right device and in the right dtype from the start."""
+"""Factory: makes the parameters of layers, on their device and in their dtype from the start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nanoengine.models.model_config import StateConfig
 
 @dataclass(frozen=True)
 class Factory(WeightFactory):
-    """Makes the weights of experts too, and remembers all matrices, for those who ask in which formats they are."""
+    """A weight factory with experts; `matrices` lists all matrices, whose formats are known after loading."""
 
     kernels: Kernels
     matrices: list[QuantizableWeight | ExpertWeights] = field(default_factory=list)
@@ -32,13 +32,13 @@ class Factory(WeightFactory):
         return weights
 
     def floats(self, *shape: int) -> Tensor:
-        """In float32, whatever the dtype: sinks, and biases of experts."""
+        """A float32 tensor of any dtype of the model, for sinks and biases of experts."""
         return torch.empty(shape, dtype=torch.float32, device=self.device)
 
     def share(self, facts: StateConfig) -> Share:
-        """The heads, groups and channels of layers with states that this rank computes."""
+        """The partition of layers with states; without ranks: all of it."""
         return Share(facts)
 
     def only(self, rows: Sequence[range]) -> Factory:
-        """A factory for matrices of which this rank computes only these rows. Without ranks: all rows."""
+        """A factory for matrices whose rows of this rank are `rows`; without ranks: all rows."""
         return self

@@ -1,4 +1,4 @@
-"""Attention whose heads are as wide, and those of K and V as many, as its layer says, with a norm of V (Gemma 4)."""
+"""Attention with the head size and the number of KV heads of each layer, and with a norm of V (Gemma 4)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nanoengine.models.model_config import ModelConfig
 
 
 class LayerAttention(DenseAttention):
-    """What a layer does not have, it has no projection for: V that is K, or K and V of a layer before it."""
+    """Attention without the projections that its layer lacks: V equal to K, or K/V of an earlier layer."""
 
     prefix = "self_attn"
 
@@ -57,7 +57,7 @@ class LayerAttention(DenseAttention):
 
 
 class SizedAttention(Attention):
-    """Over a cache whose layers have as much of each token as this one, or more."""
+    """Attention over a cache whose slots are as large as those of this layer, or larger."""
 
     def __call__(self, qkv: Tensor, angles: Angles | None, metadata: AttentionMetadata) -> Tensor:
         kv = self.backend.of_layer(metadata.kv_cache[self.layer], self.num_kv_heads, self.head_dim)
@@ -66,7 +66,7 @@ class SizedAttention(Attention):
 
 
 class NormedAttention(SizedAttention):
-    """V is normed; without a projection, it is what that of K makes."""
+    """Attention with a norm of V; without a projection of V, V is the output of `k_proj`."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class NormedAttention(SizedAttention):
 
 
 class QueryAttention(SizedAttention):
-    """Over K and V of the layer `layer`, which has written them."""
+    """Attention over the K/V of the earlier layer `layer`."""
 
     def write(self, qkv: Tensor, angles: Angles | None, kv: KVLayer, slot_mapping: Tensor) -> Tensor:
         q = self.norms[0](qkv.unflatten(-1, (-1, self.head_dim)))

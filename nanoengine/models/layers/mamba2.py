@@ -16,7 +16,7 @@ from nanoengine.models.model_config import StateConfig
 
 
 class Mamba2(Mixer):
-    """x, B and C go through a convolution and the recurrence; a gated norm of groups of heads, or a gate alone, is behind it.
+    """A convolution of x, B and C, the recurrence, and a gated norm of each group of heads, or a gate alone.
 
     Args:
         eps: of that norm.
@@ -34,8 +34,8 @@ class Mamba2(Mixer):
         self.skip, self.norm = factory.floats(heads), factory.floats(size if facts.has_norm else 0)
 
     @cached_property
-    def of_own_heads(self) -> tuple[Decay, Tensor, Tensor]:
-        """Decay, skip and norm of the heads that are computed here."""
+    def rank_parameters(self) -> tuple[Decay, Tensor, Tensor]:
+        """Decay, skip and norm of the heads of this rank."""
         share, number = self.share, Part("heads")
         decay = Decay(*(share.pick(part, number) for part in self.decay))
         norm = share.pick(self.norm, self.mixed) if self.facts.has_norm else self.norm
@@ -43,7 +43,7 @@ class Mamba2(Mixer):
 
     def mix(self, projected: Tensor, states: KVLayer, runs: StateRuns) -> Tensor:
         gate, xbc, dt = projected.split(self.widths, dim=-1)
-        decay, skip, norm = self.of_own_heads
+        decay, skip, norm = self.rank_parameters
         xbc = self.kernels.short_conv(xbc, *self.convolution, states[0], runs, silu=True)
         out = self.kernels.mamba2(xbc, dt, decay, skip, self.share.count("groups"), states[1], runs)
         how = {"gate_first": self.facts.gate_first}
@@ -53,7 +53,9 @@ class Mamba2(Mixer):
         if self.share.has_whole_groups:
             out = self.kernels.gated_norm(out, gate, norm, self.eps, self.group, **how)
             return self.share.gather(out, self.mixed)
-        out, gate = (self.share.gather(part, self.mixed) for part in (out, gate))  # a norm of heads of several ranks
+        out, gate = (
+            self.share.gather(part, self.mixed) for part in (out, gate)
+        )  # the norm needs the heads of all ranks of a group
         return self.kernels.gated_norm(out, gate, self.norm, self.eps, self.group, **how)
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:

@@ -1,4 +1,4 @@
-"""Mixer: what layers with states have in common. It stands where attention would, behind the same norm."""
+"""Mixer: base class of layers with recurrent states, which replace attention behind the same norm."""
 
 from __future__ import annotations
 
@@ -23,29 +23,27 @@ from nanoengine.models.model_config import StateConfig
 
 @dataclass(kw_only=True)
 class StateMetadata(AttentionMetadata):
-    """A step in which states are not simply kept behind the last token of each run."""
+    """Metadata of a step that stores states at other tokens than the last of each run."""
 
     stores: Stores
-    kept: dict[
-        int, Tensor
-    ]  # place of a mixer -> projections of draft tokens, until it is known which drafts were accepted
-    keeps: bool  # whether projections are kept
+    kept: dict[int, Tensor]  # index of a mixer in the KV cache -> projections of draft tokens, until these are verified
+    keeps: bool  # whether to store projections in `kept`
 
 
 class Mixer(ABC):
-    """Two projections, and between them tokens are mixed with those before by way of a state.
+    """Two projections, and between them a convolution and a recurrence over the tokens of a sequence.
 
     States are (inputs of the convolution, state of the recurrence), each [num_slots, ...] float32.
 
     Args:
-        place: of its states in the KV cache.
-        projections: what `in_proj` makes of a token, each of parts that stand side by side.
-        convolved: which of them goes through the convolution.
-        mixed: what `out_proj` reads.
+        place: index of its states in the KV cache.
+        projections: the outputs of `in_proj`, each as its parts in order.
+        convolved: index of the projection that the convolution reads.
+        mixed: the input of `out_proj`.
     """
 
     prefix: ClassVar[str]
-    """What a checkpoint calls it."""
+    """Its name in a checkpoint."""
 
     def __init__(
         self,
@@ -60,23 +58,23 @@ class Mixer(ABC):
         self.place, self.facts, self.kernels = place, facts, factory.kernels
         self.share = share = factory.share(facts)
         self.convolved, self.mixed = projections[convolved], mixed
-        self.widths = [_width(share.rows(*parts)) for parts in projections]  # of what is computed here
-        everything = [sum(len(share.all[part.unit]) * part.width for part in parts) for parts in projections]
+        self.widths = [_width(share.rows(*parts)) for parts in projections]  # of this rank
+        sizes = [sum(len(share.all[part.unit]) * part.width for part in parts) for parts in projections]
         rows = share.rows(*(part for parts in projections for part in parts))
-        self.in_proj = Linear(factory.only(rows), hidden_size, *everything, bias=facts.proj_bias)
+        self.in_proj = Linear(factory.only(rows), hidden_size, *sizes, bias=facts.proj_bias)
         self.out_proj = Linear(factory, len(share.all[mixed.unit]) * mixed.width, hidden_size, bias=facts.proj_bias)
         self.weight = factory.floats(facts.taps, facts.channels)
         self.bias = factory.floats(facts.channels) if facts.conv_bias else None
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of the states that are kept here, as `StateConfig.shapes`."""
+        """Shapes of the states of this rank, as `StateConfig.shapes`."""
         facts, heads = self.facts, self.share.count("heads")
         return (facts.taps - 1, _width(self.share.rows(*self.convolved))), (heads, facts.depth, facts.width)
 
     @cached_property
     def convolution(self) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias of the channels that are computed here; they are set by now."""
+        """Weight [taps, channels] and bias [channels] of the channels of this rank; valid after loading."""
         bias = None if self.bias is None else self.share.pick(self.bias, *self.convolved)
         return self.share.pick(self.weight, *self.convolved), bias
 
@@ -96,7 +94,7 @@ class Mixer(ABC):
 
     @abstractmethod
     def mix(self, projected: Tensor, states: KVLayer, runs: StateRuns) -> Tensor:
-        """What goes into `out_proj`, of what came out of `in_proj`; the states go on."""
+        """[num_tokens, outputs of `in_proj`] -> [num_tokens, inputs of `out_proj`]; the states are overwritten."""
 
     @abstractmethod
     def slots(self, prefix: str) -> dict[str, WeightSlot]: ...

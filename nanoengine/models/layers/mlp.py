@@ -1,4 +1,4 @@
-"""What is behind attention in a layer: an MLP, experts, or both."""
+"""The part of a layer after attention: an MLP, experts, or both."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nanoengine.models.model_config import ModelConfig
 
 
 class MLP(DenseMLP):
-    """With biases, other activations, and fused tensors."""
+    """A gated MLP with biases, other activations, and fused tensors."""
 
     def __init__(self, config: ModelConfig, factory: Factory):
         super().__init__(config, factory, bias=config.mlp_bias)
@@ -29,14 +29,14 @@ class MLP(DenseMLP):
         linear, down = self.gate_up_proj, self.down_proj
         assert isinstance(norm, OffsetNorm)
         if linear.bias is None:
-            x, own = norm.before(hidden, residual)
-            return self.kernels.mlp(x, linear.weight, down.weight, self.activation, **own)
+            x, fused_norm = norm.before(hidden, residual)
+            return self.kernels.mlp(x, linear.weight, down.weight, self.activation, **fused_norm)
         both, residual = norm.then_linear(hidden, residual, linear)
         return down(self.kernels.gate(both, self.activation)), residual
 
 
 class SparseMLP(DenseMLP):
-    """A mixture of experts: it has the calls of an MLP, and other weights."""
+    """A mixture of experts with the calls of an MLP."""
 
     def __init__(self, config: ModelConfig, factory: Factory):
         assert config.experts is not None
@@ -53,7 +53,7 @@ class SparseMLP(DenseMLP):
 
 
 def new_mlp(config: ModelConfig, layer: int, factory: Factory) -> Any:
-    """What is behind attention in a layer."""
+    """The part after attention of layer `layer`."""
     facts = config.layer(layer)
     is_beside = config.experts is not None and config.experts.beside_mlp
     if facts.has_experts and not is_beside:

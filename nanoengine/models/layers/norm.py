@@ -1,4 +1,4 @@
-"""Norms that are not as in Llama: weights that a checkpoint has less an offset, and no norm at all."""
+"""Norms unlike Llama's: weights stored with an offset, and no norm at all."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class OffsetNorm(RMSNorm):
     def then_linear(
         self, x: Tensor, residual: Tensor | None, linear: Linear, activation: str | None = None
     ) -> tuple[Tensor, Tensor]:
-        """A linear layer of `add_and_norm`, and the gate of it if there is an activation, and the sum."""
-        x, own = self.before(x, residual)
-        return self.kernels.product(x, linear.weight, linear.bias, activation=activation, **own)
+        """The linear layer of the norm of x + residual, gated if there is an activation; and the sum."""
+        x, fused_norm = self.before(x, residual)
+        return self.kernels.product(x, linear.weight, linear.bias, activation=activation, **fused_norm)
 
     def before(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, dict[str, Any]]:
-        """The input of a product that norms it, and the norm and the residual as `Kernels.product` takes them."""
+        """The input of a product with a fused norm, and the arguments `norm` and `residual` of `Kernels.product`."""
         return x, {"norm": Norm(self.weight, self.eps), "residual": residual}
 
 
 class NoNorm(OffsetNorm):
-    """Stands before a part whose input is not normed: the residual is added, and that is all."""
+    """The norm of a part without one: it adds the residual only."""
 
     def __init__(self, factory: Factory):
         super().__init__(factory, 0, 0.0, 0.0)

@@ -1,4 +1,4 @@
-"""Parts of a layer that are not one attention or one MLP: none, two side by side, and an MLP without a gate."""
+"""Other parts of a layer: an absent part, parallel attention and mixer, and an MLP without a gate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nanoengine.models.model_config import ModelConfig
 
 
 class NoPart:
-    """Stands where a layer has no attention, or no MLP."""
+    """An absent attention or MLP: the identity."""
 
     prefix = ""
 
@@ -31,7 +31,7 @@ class NoPart:
 
 
 class SideBySide:
-    """Attention and a mixer of the same normed input: what they say is added (Falcon H1)."""
+    """Parallel attention and mixer of one normed input; their outputs are added (Falcon H1)."""
 
     def __init__(self, attention: Any, mixer: Mixer):
         self.parts = attention, mixer
@@ -46,7 +46,7 @@ class SideBySide:
 
 
 class SquaredMLP(DenseMLP):
-    """Without a gate: see `SQUARED`."""
+    """An MLP without a gate: see `SQUARED`."""
 
     def __init__(self, config: ModelConfig, factory: Factory):
         width = config.intermediate_size

@@ -1,4 +1,4 @@
-"""What is added behind the MLP of a layer from an embedding of each token for that layer, and what scales a layer (Gemma 4)."""
+"""Per-layer embeddings, which are added after the MLP of a layer, and the scale of a layer (Gemma 4)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from nanoengine.models.model_config import ModelConfig
 
 
 class PerLayerInputs:
-    """The mean of two: a token's rows in a table of all layers, and what a projection makes of its embedding.
+    """The mean of a token's rows in a table of all layers, and of a projection of its embedding.
 
-    The table is a weight as that of embeddings is: in the dtype of the model, or in the format of its file.
+    The table is a weight like the embedding: in the dtype of the model, or in the format of its file.
     """
 
     def __init__(self, config: ModelConfig, factory: Factory):
@@ -28,7 +28,7 @@ class PerLayerInputs:
             factory.weight(width, config.vocab_size),
             Linear(factory, config.hidden_size, width),
         )
-        # The norm divides by what the projection would be multiplied with: only its epsilon feels that.
+        # The norm cancels the factor of the projection, except in its epsilon.
         self.norm = OffsetNorm(factory, self.size, config.rms_norm_eps * config.hidden_size, config.norm_offset)
 
     def __call__(self, input_ids: Tensor, embedded: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ class PerLayerInputs:
 
 
 class LayerEnd:
-    """The last part of a layer: a gate on its input of that layer, if there is one, and the number that scales the layer."""
+    """The last part of a layer: a gate on its per-layer embedding, if there is one, and the scale of the layer."""
 
     def __init__(self, config: ModelConfig, factory: Factory):
         self.kernels, self.activation, self.gate = factory.kernels, config.activation, None

@@ -1,6 +1,4 @@
-"""Rotary position embeddings of other kinds: how frequencies change for positions beyond those that a model was trained on, and
-heads of which a part is rotated.
-"""
+"""RoPE of other kinds: frequencies for positions beyond the trained length, and rotation of a part of each head."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from nanoengine.models.model_config import RopeConfig
 
 
 class RotaryEmbedding(RotaryTable):
-    """The angles of one kind of rotation. A head's dimensions must stand in `rotary_order`."""
+    """The angles of one kind of RoPE. The dimensions of a head must have the order of `rotary_order`."""
 
     def __init__(self, head_dim: int, rope: RopeConfig, device: torch.device):
         super().__init__(head_dim, rope.theta, device)
@@ -38,11 +36,11 @@ class RotaryEmbedding(RotaryTable):
 
 
 def rotary_order(head_dim: int, rotary_dim: int, *, interleaved: bool = False) -> list[int]:
-    """In which order a head's dimensions must stand, so that whole heads can be rotated though only the first `rotary_dim` are.
+    """The order of the dimensions of a head with which kernels rotate whole heads, although only the first `rotary_dim` rotate.
 
-    The partner of dimension i is i + rotary_dim / 2 in a checkpoint, or stands beside it if `interleaved`, and i + head_dim / 2
-    here. Those that do not rotate are partners of each other, with an angle of zero. Scores do not depend on the order, if q and
-    k agree on it.
+    The partner of dimension i is i + rotary_dim / 2 in a checkpoint, or its neighbour if `interleaved`, and i + head_dim / 2
+    here. Dimensions without rotation are partners of each other, with angle 0. Scores do not depend on an order that is common
+    to q and k.
     """
     rotated, still = range(rotary_dim), range(rotary_dim, head_dim)
     half, middle = rotary_dim // 2, len(still) // 2
@@ -51,15 +49,15 @@ def rotary_order(head_dim: int, rotary_dim: int, *, interleaved: bool = False) -
 
 
 class QueryScale(RotaryTable):
-    """A factor for the queries of each token, which grows with its position: in place of angles (Llama 4), or behind them
-    (Ministral 3). `first` is the position that the first token counts as.
+    """A factor of the queries of each token, which grows with the position: instead of angles (Llama 4), or after them
+    (Ministral 3). `first`: the position of the first token.
     """
 
     def __init__(self, growth: float, period: int, device: torch.device, first: int = 1):
         self.growth, self.period, self.device, self.first = growth, period, device, first
 
     def prepare(self, max_len: int) -> None:
-        """Each factor by itself: in a vector of torch's, a logarithm may depend on its place."""
+        """Compute each factor separately: in torch, the rounding of a logarithm may depend on the index in its vector."""
         steps = [1.0 + self.growth * math.log1p(i) for i in range(max_len // self.period + 1)]
         positions = torch.arange(max_len, dtype=torch.int64, device=self.device) + self.first
         self.table = torch.tensor(steps, dtype=torch.float32, device=self.device)[positions // self.period, None]
@@ -69,10 +67,11 @@ class QueryScale(RotaryTable):
 
 
 def frequencies(rope: RopeConfig, max_len: int, device: torch.device) -> Tensor:
-    """Radians per position of each pair: [rotary_dim / 2] float32, rounded as checkpoints were trained: it matters far back.
+    """Radians per position of each pair: [rotary_dim / 2] float32, rounded as in training, which matters at large
+    distances.
 
-    Those of the kinds "dynamic" and "longrope" depend on `max_len`, the longest sequence that there will be: they are the same
-    for every sequence, so that K/V that are cached stay right.
+    The kinds "dynamic" and "longrope" depend on `max_len`, the limit of all sequences: all sequences have the same frequencies,
+    so that cached K/V stay valid.
     """
     exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32, device=device) / rope.rotary_dim
     plain = 1.0 / rope.theta**exponents
@@ -102,17 +101,17 @@ def _stretched_theta(rope: RopeConfig, max_len: int) -> float:
 
 
 def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:
-    """Slow frequencies are divided by the factor, fast ones left, and those between mixed (Llama 3.1)."""
+    """Low frequencies divided by the factor, high ones unchanged, and a blend between (Llama 3.1)."""
     wavelengths = 2 * math.pi / plain
     slow, fast = rope.trained_positions / rope.low_freq_factor, rope.trained_positions / rope.high_freq_factor
     width = rope.high_freq_factor - rope.low_freq_factor  # 0: none are mixed
-    share = (rope.trained_positions / wavelengths - rope.low_freq_factor) / (width or 1.0)
-    mixed = (1 - share) * plain / rope.factor + share * plain
+    blend = (rope.trained_positions / wavelengths - rope.low_freq_factor) / (width or 1.0)
+    mixed = (1 - blend) * plain / rope.factor + blend * plain
     return torch.where(wavelengths > slow, plain / rope.factor, torch.where(wavelengths < fast, plain, mixed))
 
 
 def _yarn(rope: RopeConfig, exponents: Tensor) -> Tensor:
-    """YaRN (Peng et al., 2023): pairs that turn often within what was trained keep their frequency, others slow down."""
+    """YaRN (Peng et al., 2023): pairs with many turns in the trained length have their frequency, others a lower one."""
     dim = rope.rotary_dim
 
     def pair_that_turns(times: float) -> float:
@@ -127,5 +126,5 @@ def _yarn(rope: RopeConfig, exponents: Tensor) -> Tensor:
     pairs = torch.arange(dim // 2, dtype=torch.float32, device=exponents.device)
     slowed = ((pairs - low) / (high - low)).clamp(0, 1)
     wavelengths = rope.theta**exponents
-    kept = 1 - slowed
-    return 1.0 / (rope.factor * wavelengths) * (1 - kept) + 1.0 / wavelengths * kept
+    unchanged = 1 - slowed
+    return 1.0 / (rope.factor * wavelengths) * (1 - unchanged) + 1.0 / wavelengths * unchanged

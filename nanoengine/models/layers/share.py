@@ -1,5 +1,5 @@
-"""Share: which heads, groups and channels of a layer with states this rank computes, and their rows in a projection. A group is
-the heads that share queries and keys.
+"""Share: the heads, groups and channels of a layer with states that belong to this rank, and their rows in projections. A group
+is the heads with the same queries and keys.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ Unit = Literal["heads", "groups", "channels"]
 
 
 class Part(NamedTuple):
-    """Outputs that stand side by side, as many for each unit."""
+    """Adjacent outputs of a projection: `width` for each unit."""
 
     unit: Unit
     width: int = 1
 
 
 class Share:
-    """All of it. A rank has some of the heads, with their groups, or some of the channels (`scale/parallel/states.py`)."""
+    """The partition without ranks: all of it. A rank has heads with their groups, or channels (`scale/parallel/states.py`)."""
 
     def __init__(self, facts: StateConfig):
         self.facts = facts
@@ -32,28 +32,28 @@ class Share:
         self.all: Mapping[Unit, range] = {unit: range(count) for unit, count in counts.items()}
         self.own = self.all
         self.has_whole_groups = True
-        """Whether nobody, here or elsewhere, computes a part of the heads of a group."""
+        """Whether each group is on one rank."""
 
     def count(self, unit: Unit) -> int:
-        """Units that are computed here."""
+        """The number of units of this rank."""
         return len(self.own[unit])
 
     def rows(self, *parts: Part) -> list[range]:
-        """Of the outputs of some parts, one behind the other, those that are computed here."""
+        """Ranges of this rank in the concatenated outputs of parts."""
         ranges, at = [], 0
         for unit, width in parts:
-            own = self.own[unit]
-            ranges.append(range(at + own.start * width, at + own.stop * width))
+            units = self.own[unit]
+            ranges.append(range(at + units.start * width, at + units.stop * width))
             at += len(self.all[unit]) * width
         return ranges
 
     def pick(self, whole: Tensor, *parts: Part) -> Tensor:
-        """Those columns of [..., all outputs of some parts]; `whole` itself, if they are all."""
+        """[..., all outputs of parts] -> [..., outputs of this rank]; `whole` itself without ranks."""
         ranges = self.rows(*parts)
         if sum(map(len, ranges)) == whole.shape[-1]:
             return whole
-        return torch.cat([whole[..., own.start : own.stop] for own in ranges], dim=-1)
+        return torch.cat([whole[..., columns.start : columns.stop] for columns in ranges], dim=-1)
 
     def gather(self, own: Tensor, part: Part) -> Tensor:
-        """[n, outputs of a part that are computed here] -> [n, all of them]."""
+        """[n, outputs of a part on this rank] -> [n, all outputs of the part]."""
         return own

@@ -1,4 +1,4 @@
-"""ShortConv: a gated convolution over three tokens or so (LFM2, Liquid AI, 2025). Its state is the last two inputs."""
+"""ShortConv: a gated short convolution (LFM2, Liquid AI, 2025). Its state is the inputs of the last taps - 1 tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nanoengine.models.model_config import StateConfig
 
 
 class ShortConv(Mixer):
-    """in_proj makes B, C and x of a token; what comes out is C * conv(B * x)."""
+    """Output: C * conv(B * x), of the projections B, C and x of a token."""
 
     prefix = "conv"
 

@@ -1,4 +1,4 @@
-"""Weight slots that change a tensor of a checkpoint on its way into the weights of a layer."""
+"""Weight slots that convert a tensor of a checkpoint before it is copied to the weights of a layer."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from nanoengine.kernels.operations import ExpertWeights, QuantizedSlot, WeightSl
 from nanoengine.kernels.quantized.tensor import QuantizedExperts, QuantizedTensor
 
 PAIR = {2: torch.int32, 4: torch.int64}
-"""An integer type with room for two numbers of so many bytes."""
+"""Bytes of a number -> the integer type of two such numbers."""
 
 
 class Changed:
-    """`change` makes of each tensor what is copied to `slot`. Quantized tensors are dequantized for it.
+    """A slot that copies `change(tensor)` to `slot`. Quantized tensors are dequantized first.
 
     Args:
         shape: of the tensors in the checkpoint. None: that of `slot`.
@@ -31,33 +31,33 @@ class Changed:
 
 
 class Unused:
-    """For a tensor of this shape that files may have, and the model does not read."""
+    """A slot for a tensor of this shape that files may have and the model ignores."""
 
     def __init__(self, *shape: int):
         self.shape = torch.Size(shape)
 
     def copy_(self, source: Tensor) -> None:
-        """Nothing is kept of it."""
+        """Ignore the tensor."""
 
 
 def dense(slot: WeightSlot) -> Changed:
-    """The same slot for dense tensors alone."""
+    """A slot for dense tensors alone: quantized ones are dequantized."""
     return Changed(slot, lambda tensor: tensor)
 
 
 def shifted(slot: WeightSlot, offset: float) -> Changed:
-    """A slot whose numbers are those of the checkpoint plus `offset`, added in float32."""
+    """A slot that adds `offset` in float32."""
     return Changed(slot, lambda tensor: tensor.float() + offset)
 
 
 def taps_first(weight: Tensor) -> Changed:
-    """A slot [taps, channels] for filters that checkpoints have as [channels, 1, taps]."""
+    """A slot [taps, channels] for filters [channels, 1, taps] of a checkpoint."""
     taps, channels = weight.shape
     return Changed(weight, lambda tensor: tensor[:, 0].T, (channels, 1, taps))
 
 
 class Scaled:
-    """A slot for a matrix that is multiplied when it is loaded, in float32: quantized tensors are dequantized for it."""
+    """A slot that multiplies a matrix in float32 at load: quantized tensors are dequantized first."""
 
     def __init__(self, slot: WeightSlot, factors: Tensor):
         self.slot, self.factors, self.shape = slot, factors, slot.shape
@@ -71,7 +71,7 @@ class Scaled:
 
 
 class Reordered:
-    """A slot whose rows stand in another order than in the checkpoint. Rows come in groups of as many as `order` has. Of the
+    """A slot whose rows have another order than in the checkpoint. Groups of rows have the length of `order`. Of the
     first `count` groups, row i is row `order[i]` of that group in the checkpoint; later rows stay where they are.
     """
 
@@ -94,19 +94,19 @@ class Reordered:
 
 
 class InterleavedColumns:
-    """A slot for [..., len(places) * width]: column i belongs to `places[i % len(places)]`."""
+    """A slot for [..., len(weights) * width]: column i belongs to `weights[i % len(weights)]`."""
 
-    def __init__(self, places: Sequence[Tensor]):
-        self.places = places
-        self.shape = torch.Size((*places[0].shape[:-1], len(places) * places[0].shape[-1]))
+    def __init__(self, weights: Sequence[Tensor]):
+        self.weights = weights
+        self.shape = torch.Size((*weights[0].shape[:-1], len(weights) * weights[0].shape[-1]))
 
     def copy_(self, source: Tensor) -> None:
-        for first, place in enumerate(self.places):
-            place.copy_(source[..., first :: len(self.places)])
+        for first, weight in enumerate(self.weights):
+            weight.copy_(source[..., first :: len(self.weights)])
 
 
 class ExpertsSlot(ABC):
-    """A slot for the matrices of all experts, which a checkpoint has in one tensor of `shape`: those of each of `weights`."""
+    """A slot for one tensor of `shape` in a checkpoint with the matrices of all experts, for each of `weights`."""
 
     shape: torch.Size
 
@@ -131,7 +131,7 @@ class ExpertsSlot(ABC):
 
 
 class StackedExperts(ExpertsSlot):
-    """For [experts, len(weights) * outputs, inputs]: the rows of each weight behind those of the one before (Granite 4, Qwen3.5,
+    """For [experts, len(weights) * outputs, inputs]: the concatenated rows of the weights (Granite 4, Qwen3.5,
     Llama 4). With `transposed`, the checkpoint has inputs before outputs.
     """
 
@@ -147,7 +147,7 @@ class StackedExperts(ExpertsSlot):
             assert isinstance(expert, Tensor)  # rows of blocks cannot become columns
             expert = expert.T.contiguous()
         rows = torch.arange(len(self.weights) * self.outputs, dtype=torch.int64, device="cpu")
-        return [expert[own] for own in rows.split(self.outputs)]
+        return [expert[part] for part in rows.split(self.outputs)]
 
 
 class InterleavedExperts(ExpertsSlot):
@@ -162,10 +162,10 @@ class InterleavedExperts(ExpertsSlot):
     def matrices(self, expert: Tensor | QuantizedTensor) -> Sequence[Tensor | QuantizedTensor]:
         count = len(self.weights)
         if not isinstance(expert, Tensor):
-            own = torch.arange(expert.shape[0], dtype=torch.int64, device="cpu")
-            return [expert[own[first::count]] for first in range(count)]
+            rows = torch.arange(expert.shape[0], dtype=torch.int64, device="cpu")
+            return [expert[rows[first::count]] for first in range(count)]
         if count == 1:
             return [expert.T.contiguous()]
-        # A pair crosses over as one integer: torch transposes whole matrices by blocks, but not every second row of one.
+        # Pairs are transposed as one integer: torch transposes whole matrices by blocks, but not every second row.
         pairs = expert.contiguous().view(PAIR[expert.itemsize]).T.contiguous()
         return pairs.view(expert.dtype).view(*pairs.shape, 2).unbind(-1)

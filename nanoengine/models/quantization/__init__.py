@@ -1,1 +1,1 @@
-"""Weights of few bits: what they are before kernels lay them out, and how they are made from numbers or read from files."""
+"""Quantized weights: quantization at load, and quantized checkpoints, before kernels pack them."""

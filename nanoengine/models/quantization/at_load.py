@@ -1,4 +1,4 @@
-"""Quantizers: matrices of numbers become matrices of few bits as they are loaded."""
+"""Quantization at load: quantizers of dense matrices."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ GROUPS = 32
 """Inputs of a group of "int4", and of "int4-128" where 128 does not divide a row."""
 
 RANGES = (1.0, 0.95, 0.9, 0.85, 0.8)
-"""Which parts of its range a group may be cut down to: the few numbers outside lose, all others are told apart more finely."""
+"""Candidates for the clipped range of a group, as parts of its full range."""
 
 BITS = {"int8": 8.0, "int4": 4 + 24 / 32, "int4-128": 4 + 24 / 128, "fp8": 8.0}
-"""Of a number in each format, with its share of scales and zeros."""
+"""Bits of a number in each format, scales and zero points included."""
 
 SMALLEST_SCALE = 1e-36
-"""Of what is smaller, the inverse may be infinite."""
+"""The smallest scale with a finite inverse."""
 
 AT_ONCE = 1 << 18
-"""Numbers that are quantized at a time, so that what is made on the way stays small, and in the cache."""
+"""Numbers that are quantized at a time: temporaries fit in the cache."""
 
 
 def quantizer(name: str, float8_unsupported_reason: str | None = None) -> Callable[[Tensor], QuantizedTensor]:
-    """What makes quantized matrices of the option `quantization`.
+    """The quantizer of a value of the option `quantization`.
 
     Each takes [outputs, inputs] of any float dtype. "int8" and "fp8" have a scale for each output, "int4" and "int4-128" a scale
     and a zero for each group of 32 or 128 inputs. A row that 128 does not divide has groups of 32, and one that 32 does not
@@ -42,7 +42,7 @@ def quantizer(name: str, float8_unsupported_reason: str | None = None) -> Callab
         float8_unsupported_reason: the reason that nothing here multiplies floats of 8 bits, if there is one.
 
     Raises:
-        InvalidConfig: it makes floats of 8 bits for nothing. A quantizer itself raises InvalidWeights if a number is not
+        InvalidConfig: "fp8" without support for it. A quantizer itself raises InvalidWeights if a number is not
             finite, or too large for a scale in float16.
     """
     known: dict[str, Callable[[Tensor], QuantizedTensor]] = {
@@ -54,7 +54,7 @@ def quantizer(name: str, float8_unsupported_reason: str | None = None) -> Callab
     if name == "fp8" and float8_unsupported_reason is not None:
         raise InvalidConfig(
             f"quantization is 'fp8', but it cannot run here: {float8_unsupported_reason}; "
-            "choose 'int8', which takes as much memory, or None"
+            "choose 'int8', which has the same size, or None"
         )
     return known[name]
 
@@ -98,7 +98,7 @@ def _int4(values: Tensor, group: int) -> Grouped:
 def _best_ranges(grouped: Tensor) -> tuple[Tensor, Tensor]:
     """The scale (exact in float16) and the zero of each group [rows, groups, size] whose squared errors are the least."""
     low, high = grouped.amin(2, keepdim=True).clamp_(max=0), grouped.amax(2, keepdim=True).clamp_(min=0)
-    found = []
+    candidates = []
     for part in RANGES:
         scale = ((high - low) * (part / 15)).half().float()
         if not scale.isfinite().all():
@@ -108,8 +108,8 @@ def _best_ranges(grouped: Tensor) -> tuple[Tensor, Tensor]:
             )
         zero = (low * -part * _inverse(scale)).round_()
         error = _rounded(grouped, scale, zero).sub_(zero).mul_(scale).sub_(grouped).square_().sum(2, keepdim=True)
-        found.append((error, scale, zero))
-    (error, scale, zero), *others = found
+        candidates.append((error, scale, zero))
+    (error, scale, zero), *others = candidates
     for other, other_scale, other_zero in others:
         is_better = other < error
         error = torch.where(is_better, other, error)
@@ -122,7 +122,7 @@ def _rounded(grouped: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
 
 
 def _inverse(scales: Tensor) -> Tensor:
-    """1 / scale; 0 of those that are 0 or next to it, whose numbers all are."""
+    """1 / scale; 0 for scales near 0, whose numbers are all near 0."""
     return torch.where(scales < SMALLEST_SCALE, 0.0, 1 / scales)
 
 
@@ -133,7 +133,7 @@ def _finite(values: Tensor, format: str) -> Tensor:
         InvalidWeights: a number is not finite.
     """
     values = values.float()
-    # The sum is finite nearly always, and quickly found.
+    # The sum is nearly always finite, and cheaper.
     if not values.sum().isfinite() and not values.isfinite().all():
         raise InvalidWeights(
             f"a weight that is to become {format} has numbers that are not finite: no scale holds them. Choose quantization=None "

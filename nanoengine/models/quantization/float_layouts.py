@@ -1,4 +1,4 @@
-"""How layers of floats of 8 and of 4 bits lie in the tensors of a checkpoint."""
+"""Layouts of FP8 and NVFP4 layers in the tensors of a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from torch import Tensor
 from nanoengine.errors import InvalidWeights
 from nanoengine.kernels.quantized.nvfp4 import NVFP4
 from nanoengine.kernels.quantized.tensor import Float8
-from nanoengine.models.quantization.layout import SCALES, Layout, Part, a_row_each, scale_shapes, unpack
+from nanoengine.models.quantization.layout import SCALES, Layout, Part, expand_rows, scale_shapes, unpack
 from nanoengine.models.quantization.scheme import Scheme
 
 
 class EightBitFloats(Layout):
-    """Floats of 8 bits with a scale for a tensor, for each output, or for each block; of the last, numbers are computed at once,
-    since kernels have scales of outputs only.
-    """
+    """FP8 with a scale of a tensor, of each output, or of each block; blocks are dequantized: kernels have scales of outputs."""
 
     body = "weight"
     suffixes = ("weight_scale", "weight_scale_inv", "weight_zero_point", "input_scale")
@@ -36,7 +34,7 @@ class EightBitFloats(Layout):
     def read(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Float8 | Tensor:
         numbers, scales = tensors["weight"], tensors[self.scales].float()
         if self.block is None:
-            return Float8(numbers, a_row_each(scales, len(numbers)))
+            return Float8(numbers, expand_rows(scales, len(numbers)))
         rows, columns = self.block
         whole = scales.repeat_interleave(rows, 0)[: numbers.shape[0]]
         return (numbers.float() * whole.repeat_interleave(columns, 1)[:, : numbers.shape[1]]).to(dtype)
@@ -70,10 +68,10 @@ class FourBitFloats(Layout):
         if bool((scales >= 0x7F).any()):
             raise InvalidWeights("weight_scale has numbers below zero or NaN: of NVFP4, it must be from 0 to 448")
         numbers = unpack(tensors[self.body], 4)
-        return NVFP4(numbers, scales, a_row_each(self.multiplied(tensors[self.factor]), len(numbers)))
+        return NVFP4(numbers, scales, expand_rows(self.multiplied(tensors[self.factor]), len(numbers)))
 
     def multiplied(self, factor: Tensor) -> Tensor:
-        """What scales are multiplied by."""
+        """The factor of the scales."""
         return 1 / factor
 
 

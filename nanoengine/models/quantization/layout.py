@@ -1,4 +1,4 @@
-"""Layout: what the tensors of one quantized layer must be, and what they stand for."""
+"""Layout: the tensors of one quantized layer in a checkpoint, and their conversion to a matrix."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nanoengine.kernels.quantized.tensor import Grouped, QuantizedTensor
 from nanoengine.models.quantization.scheme import Scheme
 
 CELL = 32
-"""Kernels for CPUs keep whole numbers whose scales are those of a multiple of so many inputs; all others become numbers."""
+"""Inputs of a block in CPU kernels: groups of a multiple of it stay quantized, others are dequantized."""
 
 SCALES = ("F16", "BF16", "F32")
 INDICES = ("I32", "I64")
@@ -23,47 +23,47 @@ Shape = tuple[int, ...]
 
 
 class Part(NamedTuple):
-    """What the header of a tensor must say."""
+    """The valid headers of a tensor."""
 
     allowed: dict[str, tuple[Shape, ...]]
-    """Each dtype that it may have, and shapes that go with it."""
+    """Valid dtypes, and the valid shapes of each."""
 
     needed: bool = True
 
 
 class Layout(ABC):
-    """Of a layer `prefix`, the tensors `prefix.suffix`; those that `parts` does not name change nothing here.
+    """The tensors `prefix.suffix` of a layer `prefix`; other suffixes than in `parts` have no effect.
 
-    Most are whole numbers, with scales for groups of inputs.
+    Most layouts are integers with scales for groups of inputs.
     """
 
     body: str
-    """Suffix of the tensor with the numbers. A layer that has this tensor is quantized, unless it is a plain float weight."""
+    """Suffix of the tensor with the numbers. A layer with this tensor is quantized, unless the tensor is a float weight."""
 
     suffixes: tuple[str, ...]
-    """Of all the others."""
+    """Suffixes of the other tensors."""
 
     early: Set[str] = frozenset(("g_idx", "weight_g_idx", "weight_shape"))
-    """Suffixes of small tensors, to be looked at before anything is loaded."""
+    """Suffixes of small tensors that are checked before loading."""
 
     def __init__(self, scheme: Scheme):
         self.scheme, self.per_word = scheme, 32 // scheme.bits
         self.stays_packed = (scheme.group or CELL) % CELL == 0
-        """Whether kernels for CPUs keep what is read as it is."""
+        """Whether the matrix stays quantized in CPU kernels."""
 
     def check(self, name: str, shape: tuple[int, int], early: Mapping[str, Tensor]) -> None:
-        """Look at those of them that there are.
+        """Check the small tensors of a layer.
 
         Raises:
-            InvalidWeights: they say what is not computed, or contradict the config; the message names one.
+            InvalidWeights: an order of inputs that is not computed, or a contradiction to the config.
         """
         group = self.scheme.group or shape[1]
         for suffix, tensor in early.items():
-            own = torch.arange(shape[1], dtype=torch.int64, device="cpu") // group
-            if suffix.endswith("g_idx") and not torch.equal(tensor.long(), own):
+            in_order = torch.arange(shape[1], dtype=torch.int64, device="cpu") // group
+            if suffix.endswith("g_idx") and not torch.equal(tensor.long(), in_order):
                 raise InvalidWeights(
-                    f"{suffix} of {name} groups inputs in an order of its own (desc_act true, or actorder 'group'): only {group} "
-                    "neighbours in each are computed; take a checkpoint that was quantized without"
+                    f"{suffix} of {name} groups inputs in another order (desc_act true, or actorder 'group'): only {group} "
+                    "neighbours in each are computed; use a checkpoint that was quantized without"
                 )
             if suffix == "weight_shape" and tensor.tolist() != list(shape):
                 raise InvalidWeights(
@@ -71,16 +71,16 @@ class Layout(ABC):
                 )
 
     def shape(self, body: Sequence[int]) -> tuple[int, int]:
-        """Outputs and inputs of the layer whose body has this shape of two dimensions."""
+        """Outputs and inputs of a layer by the shape of its body."""
         return body[0], body[1]
 
     @abstractmethod
     def parts(self, outputs: int, inputs: int) -> dict[str, Part]:
-        """What the headers of its tensors must say, by suffix, the body among them."""
+        """The valid headers of its tensors by suffix, the body included."""
 
     @abstractmethod
     def read(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor | Tensor:
-        """The layer's matrix, of tensors that are as `parts` says; numbers, where no quantized tensor could hold them."""
+        """The matrix [outputs, inputs] of tensors with valid headers; dense if no quantized tensor can represent it."""
 
     def groups(self, inputs: int) -> int:
         return 1 if self.scheme.group is None else -(-inputs // self.scheme.group)
@@ -96,19 +96,19 @@ class Layout(ABC):
 
 
 def scale_shapes(outputs: int, groups: int) -> tuple[Shape, ...]:
-    """Of what there is for each output and group, for each output, or once."""
+    """Valid shapes of scales: for each output and group, for each output, or one."""
     return ((outputs, groups), (outputs,), (1,), ()) if groups == 1 else ((outputs, groups),)
 
 
-def a_row_each(values: Tensor, outputs: int) -> Tensor:
-    """What has one of `scale_shapes`, with a row for each output."""
+def expand_rows(values: Tensor, outputs: int) -> Tensor:
+    """Expand one of `scale_shapes` to a row for each output."""
     if values.dim() < 2:
         values = values.reshape(-1, 1)
     return values.expand(outputs, -1).contiguous()
 
 
-def from_zero(numbers: Tensor, bits: int) -> Tensor:
-    """Signed numbers, shifted to begin at 0: as many bits, unsigned."""
+def to_unsigned(numbers: Tensor, bits: int) -> Tensor:
+    """Signed integers to unsigned ones of as many bits, by an offset."""
     return numbers.view(torch.uint8) + (1 << bits - 1)
 
 

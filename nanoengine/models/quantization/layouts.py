@@ -1,4 +1,4 @@
-"""How layers of whole numbers lie in the tensors of a checkpoint, and the layout of each scheme."""
+"""Layouts of integer layers in the tensors of a checkpoint, and the layout of each scheme."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from nanoengine.models.quantization.layout import (
     SCALES,
     Layout,
     Part,
-    a_row_each,
-    from_zero,
+    expand_rows,
     scale_shapes,
+    to_unsigned,
     unpack,
 )
 from nanoengine.models.quantization.scheme import Scheme
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which of eight neighbours lies in each 4 bits of a word, the lowest first (AutoAWQ, awq/utils/packing_utils.py)."""
+"""The output of eight in each 4 bits of a word, from the lowest (AutoAWQ, awq/utils/packing_utils.py)."""
 
 
 class AWQ(Layout):
-    """Eight outputs in a word, in an order of its own (AutoAWQ, awq/modules/linear/gemm.py)."""
+    """AWQ: eight outputs in a word, in `AWQ_ORDER` (AutoAWQ, awq/modules/linear/gemm.py)."""
 
     body = "qweight"
     suffixes = ("qzeros", "scales")
@@ -49,7 +49,7 @@ class AWQ(Layout):
 
 
 class GPTQ(Layout):
-    """Several inputs in a word, and of zero points several outputs (GPTQModel, gptqmodel/nn_modules/qlinear/torch.py)."""
+    """GPTQ: several inputs in a word; of zero points, several outputs (GPTQModel, gptqmodel/nn_modules/qlinear/torch.py)."""
 
     body = "qweight"
     suffixes = ("qzeros", "scales", "g_idx")
@@ -76,7 +76,7 @@ class GPTQ(Layout):
         if "qzeros" in early and bool((self._zeros(early["qzeros"], shape[0]) != middle).any()):
             raise InvalidWeights(
                 f"qzeros of {name} has other zero points than {middle}, but sym is true in the quantization_config: make it "
-                "false, or set checkpoint_format to what it is, 'gptq' (zero points less one) or 'gptq_v2'"
+                "false, or correct checkpoint_format: 'gptq' (zero points less one) or 'gptq_v2'"
             )
 
     def read(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Grouped:
@@ -91,8 +91,8 @@ class GPTQ(Layout):
 
 
 class Packed(Layout):
-    """compressed-tensors' pack-quantized: inputs in words, of zero points outputs; all that is signed is shifted to begin at 0
-    (compressed_tensors/compressors/pack_quantized). Old files have zero points in bytes, as they are.
+    """compressed-tensors' pack-quantized: inputs in words; of zero points, outputs; signed integers have an offset
+    (compressed_tensors/compressors/pack_quantized). Old files have zero points in signed bytes.
     """
 
     body = "weight_packed"
@@ -116,9 +116,9 @@ class Packed(Layout):
 
     def read(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Grouped:
         numbers, bits = unpack(tensors["weight_packed"], self.scheme.bits), self.scheme.bits
-        scales, zeros = a_row_each(tensors["weight_scale"], len(numbers)), tensors.get("weight_zero_point")
+        scales, zeros = expand_rows(tensors["weight_scale"], len(numbers)), tensors.get("weight_zero_point")
         if zeros is not None:
-            in_order = from_zero(zeros, bits) if zeros.dtype == torch.int8 else unpack(zeros.t(), bits).t()
+            in_order = to_unsigned(zeros, bits) if zeros.dtype == torch.int8 else unpack(zeros.t(), bits).t()
             zeros = in_order[: len(numbers)]
         return self.grouped(numbers, scales, zeros)
 
@@ -137,10 +137,10 @@ class Bytes(Layout):
         return parts
 
     def read(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Grouped:
-        numbers, zeros = from_zero(tensors["weight"], 8), tensors.get("weight_zero_point")
+        numbers, zeros = to_unsigned(tensors["weight"], 8), tensors.get("weight_zero_point")
         if zeros is not None:
-            zeros = a_row_each(from_zero(zeros, 8), len(numbers))
-        return self.grouped(numbers, a_row_each(tensors["weight_scale"], len(numbers)), zeros)
+            zeros = expand_rows(to_unsigned(zeros, 8), len(numbers))
+        return self.grouped(numbers, expand_rows(tensors["weight_scale"], len(numbers)), zeros)
 
 
 LAYOUTS: dict[str, type[Layout]] = {
@@ -162,6 +162,6 @@ def unpack_awq(words: Tensor) -> Tensor:
     """[rows, n] int32 -> [n * 8, rows] uint8: transposed, which is cheaper before there are eight numbers for each word."""
     columns = words.t().contiguous()
     numbers = torch.empty(len(columns), 8, len(words), dtype=torch.uint8, device="cpu")
-    for place, number in enumerate(AWQ_ORDER):
-        numbers[:, number] = columns >> 4 * place & 15
+    for index, output in enumerate(AWQ_ORDER):
+        numbers[:, output] = columns >> 4 * index & 15
     return numbers.flatten(0, 1)

@@ -1,4 +1,4 @@
-"""Mxfp4Folder: gpt-oss as OpenAI stores it, the experts as floats of 4 bits (MXFP4: OCP Microscaling Formats, 2023)."""
+"""Mxfp4Folder: checkpoints whose experts are MXFP4, as OpenAI stores gpt-oss (OCP Microscaling Formats, 2023)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nanoengine.models.checkpoint import TensorHeader
 from nanoengine.models.safetensors_folder import SafetensorsFolder, release_mapped
 
 BLOCKS, SCALES = "_blocks", "_scales"
-"""What the names of a tensor's two halves end with."""
+"""Suffixes of the names of a tensor's two parts."""
 
 BLOCK_BYTES, BLOCK_VALUES = 16, 32
 
@@ -43,14 +43,14 @@ class Mxfp4Experts:
 
 
 class Mxfp4Folder:
-    """A `Checkpoint`: each pair of `name_blocks` and `name_scales` is one tensor, all others are what they are."""
+    """A `Checkpoint`: each pair of `name_blocks` and `name_scales` is one tensor; others are unchanged."""
 
     def __init__(self, folder: Path):
         self._folder = SafetensorsFolder(folder)
         self.place = self._folder.place
 
     def headers(self) -> Iterator[TensorHeader]:
-        """The dtype of MXFP4 is BF16, which holds all its numbers.
+        """The headers; the dtype of MXFP4 is BF16, which represents all its numbers.
 
         Raises:
             ModelNotFound, InvalidWeights: files that are missing or broken; blocks without scales of their shape.
@@ -78,7 +78,7 @@ class Mxfp4Folder:
         return self._folder.fingerprint()
 
     def _entries(self) -> Iterator[tuple[TensorHeader, TensorHeader | None]]:
-        """All tensors but scales, with those of blocks."""
+        """All tensors except scales; blocks with their scales."""
         headers = list(self._folder.headers())
         named = {header.name: header for header in headers}
         for header in headers:
@@ -92,10 +92,10 @@ class Mxfp4Folder:
             scales = named.get(name)
             if scales is None:
                 raise InvalidWeights(f"{name} is missing in {self.place}, beside {header.name}")
-            for found, shape in ((header, [*scales.shape, BLOCK_BYTES]), (scales, header.shape[:-1])):
-                if found.dtype != "U8" or list(found.shape) != list(shape) or len(scales.shape) != 3:
-                    what = f"{found.name} in {self.place} is {found.dtype} {found.shape}"
+            for part, shape in ((header, [*scales.shape, BLOCK_BYTES]), (scales, header.shape[:-1])):
+                if part.dtype != "U8" or list(part.shape) != list(shape) or len(scales.shape) != 3:
+                    stated = f"{part.name} in {self.place} is {part.dtype} {part.shape}"
                     raise InvalidWeights(
-                        f"{what}: blocks must be U8 [experts, outputs, groups, 16], scales without the 16"
+                        f"{stated}: blocks must be U8 [experts, outputs, groups, 16], scales without the 16"
                     )
             yield header, scales

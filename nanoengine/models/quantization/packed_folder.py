@@ -1,4 +1,4 @@
-"""PackedFolder: the weights of a model folder whose layers were quantized before they were stored."""
+"""PackedFolder: a model folder with quantized layers."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from nanoengine.models.quantization.scheme import Scheme
 from nanoengine.models.safetensors_folder import SafetensorsFolder, release_mapped
 
 KV_SCALES = re.compile(r".*attn\..*\b([qkv]|output)_(scale|zero_point)")
-"""Scales of a K/V cache of few bits. K/V is kept in the dtype of the model here, so they change nothing."""
+"""Scales of a quantized KV cache. The KV cache does not use them, so they have no effect."""
 
 logger = logging.getLogger("nanoengine")
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A quantized layer: where its tensors are, by suffix."""
+    """A quantized layer: the headers of its tensors by suffix."""
 
     prefix: str
     layout: Layout
@@ -39,44 +39,35 @@ class Layer:
     file: str
 
 
-class PackedFolder:
-    """A `Checkpoint`: the tensors of a quantized layer are one quantized `prefix.weight`, all others are what they are.
+class PackedFolder(SafetensorsFolder):
+    """A `Checkpoint`: the tensors of a quantized layer are one quantized `prefix.weight`; others are unchanged.
 
-    Only one layer at a time is in memory beside its place.
+    One layer at a time is in memory beside its slot.
 
     Args:
         folder: of config.json and *.safetensors.
-        scheme: what the former says of the latter.
+        scheme: the quantization of the config.json.
     """
 
     def __init__(self, folder: Path, scheme: Scheme):
-        self._folder, self._scheme = SafetensorsFolder(folder), scheme
-        self._layouts = [layout_of(one) for one in (scheme, *scheme.others)]
-        self.place = self._folder.place
-
-    @property
-    def is_headless(self) -> bool:
-        """See `SafetensorsFolder`."""
-        return self._folder.is_headless
+        super().__init__(folder)
+        self._scheme, self._layouts = scheme, [layout_of(each) for each in (scheme, *scheme.others)]
 
     def headers(self) -> Iterator[TensorHeader]:
-        """The dtype of quantized layers is F32.
+        """The headers; the dtype of quantized layers is F32.
 
-        Small tensors are read, too: those that say how the large ones are meant, and biases, since AutoGPTQ gave one of zeros to
-        every layer.
+        Small tensors are read, too: those of `Layout.early`, and biases, since AutoGPTQ stores a bias of zeros for each layer.
 
         Raises:
-            ModelNotFound, InvalidWeights: files that are missing or broken; a layer that lacks a tensor, or has one of another
-                shape or dtype, or one that says what is not computed; the message names it.
+            ModelNotFound, InvalidWeights: files that are missing or broken; a layer without a tensor, or with one of
+                another shape, dtype or order of inputs; the message names the tensor.
         """
         layers: set[str] = set()
-        with self._folder.reader() as read:
+        with super().reader() as read:
             for entry in self._entries():
                 if isinstance(entry, Layer):
-                    looked_at = {
-                        suffix: read(entry.headers[suffix]) for suffix in entry.layout.early & entry.headers.keys()
-                    }
-                    entry.layout.check(f"{entry.prefix} in {self.place}", entry.shape, looked_at)
+                    early = {name: read(entry.headers[name]) for name in entry.layout.early & entry.headers.keys()}
+                    entry.layout.check(f"{entry.prefix} in {self.place}", entry.shape, early)
                     headers = entry.headers.values()
                     stored = sum(map(_stored_bytes, headers)) if entry.layout.stays_packed else None
                     shape = list(entry.shape)
@@ -88,13 +79,13 @@ class PackedFolder:
                     is_nothing = (is_bias and not bool(read(entry).any())) or bool(KV_SCALES.fullmatch(entry.name))
                     yield TensorHeader(entry.name, entry.dtype, entry.shape, entry.file, adds_nothing=is_nothing)
 
-    def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor | QuantizedTensor]]:
+    def tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor | QuantizedTensor]]:
         left_out = 0
-        with self._folder.reader() as read:
+        with super().reader() as read:
             for entry in self._entries():
                 if isinstance(entry, Layer):
                     parts = {suffix: read(header) for suffix, header in entry.headers.items()}
-                    yield f"{entry.prefix}.weight", self._matrix(entry, parts, dtype)
+                    yield f"{entry.prefix}.weight", self._matrix(entry, parts, dtype or torch.float32)
                 elif KV_SCALES.fullmatch(entry.name):
                     left_out += 1
                     continue
@@ -105,14 +96,16 @@ class PackedFolder:
                     release_mapped(tensor)
         if left_out:
             logger.warning(
-                "%s has %d scales of a K/V cache: K/V is kept in the dtype of the model", self.place, left_out
+                "%s: %d scales of a KV cache are left out: K/V is stored in the dtype of the model",
+                self.place,
+                left_out,
             )
 
     @contextmanager
     def reader(self) -> Iterator[Callable[[TensorHeader], Tensor]]:
-        """Reads any tensor by what `headers` said of it; those of quantized layers are dequantized, to float32."""
+        """A function that reads a tensor by its header; quantized layers are dequantized to float32."""
         layers = {f"{entry.prefix}.weight": entry for entry in self._entries() if isinstance(entry, Layer)}
-        with self._folder.reader() as read:
+        with super().reader() as read:
 
             def dequantized(header: TensorHeader) -> Tensor:
                 if (layer := layers.get(header.name)) is None:
@@ -130,15 +123,15 @@ class PackedFolder:
             raise InvalidWeights(f"{layer.prefix} in {self.place}: {error}") from error
 
     def fingerprint(self) -> str:
-        return xxhash.xxh3_128(f"{self._scheme} {self._folder.fingerprint()}".encode()).hexdigest()
+        return xxhash.xxh3_128(f"{self._scheme} {super().fingerprint()}".encode()).hexdigest()
 
     def _entries(self) -> Iterator[Layer | TensorHeader]:
-        """All quantized layers, and all other tensors."""
+        """The quantized layers, then the other tensors."""
         layers: dict[str, dict[str, TensorHeader]] = {}
         others: list[TensorHeader] = []
         bodies = {layout.body for layout in self._layouts}
         suffixes = bodies.union(*(layout.suffixes for layout in self._layouts))
-        headers = [(header, *header.name.rpartition(".")[::2]) for header in self._folder.headers()]
+        headers = [(header, *header.name.rpartition(".")[::2]) for header in super().headers()]
         for header, prefix, suffix in headers:
             if suffix in bodies and not (suffix == "weight" and header.dtype in FLOATS):
                 layers[prefix] = {}
@@ -154,28 +147,25 @@ class PackedFolder:
             yield self._layer(prefix, parts)
         yield from others
 
-    def _layer(self, prefix: str, found: dict[str, TensorHeader]) -> Layer:
-        """In the layout whose tensors are those that are there."""
-        layouts = [layout for layout in self._layouts if layout.body in found]
-        if len(layouts) == 1:
-            return self._layer_in(layouts[0], prefix, found)
+    def _layer(self, prefix: str, tensors: dict[str, TensorHeader]) -> Layer:
+        """A layer in the layout that matches its tensors."""
         layers, errors = [], []
-        for layout in layouts:
+        for layout in self._layouts:
             try:
-                layers.append(self._layer_in(layout, prefix, found))
+                layers += [self._layer_in(layout, prefix, tensors)] if layout.body in tensors else []
             except InvalidWeights as error:
                 errors.append(error)
         if not layers:
             raise errors[0]
-        layers.sort(key=lambda layer: -len(layer.headers))  # zero points belong to a group of modules that has some
+        layers.sort(key=lambda layer: -len(layer.headers))  # a layout with zero points has precedence
         if len(layers) > 1 and len(layers[0].headers) == len(layers[1].headers):
-            what = "which group of modules it belongs to cannot be seen from shapes and dtypes of its tensors"
-            raise InvalidWeights(f"{prefix} in {self.place} may be any of several config_groups: {what}")
+            why = "shapes and dtypes of its tensors do not determine its group of modules"
+            raise InvalidWeights(f"{prefix} in {self.place} may be any of several config_groups: {why}")
         return layers[0]
 
-    def _layer_in(self, layout: Layout, prefix: str, found: dict[str, TensorHeader]) -> Layer:
-        """Its tensors that matter, if they are there and as they must be."""
-        body, group = found[layout.body], layout.scheme.group
+    def _layer_in(self, layout: Layout, prefix: str, tensors: dict[str, TensorHeader]) -> Layer:
+        """A layer in one layout; raises InvalidWeights for a tensor that is missing or has another header."""
+        body, group = tensors[layout.body], layout.scheme.group
         if len(body.shape) != 2:
             raise InvalidWeights(
                 f"{body.name} in {self.place} is {body.dtype} {body.shape}: it must have two dimensions"
@@ -186,7 +176,7 @@ class PackedFolder:
             raise InvalidWeights(f"{prefix} in {self.place} has {shape[1]} inputs: {why}")
         headers = {}
         for suffix, part in layout.parts(*shape).items():
-            header = found.get(suffix)
+            header = tensors.get(suffix)
             if header is None:
                 if part.needed:
                     raise InvalidWeights(f"{prefix}.{suffix} is missing in {self.place}, beside {body.name}")

@@ -1,4 +1,4 @@
-"""Scheme: what the quantization_config of a model folder says of its quantized layers, in one spelling for all methods."""
+"""Scheme: the quantization_config of a model folder, in one form for all methods."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ WHERE = f"the {QUANTIZATION} of the model's config.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """How each quantized layer of a folder is stored. Which layers are quantized is what the names of its tensors say.
+    """The storage of the quantized layers of a folder. The names of tensors determine the quantized layers.
 
     Attributes:
         layout: "awq", "gptq", "packed" (several numbers in a word), "bytes" (one signed number in a byte), "float8",
             "nvfp4", "nvfp4-modelopt" or "mxfp4".
         bits: of a number.
-        group: neighbouring inputs that share a scale; None: all of them.
-        symmetric: zero is the middle of the numbers; no zero points need to be stored.
-        zeros_less_one: zero points are stored as one less than they are (GPTQ, before its version 2).
-        block: rows and columns that share a scale; None: it is not shared by blocks.
+        group: adjacent inputs with one scale; None: all inputs.
+        symmetric: the zero point is the middle of the range; zero points may be missing.
+        zeros_less_one: stored zero points are less by 1 (GPTQ before version 2).
+        block: rows and columns with one scale; None: no blocks.
         block_scales: the tensor with the scales of blocks.
-        others: how further layers of the same folder are stored; which, shapes and dtypes of their tensors say.
+        others: other schemes in the same folder; shapes and dtypes of tensors determine the scheme of a layer.
     """
 
     layout: str
@@ -40,7 +40,7 @@ class Scheme:
 
 
 def read_scheme(table: Mapping[str, Any]) -> Scheme | None:
-    """What a config.json says of quantization; None if nothing.
+    """The quantization of a config.json; None if there is none.
 
     Raises:
         UnsupportedModel: a method that is not read, or a field of it that is missing, wrong or not known.
@@ -48,12 +48,12 @@ def read_scheme(table: Mapping[str, Any]) -> Scheme | None:
     if table.get(QUANTIZATION) is None:
         return None
     fields = ConfigFields(ConfigFields(table).table_of(QUANTIZATION), WHERE)
-    if "quant_algo" in fields:  # which ModelOpt of old says alone
+    if "quant_algo" in fields:  # the only key of old ModelOpt
         fields.default("quant_method", "modelopt")
     method = fields.get("quant_method")
     if not isinstance(method, str) or method not in METHODS:
-        what = "MLX's packing is not read; " if method is None and "bits" in fields else ""
-        raise fields.wrong("quant_method", method, f"{what}supported are {', '.join(METHODS)}; {INSTEAD}")
+        why = "MLX's packing is not read; " if method is None and "bits" in fields else ""
+        raise fields.wrong("quant_method", method, f"{why}supported are {', '.join(METHODS)}; {INSTEAD}")
     scheme = METHODS[method](fields)
     fields.refuse_others(names_of("quantization"))
     return scheme
@@ -66,7 +66,7 @@ INSTEAD = (
 
 
 def _awq(fields: ConfigFields) -> Scheme:
-    """AutoAWQ (https://github.com/casper-hansen/AutoAWQ, awq/models/_config.py), under its own names and transformers'."""
+    """AutoAWQ (https://github.com/casper-hansen/AutoAWQ, awq/models/_config.py), with its keys or those of transformers."""
     for key in ("version", "format", "checkpoint_format"):
         if str(fields.get(key, "gemm")).lower() != "gemm":
             raise fields.wrong(key, fields.get(key), "of AWQ, only 'gemm' is supported")
@@ -89,7 +89,7 @@ OF_GPTQ = (
     *("disable_exllama", "exllama_config", "block_name_to_quantize"),
     *("iters", "autoround_version", "low_gpu_mem_usage"),
 )
-"""How GPTQ found its numbers, and what others compute with them; in which order inputs are grouped, g_idx says."""
+"""Keys of GPTQ's calibration and of other kernels; the order of inputs is in g_idx."""
 
 
 def _gptq(fields: ConfigFields) -> Scheme:
@@ -100,7 +100,7 @@ def _gptq(fields: ConfigFields) -> Scheme:
     fields.expect("pack_dtype", "int32")
     fields.expect("data_type", "int")
     rules = fields.table_of("dynamic")
-    if not all(rule.startswith("-:") for rule in rules):  # those say what is not quantized, as names of tensors do
+    if not all(rule.startswith("-:") for rule in rules):  # these exclude modules, as names of tensors do
         raise fields.wrong("dynamic", rules, "rules for single modules are not computed")
     fields.refuse("is_marlin_format", "only the layout of GPTQ itself is read")
     for key in ("checkpoint_format", "format"):
@@ -133,14 +133,13 @@ def _compressed_tensors(fields: ConfigFields) -> Scheme:
     fields.refuse("transform_config", "rotated weights are not computed")
     sparsity = ConfigFields(fields.table_of("sparsity_config"), f"the sparsity_config of {WHERE}")
     sparsity.expect("format", "dense")
-    # Informative, or of no effect on weights that are stored: the names of their tensors say which layers are quantized. K/V is
-    # kept in the dtype of the model.
+    # No effect on stored weights: the names of tensors determine the quantized layers, and options the dtype of K/V.
     fields.ignore("ignore", "quantization_status", "global_compression_ratio", "version", "kv_cache_scheme")
     form = fields.get("format")
     groups = fields.table_of("config_groups")
     schemes = dict.fromkeys(_group_of_modules(name, group, form) for name, group in groups.items())
     if not schemes:
-        raise fields.wrong("config_groups", groups, "it must say what the weights of its modules are")
+        raise fields.wrong("config_groups", groups, "it must have the weights of its modules")
     first, *others = schemes
     return replace(first, others=tuple(others))
 
@@ -149,7 +148,7 @@ def _group_of_modules(name: str, content: object, form: object) -> Scheme:
     if not isinstance(content, Mapping):
         raise UnsupportedModel(f"{shown(name)} of config_groups is {shown(content)} in {WHERE}: it must be a table")
     group = ConfigFields(content, f"{shown(name)} of the config_groups in {WHERE}")
-    # Activations are what the kernels make of them. Static scales of inputs, too, would only make them coarser.
+    # Kernels quantize activations dynamically, which is more precise than static scales.
     group.ignore("targets", "input_activations")
     group.refuse("output_activations", "outputs are not rounded")
     form = group.get("format", form)
@@ -184,7 +183,7 @@ def _weights(weights: ConfigFields, form: object) -> Scheme:
         weights.expect("strategy", "tensor_group")
     else:
         weights.expect("strategy", "tensor", "channel", "block" if layout == "float8" else "group")
-    # How the numbers were found; in which order inputs are grouped, weight_g_idx says.
+    # Keys of the calibration; the order of inputs is in weight_g_idx.
     weights.ignore("actorder", "observer", "observer_kwargs", "scale_dtype", "zp_dtype")
     group = _group(weights, "group_size", 16 if layout == "nvfp4" else -1)
     strategy = weights.get("strategy", "tensor" if group is None else "group")

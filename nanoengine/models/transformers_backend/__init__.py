@@ -1,5 +1,5 @@
-"""The transformers backend: a decoder that has no family here is computed by the modules of the package transformers, on the
-paged KV cache, the attention backends and the products of this engine.
+"""The transformers backend: modules of the package transformers compute a decoder without a family, on the paged KV cache, the
+attention backends and the products of this engine.
 
-Nothing lists architectures. A model is described by running it once, with an attention that writes down how it is called.
+There is no list of architectures: a probe runs a model once with an attention that records its calls.
 """

@@ -1,4 +1,4 @@
-"""Bounds of a config.json, which decides the size of everything that transformers builds from it."""
+"""Limits of a config.json, which determines the sizes of the modules that transformers builds."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ REFUSED = {
     "use_kernels": "it lets transformers fetch and run kernels",
     "transformers_weights": "it names another file of weights",
 }
-"""Fields with which a config.json would make transformers load something else than its own modules."""
+"""Fields that would make transformers load other code or files."""
 
 MAX_INTEGER = 2**24
-"""Of a field that may be a size; lists of so many entries are still small."""
+"""Limit of a field that may be a size; lists of as many entries are small."""
 
 LARGE = re.compile(r"theta|base|token|_id|version|seed")
-"""In the names of fields that are no sizes."""
+"""Parts of names of fields that are not sizes."""
 
 SPARE = 128
-"""How many more layers, and modules, a config may ask for than its files have tensors."""
+"""Limit of the layers and modules of a config beyond the number of tensors in its files."""
 
 MAX_SPARE_NUMBERS = 2**25
-"""Of a tensor that is made of no weights."""
+"""Limit of a computed tensor, beyond the stored weights."""
 
 MAX_VALUES = 2**16
-"""Of a config.json: transformers copies it many times."""
+"""Limit of the values in a config.json: transformers copies it many times."""
 
 LEFT_OUT = re.compile(
     r"_.*|auto_map|attribute_map|.*_implementation|name_or_path|num_labels|id2label|label2id|sub_configs.*|base_model_.*"
 )
-"""Fields that name code or labels, or that would take the place of what transformers' own classes say."""
+"""Fields of code or labels, or that would override the classes of transformers."""
 
 
 def checked(table: Mapping[str, Any], num_tensors: int) -> dict[str, Any]:
-    """What a config.json says of a model, nested tables included, as a copy.
+    """A copy of a config.json, nested tables included, without the fields of `LEFT_OUT`.
 
     Raises:
-        UnsupportedModel: it runs other code, or has sizes that its weights cannot have; the message names field and value.
+        UnsupportedModel: other code, or sizes that do not match its weights; the message names field and value.
     """
     fields, counter = ConfigFields(table), itertools.count(1)
 
@@ -61,7 +61,7 @@ def checked(table: Mapping[str, Any], num_tensors: int) -> dict[str, Any]:
         if next(counter) > MAX_VALUES:
             raise UnsupportedModel(f"config.json has more than {MAX_VALUES} values")
         if key in REFUSED and value not in OFF:
-            raise fields.wrong(key, value, f"{REFUSED[key]}; the transformers backend does not take it")
+            raise fields.wrong(key, value, f"{REFUSED[key]}; the transformers backend does not support it")
         if isinstance(value, Mapping):
             return {name: copied(name, inner) for name, inner in value.items() if not LEFT_OUT.fullmatch(name)}
         if isinstance(value, list):
@@ -77,23 +77,22 @@ def checked(table: Mapping[str, Any], num_tensors: int) -> dict[str, Any]:
 
 
 @contextmanager
-def named(kind: type[NanoEngineError], what: str) -> Iterator[None]:
-    """Whatever transformers raises meanwhile becomes an error of this kind, of one line that begins with `what`."""
+def named(kind: type[NanoEngineError], message: str) -> Iterator[None]:
+    """Convert exceptions of transformers to an error of this kind, in one line that starts with `message`."""
     try:
         yield
     except NanoEngineError:
         raise
     except Exception as error:
-        raise kind(f"{what}: {type(error).__name__}: {shown(' '.join(str(error).split()))}") from error
+        raise kind(f"{message}: {type(error).__name__}: {shown(' '.join(str(error).split()))}") from error
 
 
 @contextmanager
 def bounded_by(headers: Sequence[TensorHeader]) -> Iterator[None]:
-    """Modules that are built meanwhile have at most about as many parameters, numbers and parts as the weights in the files, and
-    every tensor that is computed is about as small.
+    """Limit the parameters, buffers and modules that are built, and the tensors that are computed, by the weights in the files.
 
     Raises:
-        UnsupportedModel: as soon as there are more; tied weights and fused tensors are allowed for.
+        UnsupportedModel: more than that, with a margin for tied weights and fused tensors.
     """
     stored = sum(math.prod(header.shape) for header in headers)
     most = {"numbers": 2 * stored + 2**20, "buffers": 2 * stored + 2**28, "parts": 16 * len(headers) + 16 * SPARE}
@@ -115,7 +114,7 @@ def bounded_by(headers: Sequence[TensorHeader]) -> Iterator[None]:
             return result
 
     def counting(kind: str) -> Callable[[Any, str, Any], None]:
-        return lambda *given: count(kind, given[2].numel() if isinstance(given[2], Tensor) else 1)
+        return lambda *args: count(kind, args[2].numel() if isinstance(args[2], Tensor) else 1)
 
     with OfTensors(), ExitStack() as hooks:
         for kind, register in (

@@ -1,4 +1,4 @@
-"""Checks at start, with the weights: that a model computes what its probe saw, and nothing that a probe cannot see."""
+"""Checks at start with the weights: the model matches its probe, and mixes tokens in attention only."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from nanoengine.models.transformers_backend.interface import Attention, Attentio
 from nanoengine.models.transformers_backend.probe import attention_calls
 
 TEXT_LENGTH = 40
-"""Tokens whose log probabilities are compared with those by transformers' own attention."""
+"""Tokens whose log probabilities are compared with those of transformers' attention."""
 
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
-"""Of log probabilities, and of hidden states where each token sees itself alone, by the dtype of the model."""
+"""Tolerances of log probabilities, and of hidden states where each token attends to itself, by dtype."""
 
 
 def drawn_ids(count: int, vocab_size: int, device: torch.device) -> Tensor:
@@ -30,10 +30,10 @@ def drawn_ids(count: int, vocab_size: int, device: torch.device) -> Tensor:
 
 
 def count_positions(halves: Halves, attention: Attention, ids: Tensor) -> None:
-    """Set `halves.first_position` to the position that the model gives to a first token, if none is given to it.
+    """Set `halves.first_position` to the position of a first token when the model counts positions itself.
 
     Raises:
-        UnsupportedModel: it counts otherwise.
+        UnsupportedModel: the model counts positions in another way.
     """
     _, wanted = attention_calls(halves, attention, ids, None)
     for halves.first_position in range(3):
@@ -48,17 +48,17 @@ def count_positions(halves: Halves, attention: Attention, ids: Tensor) -> None:
 def check_tokens_alone(
     halves: Halves, attention: Attention, ids: Tensor, positions: Tensor, probed: list[AttentionCall]
 ) -> None:
-    """Where each token sees itself alone, it comes out the same beside others and alone.
+    """Check that a token has the same hidden state beside others and alone, if each attends to itself only.
 
     Raises:
-        UnsupportedModel: it does not: the model mixes tokens elsewhere; or it calls attention otherwise than in the probe.
+        UnsupportedModel: the model mixes tokens outside of attention, or its calls of attention differ from the probe.
     """
-    calls, together = attention_calls(halves, attention, ids, positions)
+    calls, batched = attention_calls(halves, attention, ids, positions)
     if calls != probed:
         raise UnsupportedModel(f"{halves.name} calls attention otherwise with its weights than without")
     pairs = zip(ids.split(1), positions.split(1), strict=True)
     alone = torch.cat([attention_calls(halves, attention, *pair)[1] for pair in pairs])
-    if not (distance := _distance(alone, together)) < TOLERANCES[together.dtype]:
+    if not (distance := _distance(alone, batched)) < TOLERANCES[batched.dtype]:
         raise UnsupportedModel(
             f"{halves.name} mixes tokens outside of its attention, as recurrent states and convolutions do: a token beside "
             f"others is off by {distance:.2g}"
@@ -70,10 +70,10 @@ def _distance(ours: Tensor, theirs: Tensor) -> float:
 
 
 def logits_by_transformers(halves: Halves, attention: Attention, ids: Tensor, rounding: float = 0.0) -> Tensor:
-    """Log probabilities of a text by transformers' own attention: [num_tokens, vocab_size] float32.
+    """Log probabilities of a text with transformers' attention: [num_tokens, vocab_size] float32.
 
     Args:
-        rounding: the share of themselves by which embeddings are off.
+        rounding: relative noise of the embeddings.
     """
     generator = torch.Generator("cpu").manual_seed(0)
 
@@ -91,7 +91,7 @@ def logits_by_transformers(halves: Halves, attention: Attention, ids: Tensor, ro
 
 
 def one_prompt(num_tokens: int, num_layers: int, cache: KVCache, block_size: int) -> list[AttentionMetadata]:
-    """What each layer reads and writes in a step that computes a prompt, which takes the blocks from 1 on."""
+    """The metadata of each layer in a step of one prompt, in the blocks from 1 on."""
     device, num_blocks = cache.layers[0][0].device, -(-num_tokens // block_size)
     metadata = AttentionMetadata(
         query_start_loc=torch.tensor([0, num_tokens], dtype=torch.int32, device=device),

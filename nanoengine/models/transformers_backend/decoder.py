@@ -28,12 +28,7 @@ from nanoengine.models.transformers_backend.checks import (
     logits_by_transformers,
     one_prompt,
 )
-from nanoengine.models.transformers_backend.fusion import (
-    RotaryTables,
-    fuse_rotations,
-    fused_attention,
-    fused_mlp,
-)
+from nanoengine.models.transformers_backend.fusion import RotaryTables, fuse_rotations, fused_attention, fused_mlp
 from nanoengine.models.transformers_backend.halves import Halves
 from nanoengine.models.transformers_backend.interface import STEP, Attention, AttentionCall, values_alone
 from nanoengine.models.transformers_backend.module_calls import recorded
@@ -44,16 +39,16 @@ logger = logging.getLogger("nanoengine")
 
 
 class TransformersDecoder:
-    """A decoder of transformers whose attention, products and norms are those of this engine.
+    """A decoder of transformers with the attention, products and norms of this engine.
 
     Args:
         model: with its weights, as `loading.load` returns it.
         groups: of its linear layers.
-        calls: of attention, as a probe saw them.
-        config: the sizes of the KV cache: those of the largest call.
+        calls: of attention, from the probe.
+        config: the sizes of the KV cache, from the largest call.
 
     Raises:
-        UnsupportedModel: it computes otherwise than the probe saw, or than by transformers' own attention.
+        UnsupportedModel: its results differ from the probe or from transformers' attention.
     """
 
     layers: Sequence[Any] = ()
@@ -112,7 +107,7 @@ class TransformersDecoder:
 
     @property
     def linear_rows(self) -> dict[str, tuple[int, int]]:
-        """Of linear layers by their names: the index of its matrix in `matrices`, and the first of its rows there."""
+        """Linear layers by name: the index of the matrix in `matrices`, and the first row there."""
         names = {module: name for name, module in self.model.named_modules()}
         numbers = {id(matrix): number for number, matrix in enumerate(self.matrices)}
         return {
@@ -122,16 +117,16 @@ class TransformersDecoder:
         }
 
     def _fits(self, number: int) -> bool:
-        """Whether the heads of a call are as wide and as many as those of the KV cache, and it has no sinks."""
+        """Whether the heads of a call have the sizes of the KV cache, and there are no sinks."""
         call, config = self.calls[number], self.config
         sizes = call.num_kv_heads, call.key_dim, call.value_dim
         return sizes == (config.num_kv_heads, config.head_dim, config.head_dim) and not call.sinks
 
     def _compare(self, text: Tensor, theirs: Tensor, noise: float) -> None:
-        """Compare log probabilities of a text with those by transformers' own attention on the same weights; K/V are not rounded.
+        """Compare log probabilities of a text with those of transformers' attention on the same weights, with unquantized K/V.
 
         Raises:
-            UnsupportedModel: they differ by more than noise, which is how much they differ if embeddings are rounded otherwise.
+            UnsupportedModel: they differ by more than `noise`, the effect of rounding the embeddings.
         """
         is_quantized, self.backend.quantized = self.backend.quantized, False
         num_blocks = -(-len(text) // self.backend.block_size)
@@ -152,13 +147,13 @@ class TransformersDecoder:
             )
 
     def prepare(self, max_len: int) -> None:
-        """Make ready for positions below `max_len`."""
+        """Prepare the rotations of positions below `max_len`."""
         for rotation in self.rotations:
             rotation.prepare(max_len + self.halves.first_position)
         self.attention.compute = self._attend
 
     def forward(self, input_ids: Tensor, positions: Tensor, metadata: Sequence[AttentionMetadata]) -> Tensor:
-        """[num_tokens] ids and positions, and what each layer reads and writes -> [num_tokens, hidden_size]."""
+        """[num_tokens] ids and positions, and the metadata of each layer -> [num_tokens, hidden_size]."""
         self.attention.metadata, self.attention.layer = metadata, 0
         return self.halves.layers(input_ids, positions)
 
@@ -180,5 +175,5 @@ class TransformersDecoder:
 
 
 def _widened(heads: Tensor, size: int) -> Tensor:
-    """With zeros behind each head, which change no score."""
+    """Heads padded with zeros, which do not change scores."""
     return heads if heads.shape[-1] == size else F.pad(heads, (0, size - heads.shape[-1]))

@@ -1,7 +1,7 @@
 """Fused parts: attention with its projections, gated MLPs, and tables of rotations, each in few calls of the kernels.
 
-A part is recognized by what it computes. A pass of a few tokens records what goes into each module and what comes out of it; a
-module whose output our operations reproduce from its input calls them from then on.
+A part is recognized by its results. A pass of a few tokens records the inputs and outputs of each module; if operations of this
+engine reproduce the output, they replace the `forward` of the module.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nanoengine.models.transformers_backend.module_calls import Call
 from nanoengine.models.transformers_backend.modules import EngineLinear, EngineNorm, LinearGroup
 
 POSITIONS_AT_ONCE = 8192
-"""Of a table of rotations, while it is made."""
+"""Positions that are computed at a time for a table of rotations."""
 
 
 class Rotation(tuple[Tensor, ...]):
@@ -30,7 +30,7 @@ class Rotation(tuple[Tensor, ...]):
 
 
 class RotaryTables:
-    """The outputs of a module that computes from positions alone, for all positions; it takes the place of its `forward`."""
+    """Tables of the outputs of a module of positions, for all positions; replaces its `forward`."""
 
     def __init__(self, module: Any):
         self.forward = module.forward
@@ -38,12 +38,12 @@ class RotaryTables:
         self.tables: dict[tuple[Any, ...], Tensor] = {}
 
     @staticmethod
-    def key(given: Sequence[Any]) -> tuple[Any, ...]:
-        """What a call asks for beside positions, such as the type of a layer."""
-        return tuple(value for value in given if not isinstance(value, Tensor))
+    def key(inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """The inputs of a call beside tensors, such as the type of a layer."""
+        return tuple(value for value in inputs if not isinstance(value, Tensor))
 
     def prepare(self, length: int) -> None:
-        """Angles that depend on the longest sequence of a batch become those of `length`, whatever a step holds."""
+        """Compute the tables; angles that depend on the longest sequence of a batch are those of `length`."""
         for key, call in self.calls.items():
             parts = []
             for start in range(0, length, POSITIONS_AT_ONCE):
@@ -64,14 +64,14 @@ class RotaryTables:
                 return value.new_zeros((1, 1, 1), dtype=torch.float32)
             return positions.to(value.device)[None]
 
-        return torch.cat(self.forward(*map(at_positions, call.given))).transpose(0, 1).contiguous()
+        return torch.cat(self.forward(*map(at_positions, call.inputs))).transpose(0, 1).contiguous()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Rotation:
-        given = [*args, *kwargs.values()]
-        tensors = [value for value in given if isinstance(value, Tensor)]
+        inputs = [*args, *kwargs.values()]
+        tensors = [value for value in inputs if isinstance(value, Tensor)]
         positions = next(tensor for tensor in tensors if not tensor.dtype.is_floating_point)
         dtype = next(tensor.dtype for tensor in tensors if tensor.dtype.is_floating_point)
-        rows = self.tables[self.key(given)].index_select(0, positions[0])
+        rows = self.tables[self.key(inputs)].index_select(0, positions[0])
         cos, sin = rows.split(1, dim=1)  # [num_tokens, 1, width]
         rotation = Rotation(part.transpose(0, 1).to(dtype) for part in (cos, sin))
         half = rows.shape[2] // 2
@@ -80,16 +80,16 @@ class RotaryTables:
 
 
 def fuse_rotations(calls: Sequence[Call], positions: Tensor) -> list[RotaryTables]:
-    """Exchange the modules that were given a tensor and the positions of a pass, and made (cosines, sines) of them."""
+    """Replace the modules whose inputs are a tensor and the positions, and whose outputs are (cosines, sines)."""
     rotations: dict[nn.Module, RotaryTables] = {}
     for call in calls:
-        tensors = [value for value in call.given if isinstance(value, Tensor)]
+        tensors = [value for value in call.inputs if isinstance(value, Tensor)]
         of_positions = len(tensors) == 2 and torch.equal(tensors[1], positions[None])
-        made = call.output if isinstance(call.output, tuple) else ()
-        if not of_positions or len(made) != 2 or list(call.module.parameters()):
+        output = call.output if isinstance(call.output, tuple) else ()
+        if not of_positions or len(output) != 2 or list(call.module.parameters()):
             continue
-        if all(part.dim() == 3 and part.shape[:2] == (1, len(positions)) for part in made):
-            rotations.setdefault(call.module, RotaryTables(call.module)).calls[RotaryTables.key(call.given)] = call
+        if all(part.dim() == 3 and part.shape[:2] == (1, len(positions)) for part in output):
+            rotations.setdefault(call.module, RotaryTables(call.module)).calls[RotaryTables.key(call.inputs)] = call
     for module, tables in rotations.items():
         tables.prepare(int(positions.max()) + 1)
         module.forward = tables
@@ -97,7 +97,7 @@ def fuse_rotations(calls: Sequence[Call], positions: Tensor) -> list[RotaryTable
 
 
 class FusedAttention:
-    """A module that projects to q, k and v, rotates, attends, and projects back; it takes the place of its `forward`."""
+    """The projections to q, k and v, RoPE, attention and the output projection; replaces the `forward` of a module."""
 
     def __init__(
         self, inputs: LinearGroup, outputs: LinearGroup, paged: PagedAttention, attention: Attention, *, rotates: bool
@@ -105,9 +105,9 @@ class FusedAttention:
         self.inputs, self.outputs, self.paged, self.attention, self.rotates = inputs, outputs, paged, attention, rotates
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
-        given = [*args, *kwargs.values()]
-        x = next(value for value in given if isinstance(value, Tensor) and value.dtype.is_floating_point)
-        angles = next(value for value in given if isinstance(value, Rotation)).halves if self.rotates else None
+        inputs = [*args, *kwargs.values()]
+        x = next(value for value in inputs if isinstance(value, Tensor) and value.dtype.is_floating_point)
+        angles = next(value for value in inputs if isinstance(value, Rotation)).halves if self.rotates else None
         heads = self.paged(self.inputs.product(x), angles, self.attention.next_layer())
         return self.outputs.product(heads.flatten(-2)).view(x.shape), None
 
@@ -115,18 +115,18 @@ class FusedAttention:
 def fused_attention(
     call: Call, heads: Sequence[Tensor], attention: Attention, paged: Callable[..., PagedAttention]
 ) -> FusedAttention | None:
-    """The fused form of a module that attends; None if it computes anything else.
+    """The fused form of a module with attention; None if it computes anything else.
 
     Args:
-        call: of the module, in a pass in which each token sees itself alone.
-        heads: the query, key and value that it gave to attention, [1, heads, num_tokens, head_dim].
+        call: of the module, in a pass where each token attends to itself only.
+        heads: the query, key and value of its attention, [1, heads, num_tokens, head_dim].
         attention: of the model.
         paged: makes the paged attention of this layer, with norms of q and k or none.
     """
     linears = [inner.module for inner in call.of(EngineLinear)]
     norms = [inner.module.norm for inner in call.of(EngineNorm)]
-    x = next((value for value in call.given if isinstance(value, Tensor) and value.dtype.is_floating_point), None)
-    if len(linears) != 4 or len(norms) not in (0, 2) or x is None or call.of(EngineLinear)[0].given[0] is not x:
+    x = next((value for value in call.inputs if isinstance(value, Tensor) and value.dtype.is_floating_point), None)
+    if len(linears) != 4 or len(norms) not in (0, 2) or x is None or call.of(EngineLinear)[0].inputs[0] is not x:
         return None
     inputs, outputs = linears[0].group, linears[3].group
     is_pair = isinstance(call.output, tuple) and len(call.output) == 2 and call.output[1] is None
@@ -144,7 +144,7 @@ def fused_attention(
         return None
     if _is_close(q, query) and _is_close(k, key):
         return FusedAttention(inputs, outputs, paged(*norms), attention, rotates=False)
-    for angles in (given.halves for given in call.given if isinstance(given, Rotation)):
+    for angles in (value.halves for value in call.inputs if isinstance(value, Rotation)):
         is_whole = angles[0].shape[-1] * 2 == size
         if is_whole and _is_close(apply_rotary(q, angles), query) and _is_close(apply_rotary(k, angles), key):
             return FusedAttention(inputs, outputs, paged(*norms), attention, rotates=True)
@@ -152,7 +152,7 @@ def fused_attention(
 
 
 class FusedMLP:
-    """down(activation(gate, up)); it takes the place of the `forward` of its module."""
+    """down(activation(gate, up)); replaces the `forward` of a module."""
 
     def __init__(self, gate_up: LinearGroup, down: LinearGroup, activation: str):
         self.gate_up, self.down, self.activation = gate_up, down, activation
@@ -168,15 +168,15 @@ class FusedMLP:
 def fused_mlp(call: Call) -> FusedMLP | None:
     """The fused form of a module that is a gated MLP without biases; None if it computes anything else."""
     linears = call.of(EngineLinear)
-    if len(linears) != 3 or len(call.given) != 1 or linears[0].given[0] is not call.given[0]:
+    if len(linears) != 3 or len(call.inputs) != 1 or linears[0].inputs[0] is not call.inputs[0]:
         return None
     gate_up, down = linears[0].module.group, linears[2].module.group
     are_pair = [linear.module for linear in linears[:2]] == gate_up.members and len(down.sizes) == 1
     if not are_pair or gate_up.bias is not None or linears[2].output is not call.output:
         return None
     forms = (FusedMLP(gate_up, down, activation) for activation in ACTIVATIONS)
-    between = linears[2].given[0].reshape(-1, down.inputs)
-    return next((mlp for mlp in forms if _is_close(mlp.gated(call.given[0]), between)), None)
+    between = linears[2].inputs[0].reshape(-1, down.inputs)
+    return next((mlp for mlp in forms if _is_close(mlp.gated(call.inputs[0]), between)), None)
 
 
 def _is_close(ours: Tensor, theirs: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""The two halves of a forward pass, its layers and its head, whatever the model's own `forward` does between them."""
+"""Halves: the layers and the head of a model, in two calls of its `forward`."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from nanoengine.errors import UnsupportedModel
 
 
 class _LayersDone(Exception):
-    """The last layer is computed: the argument is what the part with the layers returned."""
+    """The layers are computed; the argument is their output."""
 
 
 class Halves:
-    """Calls a model by halves: `layers` leaves its `forward` behind the part with the layers, `head` skips that part.
+    """The two halves of a model: `layers` leaves its `forward` after the part with the layers, `head` skips that part.
 
-    Positions are given to the model; where its `forward` takes none, to the modules in it that do (BART and its kin).
+    Positions are arguments of the model, or of the modules in it that have such an argument (BART and similar models).
 
     Args:
         model: a decoder of transformers; the `forward` of the part that has its layers is exchanged.
 
     Raises:
-        UnsupportedModel: it has no such part, or cannot be told at which positions its tokens stand.
+        UnsupportedModel: it has no such part, or no argument for positions.
     """
 
     first_position = 0
-    """The position of a first token, as the model counts: 2 in RoBERTa's kin."""
+    """The position of the first token as the model counts: 2 in RoBERTa and similar models."""
 
     def __init__(self, model: Any):
         self.model, self.name = model, type(model).__name__
@@ -38,11 +38,11 @@ class Halves:
         part = part_with_layers(model)
         if part is None:
             raise UnsupportedModel(f"{self.name} has no part that is its layers without its head")
-        taken, inner = _parameters(model), _parameters(part)
-        passes_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
-        self._takes_positions = "position_ids" in taken or (passes_on and "position_ids" in inner)
-        self._more = {"use_cache": False} if "use_cache" in taken or passes_on else {}
-        if not self._takes_positions and not self._give_positions(part):
+        parameters, inner = _parameters(model), _parameters(part)
+        passes_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        self._takes_positions = "position_ids" in parameters or (passes_on and "position_ids" in inner)
+        self._more = {"use_cache": False} if "use_cache" in parameters or passes_on else {}
+        if not self._takes_positions and not self._pass_positions(part):
             raise UnsupportedModel(f"{self.name} cannot be told at which positions its tokens stand")
         forward = part.forward
 
@@ -53,10 +53,10 @@ class Halves:
 
         part.forward = half
 
-    def _give_positions(self, part: Any) -> bool:
-        """Let every module that takes positions, and is called without, have those of the pass."""
+    def _pass_positions(self, part: Any) -> bool:
+        """Pass positions to each module in a part that has such an argument; False: there is none."""
 
-        def give(_: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        def add_positions(_: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             counted = kwargs.get("position_ids")  # from 0, in the order of the tokens
             if self._positions is None:
                 return None
@@ -64,15 +64,17 @@ class Halves:
 
         takers = [module for module in part.modules() if module is not part and "position_ids" in _parameters(module)]
         for module in takers:
-            module.register_forward_pre_hook(give, with_kwargs=True)
+            module.register_forward_pre_hook(add_positions, with_kwargs=True)
         return bool(takers)
 
     def layers(self, input_ids: Tensor, positions: Tensor | None) -> Tensor:
         """[num_tokens] ids and positions, counted from 0, or None: as the model counts them -> [num_tokens, hidden_size]."""
         self._positions = None if positions is None else positions + self.first_position
-        given = {"position_ids": self._positions[None]} if self._takes_positions and self._positions is not None else {}
+        arguments = (
+            {"position_ids": self._positions[None]} if self._takes_positions and self._positions is not None else {}
+        )
         try:
-            self.model(input_ids=input_ids[None], **given, **self._more)
+            self.model(input_ids=input_ids[None], **arguments, **self._more)
         except _LayersDone as done:
             (output,) = done.args
         else:
@@ -86,7 +88,7 @@ class Halves:
     def head(self, hidden: Tensor) -> Tensor:
         """[n, hidden_size], as `layers` returned them -> [n, vocab_size]."""
         self._hidden = hidden[None]
-        ids = torch.zeros((1, len(hidden)), dtype=torch.int64, device=hidden.device)  # nothing looks them up
+        ids = torch.zeros((1, len(hidden)), dtype=torch.int64, device=hidden.device)  # not used
         try:
             output = self.model(input_ids=ids, **({"position_ids": ids} if self._takes_positions else {}), **self._more)
         finally:
@@ -95,7 +97,7 @@ class Halves:
 
 
 def part_with_layers(model: Any) -> Any:
-    """The part of a model that its head is on top of; None if there is none."""
+    """The part of a model below its head; None if there is none."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
     candidates = [decoder, model.base_model, *model.children()]
     parts = (part for part in candidates if part is not None and part is not model)

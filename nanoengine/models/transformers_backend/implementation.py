@@ -18,7 +18,6 @@ from nanoengine.models.config_fields import MAX_POSITIONS
 from nanoengine.models.implementation import Implementation, Weights
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.model_config import LayerConfig, ModelConfig
-from nanoengine.models.quantization.packed_folder import PackedFolder
 from nanoengine.models.safetensors_folder import SafetensorsFolder
 from nanoengine.models.transformers_backend.bounds import bounded_by, checked, named
 from nanoengine.models.transformers_backend.decoder import TransformersDecoder
@@ -27,7 +26,7 @@ from nanoengine.models.transformers_backend.loading import load
 from nanoengine.models.transformers_backend.probe import Probe, probe
 
 HEAD_MULTIPLE = 32
-"""Heads are widened to a multiple of it, as the native kernels want them."""
+"""Heads are padded to a multiple of it for the native kernels."""
 
 LENGTHS = (
     "max_position_embeddings",
@@ -37,6 +36,7 @@ LENGTHS = (
     "max_target_positions",
     "max_sequence_length",
 )
+"""Fields of the longest sequence; the first that a config has counts."""
 
 
 class TransformersModel(Implementation):
@@ -47,13 +47,13 @@ class TransformersModel(Implementation):
         open_checkpoint: opens its weights, of which the headers are read.
 
     Raises:
-        UnsupportedModel: transformers has no such decoder, or it does something that is not computed here; the message says what.
+        UnsupportedModel: transformers has no such decoder, or it has an operation that is not computed; the message names it.
     """
 
     ours = ""
-    """Which parts of the model are not those of transformers; set by `load`."""
+    """The parts of the model that are replaced, for the start-up line; set by `load`."""
 
-    def __init__(self, table: Mapping[str, Any], open_checkpoint: Callable[[], SafetensorsFolder | PackedFolder]):
+    def __init__(self, table: Mapping[str, Any], open_checkpoint: Callable[[], SafetensorsFolder]):
         self.transformers = register()
         self._check_names(table)  # before weights are fetched, which may be hundreds of gigabytes
         headers = list(open_checkpoint().headers())
@@ -67,7 +67,7 @@ class TransformersModel(Implementation):
         return f"layers by transformers {self.transformers.__version__}{self.ours}, "
 
     def _check_names(self, table: Mapping[str, Any]) -> None:
-        """UnsupportedModel unless transformers has such a decoder."""
+        """Raises UnsupportedModel unless transformers has such a decoder."""
         auto, (model_type, name) = self.transformers.models.auto, _names(table)
         is_known = model_type in auto.configuration_auto.CONFIG_MAPPING
         decoders = auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type, ())
@@ -86,7 +86,7 @@ class TransformersModel(Implementation):
             self._refuse_states(getattr(self.transformers, name, None))
 
     def _read(self, table: dict[str, Any]) -> tuple[Any, Any]:
-        """The class of the decoder and its config; of a model with pictures, those of its text."""
+        """The class of the decoder and its config; of a multimodal model, those of its text part."""
         transformers, auto, (model_type, name) = self.transformers, self.transformers.models.auto, _names(table)
         kind = getattr(transformers, name, None) if name.endswith("ForCausalLM") else None
         config = auto.configuration_auto.CONFIG_MAPPING[model_type].from_dict(table)
@@ -95,7 +95,7 @@ class TransformersModel(Implementation):
             kind = auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None)
             kind = kind or getattr(transformers, f"{type(text).__name__.removesuffix('Config')}ForCausalLM", None)
             if text is config and name in dir(transformers) and name != getattr(kind, "__name__", None):
-                kind = None  # it is for something else
+                kind = None  # it is not a text decoder
         if text is not config:
             text.tie_word_embeddings = getattr(config, "tie_word_embeddings", text.tie_word_embeddings)
         if kind is None:
@@ -109,7 +109,7 @@ class TransformersModel(Implementation):
         dtype = str(getattr(text, "dtype", None) or getattr(config, "dtype", None)).removeprefix("torch.")
         self.dtype = dtype if dtype in DTYPES else "float32"
         text._attn_implementation = PROBE
-        text._experts_implementation = "batched_mm"  # in a probe; those that stay are slow, but wait for no number
+        text._experts_implementation = "batched_mm"  # in a probe: slow, but without a synchronization
         return kind, text
 
     @staticmethod
@@ -133,7 +133,7 @@ class TransformersModel(Implementation):
             if isinstance(error, KeyError) and PROBE in str(error):
                 raise UnsupportedModel(f"{self.kind.__name__} {COMPUTES_ITSELF}") from error
         with bounded_by(headers), torch.device("cpu"):
-            # Zeros, which take no memory before they are written to.
+            # Zeros use no memory before the first write.
             return probe(build()._apply(lambda tensor: torch.zeros_like(tensor, device="cpu")), "cpu")
 
     def _describe(self) -> ModelConfig:
@@ -171,7 +171,7 @@ class TransformersModel(Implementation):
         return [call.spec(config.layer(number).window) for number, call in enumerate(self.probe.calls)]
 
     def angles_of(self, max_len: int) -> tuple[object, ...]:
-        """A key of everything beside the files that K/V depends on, if `max_len` is the longest sequence."""
+        """See `Implementation.angles_of`."""
         return "transformers", self.transformers.__version__, max_len
 
     def load(self, weights: Weights, config: ModelConfig, factory: Factory, backend: AttentionBackend) -> Any:
@@ -185,7 +185,7 @@ class TransformersModel(Implementation):
 
 
 def _names(table: Mapping[str, Any]) -> tuple[str, str]:
-    """What a config.json says of its model_type and its architecture; "" for the second if it says none."""
+    """The model_type and the architecture of a config.json; "" without an architecture."""
     stated = table.get("architectures")
     name = next((each for each in stated if isinstance(each, str)), "") if isinstance(stated, list) else ""
     return str(table.get("model_type")), name

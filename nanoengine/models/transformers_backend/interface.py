@@ -1,4 +1,4 @@
-"""The attention that a model of transformers calls, and the range of tokens that its masks let a query see."""
+"""The attention of a model of transformers, and the visible range of its masks."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from nanoengine.core.attention import AttentionMetadata, AttentionSpec
 from nanoengine.errors import UnsupportedModel
 
 STEP, PROBE = "nanoengine", "nanoengine_probe"
-"""Names of our attention in transformers: in steps, for which it makes no masks, and in a probe, which looks at its masks."""
+"""Names of the attention in transformers: in steps, without masks, and in a probe, which reads the masks."""
 
 OLDEST = 5, 7
-"""The first version of transformers whose modules of experts say how their weights lie."""
+"""The first version of transformers whose modules of experts describe the layout of their weights."""
 
 INSTALL = "pip install 'nanoengine[transformers]'"
 
 COMPUTES_ITSELF = "computes its attention itself, and not by transformers' AttentionInterface"
-"""Why some models are refused."""
+"""The reason of some refusals."""
 
 WITHOUT_EFFECT = (
     "position_ids use_cache output_attentions output_hidden_states output_router_logits return_dict cache_position input_ids "
@@ -29,10 +29,10 @@ WITHOUT_EFFECT = (
     "layer_idx target_dtype deterministic cache past_key_values per_layer_inputs shared_kv_states training layer_head_mask "
     "logits_to_keep"
 )
-"""Arguments of attention that change nothing here, or that a probe reads elsewhere."""
+"""Arguments of attention without effect, or that a probe reads elsewhere."""
 
 MAX_WINDOW = 2**20
-"""Of a mask that is looked at, which takes memory."""
+"""Limit of the window of a probed mask."""
 
 Visible = tuple[int | None, bool]
 """(window, whether it is a chunk: it begins at multiples of its size); (None, False): every token up to the query."""
@@ -57,9 +57,9 @@ class AttentionCall:
 
 
 class Attention:
-    """The function that computes attention in one model at the moment; every module of the model refers to it.
+    """The current attention function of a model; all its modules refer to it.
 
-    `compute` takes (module, query, key, value, mask, scale, further arguments), with tensors [1, heads, tokens, head_dim], and
+    `compute` has the arguments (module, query, key, value, mask, scale, others) with tensors [1, heads, tokens, head_dim], and
     returns [1, tokens, heads, head_dim].
     """
 
@@ -67,7 +67,7 @@ class Attention:
     metadata: Sequence[AttentionMetadata] = ()
     """Of a step: of each layer of the KV cache."""
     layer = 0
-    """Whose turn it is in a step."""
+    """The index of the next layer in a step."""
 
     def __init__(self, model: Any):
         self.model = model
@@ -79,7 +79,7 @@ class Attention:
         return self.metadata[self.layer - 1]
 
     def use(self, name: str) -> None:
-        """Let the model call the attention of this name, in all its parts."""
+        """Select the attention of this name in all modules."""
         for module in self.model.modules():
             config: Any = getattr(module, "config", None)
             if hasattr(config, "_attn_implementation"):
@@ -87,7 +87,7 @@ class Attention:
 
 
 def register() -> Any:
-    """The package transformers, which knows our attention.
+    """Register the attention in the package transformers, and return the package.
 
     Raises:
         UnsupportedModel: it is not installed, or too old.
@@ -120,22 +120,19 @@ def _attend(
 
 
 class ProbedMask(torch.Tensor):
-    """A mask that keeps its meaning when queries are cut out of it."""
+    """A mask with its visible range, which selections of queries inherit."""
 
     visible: Visible | str
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = super().__torch_function__(function, types, args, kwargs or {})
-        keeps = getattr(function, "__name__", "") in (
-            "__getitem__",
-            "to",
-            "expand",
-            "clone",
-            "contiguous",
-            "index_select",
-        )
-        if keeps and isinstance(result, ProbedMask) and hasattr(args[0], "visible"):
+        names = ("__getitem__", "to", "expand", "clone", "contiguous", "index_select")
+        if (
+            getattr(function, "__name__", "") in names
+            and isinstance(result, ProbedMask)
+            and hasattr(args[0], "visible")
+        ):
             result.visible = args[0].visible
         return result
 
@@ -147,18 +144,18 @@ def _mask(*, q_length: int, kv_length: int, mask_function: Any, local_size: int 
 
 
 def visible_range(mask_function: Any, size: int | None) -> Visible | str:
-    """The range of keys that a predicate (batch, head, query, key) lets queries see, or what else it is: whole rows are compared,
+    """The visible range of a mask predicate (batch, head, query, key), or a description of another mask. Whole rows are compared,
     of queries around the edges of a window of `size`.
     """
     if size is not None and not 0 < size <= MAX_WINDOW:
         return f"a window of {size}"
-    _give_values(mask_function)
+    _fill_values(mask_function)
     queries = {0, 1, 5, 63, 4095} if size is None else {0, 1, size - 1, size, size + 1, 2 * size + 1, 3 * size - 1}
     query = torch.tensor(sorted(queries), dtype=torch.int64, device="cpu")[:, None]
     key = torch.arange(int(query.max()) + 3, dtype=torch.int64, device="cpu")[None]
     zero = torch.zeros((), dtype=torch.int64, device="cpu")
     try:
-        seen = torch.broadcast_to(mask_function(zero, zero, query, key), (len(query), key.shape[1])).bool()
+        visible_keys = torch.broadcast_to(mask_function(zero, zero, query, key), (len(query), key.shape[1])).bool()
     except Exception as error:  # a predicate of any model may raise anything
         return f"a mask that cannot be read ({type(error).__name__})"
     rules: dict[Visible, Tensor] = {(None, False): key <= query}
@@ -166,29 +163,29 @@ def visible_range(mask_function: Any, size: int | None) -> Visible | str:
         rules[size, False] = (key <= query) & (key > query - size)
         rules[size, True] = (key <= query) & (key // size == query // size)
     for visible, rule in rules.items():
-        if torch.equal(rule, seen):
+        if torch.equal(rule, visible_keys):
             return visible
     return "a mask that is neither causal nor a window" + ("" if size is None else f" of {size}")
 
 
-def _give_values(function: Any, depth: int = 0) -> None:
-    """Tensors without values in the closure of a mask, such as the padding of sequences, become zeros: there is no padding."""
+def _fill_values(function: Any, depth: int = 0) -> None:
+    """Fill meta tensors in the closure of a mask with zeros: they describe padding, and there is none."""
     for cell in getattr(function, "__closure__", None) or ():
         content = cell.cell_contents
         if isinstance(content, Tensor) and content.is_meta:
             cell.cell_contents = torch.zeros_like(content, device="cpu")
         for inner in content if isinstance(content, tuple | list) else (content,):
             if callable(inner) and depth < 5:
-                _give_values(inner, depth + 1)
+                _fill_values(inner, depth + 1)
 
 
 def recorded_call(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, scale: Any, more: Mapping[str, Any]
 ) -> AttentionCall:
-    """What a call of attention in a probe asks for.
+    """The parameters of a call of attention in a probe.
 
     Raises:
-        UnsupportedModel: it asks for something that no attention backend computes.
+        UnsupportedModel: no attention backend computes it.
     """
     name = type(module).__name__
     if query.shape[0] != 1 or key.shape[2] != query.shape[2]:
@@ -203,11 +200,8 @@ def recorded_call(
         visible = int(more["sliding_window"]), False
     if isinstance(visible, str):
         raise UnsupportedModel(f"{name} asks for attention with {visible}")
-    others = [
-        key
-        for key, given in more.items()
-        if key not in WITHOUT_EFFECT.split() and given is not None and given is not False
-    ]
+    is_off = (None, False)
+    others = [key for key in more if key not in WITHOUT_EFFECT.split() and not any(more[key] is off for off in is_off)]
     if others:
         raise UnsupportedModel(f"{name} asks for attention with {', '.join(others)}")
     if value.shape[-1] > key.shape[-1]:
@@ -220,5 +214,5 @@ def recorded_call(
 
 
 def values_alone(query: Tensor, value: Tensor) -> Tensor:
-    """Attention in which each token sees itself alone: its value."""
+    """Attention of each token to itself only: its value."""
     return value.repeat_interleave(query.shape[1] // value.shape[1], 1).transpose(1, 2).contiguous()

@@ -1,4 +1,4 @@
-"""Loads the weights of a model: transformers builds and names its parts, this engine reads the files and keeps the matrices."""
+"""Loading of weights: transformers builds and names the modules, this engine reads the files and owns the matrices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from nanoengine.models.checkpoint import TensorHeader
 from nanoengine.models.implementation import Weights
 from nanoengine.models.layers.factory import Factory
 from nanoengine.models.loader import Quantizer
-from nanoengine.models.quantization.packed_folder import PackedFolder
 from nanoengine.models.safetensors_folder import SafetensorsFolder
 from nanoengine.models.transformers_backend.modules import (
     EngineEmbedding,
@@ -31,7 +30,7 @@ from nanoengine.models.transformers_backend.probe import Replacements, is_turned
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a file, which is read when it is sliced, as transformers does."""
+    """A tensor of a file that is read when transformers slices it."""
 
     header: TensorHeader
     read: Callable[[TensorHeader], Tensor]
@@ -49,11 +48,11 @@ def load(
         The model, and the groups of its linear layers in the order in which they are called.
 
     Raises:
-        InvalidWeights: tensors that are missing or misshapen, or whatever transformers finds wrong.
+        InvalidWeights: tensors that are missing or misshapen, or another error of transformers.
     """
     groups: list[LinearGroup] = []
     checkpoint, quantize, use_tqdm = weights
-    assert isinstance(checkpoint, SafetensorsFolder | PackedFolder)  # others were refused
+    assert isinstance(checkpoint, SafetensorsFolder)  # others were refused
 
     def build(self: Any, config: Any, *more: Any, **options: Any) -> None:
         kind.__init__(self, config, *more, **options)
@@ -119,7 +118,7 @@ def _replace(
 
 @contextmanager
 def _one_tensor_at_a_time(*, shown: bool) -> Iterator[None]:
-    """transformers reads files in threads, ahead of what becomes of the tensors, unless a variable is set; `shown`: its bar."""
+    """Turn off the threads with which transformers reads files ahead; `shown`: show its progress bar."""
     from transformers.utils import logging
 
     name, was_shown = "HF_DEACTIVATE_ASYNC_LOAD", logging.is_progress_bar_enabled()

@@ -1,4 +1,4 @@
-"""The calls of modules in a forward pass: what goes into each, what comes out of it, and which calls are inside it."""
+"""The calls of modules in a forward pass: inputs, output, and inner calls."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class Call:
 
     def __init__(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]):
         self.module: Any = module
-        self.given = [*args, *kwargs.values()]
-        self.inner: list[Call] = []  # in their order, those inside of others too
+        self.inputs = [*args, *kwargs.values()]
+        self.inner: list[Call] = []  # in order, nested ones included
 
     def of(self, kind: type[nn.Module]) -> list[Call]:
-        """The calls of modules of a class inside it."""
+        """The inner calls of modules of a class."""
         return [call for call in self.inner if isinstance(call.module, kind)]
 
 
 @contextmanager
 def recorded(model: nn.Module) -> Iterator[list[Call]]:
-    """The list of all calls that are made meanwhile, in the order in which they begin."""
+    """Record all calls of modules, in the order in which they start."""
     calls: list[Call] = []
     unfinished: list[Call] = []
 

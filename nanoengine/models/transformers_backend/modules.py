@@ -1,7 +1,7 @@
-"""Modules of this engine in place of those of transformers that compute the same: products, embeddings, norms and experts.
+"""Modules that replace those of transformers with the same results: products, embeddings, norms and experts.
 
-Each has parameters of the names and shapes of the module that it replaces, without memory. Whatever is assigned to one goes into
-the engine's own form of the weight at once, so a loader fills them tensor by tensor, and no weight is in memory twice.
+Each has parameters with the names and shapes of the replaced module, without memory. An assigned tensor is copied at once to the
+engine's form of the weight, so a loader fills them tensor by tensor, and no weight is in memory twice.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Shell(nn.Parameter):
     """A parameter without memory.
 
     Attributes:
-        weight: the matrix that its values went to, which modules that are tied share.
-        device: where the values are, once they are loaded; some models move their inputs there.
+        weight: the matrix with its values, common to tied modules.
+        device: of the loaded values; some models move their inputs there.
     """
 
     weight: Any = None
@@ -35,7 +35,7 @@ class Shell(nn.Parameter):
 
 
 class Replacement(nn.Module):
-    """A module whose parameters in `shells` take values as `assign` does."""
+    """A module that assigns the parameters in `shells` by `assign`."""
 
     shells: Sequence[str] = ("weight",)
 
@@ -61,7 +61,7 @@ class Replacement(nn.Module):
 
 
 class LinearGroup:
-    """The matrix of one linear layer, or of several of one input side by side: they cost one product.
+    """The fused matrix of linear layers of one input, computed by one product.
 
     Args:
         sizes: outputs of each member.
@@ -77,7 +77,7 @@ class LinearGroup:
     ):
         self.factory, self.quantize, self.inputs, self.sizes, self.dtype = factory, quantize, inputs, list(sizes), dtype
         self.members: list[EngineLinear] = []
-        self.weight: Any = None  # not before it is filled: a tied layer needs no matrix of its own
+        self.weight: Any = None  # made when it is filled: a tied layer needs none
 
     def fill(self, member: int, values: Tensor) -> None:
         if self.weight is None:
@@ -85,7 +85,7 @@ class LinearGroup:
         fill(values, self.weight.rows(sum(self.sizes[:member]), self.sizes[member]), self.factory.dtype, self.quantize)
 
     def finish(self) -> None:
-        """After the last tensor was loaded: take the matrix of a tied member, and put the biases side by side."""
+        """After loading: use the matrix of a tied member, and concatenate the biases."""
         if self.weight is None:
             self.weight = self.members[0].get_parameter("weight").weight  # type: ignore[attr-defined]
         biases = [member.bias for member in self.members]
@@ -97,7 +97,7 @@ class LinearGroup:
         return self.factory.kernels.product(flat, self.weight, self.bias, dtype=self.dtype)[0]
 
     def output(self, x: Tensor, member: int) -> Tensor:
-        """[..., inputs] -> [..., outputs of a member]. The others are kept for the next members, which are given the same x."""
+        """[..., inputs] -> [..., outputs of a member]. The other outputs are cached for the next members with the same x."""
         if x is not self._input:
             self._input, self._outputs = x, self.product(x).split(self.sizes, dim=-1)
         output = self._outputs[member]
@@ -124,7 +124,7 @@ class EngineLinear(Replacement):
 
 
 class EngineEmbedding(Replacement):
-    """Rows of a matrix, which a tied head multiplies by."""
+    """An embedding whose matrix a tied head may use."""
 
     def __init__(self, replaced: Any, factory: Factory, quantize: Quantizer | None):
         super().__init__(replaced)
@@ -142,7 +142,7 @@ class EngineEmbedding(Replacement):
 
 
 class EngineNorm(Replacement):
-    """An RMSNorm; `offset` is added to the weights that are assigned (Gemma's are less by 1)."""
+    """An RMSNorm; `offset` is added to assigned weights (Gemma's are less by 1)."""
 
     def __init__(self, replaced: nn.Module, factory: Factory, eps: float, offset: float):
         self.__dict__["shells"] = [name for name, _ in replaced.named_parameters()]

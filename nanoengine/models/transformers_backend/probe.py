@@ -1,4 +1,4 @@
-"""A probe: one forward pass of a model on the device "meta", where no number is computed and no weight takes memory."""
+"""Probe: one forward pass of a model on the device "meta", without numbers and without memory for weights."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from nanoengine.models.transformers_backend.interface import (
 from nanoengine.models.transformers_backend.module_calls import Call, recorded
 
 MAX_CALLS = 4096
-"""Of attention in one pass: as many layers a model of this package may have."""
+"""Limit of the calls of attention in one pass, as of the layers of a model."""
 
 
 @dataclass(frozen=True)
 class Replacements:
-    """Names of the modules that this engine replaces, as the probe called them."""
+    """Names of the modules to replace, in the order of their calls."""
 
-    linear_groups: Sequence[Sequence[str]]  # linear layers of one input, that are called one after the other
+    linear_groups: Sequence[Sequence[str]]  # consecutive linear layers of one input
     embeddings: Sequence[str]
     norms: Mapping[str, tuple[float, float]]  # epsilon and offset
     experts: Mapping[str, str]  # activation
@@ -42,7 +42,7 @@ class Replacements:
 
 @dataclass(frozen=True)
 class Probe:
-    """What one pass of a model shows."""
+    """The results of one pass of a model."""
 
     calls: Sequence[AttentionCall]
     hidden_size: int
@@ -54,7 +54,7 @@ class Probe:
 def attention_calls(
     halves: Halves, attention: Attention, ids: Tensor, positions: Tensor | None
 ) -> tuple[list[AttentionCall], Tensor]:
-    """How attention is called in a pass of these tokens, and the hidden states where each token sees itself alone."""
+    """The calls of attention in a pass of these tokens, and hidden states where each token attends to itself only."""
     calls: list[AttentionCall] = []
 
     def compute(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *more: Any) -> Tensor:
@@ -74,7 +74,7 @@ def attention_calls(
 
 @contextmanager
 def _one_sequence() -> Iterator[None]:
-    """transformers takes positions that do not rise by one for several sequences in a row; in a probe they are not."""
+    """Turn off the detection of packed sequences, which positions of a probe would trigger."""
     from transformers import masking_utils
 
     search = masking_utils.find_packed_sequence_indices
@@ -86,10 +86,10 @@ def _one_sequence() -> Iterator[None]:
 
 
 def probe(model: Any, device: str = "meta") -> Probe:
-    """Run a model whose weights may be anything.
+    """Run a model with any weights.
 
     Raises:
-        UnsupportedModel: it does something that is not computed here.
+        UnsupportedModel: an operation that is not computed.
     """
     halves, attention = Halves(model), Attention(model)
     ids, positions = (torch.zeros(3, dtype=torch.int64, device=device) for _ in range(2))
@@ -111,11 +111,11 @@ def _replacements(model: Any, called: Sequence[Call]) -> Replacements:
     embeddings, norms, experts = [], {}, {}
     last: tuple[Any, bool] = None, False
     for call in called:
-        module, given = call.module, call.given[0] if call.given else None
-        name = names.pop(module, None)  # a module that is called again is known
+        module, first_input = call.module, call.inputs[0] if call.inputs else None
+        name = names.pop(module, None)  # a repeated call has no name
         if is_linear(module):
-            kind = given, module.bias is not None
-            if name is not None and given is not None and kind[0] is last[0] and kind[1] == last[1]:
+            kind = first_input, module.bias is not None
+            if name is not None and first_input is not None and kind[0] is last[0] and kind[1] == last[1]:
                 groups[-1].append(name)
             elif name is not None:
                 groups.append([name])
@@ -143,7 +143,7 @@ def is_turned(module: nn.Module) -> bool:
 
 
 def _as_norm(module: nn.Module) -> tuple[float, float] | None:
-    """Epsilon and offset of a module that computes an RMSNorm with weights, which is tried out; None if it does not."""
+    """Epsilon and offset of a module that computes an RMSNorm with weights, by a trial; None for another module."""
     parameters = list(module.parameters())
     if len(parameters) != 1 or parameters[0].dim() != 1 or len([*module.modules(), *module.buffers()]) != 1:
         return None
@@ -154,7 +154,7 @@ def _as_norm(module: nn.Module) -> tuple[float, float] | None:
         weight.copy_(_drawn(size).abs() + 0.5)
         try:
             output, of_small = trial(x), trial(small)
-        except Exception:  # another module that has one vector: it takes other inputs
+        except Exception:  # a module with one vector and other inputs
             return None
         if not isinstance(output, Tensor) or output.shape != x.shape:
             return None

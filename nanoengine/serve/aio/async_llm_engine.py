@@ -178,7 +178,7 @@ class AsyncLLMEngine:
         """
         if params is not None and params.num_sequences != params.n:
             raise InvalidSamplingParams(
-                f"best_of is {params.num_sequences}: which completions are best is known only at the end"
+                "best_of", f" is {params.num_sequences}: which completions are best is known only at the end"
             )
         loop = asyncio.get_running_loop()
         request = await loop.run_in_executor(None, partial(self.make_request, prompt, params, **options))

@@ -54,10 +54,10 @@ class Answer:
         InvalidPrompt, InvalidSamplingParams: the conversation is too long, or the parameters do not suit the model.
     """
 
-    def __init__(self, llm: LLM, messages: Sequence[Mapping[str, Any]], params: Any):
+    def __init__(self, llm: LLM, messages: Sequence[Mapping[str, Any]], params: Any, adapter: Any = None):
         self.llm = llm
         self.parser = None
-        if is_installed("tools"):  # it parses thoughts
+        if is_installed("tool_calls"):  # it parses thoughts
             prompt = llm.chats.prompt(messages)
             params = prompt.params(params)
             self.parser = prompt.parser()
@@ -65,6 +65,7 @@ class Answer:
         else:
             token_ids = llm.tokenizer.encode_chat(messages)
         [self.request] = llm.make_requests(token_ids, params)
+        llm.adapt([self.request], adapter)
         self._first: float | None = None
         self._seconds = 0.0
 
@@ -87,7 +88,7 @@ class Answer:
             yield from self._read(self.parser.push(text))
 
     def _read(self, events: Sequence[Any]) -> Iterator[Piece]:
-        from nanoengine.models.tools.parser import Reasoning
+        from nanoengine.features.tool_calls.parser import Reasoning
 
         for event in events:  # without tools there are no calls
             if event.text:

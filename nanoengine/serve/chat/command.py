@@ -7,11 +7,13 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from nanoengine.errors import InvalidConfig, InvalidPrompt, ModelNotFound
+from nanoengine.errors import InvalidConfig, ModelNotFound
 from nanoengine.llm import LLM
 from nanoengine.models.fetch import DOWNLOADS, fetch
+from nanoengine.serve.arguments import standard_input
 from nanoengine.serve.chat.session import Session
 
+Values = Mapping[str, Any]
 SMALL = "smollm2"
 
 
@@ -38,8 +40,8 @@ def fetched(name: str) -> str:
     return name
 
 
-def run(model: str, options: Mapping[str, Any], values: Mapping[str, Any], system: str) -> None:
-    """Talk with a model until the user leaves; where standard input or output is no terminal, answer what comes in.
+def run(model: str, options: Values, values: Values, system: str, prompt: str, adapter: Any) -> None:
+    """Talk with a model until the user leaves; with a prompt, or where standard input or output is no terminal, answer once.
 
     Args:
         model: its name.
@@ -47,15 +49,17 @@ def run(model: str, options: Mapping[str, Any], values: Mapping[str, Any], syste
         values: sampling parameters that were given. An answer may be as long as the model can, unless max_tokens is among them
             or advised by the model's makers.
         system: a system message, or nothing.
+        prompt: a message that follows what is piped in, or nothing.
+        adapter: a LoRARequest for all answers, or None.
 
     Raises:
         InvalidConfig: a terminal needs packages that are missing.
-        InvalidPrompt: standard input has no text.
+        InvalidPrompt: there is no prompt, and standard input has no text.
     """
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        text = _standard_input()
+    if prompt or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        piped = "" if prompt and sys.stdin.isatty() else standard_input(may_be_empty=bool(prompt))
         with LLM(model, use_tqdm=False, **options) as llm:
-            _filter(Session(llm, _params(llm, values), system), text)
+            _filter(Session(llm, _params(llm, values), system, adapter), f"{piped}\n{prompt}".strip())
         return
     try:
         from nanoengine.serve.chat.terminal import Terminal
@@ -67,22 +71,12 @@ def run(model: str, options: Mapping[str, Any], values: Mapping[str, Any], syste
             "without it, `echo hello | nanoengine chat MODEL` answers standard input"
         ) from error
     with LLM(model, **options) as llm:
-        Terminal(Session(llm, _params(llm, values), system)).run()
+        Terminal(Session(llm, _params(llm, values), system, adapter)).run()
 
 
 def _params(llm: LLM, values: Mapping[str, Any]) -> Any:
     longest = {"max_tokens": llm.built.models.default_sampling.get("max_tokens")}
     return dataclasses.replace(llm.get_default_sampling_params(), **{**longest, **values})
-
-
-def _standard_input() -> str:
-    try:
-        text = sys.stdin.read().removeprefix("\ufeff").strip()
-    except UnicodeDecodeError as error:
-        raise InvalidPrompt(f"standard input is no text: {error}") from error
-    if not text:
-        raise InvalidPrompt("standard input has no text to answer")
-    return text
 
 
 def _filter(session: Session, text: str) -> None:

@@ -31,10 +31,11 @@ class Session:
         llm: a model.
         params: sampling parameters of all answers; `/set` changes them.
         system: a system message; empty: none.
+        adapter: a LoRARequest for all answers, or None.
     """
 
-    def __init__(self, llm: LLM, params: Any, system: str = ""):
-        self.llm, self.params, self.system = llm, params, system
+    def __init__(self, llm: LLM, params: Any, system: str = "", adapter: Any = None):
+        self.llm, self.params, self.system, self.adapter = llm, params, system, adapter
         self.messages: list[dict[str, str]] = []
         self.stats: list[Stats] = []
         """Of all answers, also of those that were forgotten."""
@@ -83,7 +84,7 @@ class Session:
         for start in starts:
             wanted = free if start == self.num_left_out else most * FREED
             try:
-                answer = Answer(self.llm, [*system, *asked[start:]], params)
+                answer = Answer(self.llm, [*system, *asked[start:]], params, self.adapter)
             except PromptTooLong:
                 if start == last:
                     raise

@@ -12,9 +12,9 @@ from starlette.responses import Response
 
 from nanoengine.core.outputs import CompletionOutput, RequestOutput
 from nanoengine.core.sequence import Request
-from nanoengine.models.tools.chats import answer_of
-from nanoengine.models.tools.parser import CallPiece, Event, PlainText
-from nanoengine.models.tools.telling import of_whole_calls
+from nanoengine.features.tool_calls.call_events import of_whole_calls
+from nanoengine.features.tool_calls.parser import CallPiece, Event, PlainText
+from nanoengine.features.tool_calls.prompt import answer_of
 from nanoengine.serve.aio.request_stream import Delta
 from nanoengine.serve.server.answers import ChoicesAnswer, EventStream, encode
 from nanoengine.serve.server.jobs import Job
@@ -57,7 +57,7 @@ class _Choice:
         self.has_called = False
 
     def read(self, text: str, ended: str | None) -> dict[str, Any]:
-        """The fields of a delta. Arguments as for `Reading.read`."""
+        """The fields of a delta. Arguments as for `StreamParser.read`."""
         events = self._reader.read(text, ended)
         said = answer_of(events)
         found: dict[str, Any] = {"content": said.text} if said.text else {}

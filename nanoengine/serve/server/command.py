@@ -7,20 +7,19 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import re
 import tomllib
-import typing
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from nanoengine.builder import not_installed, option_types
+from nanoengine.builder import not_installed
 from nanoengine.core.model_config import read_file
 from nanoengine.errors import InvalidConfig, MissingPackage, NanoEngineError, UnknownOption, did_you_mean, shown
 from nanoengine.log import show_log
-from nanoengine.plugins import PluginOptions, code_of_others
-from nanoengine.serve.arguments import Parser, byte_count, docstring
+from nanoengine.plugins import PluginOptions
+from nanoengine.serve.arguments import byte_count
+from nanoengine.serve.engine_options import add_engine_options, add_fields, early_values, engine_values
 from nanoengine.serve.server.config import ServerConfig
 
 logger = logging.getLogger("nanoengine")
@@ -38,9 +37,6 @@ MAX_CONFIG_BYTES = 32 << 10
 TOML = {bool: (bool,), int: (int,), float: (float, int), byte_count: (int, str)}
 """Types that a value may have in a file, for each kind of option that is no string."""
 
-NO_OPTIONS = ("model", "options")
-"""Fields of the engine's options that are none of the command line."""
-
 SERVER_DEFAULTS = (
     "A server has defaults of its own for four: scheduling_policy is mixed, max_num_batched_tokens 512 (2048 on a GPU), "
     "long_prefill_token_threshold half of that, and min_priority 0."
@@ -49,11 +45,8 @@ SERVER_DEFAULTS = (
 
 def named_plugins(arguments: Sequence[str]) -> PluginOptions:
     """The plugins that a command line names, or else its file of options: theirs must be known before it is parsed."""
-    first = Parser(prog="nanoengine serve", add_help=False, allow_abbrev=False)
-    first.add_argument("--plugins", nargs="+")
-    first.add_argument("--config")
-    found, _ = first.parse_known_args(arguments)
-    names = found.plugins or (read_options(found.config).get("plugins") if found.config else None)
+    found = early_values(arguments, "--plugins", "--config")
+    names = found.plugins or (read_options(found.config[0]).get("plugins") if found.config else None)
     return PluginOptions(plugins=(names,) if isinstance(names, str) else names)
 
 
@@ -63,30 +56,20 @@ def add_arguments(parser: argparse.ArgumentParser, plugins: PluginOptions | None
     parser.add_argument("model", nargs="?", help=MODEL)
     parser.add_argument("--config", metavar="FILE", action=ConfigFile, help=CONFIG)
     parser.add_argument("-v", "--verbose", dest="log_level", action="store_const", const="debug", help=VERBOSE)
-    server = parser.add_argument_group("server")
-    engine = parser.add_argument_group("engine", SERVER_DEFAULTS)
-    for group, kind in ((server, ServerConfig), *((engine, kind) for kind in option_types(plugins))):
-        hints, helps = typing.get_type_hints(kind), _help(kind)
-        for field in fields(kind):
-            if field.name not in NO_OPTIONS:
-                kind_of = byte_count if field.metadata.get("unit") == "bytes" else hints[field.name]
-                # Of a plugin: the server can have an option of this name, or its type be none of an argument.
-                with code_of_others(f"{kind.__qualname__} of {kind.__module__}"):
-                    _add(group, field.name, kind_of, helps.get(field.name, ""), field.default)
+    add_fields(parser.add_argument_group("server"), ServerConfig)
+    add_engine_options(parser.add_argument_group("engine", SERVER_DEFAULTS), plugins)
 
 
 def configs(args: argparse.Namespace) -> tuple[dict[str, Any], ServerConfig]:
     """The options of the engine and of the server; raises InvalidConfig."""
     given = vars(args)
-    types = option_types(PluginOptions(plugins=given.get("plugins")))
-    engine = {field.name for kind in types for field in fields(kind)} - set(NO_OPTIONS)
     server = {field.name: given[field.name] for field in fields(ServerConfig) if field.name in given}
     texts: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in server.items()}
     if "api_key" not in texts and (key := os.environ.get("NANOENGINE_API_KEY")) is not None:
         if not (key := key.strip()):  # as of a secret that was not found: everybody would be served
             raise InvalidConfig("NANOENGINE_API_KEY is empty: give it a key, or unset it to serve everybody")
         texts["api_key"] = (key,)
-    return {name: value for name, value in given.items() if name in engine}, ServerConfig(**texts)
+    return engine_values(args), ServerConfig(**texts)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -149,23 +132,3 @@ def read_options(path: str) -> dict[str, Any]:
         return tomllib.loads(read_file(Path(path), MAX_CONFIG_BYTES).decode("utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise InvalidConfig(f"config is {shown(path)}, which cannot be read: {error}") from error
-
-
-def _add(group: Any, name: str, hint: Any, text: str, default: Any) -> None:
-    kind = next((kind for kind in typing.get_args(hint) if kind is not type(None)), hint)
-    options: dict[str, Any] = {"dest": name, "help": text.replace("%", "%%")}
-    if default is not None and default is not MISSING:
-        options["help"] += f" (default: {default})"
-    if kind is bool:
-        options["action"] = argparse.BooleanOptionalAction
-    else:
-        options["metavar"] = name.upper().rsplit("_", 1)[-1]
-        options |= {"nargs": "+"} if typing.get_origin(kind) is tuple else {"type": kind}
-    group.add_argument("--" + name.replace("_", "-"), **options)
-
-
-def _help(kind: type) -> Mapping[str, str]:
-    """What the docstring of a class says of each field, under "Args:"."""
-    arguments = docstring(kind).partition("Args:\n")[2].partition("\nRaises:")[0]
-    entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", arguments, re.MULTILINE)
-    return {name: re.sub(r"\s+", " ", text).strip() for name, text in entries}

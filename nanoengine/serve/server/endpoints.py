@@ -14,7 +14,7 @@ from nanoengine.serve.server.answers import json_response
 from nanoengine.serve.server.chat import chat_completions
 from nanoengine.serve.server.completions import completions
 from nanoengine.serve.server.endpoint import EVENTS, LINES, Access, Endpoint
-from nanoengine.serve.server.infill import InfillRequest, infill
+from nanoengine.serve.server.llama_cpp import InfillRequest, LlamaRequest, completion, infill, props
 from nanoengine.serve.server.messages import CountTokensRequest, MessagesRequest, count_tokens, messages
 from nanoengine.serve.server.openapi import document
 from nanoengine.serve.server.page import show_view
@@ -58,7 +58,10 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "POST", "/v1/messages/count_tokens", count_tokens, "Count the tokens of a conversation", CountTokensRequest
     ),
     # llama.cpp's
+    Endpoint("POST", "/completion", completion, "Go on with a text (llama.cpp's API)", LlamaRequest, EVENTS),
     Endpoint("POST", "/infill", infill, "The text between a prefix and a suffix", InfillRequest, EVENTS),
+    Endpoint("POST", "/apply-template", tokens.apply_template, "A conversation in the chat template", ChatRequest),
+    Endpoint("GET", "/props", props, "The context and the chat template (llama.cpp's API)"),
     # Ollama's
     Endpoint("POST", "/api/chat", ollama.chat, "Answer a conversation (Ollama's API)", ollama.OllamaChatRequest, LINES),
     Endpoint(

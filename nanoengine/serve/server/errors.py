@@ -116,18 +116,12 @@ def problem_of(error: BaseException) -> Problem:
         return error
     if isinstance(error, StepFailed) and isinstance(error.__cause__, USER_ERRORS):
         error = error.__cause__
-    if isinstance(error, PromptTooLong):
-        return Problem(HTTPStatus.BAD_REQUEST, str(error), "prompt", code=TOO_LONG)
     if isinstance(error, USER_ERRORS):
-        return Problem(HTTPStatus.BAD_REQUEST, str(error), _field(str(error)))
+        default = "prompt" if isinstance(error, InvalidPrompt) else ""
+        field, code = re.match(r"\w+", error.field or default), TOO_LONG if isinstance(error, PromptTooLong) else None
+        return Problem(HTTPStatus.BAD_REQUEST, str(error), field and field[0], code=code)
     if isinstance(error, EngineDead | EngineClosed | GrammarsUnavailable):
         return Problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
     if isinstance(error, NanoEngineError):  # such as StepFailed: its message says what has happened
         return Problem(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
     return Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "the server has met an error of its own; its log says which")
-
-
-def _field(message: str) -> str | None:
-    """The field at fault: messages of the engine begin with its name, or with a small word."""
-    word = re.match(r"(?:the (?=prompt))?((?!(?:the|an?|no|there|bad)\b)[a-z]+(?:_[a-z]+)*)", message)
-    return None if word is None else word[1]

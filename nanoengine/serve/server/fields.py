@@ -2,30 +2,33 @@
 
 A field that a request lists is taken, or it is ignored because it can change nothing here (`IGNORED` and its like). Any other is
 taken where it asks for nothing, so that newer clients are served, and refused by its name where it asks for something: an option
-that is silently dropped gives wrong answers.
+that is silently dropped gives wrong answers. Ollama's interface alone ignores names that Ollama does not know, as Ollama does.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import msgspec
 
-from nanoengine.errors import did_you_mean
+from nanoengine.errors import did_you_mean, shown
 from nanoengine.serve.server.errors import Problem
+
+logger = logging.getLogger("nanoengine")
 
 IGNORED = (
     *("user", "store", "metadata", "service_tier", "safety_identifier", "session_id"),
     *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "spaces_between_special_tokens"),
     *("mm_payload", "return_mm_kwargs", "return_token_offsets"),
-    *("cache_prompt", "id_slot", "keep_alive"),
+    *("cache_prompt", "id_slot", "keep_alive", "samplers"),
 )
-"""Fields that can change nothing here: notes of the client's, hints about other servers' caches, and what concerns images,
-of which there are none."""
+"""Fields that can change nothing here: notes of the client's, hints about other servers' caches, the order of filters, which is
+fixed, and what concerns images, of which there are none."""
 
 OF_CHATS = ("verbosity",)
 OF_EMBEDDINGS = ("user", "metadata", "keep_alive")
@@ -46,6 +49,12 @@ IGNORED_RESPONSES = (
 
 IGNORED_OLLAMA = ("truncate", "shift")
 
+UNAVAILABLE_OLLAMA = ("images", "template", "context", "logprobs", "top_logprobs", "mirostat", "typical_p", "tfs_z")
+"""Fields and options that Ollama has, and this server has not. Any other field is ignored by both."""
+
+MAX_IGNORED_NAMES = 256
+"""The most names of ignored fields in the log."""
+
 IGNORED_OPTIONS = (
     *("num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_gqa", "numa"),
     *("low_vram", "f16_kv", "vocab_only", "use_mmap", "use_mlock", "logits_all", "embedding_only", "draft_num_predict"),
@@ -57,7 +66,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
         ("use_beam_search", "early_stopping", "watermarking", "return_weight_versions", "background"), (False,)
     ),
-    **dict.fromkeys(("logprobs", "return_progress"), (False,)),
+    **dict.fromkeys(("logprobs", "return_progress", "with_pieces"), (False,)),
     **dict.fromkeys(("length_penalty", "typical_p", "typ_p", "tfs_z", "dynatemp_exponent", "n_cmpl"), (1,)),
     **dict.fromkeys(("routed_experts_prompt_start", "top_logprobs", "n_probs", "mirostat"), (0,)),
     **dict.fromkeys(("dynatemp_range", "xtc_probability", "dry_multiplier"), (0,)),
@@ -80,7 +89,6 @@ INSTEAD: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("n_predict", "num_predict", "max_length"), ("max_tokens", "max_output_tokens")),
     "stop_sequences": ("stop",),
     "stop": ("stop_sequences",),
-    "max_tokens": ("num_predict",),
     "input": ("messages", "prompt"),
     "messages": ("input",),
     "previous_response_id": ("input with all items of the conversation: no responses are kept here",),
@@ -100,7 +108,13 @@ SAID_BY_EMPTY = ("allowed_token_ids", "request_ids", "json_schema", "guided_json
 
 
 class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What a client sends. A field that is null or empty means what it means to leave the field out."""
+    """What a client sends. A field that is null or empty means what it means to leave the field out.
+
+    Attributes:
+        unavailable: fields that are refused where any other unknown one is ignored; None: all are refused.
+    """
+
+    unavailable: ClassVar[tuple[str, ...] | None] = None
 
     def __post_init__(self) -> None:
         for name, default in _defaults(type(self)):
@@ -134,8 +148,22 @@ def with_fields(
     return msgspec.defstruct(base.__name__, [(*own, None) for own in found.items()], bases=(base,), kw_only=True)
 
 
-def without_unknown(body: bytes, kind: type[msgspec.Struct], place: str = "") -> bytes:
-    """The JSON of a request without the fields that it does not have, if they ask for nothing.
+class Ignored:
+    """Names of fields that were ignored. The log has each of them once."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+
+    def note(self, name: str) -> None:
+        """Write a line, unless there was one. At most 80 characters of a name are in it, and no line end."""
+        name = shown(name)
+        if name not in self._names and len(self._names) < MAX_IGNORED_NAMES:
+            self._names.add(name)
+            logger.warning("the field %s of a request is ignored: no endpoint of Ollama's interface has it", name)
+
+
+def without_unknown(body: bytes, kind: type[Body], ignored: Ignored, place: str = "") -> bytes:
+    """The JSON of a request without the fields that it does not have, if they ask for nothing or the interface ignores them.
 
     Raises:
         Problem: one asks for something.
@@ -144,9 +172,12 @@ def without_unknown(body: bytes, kind: type[msgspec.Struct], place: str = "") ->
     known, kept = _tables(kind), {}
     for name, raw in msgspec.json.decode(body, type=dict[str, msgspec.Raw]).items():
         if name not in known:
-            check_unknown(name, bytes(raw), known, place)
+            if kind.unavailable is None or name in kind.unavailable:
+                check_unknown(name, bytes(raw), known, place)
+            else:
+                ignored.note(f"{place}{name}")
         elif (inner := known[name]) is not None and bytes(raw).startswith(b"{"):
-            kept[name] = msgspec.Raw(without_unknown(bytes(raw), inner, f"{place}{name}."))
+            kept[name] = msgspec.Raw(without_unknown(bytes(raw), inner, ignored, f"{place}{name}."))
         else:
             kept[name] = raw
     return msgspec.json.encode(kept)

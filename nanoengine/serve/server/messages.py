@@ -13,7 +13,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from nanoengine.errors import shown
-from nanoengine.models.tools.parser import Call, CallPiece, Event, Reasoning, Text
+from nanoengine.features.tool_calls.parser import Call, CallPiece, Event, Reasoning, Text
 from nanoengine.serve.server.answers import EventStream, json_response
 from nanoengine.serve.server.errors import Problem
 from nanoengine.serve.server.fields import IGNORED_MESSAGES, Body, with_fields

@@ -5,8 +5,7 @@ Streams are lines of JSON, and are what a client gets that does not say. No mode
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -19,12 +18,12 @@ from starlette.responses import Response
 import nanoengine
 from nanoengine.builder import is_installed
 from nanoengine.errors import InvalidPrompt
-from nanoengine.models.tools.parser import Call, CallPiece, Event, Reasoning
+from nanoengine.features.tool_calls.parser import Call, CallPiece, Reasoning
 from nanoengine.serve.server.answers import EventStream, encode, json_response
 from nanoengine.serve.server.errors import Problem
-from nanoengine.serve.server.fields import IGNORED_OLLAMA, IGNORED_OPTIONS, Body, with_fields
+from nanoengine.serve.server.fields import IGNORED_OLLAMA, IGNORED_OPTIONS, UNAVAILABLE_OLLAMA, with_fields
 from nanoengine.serve.server.local_sampling import OURS, LocalSampling
-from nanoengine.serve.server.protocol import Positive, Table, Texts, TranslatedRequest
+from nanoengine.serve.server.protocol import Positive, Stops, Table, Texts, TranslatedRequest
 from nanoengine.serve.server.replies import Usage, Writer, json_schema, reply, tool_call
 from nanoengine.serve.server.scope import new_id
 from nanoengine.serve.server.serving import Serving
@@ -33,14 +32,24 @@ NEVER = "9999-12-31T23:59:59Z"
 """The time at which a model is unloaded."""
 
 
-class Options(with_fields(LocalSampling, IGNORED_OPTIONS), kw_only=True):  # type: ignore[misc, call-arg]
+LIMITS = ("max_tokens", "max_output_tokens", "max_completion_tokens", "num_predict")
+OTHERS = {"stop_sequences": "stop", "repetition_penalty": "repeat_penalty", **dict.fromkeys(LIMITS, "num_predict")}
+"""Names of other interfaces that clients send for options -> the options."""
+
+NAMES = (*OTHERS, *OURS, "stop", "repeat_last_n")
+"""Names of the options of sampling; of two values for one option the later name counts."""
+
+TYPES = {**dict.fromkeys(LIMITS, int), "stop_sequences": Stops, "repetition_penalty": float}
+
+
+class Options(with_fields(LocalSampling, IGNORED_OPTIONS, TYPES), kw_only=True):  # type: ignore[misc, call-arg]
     """How to sample, and how to lay the model out in memory."""
 
-    num_predict: int | None = None
+    unavailable: ClassVar[tuple[str, ...] | None] = UNAVAILABLE_OLLAMA
 
 
-class _Asked(with_fields(Body, IGNORED_OLLAMA), kw_only=True):  # type: ignore[misc, call-arg]
-    """Fields of both requests."""
+class _Generation(with_fields(Options, IGNORED_OLLAMA), kw_only=True):  # type: ignore[misc, call-arg]
+    """Fields of both requests. What `options` says counts before an option beside it."""
 
     model: str
     stream: bool | None = True
@@ -51,7 +60,8 @@ class _Asked(with_fields(Body, IGNORED_OLLAMA), kw_only=True):  # type: ignore[m
 
     def chat(self, messages: list[Table], tools: list[Table] | None = None) -> TranslatedRequest:
         """A conversation, as /v1/chat/completions has it."""
-        options = self.options or Options()
+        values = [(name, getattr(table, name)) for table in (self, self.options or Options()) for name in NAMES]
+        options = Options(**{OTHERS.get(name, name): value for name, value in values if value is not None})
         limit = options.num_predict
         is_begun = bool(messages) and messages[-1]["role"] == "assistant"  # the model goes on with it
         return TranslatedRequest(
@@ -69,14 +79,14 @@ class _Asked(with_fields(Body, IGNORED_OLLAMA), kw_only=True):  # type: ignore[m
         )
 
 
-class OllamaChatRequest(_Asked, kw_only=True):  # type: ignore[call-arg]
+class OllamaChatRequest(_Generation, kw_only=True):  # type: ignore[call-arg]
     """POST /api/chat."""
 
     messages: list[Table] | None = None
     tools: list[Table] | None = None
 
 
-class OllamaGenerateRequest(_Asked, kw_only=True):  # type: ignore[call-arg]
+class OllamaGenerateRequest(_Generation, kw_only=True):  # type: ignore[call-arg]
     """POST /api/generate."""
 
     prompt: str | None = ""
@@ -85,14 +95,14 @@ class OllamaGenerateRequest(_Asked, kw_only=True):  # type: ignore[call-arg]
     raw: bool | None = False
 
 
-class OllamaShowRequest(with_fields(Body, ("verbose",)), kw_only=True):  # type: ignore[misc, call-arg]
+class OllamaShowRequest(with_fields(Options, ("verbose",)), kw_only=True):  # type: ignore[misc, call-arg]
     """POST /api/show. `name` is what older clients call the model."""
 
     model: str | None = None
     name: str | None = None
 
 
-class OllamaEmbedRequest(with_fields(Body, ("keep_alive",)), kw_only=True):  # type: ignore[misc, call-arg]
+class OllamaEmbedRequest(with_fields(Options, ("keep_alive",)), kw_only=True):  # type: ignore[misc, call-arg]
     """POST /api/embed. No option of sampling can change an embedding."""
 
     model: str
@@ -236,7 +246,7 @@ def _now() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
-def _loaded(request: _Asked, **said: Any) -> Response:
+def _loaded(request: _Generation, **said: Any) -> Response:
     """The answer to a request without a prompt, which loads or unloads a model in Ollama; here the model stays."""
     reason = "unload" if str(request.keep_alive).rstrip("smh") in ("0", "0.0") else "load"
     return json_response({"model": request.model, "created_at": _now(), **said, "done": True, "done_reason": reason})
@@ -254,8 +264,6 @@ class OllamaWriter(Writer):
         self._model, self._is_chat = model, is_chat
         self._said: Table = {}
         self._whole: Table = {}
-        self._start = time.monotonic_ns()
-        self._first = 0  # the time of the first token
 
     def write(self, event: Table) -> bytes:
         return encode(event) + b"\n"
@@ -263,10 +271,6 @@ class OllamaWriter(Writer):
     def _line(self, said: Table, **rest: Any) -> Table:
         own = {"message": {"role": "assistant", "content": "", **said}} if self._is_chat else {"response": "", **said}
         return {"model": self._model, "created_at": _now(), **own, "done": False, **rest}
-
-    def open(self, event: Event) -> Iterable[Table]:
-        self._first = self._first or time.monotonic_ns()
-        return ()
 
     def add(self, text: str) -> Iterator[Table]:
         if self._kind is CallPiece:  # its clients take whole calls
@@ -283,17 +287,16 @@ class OllamaWriter(Writer):
         yield self._line({"tool_calls": calls[-1:]})
 
     def end(self, reason: str | None, stop: str | int | None, usage: Usage) -> Iterator[Table]:
-        now = time.monotonic_ns()
-        first = self._first or now if self.ttft is None else self._start + int(1e9 * self.ttft)
+        prompt, new = (int(1e9 * seconds) for seconds in self.seconds())
         rest = {
             "done": True,
             "done_reason": "length" if reason == "length" else "stop",
-            "total_duration": now - self._start,
+            "total_duration": prompt + new,
             "load_duration": 0,
             "prompt_eval_count": usage.prompt,
-            "prompt_eval_duration": first - self._start,
+            "prompt_eval_duration": prompt,
             "eval_count": usage.new,
-            "eval_duration": now - first,
+            "eval_duration": new,
         }
         self._whole = self._line(self._said) | rest
         yield self._line({}) | rest

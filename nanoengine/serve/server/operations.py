@@ -53,6 +53,7 @@ def _model(serving: Serving, name: str) -> dict[str, object]:
         "root": serving.root if adapter is None else adapter.path,
         "parent": None if adapter is None else serving.name,
         "max_model_len": serving.max_model_len,
+        "meta": {"n_ctx": serving.max_model_len},  # llama.cpp's
     }
 
 

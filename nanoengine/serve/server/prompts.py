@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from functools import cached_property
 
+from nanoengine.features.tool_calls.chats import Chats
+from nanoengine.features.tool_calls.prompt import Prompt
 from nanoengine.models.fill_in_middle import FillMarks, fill_marks
 from nanoengine.models.tokenizer import ModelTokenizer
-from nanoengine.models.tools.chats import Chats, Prompt
 from nanoengine.serve.server.config import ServerConfig
 from nanoengine.serve.server.errors import TOO_LONG, Problem, context
 from nanoengine.serve.server.protocol import ChatRequest, Queued, TokenizeRequest

@@ -65,7 +65,7 @@ SAMPLING = {
     "seed": Int64,
     **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), float),
 }
-"""Sampling parameters that all interfaces but Anthropic's take, and their types. None: the model's default (models/advice.py)."""
+"""Sampling parameters of all interfaces except Anthropic's, and their types. None: the default (models/default_sampling.py)."""
 
 
 class Queued(Named, kw_only=True):
@@ -204,9 +204,11 @@ class EmbeddingRequest(with_fields(Queued, OF_EMBEDDINGS), kw_only=True):  # typ
     use_activation: bool | None = None  # vLLM's: whether it is normalized
 
 
-class TokenizeRequest(Named, kw_only=True):
-    """POST /tokenize: of a prompt, or of messages."""
+class TokenizeRequest(with_fields(Named, ("parse_special",)), kw_only=True):  # type: ignore[misc, call-arg]
+    """POST /tokenize: of a prompt, of messages, or of llama.cpp's content."""
 
+    content: str | None = None
+    add_special: bool | None = False
     prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = None
@@ -217,8 +219,8 @@ class TokenizeRequest(Named, kw_only=True):
     tools: list[Table] | None = None
 
     def check(self) -> None:
-        if (self.prompt is None) == (self.messages is None):
-            raise Problem(400, "prompt and messages: give one of them", "prompt")
+        if [self.prompt, self.messages, self.content].count(None) != 2:
+            raise Problem(400, "prompt, messages and content: give one of them", "prompt")
         _check_continuing(self.continue_final_message, self.add_generation_prompt)
 
 

@@ -15,7 +15,7 @@ from starlette.requests import Request as HTTPRequest
 
 from nanoengine.depth import MAX_DEPTH
 from nanoengine.serve.server.errors import TOO_LONG, Problem, body_too_long, context
-from nanoengine.serve.server.fields import without_unknown
+from nanoengine.serve.server.fields import Body, Ignored, without_unknown
 from nanoengine.serve.server.quota import Holding
 from nanoengine.serve.server.text import IS_LONG, TextThreads
 
@@ -40,7 +40,7 @@ BY_BROWSERS = frozenset(("origin", "sec-fetch-site"))
 MAX_BODY_SECONDS = 120
 """The time in which a whole body must arrive."""
 
-S = TypeVar("S", bound=msgspec.Struct)
+S = TypeVar("S", bound=Body)
 R = TypeVar("R")
 
 
@@ -50,6 +50,7 @@ async def read(
     threads: TextThreads,
     max_bytes: int,
     holding: Holding,
+    ignored: Ignored,
     then: Callable[[S], R],
 ) -> R:
     """Read the body of a request, and return the result of a function of it.
@@ -60,6 +61,7 @@ async def read(
         threads: for long bodies.
         max_bytes: of the body.
         holding: counts the bytes of the body.
+        ignored: notes the unknown fields that the interface ignores.
         then: the function; it is called in a thread if the body is long.
 
     Raises:
@@ -73,8 +75,8 @@ async def read(
     body = await _body(http, max_bytes, holding)
     IS_LONG.set(len(body) > SLOW_BYTES)
     if not IS_LONG.get():
-        return then(_parse(body, kind))
-    return await threads.run(lambda: then(_parse(body, kind)))
+        return then(_parse(body, kind, ignored))
+    return await threads.run(lambda: then(_parse(body, kind, ignored)))
 
 
 async def _body(http: HTTPRequest, max_bytes: int, holding: Holding) -> bytes:
@@ -97,7 +99,7 @@ async def _body(http: HTTPRequest, max_bytes: int, holding: Holding) -> bytes:
     return b"".join(parts).removeprefix(BOM_UTF8)
 
 
-def _parse(body: bytes, kind: type[S]) -> S:
+def _parse(body: bytes, kind: type[S], ignored: Ignored) -> S:
     body = body.removeprefix(BOM_UTF8)
     signs_of_body = np.frombuffer(body, np.uint8)  # it counts without the interpreter's lock
     for name, (signs, most) in MOST.items():
@@ -109,7 +111,7 @@ def _parse(body: bytes, kind: type[S]) -> S:
         except msgspec.ValidationError as error:
             if "unknown field" not in str(error):
                 raise
-            request = msgspec.json.decode(without_unknown(body, kind), type=kind)
+            request = msgspec.json.decode(without_unknown(body, kind, ignored), type=kind)
     except msgspec.ValidationError as error:
         message = re.sub(r"(?s)([`'])(.{77}).*\1", r"\1\2...\1", str(error))  # it may quote a name or a value
         raise Problem(400, message, _param(message)) from error

@@ -7,6 +7,7 @@ have no `Writer`: with `n` choices, log probabilities and token ids they share t
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,9 +19,9 @@ from starlette.responses import Response
 
 from nanoengine.core.outputs import RequestOutput
 from nanoengine.features.sampling.params import SamplingParams
-from nanoengine.models.tools.chats import Prompt, plain_prompt
-from nanoengine.models.tools.parser import Call, CallPiece, Event, Reading
-from nanoengine.models.tools.telling import of_whole_calls
+from nanoengine.features.tool_calls.call_events import of_whole_calls
+from nanoengine.features.tool_calls.parser import Call, CallPiece, Event, StreamParser
+from nanoengine.features.tool_calls.prompt import Prompt, plain_prompt
 from nanoengine.serve.server.answer_bytes import answer_bytes
 from nanoengine.serve.server.answers import COMMENT, EventStream, encode, json_response
 from nanoengine.serve.server.errors import Problem
@@ -90,7 +91,7 @@ class Conversation:
         thought = self.prompt.thought
         return 0 if thought is None else thought.count(token_ids, self.serving.tokenizer.decode)
 
-    def parser(self) -> Reading:
+    def parser(self) -> StreamParser:
         """For one answer."""
         return self.prompt.parser(skip_special_tokens=self.params.skip_special_tokens)
 
@@ -123,7 +124,9 @@ class Writer:
     """Names of the interface for fields of `SamplingParams`, for errors."""
 
     def __init__(self) -> None:
-        self.ttft: float | None = None  # seconds to the first token; None: `open` measures it
+        self.ttft: float | None = None  # seconds to the first token; None: they are measured here
+        self._start = time.monotonic()
+        self._first = 0.0  # the time of the first text
         self._kind: type[Event] | None = None  # of the open block
         self._num_blocks = 0
         self.has_called = False
@@ -151,10 +154,17 @@ class Writer:
                 if not text and not begins_call:
                     continue
                 self._num_blocks += 1
+                self._first = self._first or time.monotonic()
                 self._kind = type(event)
                 yield from self.open(event)
             if text:
                 yield from self.add(text)
+
+    def seconds(self) -> tuple[float, float]:
+        """From the request to its first token, and from there until now."""
+        now = time.monotonic()
+        first = self._first or now if self.ttft is None else self._start + self.ttft
+        return first - self._start, now - first
 
     def close_last(self) -> Iterator[Table]:
         if self._kind is not None:

@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
-from nanoengine.models.tools.parser import Call, CallPiece, Event, Reasoning, Text
+from nanoengine.features.tool_calls.parser import Call, CallPiece, Event, Reasoning, Text
 from nanoengine.serve.server.answers import EventStream, encode
 from nanoengine.serve.server.errors import Problem
 from nanoengine.serve.server.fields import IGNORED_RESPONSES, check_unknown, with_fields

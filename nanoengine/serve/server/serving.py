@@ -25,6 +25,7 @@ from nanoengine.serve.aio.async_llm_engine import AsyncLLMEngine
 from nanoengine.serve.server.cached import Cached
 from nanoengine.serve.server.config import ServerConfig
 from nanoengine.serve.server.errors import RETRY_AFTER, Problem
+from nanoengine.serve.server.fields import Ignored
 from nanoengine.serve.server.jobs import Job, Jobs, overdue, until_gone
 from nanoengine.serve.server.metrics import render_metrics
 from nanoengine.serve.server.model_card import ModelCard
@@ -92,6 +93,7 @@ class Serving:
         self.prompts = Prompts(built.tokenizer, config, self.max_model_len)
         self.token_texts = TokenTexts(built.tokenizer)
         self.jobs = Jobs()
+        self.ignored = Ignored()
         of_bytes, of_places = Quota.of_bytes, Quota.of_places
         most, hint = config.max_held_body_bytes, "ask for fewer tokens, log probabilities or completions"
         self.bodies = of_bytes(most, "max_held_body_bytes", "this body may take {}", "shorten it")
@@ -140,7 +142,7 @@ class Serving:
             return request, make(request)
 
         holding = http.scope[HELD].enter_context(self.bodies.hold(http.scope[CLIENT]))
-        request, made = await read(http, kind, self.text, config.max_body_bytes, holding, checked)
+        request, made = await read(http, kind, self.text, config.max_body_bytes, holding, self.ignored, checked)
         if model := getattr(request, "model", None):
             http.scope[ADAPTER] = self.names.check(model)
         return request, made

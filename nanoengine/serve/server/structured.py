@@ -29,13 +29,12 @@ def named_as_sent(request: Queued, names: Mapping[str, str] = MappingProxyType({
     try:
         yield
     except InvalidSamplingParams as error:
-        sent = [name for name in ("response_format", "json_schema", "grammar") if getattr(request, name, None)]
-        is_own = getattr(request, "structured_outputs", None) is not None
-        field = r"\g<0>" if is_own else [*sent, "tools"][0]  # a tool has a schema where nothing else has one
-        message = re.sub(r"^structured_outputs(\.\w+)?", field, str(error))
-        for ours, theirs in {**names, **getattr(request, "names", {})}.items():
-            message = re.sub(rf"^{re.escape(ours)}\b", theirs, message)
-        raise InvalidSamplingParams(message) from error
+        field = error.field or ""
+        if field.startswith("structured_outputs") and getattr(request, "structured_outputs", None) is None:
+            sent = [name for name in ("response_format", "json_schema", "grammar") if getattr(request, name, None)]
+            field = [*sent, "tools"][0]  # a tool has a schema where nothing else has one
+        named = {**names, **getattr(request, "names", {})}
+        raise InvalidSamplingParams(named.get(field, field), error.args[-1]) from error
     except (InvalidPrompt, Problem) as error:
         problem = problem_of(error)
         if problem.param == "prompt":

@@ -162,7 +162,7 @@ def joined(message: Message) -> Mapping[str, Any]:
             texts.append(part)
         else:
             only = 'this model takes text, {"type": "text", "text": ...}'
-            raise InvalidPrompt(f"content holds a part of type {shown(kind)} that has no text: {only}")
+            raise InvalidPrompt("content", f" holds a part of type {shown(kind)} that has no text: {only}")
     return {**message, "content": "\n".join(texts)}
 
 

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, GET /tokenizer_info: the model's tokenizer, for clients that count or build prompts."""
+"""POST /tokenize, /detokenize and /apply-template, GET /tokenizer_info: for clients that count or build prompts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from nanoengine.serve.server.answers import json_response
 from nanoengine.serve.server.errors import Problem
-from nanoengine.serve.server.protocol import DetokenizeRequest, TokenizeRequest
+from nanoengine.serve.server.protocol import ChatRequest, DetokenizeRequest, TokenizeRequest
 from nanoengine.serve.server.scope import CLIENT
 from nanoengine.serve.server.serving import Serving
 
@@ -21,10 +21,12 @@ async def tokenize(http: HTTPRequest, serving: Serving) -> Response:
 
 
 def _tokenized(serving: Serving, request: TokenizeRequest, client: str) -> Response:
-    if request.prompt is not None:
-        serving.prompts.check_chars(request.prompt, "prompt")
-        special = request.add_special_tokens is not False
-        token_ids = serving.tokenizer.encode(request.prompt, add_special_tokens=special)
+    if request.messages is None:
+        field, text, special = "prompt", request.prompt or "", request.add_special_tokens is not False
+        if request.content is not None:
+            field, text, special = "content", request.content, bool(request.add_special)
+        serving.prompts.check_chars(text, field)
+        token_ids = serving.tokenizer.encode(text, add_special_tokens=special)
     else:
         special = bool(request.add_special_tokens)
         text = serving.prompts.of_chat(request).text
@@ -51,7 +53,15 @@ def _detokenized(serving: Serving, tokens: list[int]) -> Response:
     highest = max(tokens, default=0)
     if highest >= vocab_size:
         raise Problem(400, f"tokens holds {highest}: the vocabulary has {vocab_size} tokens", "tokens")
-    return json_response({"prompt": serving.tokenizer.decode(tokens, skip_special_tokens=False)})
+    text = serving.tokenizer.decode(tokens, skip_special_tokens=False)
+    return json_response({"prompt": text, "content": text})  # vLLM's name, and llama.cpp's
+
+
+async def apply_template(http: HTTPRequest, serving: Serving) -> Response:
+    """A conversation in the chat template, as llama.cpp's clients count it."""
+    request = await serving.read(http, ChatRequest)
+    prompt = await serving.while_there(http, serving.text.run(serving.prompts.of_chat, request))
+    return json_response({"prompt": prompt.text})
 
 
 async def tokenizer_info(_: HTTPRequest, serving: Serving) -> Response:

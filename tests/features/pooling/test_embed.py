@@ -115,6 +115,7 @@ def test_what_comes_back(folder: Path) -> None:
     assert abs(float(np.square(one.embedding).sum()) - 1) < 1e-6
     assert several[0].embedding.shape == (4,)
     assert several[1].embedding.tobytes() == one.embedding.tobytes()
+    assert one.outputs.embedding is one.embedding
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def test_a_grammar_that_is_slow_again_and_again_ends_its_request(llm: LLM, monke
 
 def test_a_client_is_told_that_its_grammar_was_too_much() -> None:
     failure = StepFailed("the request failed", [])
-    failure.__cause__ = GrammarTooComplex("structured_outputs: too much")
+    failure.__cause__ = GrammarTooComplex("structured_outputs", ": too much")
     assert (problem_of(failure).status, problem_of(failure).param) == (400, "structured_outputs")
 
 

@@ -12,7 +12,7 @@ from nanoengine.depth import MAX_DEPTH
 from nanoengine.errors import InvalidSamplingParams
 from nanoengine.features.sampling import params as sampling_params
 from nanoengine.features.structured.params import StructuredOutputs
-from nanoengine.models.tools.schemas import MAX_CHARS
+from nanoengine.features.tool_calls.schemas import MAX_CHARS
 
 
 def nested(depth: int) -> dict[str, Any]:

@@ -36,11 +36,11 @@ def test_tensors_keep_their_values_while_they_or_views_of_them_live(seed: int) -
 def test_what_is_larger_than_a_chunk_has_its_own_and_a_result_is_found_again() -> None:
     memory = StepMemory()
     large = memory.take(torch.empty(5_000_000))
-    found, place = memory.place_of(large), large.data_ptr()
+    found, place = memory.view_of(large), large.data_ptr()
     large.fill_(3.0)
     del large
     assert found.data_ptr() == place
     assert found.eq(3.0).all()
     assert memory.take(torch.empty(5_000_000)).data_ptr() == place
     elsewhere = torch.ones(3)
-    assert memory.place_of(elsewhere) is elsewhere
+    assert memory.view_of(elsewhere) is elsewhere

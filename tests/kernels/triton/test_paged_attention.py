@@ -15,11 +15,11 @@ from torch import Tensor
 
 from nanoengine.core.attention import AttentionMetadata, AttentionSpec
 from nanoengine.kernels.triton.attention import paged_decode
+from nanoengine.kernels.triton.attention.attend_range import ROWS
 from nanoengine.kernels.triton.attention.backend import TritonAttention
 from nanoengine.kernels.triton.attention.decode_shape import COMBINED
-from nanoengine.kernels.triton.attention.equal_shares import STEP
+from nanoengine.kernels.triton.attention.equal_splits import STEP
 from nanoengine.kernels.triton.attention.paged_cache import cache_strides
-from nanoengine.kernels.triton.attention.paged_walk import ROWS
 from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning
 from tests.kernels.attention.contract import check_step
 from tests.kernels.attention.every_backend import DEVICE, TRITON, written_in_torch
@@ -28,16 +28,16 @@ from tests.kernels.noting import noting
 
 ONE = replace(DEFAULTS, decode_programs_per_sm=1)
 DRAFTED_STEP = 8 * ROWS
-"""Tokens that shares begin at multiples of, where those of drafts fill 16 rows."""
+"""Tokens that splits begin at multiples of, where those of drafts fill 16 rows."""
 
 FULL = AttentionSpec(0.3, window=100, sinks=True, soft_cap=9.0)
 SCALED = replace(PLAIN, scale=0.3)
 whole_or_in_parts = pytest.mark.parametrize("in_parts", [False, True], indirect=True, ids=["whole", "in parts"])
 
 
-def cut(monkeypatch: pytest.MonkeyPatch, shares: int) -> None:
+def cut(monkeypatch: pytest.MonkeyPatch, splits: int) -> None:
     """How many programs a device has side by side."""
-    monkeypatch.setattr(paged_decode, "num_multiprocessors", lambda *_: shares)
+    monkeypatch.setattr(paged_decode, "num_multiprocessors", lambda *_: splits)
 
 
 @pytest.fixture(autouse=True)
@@ -203,7 +203,7 @@ def test_padding_with_more_tokens_than_there_may_be_changes_nothing(spec: Attent
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="a GPU has an order of its own")
 @pytest.mark.parametrize(("count", "step"), [(1, STEP), (2, DRAFTED_STEP)])
 def test_whoever_comes_last_combines_the_same(count: int, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of three shares."""
+    """Of three splits."""
     cut(monkeypatch, 3)
     pool = pool_of(Heads(1, 2, 16), [3 * step, 2 * step - 1, 2])
     q, metadata = last(pool, [count] * 3)
@@ -212,8 +212,8 @@ def test_whoever_comes_last_combines_the_same(count: int, step: int, monkeypatch
     set_place = builder.set_grid_idx
     for order in permutations(range(3)):
 
-        def in_order(lot: int, share: int, last: int, order: Sequence[int] = order) -> None:
-            set_place(lot, order[share] if builder.grid_dim[1] == 3 else share, last)
+        def in_order(lot: int, split: int, last: int, order: Sequence[int] = order) -> None:
+            set_place(lot, order[split] if builder.grid_dim[1] == 3 else split, last)
 
         monkeypatch.setattr(builder, "set_grid_idx", in_order)
         assert torch.equal(attend(pool, q, metadata), expected)

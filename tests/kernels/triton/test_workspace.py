@@ -19,4 +19,4 @@ def test_a_workspace_grows_and_keeps_what_a_graph_may_write_to() -> None:
     for counters in (few, many):
         assert counters.dtype == torch.int32
         assert not counters.any()
-        assert any(counters is kept for kept in workspace._kept)
+        assert any(counters is kept for kept in workspace._buffers)

@@ -58,7 +58,7 @@ def test_a_key_that_llama_cpp_knows_is_read_or_refused_and_any_other_is_a_line_i
         found.check_rest()
     found.flag("swin_norm", False)
     found.check_rest()
-    assert "m.gguf has 'llama.new_thing' (1), which nobody is known to read" in caplog.text
+    assert "m.gguf has 'llama.new_thing' (1), which are not known fields" in caplog.text
 
 
 @pytest.mark.parametrize("key", WITHOUT_EFFECT)

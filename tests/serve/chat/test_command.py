@@ -43,6 +43,26 @@ def test_all_of_standard_input_is_one_message_and_its_answer_all_of_the_output(
 
 
 @pytest.mark.usefixtures("parrot")
+@pytest.mark.parametrize("arguments", [["run", "x"], ["chat", "x"], ["chat", "--model", "x"]], ids=" ".join)
+@pytest.mark.parametrize(
+    ("text", "message"), [("", "two words"), ("a file\n", "a file\n\ntwo words"), (None, "two words")]
+)
+def test_a_message_on_the_command_line_is_answered_behind_what_is_piped_in(
+    arguments: list[str],
+    text: str | None,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """None: at a terminal, which is not read. Words may stand behind options."""
+    given(monkeypatch, text or "")
+    if text is None:
+        monkeypatch.setattr("sys.stdin", Screen())
+    assert main([*arguments, "--temperature", "0", "two", "words"]) == 0
+    assert capsys.readouterr().out == f"user\n{message}\nassistant\n"
+
+
+@pytest.mark.usefixtures("parrot")
 def test_an_answer_ends_with_a_line_end_and_is_as_long_as_it_may_be(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,7 +95,7 @@ def test_a_terminal_says_which_package_it_lacks_before_it_loads_a_model(monkeypa
     monkeypatch.setattr("sys.stdin", Screen())
     monkeypatch.setattr("sys.stdout", Screen())
     with pytest.raises(InvalidConfig, match=r"needs (rich|prompt_toolkit): pip install \1"):
-        command.run("no-such-model", {}, {}, "")
+        command.run("no-such-model", {}, {}, "", "", None)
 
 
 def without_packages(monkeypatch: pytest.MonkeyPatch) -> None:

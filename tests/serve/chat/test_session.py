@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from nanoengine import SamplingParams
-from nanoengine.errors import InvalidPrompt, PromptTooLong, StepFailed
+from nanoengine import LoRARequest, SamplingParams
+from nanoengine.errors import InvalidPrompt, NanoEngineError, PromptTooLong, StepFailed
 from nanoengine.serve.chat.answer import Stats
 from nanoengine.serve.chat.session import ChatError, Session
 from tests.serve.chat.conftest import NewLLM
@@ -70,6 +70,12 @@ def test_each_retry_has_a_seed_of_its_own(session: Session, monkeypatch: pytest.
         answer(session.ask(said) if said else session.retry())
     assert len(set(seeds)) == 3
     assert seeds[0] == seeds[3] == session.params.seed
+
+
+def test_an_adapter_answers_and_an_engine_without_any_says_so(new_llm: NewLLM) -> None:
+    session = Session(new_llm(), SamplingParams(), adapter=LoRARequest("poet", lora_path="a/folder"))
+    with pytest.raises(NanoEngineError, match="enable_lora"):
+        session.ask("one")
 
 
 def test_a_retry_finds_the_prompt_in_the_cache(session: Session) -> None:

@@ -285,7 +285,7 @@ class Ollama(Interface):
 
     has_blocks = False
     ping = b" "
-    lacks = frozenset({"choice", "parallel", "parts"})
+    lacks = frozenset({"choice", "parallel", "parts", "unknown"})
     reasons: ClassVar[dict[str, str]] = {"calls": "stop"}
 
     def __init__(self, path: str = "/api/chat"):

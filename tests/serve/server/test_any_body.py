@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from nanoengine.serve.server import messages, ollama, protocol, responses
+from nanoengine.serve.server import llama_cpp, messages, ollama, protocol, responses
 from tests.serve.aio.toys import PATIENCE
 from tests.serve.server.interface import Call, Result
 from tests.serve.server.interfaces import CHAT, MESSAGES, RESPONSES
@@ -83,13 +83,15 @@ DOORS: dict[str, tuple[type[msgspec.Struct], dict[str, Any]]] = {
     "/api/generate": (ollama.OllamaGenerateRequest, {**OF_OLLAMA, "prompt": "a", "system": "b", "format": SCHEMA}),
     "/v1/embeddings": (protocol.EmbeddingRequest, {"input": ["a"]}),
     "/api/embed": (ollama.OllamaEmbedRequest, {"model": "demo", "input": ["a"]}),
+    "/completion": (llama_cpp.LlamaRequest, {"prompt": "a", "n_predict": 1, "json_schema": SCHEMA, "stop": ["x"]}),
+    "/apply-template": (protocol.ChatRequest, {"messages": [USER]}),
     "/tokenize": (protocol.TokenizeRequest, {"messages": ASKED["messages"], "tools": [FUNCTION]}),
     "/detokenize": (protocol.DetokenizeRequest, {"tokens": [1]}),
     "/abort_requests": (protocol.AbortRequest, {"request_ids": ["a"]}),
 }
 HOLE = "the place of the value"
 LONG = b"y" * 3000
-NO_LIMIT = re.compile(rb'"(max_tokens|max_output_tokens|num_predict)": (null|18446744073709551616)')
+NO_LIMIT = re.compile(rb'"(max_tokens|max_output_tokens|num_predict|n_predict)": (null|18446744073709551616)')
 """With it an answer is as long as the model can make it."""
 
 VALUES = [

@@ -22,6 +22,8 @@ ENTER, UP = "\ue007", "\ue013"
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1300,900")
 HELPERS = """const all = (css) => [...document.querySelectorAll(css)], text = (css) => all(css).at(-1)?.textContent;
 const ended = () => all('.answering').length === 0 && text('.assistant footer p');
+const click = (words) => all('button').findLast((button) => button.textContent === words && button.checkVisibility()).click();
+const distance = () => { const [log] = all('#log'); return log.scrollHeight - log.scrollTop - log.clientHeight; };
 return """
 PROGRAMS = ("chromium", "chromedriver")
 pytestmark = pytest.mark.skipif(not all(map(shutil.which, PROGRAMS)), reason=f"needs {' and '.join(PROGRAMS)}")
@@ -66,6 +68,10 @@ class Browser:
         self.does("/url", url=server.url)
         self.until("text('#connection') === 'live' && text('#model') === 'parrot'")
 
+    def commands(self, name: str, **values: Any) -> Any:
+        """A command of Chromium's own protocol."""
+        return self.does("/goog/cdp/execute", cmd=name, params=values)
+
     def close(self) -> None:
         with urlopen(Request(self.url, method="DELETE"), timeout=PATIENCE):
             pass
@@ -87,7 +93,7 @@ def begin(browser: Browser, server: Server) -> None:
     while not browser.tells("text('#queue').startsWith('1 ') && text('.answering .text')"):
         server.gate.let()  # the page sees the engine between two steps
         time.sleep(0.05)
-    assert browser.tells("text('#requests tr').startsWith('chat-1') && all('#nothing')[0].hidden")
+    assert browser.tells("text('#requests tr').startsWith('chat-') && all('#nothing')[0].hidden")
 
 
 def test_an_answer_that_is_stopped(browser: Browser, make_server: MakeServer) -> None:
@@ -138,11 +144,105 @@ def test_a_conversation_is_there_after_a_reload_and_can_be_had_anew(browser: Bro
     browser.says("**one**")
     browser.does("/refresh")
     assert browser.until("ended() && text('.user .text') === '**one**' && text('.assistant .text strong')") == "one"
-    browser.tells("all('.assistant button').find((own) => own.textContent === 'Regenerate').click()")
+    browser.tells("click('Regenerate')")
     browser.until("ended() && all('.assistant').length === 1")
-    browser.tells("all('#new-chat')[0].click()")
+    browser.tells("click('New chat')")
     browser.until("all('.message').length === 0 && !all('#welcome')[0].hidden")
     assert browser.says("two").startswith("Complete · ")
+
+
+def test_a_new_chat_is_undone_until_it_has_a_message(browser: Browser, make_server: MakeServer) -> None:
+    browser.opens(make_server())
+    browser.says("one")
+    browser.tells("click('New chat')")
+    browser.tells("click('New chat')")
+    browser.does("/refresh")
+    browser.until("text('#connection') === 'live'")
+    browser.tells("click('Back to the last chat')")
+    assert browser.until("text('.user .text')") == "one"
+    assert browser.says("two").startswith("Complete · ")
+    assert browser.tells("all('.message').length") == 4
+    browser.tells("click('New chat')")
+    browser.says("three")
+    assert browser.tells("all('#old-chat')[0].hidden")
+    browser.tells("click('New chat')")
+    browser.tells("click('Back to the last chat')")
+    assert browser.until("all('.user .text').map((element) => element.textContent).join()") == "three"
+
+
+def test_the_end_of_the_conversation_stays_in_view(browser: Browser, make_server: MakeServer) -> None:
+    server = make_server()
+    browser.opens(server)
+    for message in ("a long message " * 20, "another " * 30, "too long " * 200):
+        browser.says(message)
+        browser.until("distance() < 2")
+    browser.types(UP)
+    browser.until("distance() < 2 && all('.replaced').length === 2")
+    browser.tells("document.activeElement.value = 'line\\n'.repeat(30)")
+    browser.until("distance() < 2")
+    browser.says("")
+    browser.until("distance() < 2")
+    browser.tells("click('Regenerate')")
+    browser.until("ended() && distance() < 2")
+    begin(browser, server)
+    browser.tells("all('#log')[0].scrollTop = 0")
+    server.gate.open()
+    browser.until("ended()")
+    assert browser.tells("all('#log')[0].scrollTop") == 0, "who reads above stays there"
+
+
+def test_a_narrow_window_has_room_for_the_name_of_the_model(browser: Browser, make_server: MakeServer) -> None:
+    server = make_server(served_model_name=("SmolLM2-135M-Instruct",))
+    size = {"width": 320, "height": 640, "deviceScaleFactor": 1, "mobile": True}
+    browser.commands("Emulation.setDeviceMetricsOverride", **size)
+    try:
+        browser.does("/url", url=server.url)
+        browser.until("text('#connection') === 'live' && text('#model') === 'SmolLM2-135M-Instruct'")
+        assert browser.tells("all('#model').every((element) => element.scrollWidth <= element.clientWidth)")
+        assert browser.tells("document.documentElement.scrollWidth <= 320")
+    finally:
+        browser.commands("Emulation.clearDeviceMetricsOverride")
+
+
+SEVERAL = """
+const real = fetch;
+const data = [{id: "first", status: {value: "unloaded"}}, {id: "second", status: {value: "loaded"}, max_model_len: 1024}];
+window.bodies = [];
+window.fetch = (path, options) => {
+  if (path === "v1/models") return Promise.resolve(Response.json({data}));
+  const isLoaded = data[0].status.value === "loaded";
+  const refused = Response.json({message: "not loaded"}, {status: 503});
+  if (path === "view?model=first" && !isLoaded) return Promise.resolve(refused);
+  if (!options.body) return real(path, options);
+  bodies.push(JSON.parse(options.body));
+  if (bodies.at(-1).stream) data[0].status.value = "loaded";
+  return real(path, {...options, body: JSON.stringify({...bodies.at(-1), model: "parrot"})});
+};
+"""
+"""A script that makes a server of one model look like one of two, the first of which is loaded by its first request."""
+
+
+def test_a_model_is_picked_where_there_are_several(browser: Browser, make_server: MakeServer) -> None:
+    script = browser.commands("Page.addScriptToEvaluateOnNewDocument", source=SEVERAL)
+    server = make_server()
+    try:
+        browser.does("/url", url=server.url)
+        browser.until(
+            "text('#connection') === 'live' && all('#picker')[0].value === 'second' && all('#model')[0].hidden"
+        )
+        assert browser.tells("all('#picker option').map((option) => option.textContent)") == [
+            "first (unloaded)",
+            "second",
+        ]
+        browser.tells("(all('#picker')[0].value = 'first', all('#picker')[0].dispatchEvent(new Event('change')))")
+        browser.until("text('#welcome-words').startsWith('It is loaded when') && text('#connection') === 'not loaded'")
+        browser.says("one")
+        browser.until("text('#picker option:first-child') === 'first' && text('#connection') === 'live'")
+        assert browser.tells("bodies.filter((body) => body.stream).map((body) => body.model)") == ["first"]
+        browser.does("/refresh")
+        browser.until("all('#picker')[0].value === 'first'")
+    finally:
+        browser.commands("Page.removeScriptToEvaluateOnNewDocument", **script)
 
 
 def test_a_text_goes_on_where_there_is_no_chat_template(

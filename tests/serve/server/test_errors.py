@@ -22,15 +22,17 @@ from tests.serve.server.interfaces import CHAT, INTERFACES, MESSAGES, RESPONSES
 from tests.serve.server.running import Server
 
 FAILED = StepFailed("the request failed: allowed_token_ids leave nothing", [])
-FAILED.__cause__ = NoTokenLeft("allowed_token_ids leave nothing")  # by what the request forbids: its own fault
+FAILED.__cause__ = NoTokenLeft("allowed_token_ids", " leave nothing")  # by what the request forbids: its own fault
 
 
 @pytest.mark.parametrize(
     ("error", "status", "param"),
     [
-        (InvalidSamplingParams("top_p is 2: it must be at most 1"), 400, "top_p"),
+        (InvalidSamplingParams("top_p", " is 2: it must be at most 1"), 400, "top_p"),
         (InvalidPrompt("the prompt is empty"), 400, "prompt"),
-        (InvalidPrompt("messages[0] must have a role"), 400, "messages"),
+        (InvalidSamplingParams("structured_outputs.json", " is no JSON"), 400, "structured_outputs"),
+        (InvalidSamplingParams("top_p is a word that may begin any message"), 400, None),
+        (InvalidPrompt("messages[0]", " must have a role"), 400, "messages"),
         (InvalidRequest("there is no room for the adapter"), 400, None),
         (InvalidRequest("no adapter 'a' is loaded"), 400, None),
         (EngineDead("the engine died"), 503, None),

@@ -83,6 +83,27 @@ def test_penalties_of_no_token_are_none(demo: Server) -> None:
     assert said(repeat_penalty=1.8, repeat_last_n=0) == said()
 
 
+LONG = "0123456789"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"num_predict": 3}, "012"),
+        ({"max_output_tokens": 3, "top_p": 0.9, "tool_choice": "auto", "user": "me"}, "012"),  # ollama-ai-provider-v2
+        ({"max_tokens": 3, "stop": [], "echo": True, "frequency_penalty": 0.1}, "012"),  # its completions
+        ({"max_tokens": 3, "options": {"num_predict": 5}}, "01234"),
+        ({"num_predict": 3, "options": {"max_completion_tokens": 5}}, "01234"),
+        ({"max_tokens": 3, "num_predict": 5}, "01234"),
+        ({"stop_sequences": ["4"]}, "0123"),
+        ({"stop": ["4"], "options": {"stop": "3"}}, "012"),
+    ],
+    ids=str,
+)
+def test_options_beside_options_and_by_other_names(hermes: Server, fields: dict[str, Any], said: str) -> None:
+    assert OLLAMA.said(hermes, chat(LONG, temperature=0, **fields)).parts == [said]
+
+
 def test_clients_are_told_how_they_are_sampled_if_they_say_nothing(
     hermes: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,8 +124,9 @@ def test_what_clients_ask_before(hermes: Server) -> None:
 @pytest.mark.parametrize(
     ("path", "request_body", "status", "named"),
     [
-        ("/api/chat", chat("x", options={"unknown": 1}), 400, "unknown"),
         ("/api/chat", chat("x", options={"mirostat": 2}), 400, "mirostat"),
+        ("/api/chat", chat("x", temperature=-1), 400, "temperature"),
+        ("/api/generate", {"model": "hermes", "prompt": "x", "images": ["x"]}, 400, "images"),
         ("/api/chat", chat("x", options={"repeat_penalty": -1}), 400, "repeat_penalty"),
         ("/api/chat", chat("x", format="xml"), 400, "xml"),
         ("/api/chat", chat({"role": "user", "content": "x", "images": ["x"]}), 400, "images"),

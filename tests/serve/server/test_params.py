@@ -60,7 +60,7 @@ def test_errors_call_fields_as_the_client_does() -> None:
         pytest.raises(InvalidSamplingParams, match=r"^stop_token_ids is"),
         named_as_sent(request(), {"stop": "stop_sequences"}),
     ):
-        raise InvalidSamplingParams("stop_token_ids is a word that begins like another")
+        raise InvalidSamplingParams("stop_token_ids", " is a word that begins like another")
     with pytest.raises(InvalidSamplingParams, match="top_p"):
         params(top_p=2.0)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nanoengine.models.tools.thinking_switch import thinking_values
+from nanoengine.features.tool_calls.thinking_switch import thinking_values
 from tests.scripted import Script, folder_of, scripted_engine
 from tests.serve.server.interface import Call, Interface, Said, Thought, joined
 from tests.serve.server.interfaces import Chat, Messages, Ollama, Responses

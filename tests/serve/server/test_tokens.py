@@ -17,7 +17,11 @@ def test_a_text_comes_back(parrot: Server) -> None:
         assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
         assert answer["max_model_len"] == 1024
         assert answer["tokens"] == parrot.serving.tokenizer.encode(text)
-        assert parrot.post("/detokenize", {"tokens": answer["tokens"]}).json == {"prompt": text}
+        assert parrot.post("/detokenize", {"tokens": answer["tokens"]}).json == {"prompt": text, "content": text}
+        of_llama = {"content": text, "add_special": False, "parse_special": True, "with_pieces": False}
+        assert parrot.post("/tokenize", of_llama).json["tokens"] == parrot.serving.tokenizer.encode(
+            text, add_special_tokens=False
+        )
 
 
 def test_messages_are_what_a_chat_would_be(parrot: Server) -> None:
@@ -32,6 +36,8 @@ def test_messages_are_what_a_chat_would_be(parrot: Server) -> None:
             "/v1/chat/completions", {"messages": messages, "max_tokens": 1, "return_token_ids": True, **fields}
         )
         assert answer.json["prompt_token_ids"] == tokens
+        rendered = parrot.post("/apply-template", {"messages": messages, **fields}).json["prompt"]
+        assert parrot.post("/tokenize", {"content": rendered}).json["tokens"] == tokens
     tools = [{"type": "function", "function": {"name": "f"}}]
     with_tools = parrot.post("/tokenize", {"messages": messages, "tools": tools}).json
     named = parrot.post("/tokenize", {"messages": messages, "chat_template_kwargs": {"name": "critic"}}).json
@@ -40,6 +46,7 @@ def test_messages_are_what_a_chat_would_be(parrot: Server) -> None:
 
 
 NO_PROMPTS: list[dict[str, Any]] = [{}, {"prompt": None}, {"prompt": 5}, {"prompt": ["a"]}, {"messages": []}]
+NO_PROMPTS += [{"prompt": "a", "content": "a"}, {"content": "x" * 5, "messages": USER}]
 NO_PROMPTS += [{"prompt": "a", "messages": USER}, {"prompt": "a", "chat_template": "x"}]
 NO_PROMPTS += [{"messages": USER, "continue_final_message": True}, {"prompt": "a", "model": "other"}]
 

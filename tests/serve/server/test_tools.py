@@ -153,7 +153,7 @@ def test_a_tool_that_is_too_deep_is_refused(demo: Server, depth: int, choice: st
         ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", "auto"),
         ({"tools": [5]}, "tools", ""),
         ({"tools": [{"type": "function"}]}, "tools", "name"),
-        ({"tools": [NOW, NOW]}, "tools", "name of its own"),
+        ({"tools": [NOW, NOW]}, "tools", "unique name"),
         (
             {"tools": TOOLS, "tool_choice": "required", "structured_outputs": {"regex": "a"}},
             "tool_choice",

@@ -1,6 +1,6 @@
 // The product of product.h in AMX tiles of bfloat16: 16 rows of A, 16 dwords of the summed dimension, 16 columns of B.
 //
-// With EMULATE_AMX the tile instructions are plain loops, so that the order of tiles can be tested on any CPU.
+// With EMULATE_AMX the tile instructions are plain loops (tests/kernels/amx_emulated.h): the order of tiles is tested on any CPU.
 #pragma once
 #include <algorithm>
 #include <initializer_list>
@@ -17,7 +17,7 @@ struct __attribute__((packed)) TileShapes {
 };
 
 // While it lives, what is denormal counts as 0: numbers that are read, and results that are below 2^-126 once they are rounded to
-// 24 bits. What is computed meanwhile is a function of its own, or the compiler may move it out.
+// 24 bits. The work beside it is a separate function, or the compiler may move it out.
 struct DenormalsAre0 {
     const unsigned before = _mm_getcsr();
     DenormalsAre0() { _mm_setcsr(before | 0x8040); }
@@ -96,12 +96,12 @@ static thread_local struct {
 
 template <class Step> struct BesideTiles {
     Step step;
-    explicit BesideTiles(Step step) : step(step) { beside_tiles = {[](void* own) { static_cast<BesideTiles*>(own)->step(); }, this}; }
+    explicit BesideTiles(Step step) : step(step) { beside_tiles = {[](void* self) { static_cast<BesideTiles*>(self)->step(); }, this}; }
     BesideTiles(const BesideTiles&) = delete;
     ~BesideTiles() { beside_tiles = {}; }
 };
 
-// At most AMX_ROWS rows and AMX_CHUNK dwords of a product. With each step so many cache lines from `ahead` on are asked for,
+// At most AMX_ROWS rows and AMX_CHUNK dwords of a product. With each step so many cache lines from `ahead` on are prefetched,
 // into L2.
 static void amx_block(int rows, const uint32_t* a, size_t a_stride, const uint32_t* b0, const uint32_t* b1, size_t b_stride,
                       size_t depth, float* out, size_t out_stride, bool add, const char* ahead, size_t lines) {
@@ -152,8 +152,8 @@ static void amx_block(int rows, const uint32_t* a, size_t a_stride, const uint32
 }
 
 // The product of product.h, chunk by chunk of B, which is multiplied with all rows while it is in L1. If B comes from memory,
-// its next chunk is asked for meanwhile, in equal shares: tiles are loaded from L2 fast enough, and lines that are asked for
-// into L1 take the place of others.
+// its next chunk is prefetched meanwhile, in equal parts: tiles are loaded from L2 fast enough, and lines that are prefetched
+// into L1 evict others.
 static void amx_product(int rows, const uint32_t* a, size_t a_stride, const uint32_t* b0, const uint32_t* b1, size_t b_stride,
                         size_t depth, float* out, size_t out_stride, bool add, bool from_memory) {
     const size_t blocks = (rows + AMX_ROWS - 1) / AMX_ROWS, lines = from_memory ? (2 * AMX_DEPTH + blocks - 1) / blocks : 0;

@@ -1,8 +1,8 @@
 // Attention of one new token per sequence, or of a few, over its K/V blocks ("flash decoding", Dao et al., 2023).
 //
 // The parts of attention_parts.h are pieces of work for threads, and merged when all are done. The query heads that share a
-// K/V head are computed together: each tile of K/V is read once from memory. Tiles are far apart, which the CPU does not
-// foresee: the tiles after the next are asked for while these are computed. The new tokens of a sequence that begin with the
+// K/V head are one product: each tile of K/V is read once from memory. Tiles are far apart, which the CPU does not
+// foresee: the tiles after the next are prefetched while these are computed. The new tokens of a sequence that begin with the
 // same tile have their parts in common, and so do all sequences the parts that they share: read once, with the query heads of
 // all those tokens beside each other. What one of them sees and another does not is added to each alone.
 //
@@ -19,7 +19,7 @@ namespace {
 template <class S> constexpr size_t TOGETHER = IN_TILES<S> ? 16 : 4 / PARTS<S>;  // heads that are computed at once: a tile has 16 rows
 constexpr size_t SHARING = 32;  // heads that are computed with a shared part by one thread: there may be more threads than parts
 
-constexpr size_t AHEAD = 4 * TILE;  // tokens: how far ahead V is asked for
+constexpr size_t AHEAD = 4 * TILE;  // tokens: how far ahead V is prefetched
 constexpr int LEAST_WIDTH = TILE / LANES;  // vectors of a tile's tokens
 constexpr size_t TILES_ASKED = (PART + AHEAD) / TILE;
 
@@ -39,7 +39,7 @@ struct Part {
 };
 
 // The results of a new token in the parts that its sequence shares with no other.
-struct Own {
+struct QueryParts {
     size_t first, step, count;
 };
 
@@ -68,11 +68,11 @@ NOINLINE void add_values(const uint32_t* weights, const uint32_t* tile, const ui
         Floats sums[H][W];
         for (int h = 0; h < H; h++)
             for (int w = 0; w < W; w++) sums[h][w] = load<Floats>(out + h * head_dim + d + w * LANES);
-        auto add_row = [&](size_t i, uint32_t kept) {
+        auto add_row = [&](size_t i, uint32_t bits) {
             add_products<S>(sums, weights + i * Dot<S>::STEPS, A_STRIDE, [&](int w) {
                 const size_t at = i * head_dim + d + w * LANES;
                 if (w * LANES % TILE == 0) __builtin_prefetch(next + at, 0, 2);
-                return load<Dwords>(tile + at) & kept;
+                return load<Dwords>(tile + at) & bits;
             });
         };
         for (size_t i = 0; i < tokens / n; i++) add_row(i, ~0u);
@@ -245,7 +245,7 @@ template <class T, class S> struct Decode {
                     parts.push_back({0, head, i * PART, (i + 1) * PART, token, std::min(at_once, tokens - token), (i + 1) * PART,
                                      (head * shared + i) * tokens + token});
         size_t results = kv.heads * shared * tokens, most_parts = 0;
-        std::vector<Own> own(tokens * kv.heads);
+        std::vector<QueryParts> query_parts(tokens * kv.heads);
         for (size_t sequence = 0; sequence < sequences; sequence++)
             for (size_t head = 0; head < kv.heads && seq_lens[sequence]; head++) {
                 const size_t last = seq_lens[sequence], history = last - (query_start[sequence + 1] - query_start[sequence]);
@@ -255,7 +255,7 @@ template <class T, class S> struct Decode {
                     const size_t count = end - begin, start = std::max(shared * PART, first_step(begin));
                     const size_t query = query_start[sequence] + begin - history;
                     for (size_t i = 0; i < count; i++)
-                        own[(query + i) * kv.heads + head] = {results + i, count, (begin + i) / PART - start / PART + 1};
+                        query_parts[(query + i) * kv.heads + head] = {results + i, count, (begin + i) / PART - start / PART + 1};
                     most_parts = std::max(most_parts, shared + (end - 1) / PART - start / PART + 1);
                     for (size_t first = start, next; first < end; first = next, results += count) {
                         next = (first / PART + 1) * PART;
@@ -274,42 +274,42 @@ template <class T, class S> struct Decode {
         if (is_shared) std::erase_if(parts, [&](const Part& part) { return part.first / PART % ranks.count != ranks.rank; });
         const size_t run = parts.size() < 8 ? 1 : 2;  // parts that follow one another, for a thread, if there are enough for all
         std::atomic<size_t> next{0};
-        together([&](Member member) {
+        parallel([&](Member member) {
             const TileRegion region;
             Scratch<S> scratch(dim);
-            std::vector<Shares> shares(most_parts);
+            std::vector<Rescaling> rescaling(most_parts);
             std::vector<const float*> sums(most_parts);
-            member.take(next, parts.size(), run, [&](size_t i) {
+            member.dynamic_for(next, parts.size(), run, [&](size_t i) {
                 const size_t at = parts[i].result * group;
-                float* own = made_by(ranks.rank);
-                attend(parts[i], scratch, own + at * dim, softmax_of(own) + at);
+                float* partials = made_by(ranks.rank);
+                attend(parts[i], scratch, partials + at * dim, softmax_of(partials) + at);
             });
-            member.meet();
+            member.barrier();
             if (is_shared) {
                 if (member.index == 0) {
                     ranks.publish(number);
                     for (size_t rank = 0; rank < ranks.count && ranks.arrives(rank, number); rank++);
                 }
-                member.meet();
+                member.barrier();
             }
-            member.share(tokens * kv.heads, [&](size_t i) {
-                const size_t token = i / kv.heads, head = i % kv.heads, count = shared + own[i].count;
+            member.static_for(tokens * kv.heads, [&](size_t i) {
+                const size_t token = i / kv.heads, head = i % kv.heads, count = shared + query_parts[i].count;
                 if (!count) return;
                 auto result = [&](size_t p) {
-                    return p < shared ? (head * shared + p) * tokens + token : own[i].first + (p - shared) * own[i].step;
+                    return p < shared ? (head * shared + p) * tokens + token : query_parts[i].first + (p - shared) * query_parts[i].step;
                 };
                 for (size_t h = 0; h < group; h++) {
                     Softmax all = before_parts(spec.sinks ? spec.sinks + head * group + h : nullptr);
                     for (size_t p = 0; p < count; p++) {
                         float* made = made_by(is_shared ? p % ranks.count : 0);
                         const size_t at = result(p) * group + h;
-                        shares[p] = merge(all, softmax_of(made)[at]);
+                        rescaling[p] = merge(all, softmax_of(made)[at]);
                         sums[p] = made + at * dim;
                     }
                     T* to = out + (token * q_heads + head * group + h) * dim;
                     for (size_t d = 0; d < dim; d += LANES) {
                         Floats total{};
-                        for (size_t p = 0; p < count; p++) total = merged(total, load<Floats>(sums[p] + d), shares[p]);
+                        for (size_t p = 0; p < count; p++) total = merged(total, load<Floats>(sums[p] + d), rescaling[p]);
                         store_floats(to + d, total / all.total);
                     }
                 }

@@ -37,7 +37,7 @@ static INLINE Softmax before_parts(const float* sink) {
 // Scores of a query become its weights for the tokens of a part; it sees [hidden, seen) of them, at least one. Scores, and
 // weights up to `count`, are overwritten. The first token is a multiple of STEP, `count` of LANES.
 template <class Factor>
-static NOINLINE Softmax weigh(float* scores, size_t hidden, size_t seen, size_t count, const AttentionSpec& spec, Factor* weights) {
+static NOINLINE Softmax softmax_part(float* scores, size_t hidden, size_t seen, size_t count, const AttentionSpec& spec, Factor* weights) {
     const size_t first = hidden / LANES * LANES, last = (seen + LANES - 1) / LANES * LANES;
     for (size_t t = first; t < last; t += LANES) store(scores + t, load<Floats>(scores + t) * spec.scale);
     if (spec.soft_cap) spec.cap(scores + first, last - first);
@@ -73,14 +73,14 @@ struct TokenScales {
     alignas(64) float keys[PART], values[PART];
 };
 
-// The same as `weigh` for sums of both parts of a query, in rows `scores` and `low_scores`; weights times the scales of V become
+// The same as `softmax_part` for sums of both parts of a query, in rows `scores` and `low_scores`; weights times the scales of V become
 // both parts of factors.
 static NOINLINE Softmax weigh_bytes(float* scores, const float* low_scores, Rounded query, const TokenScales& scales, size_t hidden, size_t seen, size_t count,
                                     const AttentionSpec& spec, int8_t* const (&factors)[2], Rounded& rounded) {
     alignas(64) float weights[PART];
     join(scores, low_scores, count, query, scores);
     for (size_t t = 0; t < count; t += LANES) store(scores + t, load<Floats>(scores + t) * load<Floats>(scales.keys + t));
-    const Softmax softmax = weigh(scores, hidden, seen, count, spec, weights);
+    const Softmax softmax = softmax_part(scores, hidden, seen, count, spec, weights);
     for (size_t t = 0; t < count; t += LANES) store(weights + t, load<Floats>(weights + t) * load<Floats>(scales.values + t));
     std::fill(weights, weights + hidden, 0.0f);  // their scales may be NaN
     std::fill(weights + seen, weights + count, 0.0f);
@@ -101,9 +101,9 @@ template <class S> struct PartRows {
         : scores(rows * PARTS<S>), weights(rows * PARTS<S>), rounded(PARTS<S> == 2 ? new Rounded[rows] : nullptr),
           softmaxes(new Softmax[rows]), values(value_count ? new S[value_count] : nullptr) {}
 
-    // Scores of row `row` become its weights, as `weigh` has it; `query` is what its query was rounded to.
+    // Scores of row `row` become its weights, as `softmax_part` has it; `query` is what its query was rounded to.
     void weigh_row(size_t row, Rounded query, size_t hidden, size_t seen, size_t count, const AttentionSpec& spec) {
-        if constexpr (PARTS<S> == 1) softmaxes[row] = weigh(scores.row(row), hidden, seen, count, spec, weights.row(row));
+        if constexpr (PARTS<S> == 1) softmaxes[row] = softmax_part(scores.row(row), hidden, seen, count, spec, weights.row(row));
         else
             softmaxes[row] = weigh_bytes(scores.row(2 * row), scores.row(2 * row + 1), query, scales, hidden, seen, count, spec,
                                          {weights.row(2 * row), weights.row(2 * row + 1)}, rounded[row]);
@@ -125,17 +125,17 @@ template <class S> void copy_seen(const S* tile, size_t head_dim, size_t t, size
 }
 
 // How much counts of the sums so far, and how much of those of a part.
-struct Shares {
+struct Rescaling {
     float before, part;
 };
 
-static INLINE Shares merge(Softmax& all, Softmax part) {
+static INLINE Rescaling merge(Softmax& all, Softmax part) {
     const float most = part.most > all.most ? part.most : all.most;
-    const Shares shares{std::exp(all.most - most), std::exp(part.most - most)};
-    all = {most, all.total * shares.before + part.total * shares.part};
-    return shares;
+    const Rescaling rescaling{std::exp(all.most - most), std::exp(part.most - most)};
+    all = {most, all.total * rescaling.before + part.total * rescaling.part};
+    return rescaling;
 }
 
-static INLINE Floats merged(Floats sums, Floats part, Shares shares) {
-    return multiply_add(sums, splat(shares.before), part * shares.part);
+static INLINE Floats merged(Floats sums, Floats part, Rescaling rescaling) {
+    return multiply_add(sums, splat(rescaling.before), part * rescaling.part);
 }

@@ -1,6 +1,6 @@
 // Causal attention of several new tokens per sequence over its K/V blocks, those of this step included.
 //
-// Queries are taken in blocks of about QUERY_ROWS rows (a row is one query head of one token), keys in the parts of
+// Queries are computed in blocks of about QUERY_ROWS rows (a row is one query head of one token), keys in the parts of
 // attention_parts.h ("flash attention", Dao et al., 2022): scores, weights and the weighted values of a part stay in the
 // second-level cache. The query heads that share a K/V head are rows of the same product. Tiles that no query of a block sees
 // are left out.
@@ -67,7 +67,7 @@ template <class T, class S> struct Prefill {
 
     void attend() const {
         for (size_t row = 0; row < queries * group; row++) {
-            scratch.rounded_queries[row] = take_query(q + place(row), dim, scratch.queries, row);
+            scratch.rounded_queries[row] = take_query(q + offset_of(row), dim, scratch.queries, row);
             scratch.all[row] = before_parts(spec.sinks ? spec.sinks + work.head * group + row % group : nullptr);
         }
         const Part first = part_at(begin / STEP<S> * STEP<S>);
@@ -83,7 +83,7 @@ template <class T, class S> struct Prefill {
 
 private:
     // Where a row is in q, and in out.
-    size_t place(size_t row) const { return ((work.first + row / group) * q_heads + work.head * group + row % group) * dim; }
+    size_t offset_of(size_t row) const { return ((work.first + row / group) * q_heads + work.head * group + row % group) * dim; }
 
     // Three parts at a time: tiles compute scores of the next and add values of the last, while vectors make weights of the one between.
     void attend_beside(const Part& first) const {
@@ -136,10 +136,11 @@ private:
         });
     }
 
-    // Share i of `shares` of what vectors do for a part before its values are added: values are copied, then rows weighed.
-    void prepare(const Part& part, size_t i, size_t shares) const {
+    // Split i of `splits` of what vectors do for a part before its values are added: values are copied, then the
+    // softmax of rows is computed.
+    void prepare(const Part& part, size_t i, size_t splits) const {
         const size_t tiles = part.padded() / TILE, all = tiles + part.rows;
-        for (size_t at = all * i / shares; at < all * (i + 1) / shares; at++)
+        for (size_t at = all * i / splits; at < all * (i + 1) / splits; at++)
             if (at < tiles) copy_values(part, at);
             else weigh_row(part, at - tiles);
     }
@@ -152,8 +153,8 @@ private:
     }
 
     void weigh_row(const Part& part, size_t row) const {
-        const size_t own = position + part.from + row / group, first = spec.first_seen(own);
-        const size_t hidden = first > part.start ? first - part.start : 0, seen = std::min(own + 1 - part.start, part.tokens);
+        const size_t at = position + part.from + row / group, first = spec.first_seen(at);
+        const size_t hidden = first > part.start ? first - part.start : 0, seen = std::min(at + 1 - part.start, part.tokens);
         const Rounded query = scratch.rounded_queries[part.from * group + row];
         made(part).weigh_row(row, query, hidden, seen, part.padded(), spec);
     }
@@ -174,14 +175,14 @@ private:
                 join(both, both + dim, dim, made(part).rounded[row], part_sums + row * dim);
             }
         for (size_t row = 0; row < part.rows; row++) {
-            const size_t own = part.from * group + row, token = position + part.from + row / group;
+            const size_t out_row = part.from * group + row, token = position + part.from + row / group;
             const bool is_first = spec.first_seen(token) >= part.start, is_last = token < part.start + part.tokens;
-            const Shares shares = merge(scratch.all[own], made(part).softmaxes[row]);
-            const float *from = part_sums + row * dim, total = scratch.all[own].total;
-            float* sums = scratch.sums.get() + own * dim;
-            T* result = out + place(own);
+            const Rescaling rescaling = merge(scratch.all[out_row], made(part).softmaxes[row]);
+            const float *from = part_sums + row * dim, total = scratch.all[out_row].total;
+            float* sums = scratch.sums.get() + out_row * dim;
+            T* result = out + offset_of(out_row);
             for (size_t d = 0; d < dim; d += LANES) {
-                const Floats all = merged(is_first ? Floats{} : load<Floats>(sums + d), load<Floats>(from + d), shares);
+                const Floats all = merged(is_first ? Floats{} : load<Floats>(sums + d), load<Floats>(from + d), rescaling);
                 if (is_last) store_floats(result + d, all / total);
                 else store(sums + d, all);
             }
@@ -201,17 +202,17 @@ void prefill(const T* q, const S* k_cache, const S* v_cache, const int32_t* bloc
             for (size_t head = 0; head < kv.heads; head++)
                 works.push_back({sequence, head, first, std::min(count, first + queries)});
     }
-    // The longest first: the last ones to be taken should be short.
+    // The longest first: the last ones should be short.
     auto history = [&](size_t sequence) -> size_t { return seq_lens[sequence] - (query_start[sequence + 1] - query_start[sequence]); };
     auto sees = [&](const Work& work) {
         return history(work.sequence) + work.last - spec.first_seen(history(work.sequence) + work.first);
     };
     std::stable_sort(works.begin(), works.end(), [&](const Work& a, const Work& b) { return sees(a) > sees(b); });
     std::atomic<size_t> next{0};
-    together([&](Member member) {
+    parallel([&](Member member) {
         const TileRegion region;
         Scratch<S> scratch(queries * group, kv.head_dim);
-        member.take(next, works.size(), 1, [&](size_t i) {
+        member.dynamic_for(next, works.size(), 1, [&](size_t i) {
             const size_t sequence = works[i].sequence, start = query_start[sequence] * q_heads * kv.head_dim;
             Prefill<T, S>{q + start, k_cache, v_cache, block_tables + sequence * table_stride, works[i], history(sequence), q_heads, kv,
                           spec, scratch, out + start}.attend();

@@ -40,7 +40,7 @@ void norm_and_rotate(const T* x, const float* weight, float eps, const float* co
     }
 }
 
-// Elements of a row of a head as the cache has them; they may be put into `room`. A scale goes to its place in the tile.
+// Elements of a row of a head as the cache has them; they may be put into `room`. A scale goes to its slot in the tile.
 template <class T, class S> const S* stored(const T* row, const KVTiles& kv, size_t offset, S* tile, S* room) {
     if constexpr (std::is_same_v<S, T>) {
         return row;

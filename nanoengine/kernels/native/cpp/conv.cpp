@@ -1,4 +1,4 @@
-// Causal convolutions of each channel over a few tokens, whose last inputs are kept as the state of a sequence.
+// Causal convolutions of each channel over a few tokens, whose last inputs are the state of a sequence.
 #include "calls.h"
 #include "panels.h"
 #include "states.h"
@@ -19,7 +19,7 @@ void conv(Strided<T> x, Strided<T> before, Strided<T> after, const float* weight
             for (size_t v = 0; v < VECTORS && first + v * LANES < channels; v++)
                 f(v, first + v * LANES, channels - first - v * LANES);
         };
-        runs.walk(
+        runs.for_each_run(
             item / blocks,
             [&](size_t slot) {
                 for (size_t tap = 0; tap + 1 < taps; tap++)
@@ -72,10 +72,10 @@ void short_conv(int dtype, const void* x, size_t x_stride, const void* before, s
                 size_t slot_stride, const int32_t* rows, const int32_t* starts, const int32_t* store_starts,
                 const int32_t* store_tokens, const int32_t* store_slots, void* out, size_t runs, size_t tokens,
                 size_t channels) {
-    const StateRuns own{rows, starts, store_starts, store_tokens, store_slots};
+    const StateRuns state_runs{rows, starts, store_starts, store_tokens, store_slots};
     with_type(dtype, [&]<class T>(T*) {
         conv<T>({(const T*)x, x_stride}, {(const T*)before, before_stride}, {(const T*)after, after_stride}, weight, bias, taps, silu,
-                states, slot_stride, own, runs, (T*)out, channels, tokens * channels < 8192);
+                states, slot_stride, state_runs, runs, (T*)out, channels, tokens * channels < 8192);
     });
 }
 

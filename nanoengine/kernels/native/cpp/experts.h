@@ -1,12 +1,12 @@
 // A mixture of experts. Every choice of an expert by a row of x is a row of that expert's products: choices are sorted by expert,
-// and the rows of an expert are multiplied together, so that its weights are read once.
+// and the rows of an expert are one product, so that its weights are read once.
 #pragma once
 #include "rows.h"
 #include "team.h"
 #include <functional>
 #include <span>
 
-constexpr size_t WAVE = 256;  // rows that are copied as factors before some of them are multiplied, of all experts together
+constexpr size_t WAVE = 256;  // rows that are copied as factors before some of them are multiplied, of all experts
 
 // Row i of x chose the experts [i][0..per_row) of `count`, and weighs what they say by factors [i][0..per_row).
 struct Choices {
@@ -58,20 +58,20 @@ static void for_waves(const Sorted& sorted, int64_t kinds, const T* x, size_t in
     const Input<T> input{x, nullptr, nullptr, 0.0f, 0, inputs};
     Rows<T> blocks[] = {{kinds, inputs, most}, {kinds, inputs, sorted.waves.size() > 1 ? most : 0}};  // one is filled, the other read
     std::vector<std::atomic<size_t>> next(sorted.waves.size());
-    together([&](Member member) {
+    parallel([&](Member member) {
         const TileRegion region;
         for (size_t i = 0; i < sorted.waves.size(); i++) {
             const std::span<const Run> runs = sorted.waves[i];
             const size_t first = runs.front().first, count = runs.back().first + runs.back().count - first;
-            member.share(count, [&](size_t choice) { blocks[i % 2].take(input, row_of(first + choice), choice); });
-            member.meet();
+            member.static_for(count, [&](size_t choice) { blocks[i % 2].take(input, row_of(first + choice), choice); });
+            member.barrier();
             work(member, next[i], blocks[i % 2], runs);
         }
     });
 }
 
 // gated [sorted choices][size] = gated(G_e x, U_e x + their biases [experts][size], if not null), where G and U [size][hidden]
-// of all experts are one weight, each from a panel of its own on.
+// of all experts are one weight, each from another panel on.
 template <class T>
 static void gated_of_experts(Activation activation, const Choices& all, const T* x, const Weight& gates, const Weight& ups,
                          const float* gate_bias, const float* up_bias, T* gated) {
@@ -81,7 +81,7 @@ static void gated_of_experts(Activation activation, const Choices& all, const T*
     for_waves(sorted, gates.kinds | ups.kinds, x, gates.inputs, row_of_choice,
               [&](Member member, std::atomic<size_t>& next, Rows<T>& block, std::span<const Run> runs) {
         GatedPanels<T> gated_panels;
-        member.take(next, runs.size() * panels, 1, [&](size_t i) {  // runs differ in length
+        member.dynamic_for(next, runs.size() * panels, 1, [&](size_t i) {  // runs differ in length
             const Run& run = runs[i / panels];
             const size_t p = i % panels;
             const size_t panel = run.expert * panels + p, column = p * PANEL, bias = run.expert * size + column;
@@ -98,13 +98,13 @@ static void sums_of_experts(const Choices& all, const T* gated, const Weight& do
     const size_t hidden = downs.outputs / all.count, hidden_panels = round_up(hidden, PANEL) / PANEL;
     const Sorted sorted(all, std::min(row_block<T>(downs.inputs), WAVE));
 
-    // A thread adds up columns of its own, expert after expert: without waiting, and in an order that no other row changes.
+    // Each thread adds up other columns, expert after expert: without waiting, and in an order that no other row changes.
     const size_t width = hidden_panels * PANEL;
     std::vector<float> totals(all.rows * width);
     for_waves(sorted, downs.kinds, gated, downs.inputs, std::identity(),
               [&](Member member, std::atomic<size_t>&, Rows<T>& block, std::span<const Run> runs) {
         for (const Run& run : runs)
-            member.share(hidden_panels, [&](size_t p) {
+            member.static_for(hidden_panels, [&](size_t p) {
                 alignas(64) float sums[MOST_ROW_BLOCK<T>][PANEL];
                 const size_t column = p * PANEL;
                 const Panel& panel = downs.panel(run.expert * hidden_panels + p);

@@ -1,4 +1,4 @@
-// Ranks of a group put parts of rows together, in memory that their processes share.
+// Ranks of a group gather parts of rows, in memory that their processes share.
 #include "calls.h"
 #include "ranks.h"
 
@@ -16,9 +16,9 @@ void gather(void* memory, size_t rank, size_t count, size_t slot_bytes, float se
     }
     const size_t most = slot_bytes / widest, width = widths[rank];
     for (size_t first = 0; first < rows; first += most) {
-        const size_t taken = std::min(most, rows - first);
+        const size_t num_rows = std::min(most, rows - first);
         const uint64_t number = ranks.next();
-        std::memcpy(ranks.slot(rank, number), (const uint8_t*)part + first * width, taken * width);
+        std::memcpy(ranks.slot(rank, number), (const uint8_t*)part + first * width, num_rows * width);
         ranks.publish(number);
         for (size_t i = 0; i < count; i++) {  // this rank's first, which is there
             const size_t r = (rank + i) % count;
@@ -26,7 +26,7 @@ void gather(void* memory, size_t rank, size_t count, size_t slot_bytes, float se
             const uint8_t* from = ranks.slot(r, number);
             uint8_t* to = (uint8_t*)out + first * total;
             for (size_t before = 0; before < r; before++) to += widths[before];
-            for (size_t row = 0; row < taken; row++) std::memcpy(to + row * total, from + row * widths[r], widths[r]);
+            for (size_t row = 0; row < num_rows; row++) std::memcpy(to + row * total, from + row * widths[r], widths[r]);
         }
     }
 }

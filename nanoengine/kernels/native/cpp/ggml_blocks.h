@@ -118,7 +118,7 @@ struct IQ4_XS {
     }
 };
 
-// The scale is a power of two: its exponent, of which half is taken, as the codebook has twice the numbers.
+// The scale is a power of two: its exponent, halved, as the codebook has twice the numbers.
 struct MXFP4 {
     static constexpr int BITS = 4, BYTES = 17;
     static INLINE void read(const uint8_t* block, int, uint8_t* numbers) { halves_of_bytes(block + 1, numbers); }

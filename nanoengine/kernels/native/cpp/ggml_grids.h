@@ -1,7 +1,7 @@
 // The blocks of ggml whose numbers are points of grids: IQ2 and IQ3. Four or eight numbers are one of 256 to 1,024 points, and have
 // signs beside it.
 //
-// A coordinate is one of 3 or 8 sizes. In panels a number is a place in a codebook (quantized_format.h): that of its size, or if it
+// A coordinate is one of 3 or 8 sizes. In panels a number is an index of a codebook (quantized_format.h): that of its size, or if it
 // has a sign the same in the second half.
 #pragma once
 #include "ggml_blocks.h"

@@ -1,7 +1,7 @@
 // K and V in 8 bits: whole numbers from -127 to 127, and one float32 scale for each token of a head, max |x| / 127. A number
 // times its scale is what is read. A row that is not finite has a scale of NaN, and so is nothing but NaN.
 //
-// A tile is that of kv_tiles.h with numbers in place of elements; behind them are the scales of its 16 tokens.
+// A tile is that of kv_tiles.h with numbers instead of elements; behind them are the scales of its 16 tokens.
 #pragma once
 #include <type_traits>
 #include "bytes.h"

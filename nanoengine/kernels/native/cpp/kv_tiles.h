@@ -1,6 +1,6 @@
 // Where K and V of a token are. The cache is made of tiles of 16 tokens of one K/V head, `head_dim` x 16 elements each:
 //
-//   K: [head_dim / n][16 tokens][n]   the same dword of 16 tokens side by side: scores come out together
+//   K: [head_dim / n][16 tokens][n]   the same dword of 16 tokens side by side: scores come out side by side
 //   V: [16 tokens / n][head_dim][n]   n neighbouring tokens of all dimensions: values are added by dimensions
 //
 // with n elements to a dword. A block of the cache is [block_size / 16][heads] of tiles.

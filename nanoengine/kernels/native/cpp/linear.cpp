@@ -1,4 +1,4 @@
-// Linear layers (with a norm before them and a gate behind them, if asked for) and mixtures of experts, over weights in panels.
+// Linear layers (with a norm before them and a gate behind them, where there are some) and mixtures of experts, over weights in panels.
 #include "calls.h"
 #include "experts.h"
 #include "linear.h"
@@ -39,7 +39,7 @@ void gate(int dtype, int activation, const void* x, void* out, size_t rows, size
 }
 
 // gated [rows * per_row][size] = gated(G_e x, U_e x), where e = chosen[row][j] is one of `count` experts: G and U
-// [size][hidden] of each in panels of its own, one behind the other, and what their biases [count][size] add, or both are
+// [size][hidden] of each in separate panels, one behind the other, and what their biases [count][size] add, or both are
 // null. Rows are sorted by expert. Nothing is computed, and 0 is the result, if a choice is no expert.
 int gate_experts(int dtype, int activation, const void* x, const Weight* gate, const Weight* up, const float* gate_bias,
                  const float* up_bias, const int64_t* chosen, void* gated, size_t rows, size_t per_row, size_t count) {
@@ -63,7 +63,7 @@ void add_up_experts(int dtype, const void* gated, const Weight* down, const floa
 // What whole numbers are multiplied with, for people.
 const char* quantized_instruction() { return DOT_OF_BYTES; }
 
-// Whether products are in AMX tiles, whose sums have an order of their own: Linux may not grant this process those that the
+// Whether products are in AMX tiles, whose sums have another order: Linux may not grant this process those that the
 // CPU has.
 int uses_tiles() {
 #if defined(TILES_OF_AMX)

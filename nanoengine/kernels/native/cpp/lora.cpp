@@ -145,32 +145,32 @@ INLINE void expand(const float* const (&inner)[M], const W* b, size_t rank, floa
             for (int v = 0; v < VECTORS; v++) store(out[m] + v * LANES, load<Floats>(out[m] + v * LANES) + sums[m][v]);
         return;
     }
-    std::vector<float> own(M * GROUP);
+    std::vector<float> part(M * GROUP);
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; v++) store(own.data() + m * GROUP + v * LANES, sums[m][v]);
+        for (int v = 0; v < VECTORS; v++) store(part.data() + m * GROUP + v * LANES, sums[m][v]);
     for (int m = 0; m < M; m++)
-        for (size_t i = first; i < last; i++) out[m][i] += own[m * GROUP + i];
+        for (size_t i = first; i < last; i++) out[m][i] += part[m * GROUP + i];
 }
 
 // sums [rows][outputs] += what an addition adds to the outputs [from, to).
-template <int M, class W> NOINLINE void expand_rows(const Addition& own, size_t m, float* sums, size_t outputs, size_t from, size_t to) {
-    const size_t first = own.piece->first, rank = own.piece->rank;
+template <int M, class W> NOINLINE void expand_rows(const Addition& addition, size_t m, float* sums, size_t outputs, size_t from, size_t to) {
+    const size_t first = addition.piece->first, rank = addition.piece->rank;
     const float* inner[M];
     float* out[M];
     for (size_t group = (from - first) / GROUP; first + group * GROUP < to; group++) {
         const size_t start = first + group * GROUP;
-        for (int i = 0; i < M; i++) inner[i] = own.inner + (m + i) * rank, out[i] = sums + own.rows[m + i] * outputs + start;
-        expand<M>(inner, (const W*)own.piece->b + group * rank * GROUP, rank, out, std::max(from, start) - start,
+        for (int i = 0; i < M; i++) inner[i] = addition.inner + (m + i) * rank, out[i] = sums + addition.rows[m + i] * outputs + start;
+        expand<M>(inner, (const W*)addition.piece->b + group * rank * GROUP, rank, out, std::max(from, start) - start,
                   std::min(to, start + GROUP) - start);
     }
 }
 
-template <class W> void expand_to(const Addition& own, size_t m, size_t end, float* sums, size_t outputs, size_t from, size_t to) {
+template <class W> void expand_to(const Addition& addition, size_t m, size_t end, float* sums, size_t outputs, size_t from, size_t to) {
     constexpr int M = LANES == 16 ? 8 : LANES == 8 || REGISTERS == 32 ? 4 : 2;
-    for (; m + M <= end; m += M) expand_rows<M, W>(own, m, sums, outputs, from, to);
-    for (; m < end; m++) expand_rows<1, W>(own, m, sums, outputs, from, to);
+    for (; m + M <= end; m += M) expand_rows<M, W>(addition, m, sums, outputs, from, to);
+    for (; m < end; m++) expand_rows<1, W>(addition, m, sums, outputs, from, to);
 }
 
 // Some rows and columns of a result, of one unit of work: for few rows they are cut so that all threads have some.
@@ -179,8 +179,8 @@ struct Block {
 };
 constexpr size_t ROWS_AT_ONCE = 32, FEW_OUTPUTS = 64, MANY_OUTPUTS = 512;
 
-// What a layer was given, and its product with the weights.
-template <class T> struct Given {
+// The input of a layer, and its product with the weights.
+template <class T> struct LayerInput {
     const T *x, *residual;  // [rows][inputs]; the residual is the sum already, if there is one (else null)
     const float* norm;      // [inputs]: the layer computes with the norm of that; null: with x itself
     float eps;
@@ -190,7 +190,7 @@ template <class T> struct Given {
 
 // The adapters of a step, on one layer.
 template <class T> struct Layer {
-    Given<T> given;
+    LayerInput<T> input;
     const int64_t* rows;  // of the step
     size_t num_rows = 0;
     std::vector<Unit> units;
@@ -198,7 +198,7 @@ template <class T> struct Layer {
     std::unique_ptr<float[]> inner;
     std::unique_ptr<T[]> normed;  // of these rows
 
-    Layer(const Given<T>& given, const Step& step, const int64_t* rows, const Adapter* const* adapters) : given(given), rows(rows) {
+    Layer(const LayerInput<T>& input, const Step& step, const int64_t* rows, const Adapter* const* adapters) : input(input), rows(rows) {
         size_t size = 0;
         for (int64_t i = 0; i < step.num_groups; i++) {
             const Group& group = step.group(i);
@@ -210,54 +210,54 @@ template <class T> struct Layer {
             }
         }
         inner.reset(new float[size]);
-        if (given.norm) normed.reset(new T[num_rows * given.inputs]);
+        if (input.norm) normed.reset(new T[num_rows * input.inputs]);
         float* at = inner.get();
-        for (Addition& own : additions) {
-            const size_t rank = own.piece->rank;
-            own.inner = at;
-            for (size_t m = 0; m < own.count; m += ROWS_OF_A_UNIT)
+        for (Addition& addition : additions) {
+            const size_t rank = addition.piece->rank;
+            addition.inner = at;
+            for (size_t m = 0; m < addition.count; m += ROWS_OF_A_UNIT)
                 for (size_t r = 0; r < rank; r += RANKS)
-                    units.push_back({own.piece, at + m * rank, own.rows - rows + m, std::min(ROWS_OF_A_UNIT, own.count - m), r,
+                    units.push_back({addition.piece, at + m * rank, addition.rows - rows + m, std::min(ROWS_OF_A_UNIT, addition.count - m), r,
                                      std::min(r + RANKS, rank)});
-            at += own.count * rank;
+            at += addition.count * rank;
         }
     }
 
     void normalize(size_t i) const {
-        const size_t size = given.inputs;
-        const T* x = (given.residual ? given.residual : given.x) + rows[i] * size;
-        scale_by(x, inverse_rms<T>(x, nullptr, size, given.eps), given.norm, size, normed.get() + i * size);
+        const size_t size = input.inputs;
+        const T* x = (input.residual ? input.residual : input.x) + rows[i] * size;
+        scale_by(x, inverse_rms<T>(x, nullptr, size, input.eps), input.norm, size, normed.get() + i * size);
     }
 
     // Add to the outputs [from, to) of some rows.
     void add(Block block, size_t from, size_t to) const {
-        for (const Addition& own : additions) {
-            const size_t first = std::max<size_t>(from, own.piece->first), last = std::min<size_t>(to, own.piece->first + own.piece->count);
-            const auto place = [&](size_t row) { return std::lower_bound(own.rows, own.rows + own.count, (int64_t)row) - own.rows; };
-            const size_t m = place(block.row), end = place(block.last_row);
+        for (const Addition& addition : additions) {
+            const size_t first = std::max<size_t>(from, addition.piece->first), last = std::min<size_t>(to, addition.piece->first + addition.piece->count);
+            const auto index_of = [&](size_t row) { return std::lower_bound(addition.rows, addition.rows + addition.count, (int64_t)row) - addition.rows; };
+            const size_t m = index_of(block.row), end = index_of(block.last_row);
             if (first >= last || m == end) continue;
-            if (own.piece->bits == 16) expand_to<bf16>(own, m, end, given.sums, given.outputs, first, last);
-            else expand_to<f32>(own, m, end, given.sums, given.outputs, first, last);
+            if (addition.piece->bits == 16) expand_to<bf16>(addition, m, end, input.sums, input.outputs, first, last);
+            else expand_to<f32>(addition, m, end, input.sums, input.outputs, first, last);
         }
     }
 
     // finish(block) for all blocks of `columns`, when all of A x is there.
     template <class Finish> void compute(size_t columns, Finish finish) const {
-        const auto row_of = [&](size_t i) { return normed ? normed.get() + i * given.inputs : given.x + rows[i] * given.inputs; };
-        together([&](Member member) {
+        const auto row_of = [&](size_t i) { return normed ? normed.get() + i * input.inputs : input.x + rows[i] * input.inputs; };
+        parallel([&](Member member) {
             if (normed) {
-                member.share(num_rows, [&](size_t i) { normalize(i); });
-                member.meet();
+                member.static_for(num_rows, [&](size_t i) { normalize(i); });
+                member.barrier();
             }
-            member.share(units.size(), [&](size_t i) {
-                if (units[i].piece->bits == 16) shrink_unit<T, bf16>(units[i], given.inputs, row_of);
-                else shrink_unit<T, f32>(units[i], given.inputs, row_of);
+            member.static_for(units.size(), [&](size_t i) {
+                if (units[i].piece->bits == 16) shrink_unit<T, bf16>(units[i], input.inputs, row_of);
+                else shrink_unit<T, f32>(units[i], input.inputs, row_of);
             });
-            member.meet();
-            const size_t wide = given.rows > ROWS_AT_ONCE ? MANY_OUTPUTS : FEW_OUTPUTS, across = (columns + wide - 1) / wide;
-            member.share((given.rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE * across, [&](size_t i) {
+            member.barrier();
+            const size_t wide = input.rows > ROWS_AT_ONCE ? MANY_OUTPUTS : FEW_OUTPUTS, across = (columns + wide - 1) / wide;
+            member.static_for((input.rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE * across, [&](size_t i) {
                 const size_t row = i / across * ROWS_AT_ONCE, first = i % across * wide;
-                finish(Block{row, std::min(row + ROWS_AT_ONCE, given.rows), first, std::min(first + wide, columns)});
+                finish(Block{row, std::min(row + ROWS_AT_ONCE, input.rows), first, std::min(first + wide, columns)});
             });
         });
     }
@@ -280,33 +280,33 @@ void adapted_linear(int dtype, const void* x, const void* residual, const float*
                     size_t rows, size_t inputs, size_t outputs, const Step* step, const int64_t* step_rows,
                     const Adapter* const* adapters) {
     with_type(dtype, [&]<class T>(T*) {
-        const Given<T> given{(const T*)x, (const T*)residual, norm, eps, (float*)sums, rows, inputs, outputs};
-        const Layer<T> layer(given, *step, step_rows, adapters);
+        const LayerInput<T> input{(const T*)x, (const T*)residual, norm, eps, (float*)sums, rows, inputs, outputs};
+        const Layer<T> layer(input, *step, step_rows, adapters);
         layer.compute(outputs, [&](Block block) {
             const size_t first = block.first, size = block.last - first;
             layer.add(block, first, block.last);
             for (size_t row = block.row; row < block.last_row; row++)
-                add_bias_and_round(given.sums + row * outputs + first, bias ? (const T*)bias + first : nullptr,
+                add_bias_and_round(input.sums + row * outputs + first, bias ? (const T*)bias + first : nullptr,
                                    (T*)out + row * outputs + first, size);
         });
     });
 }
 
-// The same with a gate in place of the bias: out [rows][outputs / 2].
+// The same with a gate instead of the bias: out [rows][outputs / 2].
 void adapted_gated_linear(int dtype, int activation, const void* x, const void* residual, const float* norm, float eps,
                           void* sums, void* out, size_t rows, size_t inputs, size_t outputs, const Step* step, const int64_t* step_rows,
                           const Adapter* const* adapters) {
     with_type(dtype, [&]<class T>(T*) {
         const size_t half = outputs / 2;
-        const Given<T> given{(const T*)x, (const T*)residual, norm, eps, (float*)sums, rows, inputs, outputs};
-        const Layer<T> layer(given, *step, step_rows, adapters);
+        const LayerInput<T> input{(const T*)x, (const T*)residual, norm, eps, (float*)sums, rows, inputs, outputs};
+        const Layer<T> layer(input, *step, step_rows, adapters);
         layer.compute(half, [&](Block block) {
             const size_t first = block.first, size = block.last - first;
             layer.add(block, first, block.last);
             layer.add(block, half + first, half + block.last);
             with_activation(activation, [&]<Activation ACTIVATION>() {
                 for (size_t row = block.row; row < block.last_row; row++) {
-                    const float* gates = given.sums + row * outputs + first;
+                    const float* gates = input.sums + row * outputs + first;
                     gate_pairs<ACTIVATION>(gates, gates + half, size, (T*)out + row * half + first);
                 }
             });

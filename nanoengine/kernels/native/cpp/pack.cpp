@@ -8,7 +8,7 @@ namespace {
 constexpr size_t LINE = 16;  // dwords of a cache line
 
 // Where dword d of an output is.
-size_t place(size_t output, size_t d, size_t depth) { return output / PANEL * PANEL * depth + d * PANEL + output % PANEL; }
+size_t offset(size_t output, size_t d, size_t depth) { return output / PANEL * PANEL * depth + d * PANEL + output % PANEL; }
 
 // Dword d of a row, or what there is of it.
 template <class T> uint32_t dword_of(const T* row, size_t d, size_t inputs) {
@@ -31,13 +31,13 @@ template <class T> void pack(const T* weight, uint32_t* packed, size_t first, si
                 uint32_t square[GROUP][LINE];
                 for (size_t i = 0; i < GROUP; i++)
                     std::memcpy(square[i], weight + (from - first + i) * inputs + d * Dot<T>::PER_DWORD, sizeof(square[i]));
-                uint32_t* turned = packed + place(from, d, depth);
+                uint32_t* turned = packed + offset(from, d, depth);
                 for (size_t k = 0; k < LINE; k++)
                     for (size_t i = 0; i < GROUP; i++) turned[k * PANEL + i] = square[i][k];
             }
         for (; d < depth; d++)
             for (size_t output = from; output < to; output++)
-                packed[place(output, d, depth)] = dword_of(weight + (output - first) * inputs, d, inputs);
+                packed[offset(output, d, depth)] = dword_of(weight + (output - first) * inputs, d, inputs);
     });
 }
 

@@ -1,6 +1,6 @@
 // Weights in panels, and how rows are multiplied with panels of numbers.
 //
-// W [outputs][inputs] is cut into panels of COLUMNS outputs, each in a format of its own. A panel of numbers has, for each
+// W [outputs][inputs] is cut into panels of COLUMNS outputs, each in one format. A panel of numbers has, for each
 // dword of inputs, that dword of all its outputs; quantized_format.h describes the others. One row of x reads a panel from
 // memory in a single stream; more rows find it in the first-level cache, chunk by chunk.
 #pragma once
@@ -11,7 +11,7 @@
 
 constexpr size_t PANEL = COLUMNS;
 
-// Rows of x that are multiplied together with one panel after another. Tiles are loaded from L2 as fast as they are
+// Rows of x that are multiplied with one panel after another. Tiles are loaded from L2 as fast as they are
 // multiplied: there these rows are as many as stay in it (2 MiB on every CPU with AMX) beside panels and sums, so that panels
 // come from memory the less often.
 constexpr size_t LEAST_ROW_BLOCK = 96, BYTES_OF_ROWS = 800'000;
@@ -27,7 +27,7 @@ static size_t round_up(size_t value, size_t to) { return (value + to - 1) / to *
 // Dwords in a row of W.
 template <class T> static size_t depth_of(size_t inputs) { return round_up(inputs, Dot<T>::PER_DWORD) / Dot<T>::PER_DWORD; }
 
-// Outputs that lie together: where, in what format, the first of them, and how many there are.
+// A range of outputs: where, in what format, the first of them, and how many there are.
 struct Panel {
     const uint8_t* at;
     int64_t code, first, columns;  // the code's lowest byte: bits of a number; those that are not quantized have 16 or 32

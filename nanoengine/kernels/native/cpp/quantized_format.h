@@ -42,7 +42,7 @@ enum Extra {
 enum Codebook { NO_CODEBOOK = 0, IQ4 = 1, E2M1 = 2, IQ3_S_SIZES = 3, IQ3_XXS_SIZES = 4, IQ2_SIZES = 5 };  // as the callers number them
 
 // What the numbers of a panel are, where loops are compiled for each: bits, and whether they are places in a codebook, or
-// their halves of cells have scales of their own.
+// their halves of cells have separate scales.
 enum Kind { BITS_OF = 15, OWN_SCALES = 16, IN_CODEBOOK = 32 };
 constexpr int bits_of(int kind) { return kind & BITS_OF; }
 constexpr bool has_own_scales(int kind) { return kind & OWN_SCALES; }

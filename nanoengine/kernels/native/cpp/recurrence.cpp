@@ -12,7 +12,7 @@
 namespace {
 
 constexpr size_t MAX_DEPTH_OF_STATE = 256;
-constexpr size_t VECTORS = REGISTERS == 32 ? 4 : 2, BLOCK = VECTORS * LANES;  // columns that are computed together
+constexpr size_t VECTORS = REGISTERS == 32 ? 4 : 2, BLOCK = VECTORS * LANES;  // columns of a block
 
 float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
@@ -69,13 +69,13 @@ INLINE void step(float* state, size_t stride, size_t depth, const float* query, 
     for (int v = 0; v < V; v++) out[v] = even[v] + odd[v];
 }
 
-// A run of tokens in some columns of the state of a head. It is computed where it lies, unless it is to be kept elsewhere, or
+// A run of tokens in some columns of the state of a head. It is computed in place, unless it is stored elsewhere, or
 // does not fill whole vectors.
 template <class T, int V>
 void columns(const Projected<T>& p, const StateRuns& runs, size_t run, size_t head, size_t column, float* states, size_t slot_stride,
              float* out) {
     alignas(64) float room[MAX_DEPTH_OF_STATE * V * LANES], query[MAX_DEPTH_OF_STATE], key[MAX_DEPTH_OF_STATE];
-    const size_t place = head * p.depth * p.width + column, count = std::min(p.width - column, (size_t)V * LANES);
+    const size_t offset = head * p.depth * p.width + column, count = std::min(p.width - column, (size_t)V * LANES);
     const bool copied = runs.store_starts || count % LANES || p.depth % 2;
     const size_t stride = copied ? V * LANES : p.width, depth = (p.depth + 1) / 2 * 2;
     float* state = room;
@@ -85,12 +85,12 @@ void columns(const Projected<T>& p, const StateRuns& runs, size_t run, size_t he
     if (copied) std::fill_n(room, depth * stride, 0.0f);
     const float rate = -std::exp(p.log_rate[head]);
     const size_t group = p.tiled ? head % p.groups : head / (p.heads / p.groups);
-    runs.walk(
+    runs.for_each_run(
         run,
         [&](size_t slot) {
-            float* own = states + slot * slot_stride + place;
-            if (copied) copy(own, p.width, room, stride);
-            else state = own;
+            float* stored = states + slot * slot_stride + offset;
+            if (copied) copy(stored, p.width, room, stride);
+            else state = stored;
         },
         [&](size_t t) {
             as_floats(p.query.row(t) + group * p.depth, p.depth, query);
@@ -115,7 +115,7 @@ void columns(const Projected<T>& p, const StateRuns& runs, size_t run, size_t he
             }
         },
         [&](size_t slot) {
-            if (copied) copy(room, stride, states + slot * slot_stride + place, p.width);
+            if (copied) copy(room, stride, states + slot * slot_stride + offset, p.width);
         });
 }
 
@@ -170,12 +170,12 @@ void delta_rule(int dtype, const void* qkv, size_t stride, const void* a, size_t
                 const float* log_rate, const float* bias, float* states, size_t slot_stride, const int32_t* rows,
                 const int32_t* starts, const int32_t* store_starts, const int32_t* store_tokens, const int32_t* store_slots,
                 float* out, size_t runs, size_t k_heads, size_t heads, size_t depth, size_t width, int tiled) {
-    const StateRuns own{rows, starts, store_starts, store_tokens, store_slots};
+    const StateRuns state_runs{rows, starts, store_starts, store_tokens, store_slots};
     with_type(dtype, [&]<class T>(T*) {
         const T *query = (const T*)qkv, *key = query + k_heads * depth, *value = key + k_heads * depth;
         recur<T>({{query, stride}, {key, stride}, {value, stride}, {(const T*)a, a_stride}, {(const T*)b, b_stride}, log_rate, bias, nullptr,
                   heads, k_heads, depth, width, tiled != 0},
-                 own, runs, states, slot_stride, out);
+                 state_runs, runs, states, slot_stride, out);
     });
 }
 
@@ -185,12 +185,12 @@ void mamba2(int dtype, const void* xbc, size_t stride, const void* dt, size_t dt
             const float* bias, const float* skip, float* states, size_t slot_stride, const int32_t* rows, const int32_t* starts,
             const int32_t* store_starts, const int32_t* store_tokens, const int32_t* store_slots, float* out, size_t runs,
             size_t groups, size_t heads, size_t depth, size_t width) {
-    const StateRuns own{rows, starts, store_starts, store_tokens, store_slots};
+    const StateRuns state_runs{rows, starts, store_starts, store_tokens, store_slots};
     with_type(dtype, [&]<class T>(T*) {
         const T *value = (const T*)xbc, *key = value + heads * width, *query = key + groups * depth;
         recur<T>({{query, stride}, {key, stride}, {value, stride}, {(const T*)dt, dt_stride}, {nullptr, 0}, log_rate, bias, skip, heads,
                   groups, depth, width, false},
-                 own, runs, states, slot_stride, out);
+                 state_runs, runs, states, slot_stride, out);
     });
 }
 

@@ -45,7 +45,7 @@ constexpr size_t GATED_BESIDE_TILES = 4;
 template <class T> class GatedPanels {
     static constexpr bool BESIDE = GATED_BESIDE_TILES > 0 && IN_TILES<T>;
     alignas(64) float sums[1 + BESIDE][2][MOST_ROW_BLOCK<T>][PANEL];  // of gates, and of the values beside them
-    bool place = false;
+    bool is_second = false;
 
     // Rows that are still to be gated: sums, and where they go.
     struct {
@@ -76,7 +76,7 @@ public:
     // out [count][stride] = gated(x G^T + bias, x U^T + bias) of some rows and the outputs of a panel of G and one of U.
     void multiply(Rows<T>& rows, const Gate& gate, size_t first, size_t count, const Panel& panel, const Panel& up_panel, T* out,
                   size_t stride, bool is_large) {
-        auto& [gates, ups] = sums[BESIDE && (place = !place)];
+        auto& [gates, ups] = sums[BESIDE && (is_second = !is_second)];
         {
             const BesideTiles beside([&] { gate_some(GATED_BESIDE_TILES); });
             rows.multiply(first, count, panel, gates);

@@ -24,7 +24,7 @@ INLINE Floats uniform(uint64_t key, uint64_t first) {
     const Longs number = (Longs)(Ints)count_from(0);  // a lane of 64 bits holds the numbers of two lanes of 32
     const Longs even = (number & 0xffffffffu) + (first + 1), odd = (number >> 32) + (first + 1);
     const Longs left = mix(even * GAMMA + key) >> 24, right = mix(odd * GAMMA + key) >> 24;
-    // Both together again, 20 bits at a time: these are exact as floats, and their sum is rounded once.
+    // The sum of both, 20 bits at a time: these are exact as floats, and their sum is rounded once.
     const Ints high = (Ints)(left >> 20 | right >> 20 << 32), low = (Ints)((left & 0xfffff) | (right & 0xfffff) << 32);
     const Floats whole = __builtin_convertvector(high, Floats) * 0x1p20f + __builtin_convertvector(low, Floats);
     const Floats u = (whole + 0.5f) * 0x1p-40f;
@@ -81,7 +81,7 @@ void make_noise(uint64_t key, size_t first, size_t count, float* noise) {
 Best best_of(const float* logits, float temperature, uint64_t key, size_t start, size_t end) {
     alignas(64) float noise[CHUNK];
     Floats best = splat(-INFINITE);
-    Ints found = count_from((int32_t)start), broken = {}, left = {};
+    Ints tokens = count_from((int32_t)start), broken = {}, left = {};
     for (size_t first = start; first < end; first += CHUNK) {
         const size_t count = std::min(CHUNK, end - first);
         if (temperature > 0) make_noise(key, first, count, noise);
@@ -91,13 +91,13 @@ Best best_of(const float* logits, float temperature, uint64_t key, size_t start,
             if (temperature > 0) value = value / temperature + load<Floats>(noise + i);
             const Ints better = value > best;
             best = better ? value : best;
-            found = better ? count_from((int32_t)(first + i)) : found;
+            tokens = better ? count_from((int32_t)(first + i)) : tokens;
         }
     }
     Best all;
     for (int i = 0; i < LANES; i++) {
-        const bool better = best[i] > all.value || (best[i] == all.value && found[i] < all.token);
-        if (!i || better) all.value = best[i], all.token = found[i];
+        const bool better = best[i] > all.value || (best[i] == all.value && tokens[i] < all.token);
+        if (!i || better) all.value = best[i], all.token = tokens[i];
         all.broken |= broken[i] != 0, all.left |= left[i] != 0;
     }
     return all;
@@ -144,11 +144,11 @@ int choose_tokens(const float* logits, const int32_t* entries, const int32_t* po
     std::vector<int64_t> keys(rows);
     std::vector<float> temperatures(rows);
     for (size_t row = 0; row < rows; row++) {
-        const size_t own = entries[row];
-        const bool is_random = temperature[own] > 0;
-        if (is_random && (top_k[own] > 0 || top_p[own] < 1 || min_p[own] > 0)) return 0;
-        keys[row] = (int64_t)mix((uint64_t)seeds[own] + ((uint64_t)positions[row] + 1) * GAMMA);
-        temperatures[row] = is_random ? std::max(temperature[own], least_temperature) : 0.0f;
+        const size_t entry = entries[row];
+        const bool is_random = temperature[entry] > 0;
+        if (is_random && (top_k[entry] > 0 || top_p[entry] < 1 || min_p[entry] > 0)) return 0;
+        keys[row] = (int64_t)mix((uint64_t)seeds[entry] + ((uint64_t)positions[row] + 1) * GAMMA);
+        temperatures[row] = is_random ? std::max(temperature[entry], least_temperature) : 0.0f;
     }
     draw_tokens(logits, keys.data(), temperatures.data(), tokens, rows, count);
     for (size_t row = 0; last_tokens && row < rows; row++) last_tokens[entries[row]] = tokens[row];
@@ -164,10 +164,10 @@ void log_sum_exp(const float* logits, float* out, size_t rows, size_t count) {
         sum_exp(logits + i / parts * count + start, std::min(PART, count - start), most[i], totals[i]);
     });
     for (size_t row = 0; row < rows; row++) {
-        const float* own = most.data() + row * parts;
-        const float highest = *std::max_element(own, own + parts);
+        const float* maxima = most.data() + row * parts;
+        const float highest = *std::max_element(maxima, maxima + parts);
         float total = 0;
-        for (size_t i = 0; i < parts; i++) total += totals[row * parts + i] * (own[i] == highest ? 1.0f : std::exp(own[i] - highest));
+        for (size_t i = 0; i < parts; i++) total += totals[row * parts + i] * (maxima[i] == highest ? 1.0f : std::exp(maxima[i] - highest));
         out[row] = highest + std::log(total);
     }
 }

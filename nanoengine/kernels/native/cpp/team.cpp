@@ -112,7 +112,7 @@ struct WokenElsewhere {
 
 struct Team {
     std::atomic<size_t> size{std::clamp<size_t>(std::thread::hardware_concurrency(), 1, MOST)};
-    std::atomic_flag taken = ATOMIC_FLAG_INIT;
+    std::atomic_flag is_busy = ATOMIC_FLAG_INIT;
     size_t made = 1;  // seats with a thread; the first is whoever calls
     Seat seats[MOST];
     void (*work)(const void*, Member) = nullptr;
@@ -166,8 +166,8 @@ struct Team {
     }
 
     void run(void (*some_work)(const void*, Member), const void* its_context) {
-        thread_local const bool asked = (ask_for_short_turns(), true);
-        (void)asked;
+        thread_local const bool done = (ask_for_short_turns(), true);
+        (void)done;
         grow();
         work = some_work, context = its_context, mode = this_mode(), count = std::min(size.load(std::memory_order_relaxed), made);
         left.store(count - 1, std::memory_order_relaxed);
@@ -206,7 +206,7 @@ struct Team {
         seat.job.notify_one();
     }
 
-    void meet(size_t index) {
+    void barrier(size_t index) {
         const uint32_t before = met;
         if (arrived.fetch_add(1) + 1 == count) {
             arrived = 0;
@@ -236,15 +236,15 @@ const int HANDLED = pthread_atfork(nullptr, nullptr, begin_anew);
 
 }  // namespace
 
-void Member::meet() const {
-    if (count > 1) TEAM->meet(index);
+void Member::barrier() const {
+    if (count > 1) TEAM->barrier(index);
 }
 
-void run_together(void (*work)(const void*, Member), const void* context) noexcept {
-    if (TEAM->size.load(std::memory_order_relaxed) == 1 || TEAM->taken.test_and_set(std::memory_order_acquire))
+void run_parallel(void (*work)(const void*, Member), const void* context) noexcept {
+    if (TEAM->size.load(std::memory_order_relaxed) == 1 || TEAM->is_busy.test_and_set(std::memory_order_acquire))
         return work(context, {0, 1});
     TEAM->run(work, context);
-    TEAM->taken.clear(std::memory_order_release);
+    TEAM->is_busy.clear(std::memory_order_release);
 }
 
 // How many members there are from the next kernel on.

@@ -1,4 +1,4 @@
-// Threads that compute a kernel together: what OpenMP is elsewhere, but for how they wait.
+// A team of threads that compute a kernel, as OpenMP's: the difference is how they wait.
 //
 // A member that waits spins, since a thread that sleeps takes longer to wake than most kernels take to compute. OpenMP's
 // threads spin even while the one that they wait for has no CPU: beside busy processes a kernel then takes up to a hundred
@@ -20,32 +20,32 @@ static inline void pause_cpu() {
 struct Member {
     size_t index, count;  // 0 <= index < count
 
-    // Wait until all members are here. Each member must call it as often as the others.
-    void meet() const;
+    // A barrier: wait until all members have called it. Each member must call it as often as the others.
+    void barrier() const;
 
-    // f(i) for this member's share of [0, n).
-    template <class F> void share(size_t n, F f) const {
+    // f(i) for this member's static part of [0, n).
+    template <class F> void static_for(size_t n, F f) const {
         for (size_t i = n * index / count; i < n * (index + 1) / count; i++) f(i);
     }
 
-    // f(i) for some i of [0, n): `run` in a row at a time, by whichever member is free. `next` is 0 at first, and of this loop
-    // alone.
-    template <class F> void take(std::atomic<size_t>& next, size_t n, size_t run, F f) const {
+    // f(i) for some i of [0, n), scheduled dynamically: `run` in a row at a time, by the member that is free. `next` is 0 at
+    // first, and of this loop alone.
+    template <class F> void dynamic_for(std::atomic<size_t>& next, size_t n, size_t run, F f) const {
         for (size_t first; (first = next.fetch_add(run, std::memory_order_relaxed)) < n;)
             for (size_t i = first; i < n && i < first + run; i++) f(i);
     }
 };
 
-void run_together(void (*work)(const void*, Member), const void* context) noexcept;
+void run_parallel(void (*work)(const void*, Member), const void* context) noexcept;
 
-// work(member) by every member. One that calls it while the team is at work is a team of its own, of one.
-template <class Work> static void together(const Work& work) {
-    run_together([](const void* context, Member member) { (*static_cast<const Work*>(context))(member); }, &work);
+// work(member) by every member. One that calls it while the team is at work is a team of one.
+template <class Work> static void parallel(const Work& work) {
+    run_parallel([](const void* context, Member member) { (*static_cast<const Work*>(context))(member); }, &work);
 }
 
-// f(i) for i in [0, n): by all members, or by the caller if so few that sharing them out would take longer.
+// f(i) for i in [0, n): by all members, or by the caller if they are so few that dividing them would take longer.
 template <class F> static void for_each(size_t n, bool few, F f) {
     if (few)
         for (size_t i = 0; i < n; i++) f(i);
-    else together([&](Member member) { member.share(n, f); });
+    else parallel([&](Member member) { member.static_for(n, f); });
 }

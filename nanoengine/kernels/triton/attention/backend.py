@@ -42,7 +42,7 @@ class TritonAttention(AttentionBackend):
     quantizes = True
 
     def __init__(self, block_size: int, tuning: Tuning | None = None):
-        # Triton is not installed everywhere, and whoever asks unsupported_reason must not need it.
+        # Triton is not installed everywhere, and unsupported_reason must not need it.
         from nanoengine.kernels.triton.attention.kv_int8 import views
         from nanoengine.kernels.triton.attention.paged_decode import paged_decode
         from nanoengine.kernels.triton.attention.paged_prefill import paged_prefill
@@ -57,7 +57,7 @@ class TritonAttention(AttentionBackend):
         self._int8_views = views
         self._can_attend, self._keys_and_values, self._whole_prompt = can_attend, keys_and_values, whole_prompt
         self._workspace = Workspace()
-        self._kept = 0  # address of the last projection in which K and V stay behind the queries
+        self._fused_qkv = 0  # address of the last projection in which K and V stay behind the queries
         self.flash_prompt = 0
         """New tokens of the longest run from which on flash-attn 4 computes a step's prompts; 0: never. It must be prepared."""
 
@@ -88,7 +88,7 @@ class TritonAttention(AttentionBackend):
     def rotate_and_write(self, qkv: Tensor, changes: Changes, kv: KVLayer, slot_mapping: Tensor) -> Tensor:
         views, scales = self.views(kv)
         in_place = bool(self.tuning.whole_prompt_tile) and len(qkv) >= SHORTEST_WHOLE
-        self._kept = qkv.untyped_storage().data_ptr() if in_place else 0
+        self._fused_qkv = qkv.untyped_storage().data_ptr() if in_place else 0
         options = {**scales, "launch": self.tuning.launch(len(qkv)), "in_place": in_place}
         return self._rotate_and_write(qkv, changes, views, slot_mapping, **options)
 
@@ -98,13 +98,13 @@ class TritonAttention(AttentionBackend):
 
     def decode(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
         caches, scales = self.views(kv)
-        asked = {**scales, **_asked(spec), "sinks": sinks}
+        options_of_call = {**scales, **_spec_options(spec), "sinks": sinks}
         if runs.plan is None:
             runs.plan = {}  # the layers of a step fill it
         if runs.longest > 1 or len(q) != len(runs.seq_lens):  # padding may have more tokens than one, or none
-            asked |= {"query_start_loc": runs.query_start_loc, "max_query_len": runs.longest}
-        given = q, *caches, runs.block_tables, runs.seq_lens, spec.scale, self._workspace, self.tuning, runs.plan
-        return self._decode(*given, **asked)
+            options_of_call |= {"query_start_loc": runs.query_start_loc, "max_query_len": runs.longest}
+        args = q, *caches, runs.block_tables, runs.seq_lens, spec.scale, self._workspace, self.tuning, runs.plan
+        return self._decode(*args, **options_of_call)
 
     def prefill(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
         tables, starts, lens = runs.block_tables, runs.query_start_loc, runs.seq_lens
@@ -116,14 +116,14 @@ class TritonAttention(AttentionBackend):
             and spec == AttentionSpec(spec.scale)
         ):
             new = self._keys_and_values(q, caches[0].shape[2])
-            is_kept = q.untyped_storage().data_ptr() == self._kept
-            if new is not None and is_kept and not scales and self._can_attend(q):
+            is_fused = q.untyped_storage().data_ptr() == self._fused_qkv
+            if new is not None and is_fused and not scales and self._can_attend(q):
                 return self._whole_prompt(q, *new, spec.scale, tile)
         is_long = longest >= max(self.flash_prompt, flash_attn_4.LEAST_TOKENS) and len(lens) <= flash_attn_4.MOST_RUNS
         if self.flash_prompt and is_long and spec.window is None and not scales:
             return flash_attn_4.attend(q, caches, runs, spec, sinks)
-        asked = {**scales, **_asked(spec), "sinks": sinks, "tuning": self.tuning}
-        return self._prefill(q, *caches, tables, starts, lens, longest, spec.scale, **asked)
+        options_of_call = {**scales, **_spec_options(spec), "sinks": sinks, "tuning": self.tuning}
+        return self._prefill(q, *caches, tables, starts, lens, longest, spec.scale, **options_of_call)
 
     def views(self, kv: KVLayer) -> tuple[KVLayer, dict[str, Any]]:
         """K and V as kernels take them, [num_blocks, block_size, num_kv_heads, head_dim], and the scales of an int8 cache."""
@@ -134,6 +134,6 @@ class TritonAttention(AttentionBackend):
         return (k, v), {"k_scales": k_scales, "v_scales": v_scales}
 
 
-def _asked(spec: AttentionSpec) -> dict[str, Any]:
-    """What a layer asks for beside a scale."""
+def _spec_options(spec: AttentionSpec) -> dict[str, Any]:
+    """Arguments of a kernel that a layer decides, beside its scale."""
     return {"window": window_of(spec), "soft_cap": spec.soft_cap}

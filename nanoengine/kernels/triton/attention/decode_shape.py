@@ -9,8 +9,8 @@ import torch
 import triton
 from torch import Tensor
 
-from nanoengine.kernels.triton.attention.equal_shares import STEP
-from nanoengine.kernels.triton.attention.paged_walk import ROWS
+from nanoengine.kernels.triton.attention.attend_range import ROWS
+from nanoengine.kernels.triton.attention.equal_splits import STEP
 from nanoengine.kernels.triton.tuning import Tuning
 
 MOST_ROWS = 32
@@ -36,7 +36,7 @@ class Shape(NamedTuple):
         rows: for tensor cores, as many as these or more.
         side_by_side: programs of a multiprocessor.
         registers: of a thread, at most.
-        step: tokens of a unit of shares: a part of many rows reads eight times as many bytes as its results have.
+        step: tokens of a unit of splits: a part of many rows reads eight times as many bytes as its results have.
         at_once: parts whose results are combined at once.
     """
 

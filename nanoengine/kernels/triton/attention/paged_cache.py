@@ -53,7 +53,7 @@ def capped(scores, CAP: tl.constexpr):
 
 
 @triton.jit
-def weigh(scores, visible, highest, scale, CAP: tl.constexpr):
+def softmax_part(scores, visible, highest, scale, CAP: tl.constexpr):
     """Weights of a tile: 2 to the power of (scores * scale, capped, minus the highest of a row so far).
 
     The highest is taken of scores as they come: so an exponent is one multiplication with an addition.
@@ -83,10 +83,10 @@ def within(exists, dim, HEAD_DIM: tl.constexpr):
 
 
 @triton.jit
-def load_heads(place, dim, HEAD_DIM: tl.constexpr):
-    """Heads at places [rows, dimensions]; zeros beyond what a head has."""
+def load_heads(pointers, dim, HEAD_DIM: tl.constexpr):
+    """Heads at pointers [rows, dimensions]; zeros beyond the head's dimensions."""
     PADDED: tl.constexpr = dim.shape[0] > HEAD_DIM
-    return tl.load(place, mask=(dim < HEAD_DIM)[None, :], other=0) if PADDED else tl.load(place)
+    return tl.load(pointers, mask=(dim < HEAD_DIM)[None, :], other=0) if PADDED else tl.load(pointers)
 
 
 @triton.jit
@@ -110,9 +110,9 @@ def ask_for(
         i = tl.arange(0, 2 * TOKENS)
         token = tl.minimum(start + i % TOKENS, end - 1)
         block = tl.load(table + token // BLOCK_SIZE).to(tl.int64)
-        place = tl.where(i < TOKENS, k_head, v_head) + block * block_stride + token % BLOCK_SIZE * slot_stride
+        pointers = tl.where(i < TOKENS, k_head, v_head) + block * block_stride + token % BLOCK_SIZE * slot_stride
         hint: tl.constexpr = f"cp.async.bulk.prefetch.L2.global [$1], {BYTES}; mov.u32 $0, 0;"
-        tl.inline_asm_elementwise(hint, "=r,l", [place], dtype=tl.int32, is_pure=False, pack=1)
+        tl.inline_asm_elementwise(hint, "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1)
 
 
 def aligned(q: Tensor) -> Tensor:

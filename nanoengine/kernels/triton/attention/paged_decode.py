@@ -13,9 +13,10 @@ import triton.language as tl
 from torch import Tensor
 
 from nanoengine.kernels.triton import dependent
+from nanoengine.kernels.triton.attention.attend_range import attend_range, tile_shape
+from nanoengine.kernels.triton.attention.attend_range_int8 import attend_range_int8, pair_tile
 from nanoengine.kernels.triton.attention.decode_shape import decode_shape
-from nanoengine.kernels.triton.attention.equal_shares import combine_shares, part_of, plan_shares
-from nanoengine.kernels.triton.attention.int8_walk import pair_tile, walk_int8
+from nanoengine.kernels.triton.attention.equal_splits import combine_splits, part_of, plan_splits
 from nanoengine.kernels.triton.attention.kv_int8 import NUMBERS_IN_SCALE
 from nanoengine.kernels.triton.attention.paged_cache import (
     LOG2E,
@@ -26,13 +27,12 @@ from nanoengine.kernels.triton.attention.paged_cache import (
     first_seen,
     within,
 )
-from nanoengine.kernels.triton.attention.paged_walk import tile_shape, walk
 from nanoengine.kernels.triton.launch import num_multiprocessors
 from nanoengine.kernels.triton.tuning import Tuning
 from nanoengine.kernels.triton.workspace import Workspace
 
 Plans = dict[tuple[int, int], Tensor]
-"""Those of a step, by window and number of shares."""
+"""Those of a step, by window and number of splits."""
 
 
 @triton.jit
@@ -84,14 +84,14 @@ def _decode_kernel(
     PAIRS: tl.constexpr,
     LAUNCH: tl.constexpr,
 ):
-    """Program (i, j): share j of all tokens, for the i-th lot of the rows that share a KV head.
+    """Program (i, j): split j of all tokens, for the i-th lot of the rows that share a KV head.
 
     Rows of a lot are HEADS query heads of each of TOKENS tokens; QUERY_LOTS of them hold all new tokens of a sequence, which is
     one if there is no `query_start_loc`. `out` is [num_tokens, num_heads, HEAD_DIM].
 
-    The share that reads all of a sequence writes to `out`. Others write their rows to `results`, [lots, 2 * shares, rows,
+    The split that reads all of a sequence writes to `out`. Others write their rows to `results`, [lots, 2 * splits, rows,
     HEAD_DIM], at `part_of`, and the logarithms of the sums of their weights to `log_sums`, both float32; the last of them to
-    arrive, by the count of `arrivals`, [lots, shares], combines them all. `scale` has log2(e) in it.
+    arrive, by the count of `arrivals`, [lots, splits], combines them all. `scale` has log2(e) in it.
     """
     dependent.start(LAUNCH)
     DIMS: tl.constexpr = triton.next_power_of_2(HEAD_DIM)
@@ -100,22 +100,22 @@ def _decode_kernel(
     LOTS: tl.constexpr = HEAD_LOTS * QUERY_LOTS
     ALIGNED: tl.constexpr = 16 // (k_cache.dtype.element_ty.primitive_bitwidth // 8)  # elements in 16 bytes
     Q_ALIGNED: tl.constexpr = 16 // (q.dtype.element_ty.primitive_bitwidth // 8)
-    lot, share = tl.program_id(0), tl.program_id(1)
-    num_shares, num_heads = tl.num_programs(1), tl.num_programs(0) // LOTS * GROUP
+    lot, split = tl.program_id(0), tl.program_id(1)
+    num_splits, num_heads = tl.num_programs(1), tl.num_programs(0) // LOTS * GROUP
     kv_head, first_head = lot // LOTS, lot % HEAD_LOTS * HEADS
     first_query = lot % LOTS // HEAD_LOTS * TOKENS
-    results += lot.to(tl.int64) * (2 * num_shares * KEPT * HEAD_DIM)
-    log_sums += lot * (2 * num_shares * KEPT)
+    results += lot.to(tl.int64) * (2 * num_splits * KEPT * HEAD_DIM)
+    log_sums += lot * (2 * num_splits * KEPT)
 
-    # Where this share begins, and where the next one does: see `plan_shares`.
-    size = num_shares + 1
-    own = plan + share
-    first_seq, last_seq = tl.load(own), tl.load(own + 1)
-    start, stop = tl.load(own + size), tl.load(own + size + 1)
-    seq_len = tl.load(own + 2 * size)
-    first_share, next_first_share = tl.load(own + 3 * size), tl.load(own + 3 * size + 1)
-    parts, next_parts = tl.load(own + 4 * size), tl.load(own + 4 * size + 1)
-    is_cut = next_first_share <= share  # the last sequence goes on in the next share
+    # Where this split begins, and where the next one does: see `plan_splits`.
+    size = num_splits + 1
+    entry = plan + split
+    first_seq, last_seq = tl.load(entry), tl.load(entry + 1)
+    start, stop = tl.load(entry + size), tl.load(entry + size + 1)
+    seq_len = tl.load(entry + 2 * size)
+    first_split, next_first_split = tl.load(entry + 3 * size), tl.load(entry + 3 * size + 1)
+    parts, next_parts = tl.load(entry + 4 * size), tl.load(entry + 4 * size + 1)
+    is_cut = next_first_split <= split  # the last sequence goes on in the next split
     end_seq = tl.where(is_cut, last_seq + 1, last_seq)
 
     head_start = tl.multiple_of(kv_head.to(tl.int64) * kv_head_stride, ALIGNED)
@@ -125,7 +125,7 @@ def _decode_kernel(
         k_scales += head_start // NUMBERS_IN_SCALE
         v_scales += head_start // NUMBERS_IN_SCALE
     # Tables and lengths are older than the embeddings of the step, which are launched behind everything before them. The plan
-    # is older than this kernel in the layer before, which lets others start behind its own wait only; the layer that plans
+    # is older than this kernel in the layer before, which lets others start behind its wait only; the layer that plans
     # launches it plainly. So all of these may be read before the wait. The query, and K and V of new tokens, may not: of K and
     # V only a hint comes before.
     if LAUNCH:
@@ -137,10 +137,10 @@ def _decode_kernel(
     row, dim = tl.arange(0, ROWS), tl.arange(0, DIMS)
     token_of, head_of = row // HEADS, row % HEADS
     head = kv_head * GROUP + first_head + head_of
-    # What is the same for all sequences is worked out again for each: kept, it would take too many registers.
+    # Values that are equal for all sequences are computed again for each: they would take too many registers.
     for seq in tl.range(first_seq, end_seq, num_stages=1, disable_licm=True):
-        next_len = tl.load(seq_lens + seq + 1, mask=seq + 1 < end_seq, other=0)  # long before it is asked for
-        is_first = (seq > first_seq) | (first_share == share)  # the share that has the first tokens of the sequence
+        next_len = tl.load(seq_lens + seq + 1, mask=seq + 1 < end_seq, other=0)  # long before its use
+        is_first = (seq > first_seq) | (first_split == split)  # the split that has the first tokens of the sequence
         is_last = (seq < last_seq) | (is_cut == 0)  # the one that has its last token
         first_token, count = _queries_of(query_start_loc, tl.cast(seq, tl.int64), first_query)
         exists = (token_of < count) & (head_of < GROUP - first_head)
@@ -163,15 +163,15 @@ def _decode_kernel(
             highest = tl.where(is_first, tl.maximum(sink, highest), highest)
             sums = tl.where(is_first & (tl.arange(0, TILE) == 0)[None, :], 1.0, sums)
         # The launch has made sure of these multiples of 16 bytes. To know them makes loads wide.
-        place = head.to(tl.int64) * q_head_stride
+        offset = head.to(tl.int64) * q_head_stride
         position, row_start = None, None
         if query_start_loc is not None:
-            place += token_of * q_token_stride
+            offset += token_of * q_token_stride
             position = seq_len - count + token_of
             row_start = first_seen(position, WINDOW)
-        place = tl.multiple_of(place, Q_ALIGNED)[:, None] + dim[None, :]
-        query = tl.load(tl.multiple_of(q + first_token * q_token_stride, 16) + place, mask=there, other=0.0)
-        loop: tl.constexpr = walk_int8 if PAIRS else walk
+        offset = tl.multiple_of(offset, Q_ALIGNED)[:, None] + dim[None, :]
+        query = tl.load(tl.multiple_of(q + first_token * q_token_stride, 16) + offset, mask=there, other=0.0)
+        loop: tl.constexpr = attend_range_int8 if PAIRS else attend_range
         acc, sums, highest = loop(
             acc, sums, highest, query, position, row_start, begin, end, k_head, v_head, k_scales, v_scales, table, block_stride,
             slot_stride, scale, HEAD_DIM, BLOCK_SIZE, TILE, WINDOW, SOFT_CAP,
@@ -183,30 +183,30 @@ def _decode_kernel(
             pointer = out + ((first_token + token_of[:, None]) * num_heads + head[:, None]) * HEAD_DIM + dim[None, :]
             tl.store(pointer, result.to(out.dtype.element_ty), mask=there)
         else:
-            index = part_of(share, is_first) * KEPT + row
+            index = part_of(split, is_first) * KEPT + row
             tl.store(results + index[:, None] * HEAD_DIM + dim[None, :], result, mask=there)
             tl.store(log_sums + index, highest + tl.log2(total), mask=exists)
         seq_len = next_len
 
-    # Two sequences at most have parts elsewhere: that which another share began, and that which another share ends.
+    # Two sequences at most have parts elsewhere: that which another split began, and that which another split ends.
     # One thread counts for all: before it does, all have stored; then all see what others stored before they counted.
     tl.debug_barrier()
     for begun_here in tl.range(0, 2, num_stages=1):
         here = begun_here == 1
         its_seq = tl.where(here, last_seq, first_seq).to(tl.int64)
-        its_first_share = tl.where(here, share, first_share)
+        its_first_split = tl.where(here, split, first_split)
         its_parts = tl.where(here, next_parts, parts)
-        if tl.where(here, next_first_share == share, first_share < share):
-            arrived = arrivals + lot * num_shares + its_first_share
+        if tl.where(here, next_first_split == split, first_split < split):
+            arrived = arrivals + lot * num_splits + its_first_split
             if tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") == its_parts - 1:
                 tl.store(arrived, 0)  # nobody else comes before the next launch
                 first_token, count = _queries_of(query_start_loc, its_seq, first_query)
                 kept = tl.arange(0, KEPT)
                 its_head, its_token = kept % HEADS, kept // HEADS
                 exists = (its_token < count) & (its_head < GROUP - first_head)
-                place = (its_token * num_heads + kv_head * GROUP + first_head + its_head) * HEAD_DIM
-                combine_shares(
-                    out + first_token * num_heads * HEAD_DIM, place, exists, results, log_sums, its_first_share, its_parts,
+                offset = (its_token * num_heads + kv_head * GROUP + first_head + its_head) * HEAD_DIM
+                combine_splits(
+                    out + first_token * num_heads * HEAD_DIM, offset, exists, results, log_sums, its_first_split, its_parts,
                     HEAD_DIM, KEPT, AT_ONCE,
                 )  # fmt: skip
 
@@ -258,19 +258,19 @@ def paged_decode(
     shape = decode_shape(q, k_cache, max_query_len, tile, num_warps, num_stages, tuning, pairs=pairs > 0)
     group, kept = num_heads // num_kv_heads, shape.heads * shape.tokens
     lots = num_kv_heads * triton.cdiv(group, shape.heads) * shape.query_lots
-    shares = max(1, num_multiprocessors(q.device, 132) * shape.side_by_side // lots)
+    splits = max(1, num_multiprocessors(q.device, 132) * shape.side_by_side // lots)
     launch = tuning.launch(num_tokens)
-    if (window, shares) not in plans:
-        plans[window, shares] = plan_shares(seq_lens, shares, window, launch, query_start_loc, shape.step)
+    if (window, splits) not in plans:
+        plans[window, splits] = plan_splits(seq_lens, splits, window, launch, query_start_loc, shape.step)
         launch = dependent.LAUNCH_PLAIN  # this reads the plan at once
-    results = torch.empty(lots, 2 * shares, kept, head_dim, dtype=torch.float32, device=q.device)
-    log_sums = torch.empty(lots, 2 * shares, kept, dtype=torch.float32, device=q.device)
-    _decode_kernel[(lots, shares)](
+    results = torch.empty(lots, 2 * splits, kept, head_dim, dtype=torch.float32, device=q.device)
+    log_sums = torch.empty(lots, 2 * splits, kept, dtype=torch.float32, device=q.device)
+    _decode_kernel[(lots, splits)](
         out,
         results,
         log_sums,
-        workspace.counters(lots * shares, q.device),
-        plans[window, shares],
+        workspace.counters(lots * splits, q.device),
+        plans[window, splits],
         q,
         k_cache,
         v_cache,

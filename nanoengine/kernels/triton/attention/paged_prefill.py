@@ -21,7 +21,7 @@ from nanoengine.kernels.triton.attention.paged_cache import (
     dot,
     first_seen,
     load_heads,
-    weigh,
+    softmax_part,
     within,
 )
 from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning
@@ -31,7 +31,7 @@ MOST_HEADS = 16
 
 
 @triton.jit
-def _walk(
+def _attend_range(
     acc,
     total,
     highest,
@@ -66,18 +66,20 @@ def _walk(
         if MASKED and WINDOW:
             visible &= token[None, :] >= first_seen(position, WINDOW)[:, None]
         if MASKED:
-            token = tl.minimum(token, end - 1)  # a place beyond the end repeats the last token: no weight, but finite
+            token = tl.minimum(token, end - 1)  # an index beyond the end repeats the last token: no weight, but finite
         block = tl.load(table + token // BLOCK_SIZE).to(tl.int64)  # times the stride it may not fit 32 bits
-        place = tl.multiple_of(block * block_stride + token % BLOCK_SIZE * slot_stride, ALIGNED)[:, None] + dim[None, :]
-        k = load_heads(k_head + place, dim, HEAD_DIM)
-        v = load_heads(v_head + place, dim, HEAD_DIM)
+        offset = (
+            tl.multiple_of(block * block_stride + token % BLOCK_SIZE * slot_stride, ALIGNED)[:, None] + dim[None, :]
+        )
+        k = load_heads(k_head + offset, dim, HEAD_DIM)
+        v = load_heads(v_head + offset, dim, HEAD_DIM)
         if k_scales is not None:
-            scale_place = block * (block_stride // NUMBERS_IN_SCALE) + token % BLOCK_SIZE
-            k = dequantized(k, tl.load(k_scales + scale_place), query.dtype)
-            v = dequantized(v, tl.load(v_scales + scale_place), query.dtype)
+            scale_offset = block * (block_stride // NUMBERS_IN_SCALE) + token % BLOCK_SIZE
+            k = dequantized(k, tl.load(k_scales + scale_offset), query.dtype)
+            v = dequantized(v, tl.load(v_scales + scale_offset), query.dtype)
         scores = dot(query, tl.trans(k), tl.zeros([ROWS, TILE], tl.float32))
         # Finite is the highest: LOWEST, or every row sees the first token.
-        weights, shrink, highest = weigh(scores, visible if MASKED else None, highest, scale, SOFT_CAP)
+        weights, shrink, highest = softmax_part(scores, visible if MASKED else None, highest, scale, SOFT_CAP)
         total = total * shrink + tl.sum(weights, axis=1)
         acc = dot(weights.to(v.dtype), v, acc * shrink[:, None])
     return acc, total, highest
@@ -139,8 +141,8 @@ def _prefill_kernel(
     q_start = tl.multiple_of(q + start.to(tl.int64) * q_token_stride, 16)
     q_token = tl.minimum(token, query_len - 1)  # rows beyond the last token or head repeat it, and are not stored
     q_head = kv_head * GROUP + tl.minimum(in_group, GROUP - 1)
-    q_place = tl.multiple_of(q_token.to(tl.int64) * q_token_stride + q_head * q_head_stride, Q_ALIGNED)
-    query = load_heads(q_start + q_place[:, None] + dim[None, :], dim, HEAD_DIM)
+    q_offset = tl.multiple_of(q_token.to(tl.int64) * q_token_stride + q_head * q_head_stride, Q_ALIGNED)
+    query = load_heads(q_start + q_offset[:, None] + dim[None, :], dim, HEAD_DIM)
     head_start = tl.multiple_of(kv_head.to(tl.int64) * kv_head_stride, ALIGNED)
     k_head = tl.multiple_of(k_cache + head_start, 16)
     v_head = tl.multiple_of(v_cache + head_start, 16)
@@ -163,7 +165,7 @@ def _prefill_kernel(
         earliest = first_seen(history + first, WINDOW)
         lost = first_seen(seen - 1, WINDOW) - earliest
         seen_by_all = tl.minimum(earliest + tl.cdiv(lost, TILE) * TILE, seen)
-        acc, total, highest = _walk(
+        acc, total, highest = _attend_range(
             acc, total, highest, query, position, earliest, seen_by_all, k_head, v_head, k_scales,
             v_scales, table, block_stride, slot_stride, scale,
             HEAD_DIM, BLOCK_SIZE, ROWS, TILE, WINDOW, SOFT_CAP, True,
@@ -172,12 +174,12 @@ def _prefill_kernel(
     else:
         seen_by_all = 0
         first_masked = tl.maximum(history + first + 1, 0) // TILE * TILE
-    acc, total, highest = _walk(
+    acc, total, highest = _attend_range(
         acc, total, highest, query, position, seen_by_all, first_masked, k_head, v_head, k_scales,
         v_scales, table, block_stride, slot_stride, scale,
         HEAD_DIM, BLOCK_SIZE, ROWS, TILE, WINDOW, SOFT_CAP, False,
     )  # fmt: skip
-    acc, total, highest = _walk(
+    acc, total, highest = _attend_range(
         acc, total, highest, query, position, first_masked, seen, k_head, v_head, k_scales,
         v_scales, table, block_stride, slot_stride, scale,
         HEAD_DIM, BLOCK_SIZE, ROWS, TILE, WINDOW, SOFT_CAP, True,
@@ -186,8 +188,8 @@ def _prefill_kernel(
     num_heads = tl.num_programs(0) // LOTS * GROUP
     out_row = (start + token).to(tl.int64) * num_heads + kv_head * GROUP + in_group
     present = (token < query_len) & (in_group < GROUP)
-    place = out_row[:, None] * HEAD_DIM + dim[None, :]
-    tl.store(out + place, result.to(out.dtype.element_ty), mask=within(present, dim, HEAD_DIM))
+    offset = out_row[:, None] * HEAD_DIM + dim[None, :]
+    tl.store(out + offset, result.to(out.dtype.element_ty), mask=within(present, dim, HEAD_DIM))
 
 
 def paged_prefill(

@@ -26,7 +26,7 @@ def _store(
     cache,
     scales,
     block,
-    place,
+    offset,
     head,
     block_stride,
     slot_stride,
@@ -37,17 +37,17 @@ def _store(
     dtype: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    """Write the halves of the heads of a token, each [heads, HALF] float32, rounded to a dtype even if 8 bits are kept of it."""
+    """Write the halves of the heads of a token, each [heads, HALF] float32, rounded to a dtype even if the cache has 8 bits."""
     head = head.to(tl.int64)[:, None]
     pair = tl.arange(0, first.shape[1])
-    target = cache + block * block_stride + place * slot_stride + head * head_stride + pair[None, :]
+    target = cache + block * block_stride + offset * slot_stride + head * head_stride + pair[None, :]
     first, second = first.to(dtype), second.to(dtype)
     if scales is not None:
         first, second = first.to(tl.float32), second.to(tl.float32)
         scale = tl.maximum(scale_of(first), scale_of(second), propagate_nan=tl.PropagateNan.ALL)
         first, second = quantized(first, scale), quantized(second, scale)
-        scale_place = (block * block_stride + head * head_stride) // NUMBERS_IN_SCALE + place
-        tl.store(scales + scale_place, scale[:, None], mask=written)
+        scale_offset = (block * block_stride + head * head_stride) // NUMBERS_IN_SCALE + offset
+        tl.store(scales + scale_offset, scale[:, None], mask=written)
     if pair.shape[0] > HALF:
         written = written & (pair < HALF)[None, :]
     tl.store(target, first, mask=written)
@@ -121,11 +121,11 @@ def rotate_and_write_kernel(
     second = tl.load(source + HALF, mask=mask, other=0.0).to(tl.float32)
 
     slot = tl.load(slots + token)
-    block, place = slot // BLOCK_SIZE, slot % BLOCK_SIZE
+    block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
     written = (head < tl.where(slot < 0, 0, count))[:, None]
     if is_v:
         _store(
-            v_cache, v_scales, block, place, head, v_block_stride, v_slot_stride, v_head_stride, first, second, written,
+            v_cache, v_scales, block, offset, head, v_block_stride, v_slot_stride, v_head_stride, first, second, written,
             v.dtype.element_ty, HALF,
         )  # fmt: skip
     else:
@@ -154,7 +154,7 @@ def rotate_and_write_kernel(
                 tl.store(target, first.to(k_out.dtype.element_ty), mask=mask)
                 tl.store(target + HALF, second.to(k_out.dtype.element_ty), mask=mask)
             _store(
-                k_cache, k_scales, block, place, head, k_block_stride, k_slot_stride, k_head_stride, first, second, written,
+                k_cache, k_scales, block, offset, head, k_block_stride, k_slot_stride, k_head_stride, first, second, written,
                 k.dtype.element_ty, HALF,
             )  # fmt: skip
 
@@ -234,9 +234,9 @@ def _launch(
         return
     heads = heads_of_a_group(head_dim)
     grid = (num_tokens, triton.cdiv(q.shape[1], heads) + 2 * triton.cdiv(num_kv_heads, heads))
-    given, sizes = arguments(q, k, v, changes, slot_mapping, q_out, k_out, kv, k_scales, v_scales)
+    args, sizes = arguments(q, k, v, changes, slot_mapping, q_out, k_out, kv, k_scales, v_scales)
     rotate_and_write_kernel[grid](
-        *given, **sizes, HEADS=heads, LAUNCH=launch, num_warps=_num_warps(k.itemsize), **dependent.options(launch)
+        *args, **sizes, HEADS=heads, LAUNCH=launch, num_warps=_num_warps(k.itemsize), **dependent.options(launch)
     )
 
 
@@ -252,7 +252,7 @@ def arguments(
     k_scales: Tensor | None,
     v_scales: Tensor | None,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What the kernel is given, and the sizes that are compiled into it, but for HEADS and LAUNCH.
+    """Arguments of the kernel, and the sizes that are compiled into it, but for HEADS and LAUNCH.
 
     Args:
         q, k, v: [num_tokens, heads, head_dim]; rows may have gaps, heads may not.

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from nanoengine.kernels.triton.attention.paged_cache import dot, weigh
+from nanoengine.kernels.triton.attention.paged_cache import dot, softmax_part
 from nanoengine.kernels.triton.launch import specializes_warps
 
 ROWS = 128
@@ -59,13 +59,13 @@ def _whole_prompt_kernel(
         k = keys.load([at, column])
         scores = dot(query, tl.trans(k), tl.zeros([ROWS, TILE], tl.float32))
         visible = at - first + step[None, :] <= row[:, None]
-        weights, shrink, highest = weigh(scores, visible, highest, scale, 0.0)
+        weights, shrink, highest = softmax_part(scores, visible, highest, scale, 0.0)
         total = total * shrink + tl.sum(weights, axis=1)
         v = values.load([at, column])
         acc = dot(weights.to(v.dtype), v, acc * shrink[:, None])
     token = first + row
-    place = (token.to(tl.int64) * tl.num_programs(0) + head)[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
-    tl.store(out + place, (acc / total[:, None]).to(out.dtype.element_ty), mask=(token < num_tokens)[:, None])
+    offset = (token.to(tl.int64) * tl.num_programs(0) + head)[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :]
+    tl.store(out + offset, (acc / total[:, None]).to(out.dtype.element_ty), mask=(token < num_tokens)[:, None])
 
 
 def can_attend(q: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""The few tokens among which the likeliest are, found without sorting, as in Dr. Top-k (Gaihre et al., 2021).
+"""The few tokens among which the likeliest are, selected without sorting, as in Dr. Top-k (Gaihre et al., 2021).
 
 All multiprocessors find the highest logit of each small group of tokens, the group's peak. What is above a bound is in the groups
 whose peaks are: those alone are looked at again. Nothing depends on how the work is split among multiprocessors.
@@ -19,7 +19,7 @@ from nanoengine.kernels.triton.launch import num_multiprocessors
 from nanoengine.kernels.triton.prepared import Launch, launch_once
 
 TILE = 1024
-"""Logits that a program looks at together."""
+"""Logits of a tile."""
 
 NUM_WARPS = 4
 
@@ -71,7 +71,7 @@ def range_of(row, size, TILE: tl.constexpr):
 
 @triton.jit
 def has_filters(temperature, top_k, top_p, min_p, vocab_size):
-    """Whether a row keeps less than all; the likeliest token is always kept."""
+    """Whether fewer than all tokens of a row pass; the likeliest token always passes."""
     return (temperature > 0) & (((top_k > 0) & (top_k < vocab_size)) | (top_p < 1) | (min_p > 0))
 
 
@@ -159,28 +159,28 @@ def gather(row, vocab_size, peaks, num_groups, bound, groups, candidates, candid
     for start in range(0, num_groups, TILE):
         group = start + tl.arange(0, TILE)
         chosen = load_logits(peaks, group, num_groups) > bound
-        place = num_chosen + tl.cumsum(chosen.to(tl.int32)) - 1
-        tl.store(groups + place, group, mask=chosen)
+        index = num_chosen + tl.cumsum(chosen.to(tl.int32)) - 1
+        tl.store(groups + index, group, mask=chosen)
         num_chosen += tl.sum(chosen.to(tl.int32))
     tl.debug_barrier()  # other threads read what was written
-    found = 0
+    num_tokens = 0
     for start in range(0, num_chosen * GROUP, TILE):
-        place = start + tl.arange(0, TILE)
-        group = tl.load(groups + place // GROUP, mask=place < num_chosen * GROUP, other=num_groups)
-        token = group * GROUP + place % GROUP
+        index = start + tl.arange(0, TILE)
+        group = tl.load(groups + index // GROUP, mask=index < num_chosen * GROUP, other=num_groups)
+        token = group * GROUP + index % GROUP
         x = load_logits(row, token, vocab_size)
         chosen = x > bound
-        place = found + tl.cumsum(chosen.to(tl.int32)) - 1
-        tl.store(candidates + place, x, mask=chosen)
-        tl.store(candidate_ids + place, token, mask=chosen)
-        found += tl.sum(chosen.to(tl.int32))
+        index = num_tokens + tl.cumsum(chosen.to(tl.int32)) - 1
+        tl.store(candidates + index, x, mask=chosen)
+        tl.store(candidate_ids + index, token, mask=chosen)
+        num_tokens += tl.sum(chosen.to(tl.int32))
     tl.debug_barrier()
-    return found
+    return num_tokens
 
 
 @triton.jit
 def mass_of_groups(peaks, masses, num_groups, highest, inverse, TILE: tl.constexpr):
-    """What all logits weigh."""
+    """The probability mass of all logits."""
     total = tl.zeros([TILE // 4], tl.float32)
     for start in range(0, num_groups, TILE):
         group = start + tile(TILE)
@@ -190,8 +190,8 @@ def mass_of_groups(peaks, masses, num_groups, highest, inverse, TILE: tl.constex
 
 
 @triton.jit
-def mass_kept(row, size, value, equals, highest, inverse, TILE: tl.constexpr):
-    """What all logits above `value` weigh, and at most `equals` of those equal to it: there may be fewer."""
+def mass_above(row, size, value, equals, highest, inverse, TILE: tl.constexpr):
+    """The probability mass of all logits above `value`, and of at most `equals` equal to it: there may be fewer."""
     total = tl.zeros([TILE // 4], tl.float32)
     count = tl.zeros([TILE // 4], tl.int32)
     for start in range(0, size, TILE):

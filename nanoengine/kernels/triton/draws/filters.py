@@ -27,7 +27,7 @@ from nanoengine.kernels.triton.draws.candidates import (
     gather,
     has_filters,
     load_logits,
-    mass_kept,
+    mass_above,
     mass_of_groups,
     range_of,
     row_stride,
@@ -37,7 +37,7 @@ from nanoengine.kernels.triton.draws.candidates import (
 from nanoengine.kernels.triton.prepared import Launch, launch_once
 
 TILE = 4096
-"""Logits that are looked at together: of a whole row many must be on their way at once, of candidates there are but hundreds."""
+"""Logits of a tile: of a whole row many loads must be in flight, of candidates there are only hundreds."""
 
 NUM_WARPS = 16
 
@@ -45,8 +45,8 @@ NUM_WARPS = 16
 class Limits(NamedTuple):
     """What the filters of n rows keep, and the candidates among which all of that is."""
 
-    lowest: Tensor  # [n] float32: all that is above is kept
-    last_ids: Tensor  # [n] int32: what is equal to that is kept if its token id is not above this
+    lowest: Tensor  # [n] float32: all logits above it pass
+    last_ids: Tensor  # [n] int32: logits equal to `lowest` pass if their token id is not above this
     counts: Tensor  # [n] int32: of candidates; 0 where the whole row has to be looked at
     candidates: Tensor  # [n, MOST_GROUPS * GROUP] float32: their logits, in the order of their ids
     candidate_ids: Tensor  # [n, MOST_GROUPS * GROUP] int32
@@ -68,8 +68,8 @@ def _narrow(low, high, above, weight, below, over, limit):
 
 
 @triton.jit
-def _lowest_kept(row, size, low, highest, inverse, limit, BY_MASS: tl.constexpr, TILE: tl.constexpr):
-    """The lowest logit, `low` or above, such that those above it weigh less than `limit`, and what they weigh.
+def _lowest_above(row, size, low, highest, inverse, limit, BY_MASS: tl.constexpr, TILE: tl.constexpr):
+    """The lowest logit, `low` or above, such that the probability mass above it is less than `limit`, and that mass.
 
     low and high are logits at all times, the answer is one of [low, high], and each pass takes one of these away at least.
     """
@@ -109,15 +109,15 @@ def _last_of_equals(row, size, value, count, TILE: tl.constexpr):
         for start in range(0, size, TILE // 2):
             token = start + tl.arange(0, TILE // 2)
             equal = (load_logits(row, token, size) == value).to(tl.int32)
-            place = tl.where(equal > 0, seen + tl.cumsum(equal), 0)
-            last = tl.maximum(last, tl.max(tl.where((place > 0) & (place <= count), token, 0)))
+            rank = tl.where(equal > 0, seen + tl.cumsum(equal), 0)
+            last = tl.maximum(last, tl.max(tl.where((rank > 0) & (rank <= count), token, 0)))
             seen += tl.sum(equal)
     return last
 
 
 @triton.jit
 def _limits_of(row, size, highest, inverse, least, top_k, top_p, mass, by_count, by_mass, TILE: tl.constexpr):
-    """A value that min_p, top_k and top_p keep all above, and the last place where it is kept itself, `size` if all are.
+    """The lowest logit that passes min_p, top_k and top_p, and the last token with that logit that passes; `size` if all pass.
 
     Args:
         least: the value of min_p.
@@ -128,20 +128,20 @@ def _limits_of(row, size, highest, inverse, least, top_k, top_p, mass, by_count,
         low, _ = range_of(row, size, TILE)
         drops, equals = by_count | (least > low), last
         if by_count:
-            found, above = _lowest_kept(row, size, low, highest, inverse, top_k.to(tl.float32), False, TILE)
-            equals = tl.where(found < least, last, top_k - above.to(tl.int32))
-            value = tl.maximum(found, least)
+            kth, above = _lowest_above(row, size, low, highest, inverse, top_k.to(tl.float32), False, TILE)
+            equals = tl.where(kth < least, last, top_k - above.to(tl.int32))
+            value = tl.maximum(kth, least)
         low = tl.maximum(low, value)
         if by_mass & drops:  # shares are of what min_p and top_k leave
-            mass = mass_kept(row, size, value, equals, highest, inverse, TILE)
+            mass = mass_above(row, size, value, equals, highest, inverse, TILE)
         if by_mass:
             limit = top_p * mass
-            kept, above = _lowest_kept(row, size, low, highest, inverse, limit, True, TILE)
-            # The tokens before the last of the equal ones weigh less than the limit.
-            crossing = tl.ceil((limit - above) / tl.exp((kept - highest) * inverse))
+            threshold, above = _lowest_above(row, size, low, highest, inverse, limit, True, TILE)
+            # The mass of the tokens before the last of the equal ones is less than the limit.
+            crossing = tl.ceil((limit - above) / tl.exp((threshold - highest) * inverse))
             crossing = tl.maximum(tl.minimum(crossing, size), 1).to(tl.int32)
-            equals = tl.where(kept > value, crossing, tl.minimum(crossing, equals))
-            value = tl.maximum(kept, value)
+            equals = tl.where(threshold > value, crossing, tl.minimum(crossing, equals))
+            value = tl.maximum(threshold, value)
         last = _last_of_equals(row, size, value, equals, TILE)
     return value, last
 
@@ -193,20 +193,20 @@ def _find_limits_kernel(
             least = highest + temperature * tl.log(min_p)
             bound = bound_of_groups(peaks, num_groups, low, highest, TILE)
             groups += i * MOST_GROUPS
-            found = gather(row, vocab_size, peaks, num_groups, bound, groups, candidates, candidate_ids, TILE)
+            num_candidates = gather(row, vocab_size, peaks, num_groups, bound, groups, candidates, candidate_ids, TILE)
             # Candidates are all that is above the bound: enough where a limit is reached among them.
             mass = mass_of_groups(peaks, masses + i * num_groups, num_groups, highest, inverse, TILE)
             if by_mass & (by_count == 0) & (min_p > 0) & (least <= bound):
-                mass = mass_kept(row, vocab_size, least, vocab_size, highest, inverse, TILE)
-            gathered = mass_kept(candidates, found, -float("inf"), 0, highest, inverse, TILE)
+                mass = mass_above(row, vocab_size, least, vocab_size, highest, inverse, TILE)
+            gathered = mass_above(candidates, num_candidates, -float("inf"), 0, highest, inverse, TILE)
             enough = (least > bound) | (by_mass & (gathered >= top_p * mass))
-            enough = tl.where(by_count, found >= top_k, enough)
+            enough = tl.where(by_count, num_candidates >= top_k, enough)
             size = tl.full([], vocab_size, tl.int32)
             if enough:
-                row, size, count = candidates, found, found
+                row, size, count = candidates, num_candidates, num_candidates
             value, last = _limits_of(row, size, highest, inverse, least, top_k, top_p, mass, by_count, by_mass, TILE)
             if enough:
-                last = tl.load(candidate_ids + last, mask=last < found, other=vocab_size)
+                last = tl.load(candidate_ids + last, mask=last < num_candidates, other=vocab_size)
     tl.store(lowest + i, value)
     tl.store(last_ids + i, last)
     tl.store(counts + i, count)

@@ -12,7 +12,7 @@ from nanoengine.kernels.triton.draws.sampling import choose_tokens, is_filtered
 from nanoengine.kernels.triton.prepared import Again, Launches, current_stream
 
 MOST_KEPT = 4
-"""Draws that are kept, those of the latest steps: with filters, one of 256 rows holds 17 MB."""
+"""Draws in the cache, those of the latest steps: with filters, one of 256 rows holds 17 MB."""
 
 
 class Draw(NamedTuple):
@@ -20,7 +20,7 @@ class Draw(NamedTuple):
 
     launches: list[Again]
     chosen: Tensor  # [n] int64, on the device: the tokens of each repetition
-    kept: tuple[object, ...]  # the table, and all tensors of the launches whose dtype and address are not in the key
+    tensors: tuple[object, ...]  # the table, and all tensors of the launches whose dtype and address are not in the key
 
 
 class RepeatedDraws:

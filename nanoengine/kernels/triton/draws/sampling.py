@@ -94,7 +94,7 @@ def _just_below(top):
 
 @triton.jit
 def _may_reach(bound, x, inverse, bits):
-    """Whether logits may score above a bound with noise of these bits, found without a logarithm; where in doubt (NaN), they may.
+    """Whether logits may score above a bound with noise of these bits, without a logarithm; True where it is uncertain (NaN).
 
     Noise of g is that of the uniform number 1 - exp(-exp(-g)), which is less than exp(-g): a larger one makes less noise. Of the
     uniform number 23 bits are looked at, the others taken for 0.
@@ -106,11 +106,11 @@ def _may_reach(bound, x, inverse, bits):
 
 @triton.jit
 def _load_tile(logits, first, end, size, TILE: tl.constexpr):
-    """The tile of a row that begins at a place before `end`, all of -inf for another; it is not looked at yet. That the mask
+    """The tile of a row that begins at an index before `end`, all of -inf for another; nothing is read from it yet. That the mask
     depends on `size` alone makes loads wide.
     """
-    place = first + tl.arange(0, TILE)
-    return tl.load(logits + place, mask=place < tl.where(first < end, size, 0), other=-float("inf"))
+    index = first + tl.arange(0, TILE)
+    return tl.load(logits + index, mask=index < tl.where(first < end, size, 0), other=-float("inf"))
 
 
 @triton.jit
@@ -128,7 +128,7 @@ def _best_of(
     FILTERED: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """The best score at the places from `first` to `end`, its token, and the highest logit. A place is the id if there are none.
+    """The best score at the indices from `first` to `end`, its token, and the highest logit. Without ids, an index is the token.
 
     Scores do not fall where logits rise: a tile is passed over if the most noise would leave its highest logit below the best,
     and no noise is computed where its bits show that it is too little.
@@ -259,8 +259,8 @@ def _choose_best_kernel(
     best = tl.min(tl.where(score == tl.max(score), token, NO_TOKEN))
     none = tl.where(raw == -float("inf"), NONE_LEFT, NOT_FINITE)
     # A tiny temperature may have made -inf of the scores of a row whose logits are finite.
-    found = (tl.abs(raw) < float("inf")) & (best != NO_TOKEN)
-    token = tl.where(found, best, none).to(tl.int64)
+    has_token = (tl.abs(raw) < float("inf")) & (best != NO_TOKEN)
+    token = tl.where(has_token, best, none).to(tl.int64)
     tl.store(chosen + i, token)
     if KEEP:
         tl.store(last_tokens + tl.load(rows + i), token)

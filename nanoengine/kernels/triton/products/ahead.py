@@ -16,10 +16,10 @@ from torch import Tensor
 from nanoengine.kernels.triton.attention.paged_cache import INTERPRETED
 
 MOST = 2
-"""Weights that a product asks for."""
+"""Weights that a product prefetches."""
 
 PIECES = tl.constexpr(8)
-"""Of a program's share, each asked for by a thread of its own."""
+"""Pieces of the slice that a program prefetches, one for each thread."""
 
 
 @triton.jit
@@ -40,7 +40,7 @@ def prefetch(pointers, counts):
 
 
 @triton.jit
-def ask_for_share(weight, COUNT: tl.constexpr):
+def prefetch_slice(weight, COUNT: tl.constexpr):
     """Ask for the COUNT elements of a weight that are as far along as this program, of 128 threads, is among all programs."""
     if COUNT and not INTERPRETED:
         PIECE: tl.constexpr = COUNT // PIECES
@@ -49,8 +49,8 @@ def ask_for_share(weight, COUNT: tl.constexpr):
         prefetch(start + tl.minimum(piece, PIECES - 1) * PIECE, tl.where(piece < PIECES, PIECE, 0))
 
 
-def asked_for(weights: Sequence[Tensor], programs: int, launch: int) -> tuple[Any, ...]:
-    """MOST weights, and how many elements of each every one of so many programs asks for; None and 0, where there are none.
+def prefetch_args(weights: Sequence[Tensor], programs: int, launch: int) -> tuple[Any, ...]:
+    """MOST weights, and how many elements of each one of so many programs prefetches; None and 0, where there are none.
 
     A piece is a multiple of 16 bytes, rounded down: what is left of a weight is read when it is needed. Launches that depend on
     none ask for nothing: they may be those of a GPU that cannot (before compute capability 9.0).

@@ -32,22 +32,22 @@ def _sort_kernel(chosen, starts, order, num_choices, EXPERTS: tl.constexpr, BLOC
     expert = tl.program_id(0)
     step = tl.arange(0, BLOCK)
     before = tl.zeros([BLOCK], tl.int32)
-    own = tl.zeros([BLOCK], tl.int32)
+    expert_count = tl.zeros([BLOCK], tl.int32)
     for first in range(0, num_choices, BLOCK):
         choice = first + step
-        found = tl.load(chosen + choice, mask=choice < num_choices, other=EXPERTS)
-        before += (found < expert).to(tl.int32)
-        own += (found == expert).to(tl.int32)
+        choices = tl.load(chosen + choice, mask=choice < num_choices, other=EXPERTS)
+        before += (choices < expert).to(tl.int32)
+        expert_count += (choices == expert).to(tl.int32)
     start = tl.sum(before)
     tl.store(starts + expert, start)
     if expert == EXPERTS - 1:
-        tl.store(starts + EXPERTS, start + tl.sum(own))
+        tl.store(starts + EXPERTS, start + tl.sum(expert_count))
     for first in range(0, num_choices, BLOCK):
         choice = first + step
-        is_own = tl.load(chosen + choice, mask=choice < num_choices, other=EXPERTS) == expert
-        count = tl.cumsum(is_own.to(tl.int32), axis=0)
-        tl.store(order + start + count - 1, choice, mask=is_own)
-        start += tl.sum(is_own.to(tl.int32))
+        is_chosen = tl.load(chosen + choice, mask=choice < num_choices, other=EXPERTS) == expert
+        count = tl.cumsum(is_chosen.to(tl.int32), axis=0)
+        tl.store(order + start + count - 1, choice, mask=is_chosen)
+        start += tl.sum(is_chosen.to(tl.int32))
 
 
 @triton.jit
@@ -89,11 +89,11 @@ def _product_kernel(
     is_it = number == expert
     end = tl.sum(tl.where(is_it, end, 0))
     tile = tl.program_id(0) - tl.sum(tl.where(is_it, tiles_end - tiles, 0))
-    place = tl.sum(tl.where(is_it, first, 0)) + tile * ROWS + tl.arange(0, ROWS)
-    has_row = place < end
-    choice = tl.load(order + place, mask=has_row, other=0)
-    place = place.to(tl.int64)
-    row = (choice // PER_ROW).to(tl.int64) if GATE else place
+    position = tl.sum(tl.where(is_it, first, 0)) + tile * ROWS + tl.arange(0, ROWS)
+    has_row = position < end
+    choice = tl.load(order + position, mask=has_row, other=0)
+    position = position.to(tl.int64)
+    row = (choice // PER_ROW).to(tl.int64) if GATE else position
 
     output = tl.program_id(1) * TILE + tl.arange(0, TILE)
     has_output = (output < OUTPUTS)[:, None]
@@ -115,16 +115,16 @@ def _product_kernel(
         else:
             acc = dot(weights, values, acc)
     if BIAS:
-        place_of_bias = expert.to(tl.int64) * OUTPUTS + output
-        own_bias = tl.load(bias + place_of_bias, mask=output < OUTPUTS, other=0.0)[:, None]
+        bias_offset = expert.to(tl.int64) * OUTPUTS + output
+        row_bias = tl.load(bias + bias_offset, mask=output < OUTPUTS, other=0.0)[:, None]
         if GATE:
-            gate += own_bias
-            acc += tl.load(up_bias + place_of_bias, mask=output < OUTPUTS, other=0.0)[:, None]
+            gate += row_bias
+            acc += tl.load(up_bias + bias_offset, mask=output < OUTPUTS, other=0.0)[:, None]
         else:
-            acc += own_bias
+            acc += row_bias
     if GATE:
         acc = gated(gate, acc, ACTIVATION)
-        target = place
+        target = position
     else:
         acc *= tl.load(factors + choice, mask=has_row, other=0.0)[None, :]
         target = choice.to(tl.int64)

@@ -1,7 +1,7 @@
 """Products of few rows, in one kernel with the addition and the norm before them and the gate behind them.
 
 A decode step of few sequences reads every weight once, and waits for memory. What stands around a product is small, but as
-kernels of its own it costs as much time as the product: here every program does it for itself.
+a separate kernel it costs as much time as the product: here every program does it for itself.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ NUM_STAGES = 4
 
 
 @triton.jit
-def _load_rows(x, residual, place, mask, ADD: tl.constexpr):
+def _load_rows(x, residual, offset, mask, ADD: tl.constexpr):
     """Elements of x, or of x + residual, rounded to their dtype; as float32."""
-    values = tl.load(x + place, mask=mask, other=0.0)
+    values = tl.load(x + offset, mask=mask, other=0.0)
     if ADD:
-        total = values.to(tl.float32) + tl.load(residual + place, mask=mask, other=0.0).to(tl.float32)
+        total = values.to(tl.float32) + tl.load(residual + offset, mask=mask, other=0.0).to(tl.float32)
         values = total.to(x.dtype.element_ty)
     return values.to(tl.float32)
 
@@ -84,22 +84,22 @@ def _few_rows_kernel(
         squares = tl.zeros([ROWS, NORM_DEPTH], tl.float32)
         for first in range(0, INPUTS, NORM_DEPTH):
             column = first + tl.arange(0, NORM_DEPTH)
-            place = row[:, None] * INPUTS + column[None, :]
+            offset = row[:, None] * INPUTS + column[None, :]
             mask = has_row & (column < INPUTS)[None, :]
-            values = _load_rows(x, residual, place, mask, ADD)
+            values = _load_rows(x, residual, offset, mask, ADD)
             squares += values * values
-            if ADD and tl.program_id(0) == 0:  # not in the residual's own place: other programs still read it
-                tl.store(new_residual + place, values.to(x.dtype.element_ty), mask=mask)
+            if ADD and tl.program_id(0) == 0:  # not over the residual: other programs still read it
+                tl.store(new_residual + offset, values.to(x.dtype.element_ty), mask=mask)
         scale_of_row = 1.0 / tl.sqrt(tl.sum(squares, axis=1) / INPUTS + eps)
 
-    HALVES: tl.constexpr = 2 if BITS == 4 else 1  # inputs at a place of a weight
+    HALVES: tl.constexpr = 2 if BITS == 4 else 1  # inputs in a byte of a weight
     WIDTH: tl.constexpr = INPUTS // HALVES
     acc = tl.zeros([TILE, ROWS], tl.float32)
     gate = tl.zeros([TILE, ROWS], tl.float32)
     for first in range(0, WIDTH, DEPTH):
-        place = first + step
-        mask = has_output & (place < WIDTH)[None, :]
-        source = weight + output.to(tl.int64)[:, None] * WIDTH + place[None, :]
+        offset = first + step
+        mask = has_output & (offset < WIDTH)[None, :]
+        source = weight + output.to(tl.int64)[:, None] * WIDTH + offset[None, :]
         stored = tl.load(source, mask=mask, other=0)
         scale, zero = scales_of(scales, zeros, output, first, has_output, BITS, GROUPS, ZEROS, WIDTH, TILE, DEPTH)
         if GATE:  # the weights of the gates, and then those of what they are multiplied with
@@ -108,7 +108,7 @@ def _few_rows_kernel(
                 scales, zeros, output + OUTPUTS, first, has_output, BITS, GROUPS, ZEROS, WIDTH, TILE, DEPTH
             )
         for half in tl.static_range(HALVES):
-            column = column_of(place, half, BITS)
+            column = column_of(offset, half, BITS)
             present = (column < INPUTS)[None, :]
             values = _load_rows(x, residual, row[:, None] * INPUTS + column[None, :], has_row & present, ADD)
             if NORM:
@@ -146,9 +146,9 @@ def product_of_few_rows(
     out_dtype: torch.dtype | None = None,
     launch: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """rms_norm(x + residual) W^T + bias, or the gate of it; the norm and each of the others only if they are given.
+    """rms_norm(x + residual) W^T + bias, or the gate of it; without the parts that are None.
 
-    Sums are float32. x + residual and its norm are rounded to the dtype of x, as they are between kernels of their own; gates are
+    Sums are float32. x + residual and its norm are rounded to the dtype of x, as they are between separate kernels; gates are
     not rounded before they are multiplied, and numbers of a packed weight are, to the dtype of x.
 
     Args:
@@ -197,7 +197,7 @@ def product_of_few_rows(
 
 
 def most_rows(dtype: torch.dtype) -> int:
-    """Rows that may meet a packed weight: float32 has no tensor cores, and more would not fit into registers."""
+    """Rows of a product with a packed weight: float32 has no tensor cores, and more would not fit into registers."""
     return ROWS if dtype is torch.float32 else MOST_ROWS
 
 

@@ -50,13 +50,13 @@ class Float8Rows:
 
     @classmethod
     def like(cls, source: Float8, outputs: int, device: torch.device) -> Float8Rows:
-        """A place for so many rows; what is unset is 0."""
+        """Storage for so many rows, of zeros."""
         numbers = torch.zeros(outputs, source.shape[1], dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
         scales = torch.zeros(outputs, 1, dtype=torch.float32, device=device)
         return cls(numbers, scales, torch.ones(1, 1, dtype=torch.float32, device=device))
 
     def take_rows(self, first: int, source: QuantizedTensor) -> bool:
-        """Put rows into their place, from `first` on, unless they are of another format: then nothing changes."""
+        """Store rows from `first` on, unless they are of another format: then nothing changes."""
         if not isinstance(source, Float8):
             return False
         rows = slice(first, first + source.shape[0])
@@ -145,7 +145,7 @@ def _scale_kernel(sums, of_rows, of_columns, bias, out, SIZE: tl.constexpr, BLOC
 def scale_sums(
     sums: Tensor, of_rows: Tensor, of_columns: Tensor, bias: Tensor | None, out_dtype: torch.dtype
 ) -> Tensor:
-    """sums * scales of their rows * scales of their columns + bias; in their place, if they are to be float32.
+    """sums * scales of their rows * scales of their columns + bias; over the sums, if the result is float32.
 
     Args:
         sums: [rows, size] float32; logits of many rows are so large that each pass over them counts.

@@ -57,8 +57,8 @@ def _gated_product_kernel(
         of_ups = weight.load([OUTPUTS + output, depth])
         up = dot(rows, tl.trans(of_ups), up)
     row = first + tl.arange(0, ROWS)
-    place = row.to(tl.int64)[:, None] * OUTPUTS + output + tl.arange(0, TILE)[None, :]
-    tl.store(out + place, gated(gate, up, ACTIVATION).to(out.dtype.element_ty), mask=(row < num_rows)[:, None])
+    offset = row.to(tl.int64)[:, None] * OUTPUTS + output + tl.arange(0, TILE)[None, :]
+    tl.store(out + offset, gated(gate, up, ACTIVATION).to(out.dtype.element_ty), mask=(row < num_rows)[:, None])
 
 
 def can_gate(x: Tensor, weight: Tensor) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor
 from nanoengine.kernels.reference.gates import ACTIVATIONS
 from nanoengine.kernels.triton import dependent
 from nanoengine.kernels.triton.products.activation import gated
-from nanoengine.kernels.triton.products.ahead import ask_for_share, asked_for
+from nanoengine.kernels.triton.products.ahead import prefetch_args, prefetch_slice
 
 MOST_ROWS = 4
 """Rows that a program computes, one after the other; for more, tensor cores are quicker."""
@@ -71,7 +71,7 @@ def _added(values, added, ADD: tl.constexpr):
 
 @triton.jit
 def _scale(values, added, eps, INPUTS: tl.constexpr, CHUNKS: tl.constexpr, ADD: tl.constexpr):
-    """What a norm multiplies a row by, given in chunks, besides its factors."""
+    """The factor of a norm for a row in chunks, without the norm's weights."""
     squares = tl.zeros(values[0].shape, tl.float32)
     for i in tl.static_range(CHUNKS):
         value = _added(values[i], added[i], ADD)
@@ -86,7 +86,7 @@ def sums(
     factors,
     scale,
     weights,
-    place,
+    pointers,
     column,
     mask,
     CHUNKS: tl.constexpr,
@@ -97,13 +97,13 @@ def sums(
     ADD: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """The product of a row, given in chunks, and the weights of a tile, of which HELD chunks are there."""
+    """The product of a row in chunks, and the weights of a tile, of which HELD chunks are there."""
     acc = tl.zeros([mask.shape[0], CHUNK], tl.float32)
     for i in tl.static_range(CHUNKS):
         value = _added(values[i], added[i], ADD)
         if NORM:
             value = (value * scale * factors[i]).to(values[i].dtype).to(tl.float32)
-        chunk = weights[i] if i < HELD else _load(place, column, mask, i * CHUNK, INPUTS, CHUNK, MASK)
+        chunk = weights[i] if i < HELD else _load(pointers, column, mask, i * CHUNK, INPUTS, CHUNK, MASK)
         acc += chunk.to(tl.float32) * value[None, :]
     return tl.sum(acc, axis=1)
 
@@ -142,13 +142,13 @@ def gemv_kernel(
     column = tl.arange(0, CHUNK)
     output = tl.program_id(0) * TILE + tl.arange(0, TILE)
     has_output = output < OUTPUTS
-    place = weight + tl.program_id(0).to(tl.int64) * (TILE * INPUTS)
-    place += tl.arange(0, TILE)[:, None] * INPUTS + column[None, :]
+    pointers = weight + tl.program_id(0).to(tl.int64) * (TILE * INPUTS)
+    pointers += tl.arange(0, TILE)[:, None] * INPUTS + column[None, :]
     columns, mask = column[None, :], has_output[:, None]
-    weights = load_chunks(place, columns, mask, HELD, INPUTS, CHUNK, MASK)
+    weights = load_chunks(pointers, columns, mask, HELD, INPUTS, CHUNK, MASK)
     if GATE:  # behind the weights of the gates stand those of what they are multiplied with
-        up_place = place + OUTPUTS * INPUTS
-        ups = load_chunks(up_place, columns, mask, HELD, INPUTS, CHUNK, MASK)
+        up_pointers = pointers + OUTPUTS * INPUTS
+        ups = load_chunks(up_pointers, columns, mask, HELD, INPUTS, CHUNK, MASK)
     factors = weights
     if NORM:
         factors = load_chunks(norm_weight + column, column, True, CHUNKS, INPUTS, CHUNK, False)
@@ -161,34 +161,34 @@ def gemv_kernel(
     if ADD:
         added = load_chunks(residual + column, column, True, CHUNKS, INPUTS, CHUNK, False)
     for row in tl.static_range(ROWS):
-        own, own_added = values, added
+        inputs_row, added_row = values, added
         if row + 1 < ROWS:  # the next row comes while this one is computed
             start = (row + 1) * INPUTS + column
             values = load_chunks(x + start, column, True, CHUNKS, INPUTS, CHUNK, False)
             if ADD:
                 added = load_chunks(residual + start, column, True, CHUNKS, INPUTS, CHUNK, False)
-        if ADD and tl.program_id(0) == 0:  # not in the residual's own place: other programs still read it
+        if ADD and tl.program_id(0) == 0:  # not over the residual: other programs still read it
             for i in tl.static_range(CHUNKS):
-                total = _added(own[i], own_added[i], ADD).to(x.dtype.element_ty)
+                total = _added(inputs_row[i], added_row[i], ADD).to(x.dtype.element_ty)
                 target = new_residual + row * INPUTS + i * CHUNK + column
                 tl.store(target, total, mask=i * CHUNK + column < INPUTS)
         if NORM:
-            scale = _scale(own, own_added, eps, INPUTS, CHUNKS, ADD)
+            scale = _scale(inputs_row, added_row, eps, INPUTS, CHUNKS, ADD)
         result = sums(
-            *(own, own_added, factors, scale, weights, place, columns, mask),
+            *(inputs_row, added_row, factors, scale, weights, pointers, columns, mask),
             *(CHUNKS, HELD, INPUTS, CHUNK, MASK, ADD, NORM),
         )
         if GATE:
             up = sums(
-                *(own, own_added, factors, scale, ups, up_place, columns, mask),
+                *(inputs_row, added_row, factors, scale, ups, up_pointers, columns, mask),
                 *(CHUNKS, HELD, INPUTS, CHUNK, MASK, ADD, NORM),
             )
             result = gated(result, up, ACTIVATION)
         if BIAS:
             result += offset
         tl.store(out + row * OUTPUTS + output, result.to(out.dtype.element_ty), mask=has_output)
-    ask_for_share(first_ahead, FIRST_COUNT)
-    ask_for_share(second_ahead, SECOND_COUNT)
+    prefetch_slice(first_ahead, FIRST_COUNT)
+    prefetch_slice(second_ahead, SECOND_COUNT)
 
 
 def gemv(
@@ -227,7 +227,7 @@ def gemv(
     sizes = sizes_of(inputs, outputs, weight.element_size() * (1 if activation is None else 2))
     grid = (triton.cdiv(outputs, sizes["TILE"]),)
     gemv_kernel[grid](
-        *(x, residual, norm, weight, bias, out, total, eps, *asked_for(ahead, grid[0], launch)),
+        *(x, residual, norm, weight, bias, out, total, eps, *prefetch_args(ahead, grid[0], launch)),
         ROWS=num_rows,
         INPUTS=inputs,
         OUTPUTS=outputs,

@@ -17,7 +17,7 @@ from nanoengine.core.attention import KVLayer
 from nanoengine.kernels.operations import Changes
 from nanoengine.kernels.triton import dependent
 from nanoengine.kernels.triton.attention.rotate_and_write import arguments, rotate_and_write_kernel
-from nanoengine.kernels.triton.products.ahead import ask_for_share, asked_for
+from nanoengine.kernels.triton.products.ahead import prefetch_args, prefetch_slice
 from nanoengine.kernels.triton.products.gemv import MOST_ROWS, NUM_WARPS, gemv_kernel, sizes_of
 from nanoengine.kernels.triton.workspace import Workspace
 
@@ -102,8 +102,8 @@ def _heads_kernel(
                 k_head_stride, v_block_stride, v_slot_stride, v_head_stride, BLOCK_SIZE, HEAD_DIM, 1, NORM, ROTATE, LAUNCH, row,
                 head,
             )  # fmt: skip
-    ask_for_share(first_ahead, FIRST_COUNT)
-    ask_for_share(second_ahead, SECOND_COUNT)
+    prefetch_slice(first_ahead, FIRST_COUNT)
+    prefetch_slice(second_ahead, SECOND_COUNT)
 
 
 def can_count_heads(inputs: int, outputs: int, head_dim: int, itemsize: int) -> bool:
@@ -142,18 +142,18 @@ def heads_of_product(
     x = x.contiguous()
     out = x.new_empty(num_rows, outputs)
     num_heads = outputs // head_dim - 2 * num_kv_heads
-    own_q, k, v = out.unflatten(1, (-1, head_dim)).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    queries, k, v = out.unflatten(1, (-1, head_dim)).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     q = x.new_empty(num_rows, num_heads, head_dim)
     total = x if residual is None else torch.empty_like(x)
     if not num_rows:
         return q, total
     sizes = sizes_of(inputs, outputs, weight.element_size())
     programs = outputs // sizes["TILE"]
-    given, sizes_of_heads = arguments(own_q, k, v, changes, slot_mapping, q, None, kv, None, None)
+    args, sizes_of_heads = arguments(queries, k, v, changes, slot_mapping, q, None, kv, None, None)
     _heads_kernel[(programs,)](
         workspace.counters(outputs // head_dim, x.device),
-        *(x, residual, norm, weight, bias, out, total, eps, *asked_for(ahead, programs, launch)),
-        *given,
+        *(x, residual, norm, weight, bias, out, total, eps, *prefetch_args(ahead, programs, launch)),
+        *args,
         **sizes_of_heads,
         ROWS=num_rows,
         INPUTS=inputs,

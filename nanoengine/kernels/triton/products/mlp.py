@@ -1,6 +1,6 @@
 """A gated MLP of one row in one cooperative launch, for models that are small enough.
 
-As many programs as run side by side compute gates; they meet at a counter, and some of them go on with the second product. So
+As many programs as run side by side compute gates; they count their arrivals, and some of them go on with the second product. So
 there is one kernel's end less to wait for. What is rounded is what two kernels would round.
 """
 
@@ -17,13 +17,13 @@ from nanoengine.kernels.reference.gates import ACTIVATIONS
 from nanoengine.kernels.triton import dependent
 from nanoengine.kernels.triton.attention.paged_cache import INTERPRETED
 from nanoengine.kernels.triton.launch import num_multiprocessors
-from nanoengine.kernels.triton.products.ahead import ask_for_share
+from nanoengine.kernels.triton.products.ahead import prefetch_slice
 from nanoengine.kernels.triton.products.gemv import NUM_WARPS, gemv_kernel, load_chunks, sizes_of, sums
 from nanoengine.kernels.triton.workspace import Workspace
 
 HELD, AHEAD = 1, 2
 """How the weights of the second product come: into registers before the wait; or into the L2 cache, and from there into registers
-while the programs meet, so that more kernels run side by side with this one."""
+while the programs wait at the barrier, so that more kernels run side by side with this one."""
 
 PROGRAMS_PER_SM = 3
 MOST_REGISTERS = {HELD: 168, AHEAD: 128}
@@ -33,12 +33,12 @@ BESIDE = 56
 """Registers of a thread that hold no weights."""
 
 MOST_POLLS = tl.constexpr(1 << 22)
-"""Seconds: programs that do not meet by then give up, and the results are wrong."""
+"""Seconds: programs that wait longer give up, and the results are wrong."""
 
 
 @triton.jit
 def _arrive(arrivals):
-    """Count this program; returns the count before, and that behind it. All that it has stored is seen by those who meet it.
+    """Count this program; returns the count before, and that behind it. All that it has stored is visible behind the barrier.
 
     When all have arrived, the sign of the count changes, and all other bits are zeros again: no launch need reset it.
     """
@@ -49,7 +49,7 @@ def _arrive(arrivals):
 
 
 @triton.jit
-def _meet(arrivals, before, count):
+def _barrier(arrivals, before, count):
     """Wait until all programs have arrived."""
     polls = 0
     while ((before ^ count) >= 0) & (polls < MOST_POLLS):
@@ -76,7 +76,7 @@ def _mlp_kernel(
     CHUNK: tl.constexpr,
     DOWN_TILE: tl.constexpr,
     DOWN_CHUNK: tl.constexpr,
-    DOWN_SHARE: tl.constexpr,
+    DOWN_PREFETCH: tl.constexpr,
     HELD: tl.constexpr,
     ADD: tl.constexpr,
     NORM: tl.constexpr,
@@ -86,19 +86,19 @@ def _mlp_kernel(
 ):
     """Program i: gates [i * TILE, (i + 1) * TILE), and outputs [i * DOWN_TILE, (i + 1) * DOWN_TILE) if there are such.
 
-    PARTS is 3, or where programs run one after the other, 1 for the gates and 2 for the rest. DOWN_SHARE of its weights are asked
-    for by every program, unless they are HELD.
+    PARTS is 3, or where programs run one after the other, 1 for the gates and 2 for the rest. DOWN_PREFETCH of its weights are
+    prefetched by every program, unless they are HELD.
     """
     CHUNKS: tl.constexpr = (HIDDEN + CHUNK - 1) // CHUNK
     DOWN_CHUNKS: tl.constexpr = (SIZE + DOWN_CHUNK - 1) // DOWN_CHUNK
     column = tl.arange(0, DOWN_CHUNK)
     output = tl.program_id(0) * DOWN_TILE + tl.arange(0, DOWN_TILE)
     columns, mask = column[None, :], (output < HIDDEN)[:, None]
-    place = down + output.to(tl.int64)[:, None] * SIZE + columns
+    pointers = down + output.to(tl.int64)[:, None] * SIZE + columns
     if HELD:
-        weights = load_chunks(place, columns, mask, DOWN_CHUNKS, SIZE, DOWN_CHUNK, True)
+        weights = load_chunks(pointers, columns, mask, DOWN_CHUNKS, SIZE, DOWN_CHUNK, True)
     else:
-        ask_for_share(down, DOWN_SHARE)
+        prefetch_slice(down, DOWN_PREFETCH)
     if PARTS % 2:
         gemv_kernel(
             x, residual, norm_weight, gate_up, None, gates, new_residual, eps, None, None, 0, 0, 1, HIDDEN, SIZE, TILE,
@@ -108,12 +108,12 @@ def _mlp_kernel(
         before, count = _arrive(arrivals)
     if PARTS > 1 and tl.program_id(0) * DOWN_TILE < HIDDEN:
         if not HELD:
-            weights = load_chunks(place, columns, mask, DOWN_CHUNKS, SIZE, DOWN_CHUNK, True)
+            weights = load_chunks(pointers, columns, mask, DOWN_CHUNKS, SIZE, DOWN_CHUNK, True)
         if PARTS == 3:
-            _meet(arrivals, before, count)
+            _barrier(arrivals, before, count)
         values = load_chunks(gates + column, column, True, DOWN_CHUNKS, SIZE, DOWN_CHUNK, False)
         result = sums(
-            *(values, values, weights, 1.0, weights, place, columns, mask),
+            *(values, values, weights, 1.0, weights, pointers, columns, mask),
             *(DOWN_CHUNKS, DOWN_CHUNKS, SIZE, DOWN_CHUNK, True, False, False),
         )
         tl.store(out + output, result.to(out.dtype.element_ty), mask=output < HIDDEN)
@@ -175,7 +175,7 @@ def mlp_of_one_row(
             HIDDEN=hidden,
             SIZE=size,
             **sizes,
-            DOWN_SHARE=down.numel() // programs // unit * unit if launch and down.data_ptr() % 16 == 0 else 0,
+            DOWN_PREFETCH=down.numel() // programs // unit * unit if launch and down.data_ptr() % 16 == 0 else 0,
             HELD=how == HELD,
             ADD=residual is not None,
             NORM=norm is not None,

@@ -35,10 +35,10 @@ def _rms_norm_kernel(
     dependent.wait(LAUNCH)
     values = tl.load(x + row * x_stride + column, mask=mask, other=0.0).to(tl.float32)
     if ADD:
-        place = residual + row * residual_stride + column
-        total = values + tl.load(place, mask=mask, other=0.0).to(tl.float32)
+        pointers = residual + row * residual_stride + column
+        total = values + tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
         rounded = total.to(residual.dtype.element_ty)
-        tl.store(place, rounded, mask=mask)
+        tl.store(pointers, rounded, mask=mask)
         values = rounded.to(tl.float32)  # the norm of what the next layer gets
     scale = 1.0 / tl.sqrt(tl.sum(values * values) / SIZE + eps)
     tl.store(out + row * SIZE + column, (values * scale * factors).to(out.dtype.element_ty), mask=mask)
@@ -60,7 +60,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, launch: int = 0) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, launch: int = 0) -> tuple[Tensor, Tensor]:
-    """(rms_norm(x + residual), x + residual), where the sum is rounded to its dtype first, and takes the residual's place.
+    """(rms_norm(x + residual), x + residual), where the sum is rounded to its dtype first, and is written over the residual.
 
     The residual is like x, and overwritten: its leading dimensions must be those of one list of rows.
     """

@@ -2,7 +2,7 @@
 
 Of 4 bits, a block of 16 bytes holds 32 neighbouring inputs: byte i has input i in its low half and input 16 + i in its high one.
 So both halves of a tile of bytes have the same scales, and none has to be interleaved with another: a product adds up one after
-the other, each with its own columns of x.
+the other, each with other columns of x.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BLOCK = 32
 """Inputs that lie in one block of bytes, if they have 4 bits."""
 
 NUMBERS = (0, 1, False)
-"""In place of the form of packed numbers: there are none."""
+"""Stands for the form of packed numbers where there are none."""
 
 TILE, DEPTH = 4, 512
 """Outputs and bytes of each that a program dequantizes."""
@@ -50,7 +50,7 @@ class Packed:
 
     @classmethod
     def like(cls, source: Grouped, outputs: int, device: torch.device) -> Packed:
-        """A place for so many rows of the same format; what is unset is 0."""
+        """Storage for so many rows of the same format, of zeros."""
         width, groups = source.shape[1] * source.bits // 8, source.scales.shape[1]
         numbers = torch.zeros(outputs, width, dtype=torch.uint8, device=device)
         scales = torch.zeros(outputs, groups, dtype=source.scales.dtype, device=device)
@@ -67,7 +67,7 @@ class Packed:
         return self.bits, self.scales.shape[1], self.zeros is not None
 
     def take_rows(self, first: int, source: QuantizedTensor) -> bool:
-        """Put rows into their place, from `first` on, unless they are of another format: then nothing changes."""
+        """Store rows from `first` on, unless they are of another format: then nothing changes."""
         if not isinstance(source, Grouped) or source.scales.dtype != self.scales.dtype:
             return False
         if (source.bits, source.scales.shape[1], source.zeros is not None) != self.form:
@@ -132,9 +132,9 @@ def _of_groups(
     SPAN: tl.constexpr = DEPTH if PER_GROUP > DEPTH or GROUPS == 1 else PER_GROUP
     COUNT: tl.constexpr = DEPTH // SPAN
     group = (first + tl.arange(0, COUNT) * SPAN) // PER_GROUP
-    place = output.to(tl.int64)[:, None] * GROUPS + group[None, :]
-    found = tl.load(values + place, mask=has_output & (group < GROUPS)[None, :], other=0).to(tl.float32)
-    return tl.reshape(tl.broadcast_to(found[:, :, None], [TILE, COUNT, SPAN]), [TILE, DEPTH])
+    offset = output.to(tl.int64)[:, None] * GROUPS + group[None, :]
+    result = tl.load(values + offset, mask=has_output & (group < GROUPS)[None, :], other=0).to(tl.float32)
+    return tl.reshape(tl.broadcast_to(result[:, :, None], [TILE, COUNT, SPAN]), [TILE, DEPTH])
 
 
 @triton.jit
@@ -173,9 +173,9 @@ def numbers_of(stored, scale, zero, half: tl.constexpr, BITS: tl.constexpr):
 def _raised_bytes(stored):
     """2^23 + each byte, float32: by a permute each, since few units of a multiprocessor can convert integers."""
     if INTERPRETED:
-        found = stored.to(tl.float32) + 8388608.0
+        result = stored.to(tl.float32) + 8388608.0
     else:
-        found = tl.inline_asm_elementwise(
+        result = tl.inline_asm_elementwise(
             """
             prmt.b32 $0, $4, 0x4B000000, 0x7650;
             prmt.b32 $1, $4, 0x4B000000, 0x7651;
@@ -188,7 +188,7 @@ def _raised_bytes(stored):
             is_pure=True,
             pack=4,
         )
-    return found
+    return result
 
 
 @triton.jit
@@ -217,28 +217,28 @@ def raised_numbers(stored, BITS: tl.constexpr):
     """2^23 + what bytes stand for, float32: (each,), or if there are two numbers to a byte (low half, high half)."""
     if BITS == 4:
         low, high = _halves(stored)
-        found = _raised_bytes(low), _raised_bytes(high)
+        result = _raised_bytes(low), _raised_bytes(high)
     else:
-        found = (_raised_bytes(stored),)  # type: ignore[assignment]
-    return found
+        result = (_raised_bytes(stored),)  # type: ignore[assignment]
+    return result
 
 
 @triton.jit
-def raised_zeros(zeros, first, place, BITS: tl.constexpr, ZEROS: tl.constexpr):
-    """2^23 + the zeros at first + place, float32; a raised number less its zero is exact."""
+def raised_zeros(zeros, first, offset, BITS: tl.constexpr, ZEROS: tl.constexpr):
+    """2^23 + the zeros at first + offset, float32; a raised number less its zero is exact."""
     if ZEROS:
-        found = (tl.load(zeros + first + place).to(tl.int32) | RAISED).to(tl.float32, bitcast=True)
+        result = (tl.load(zeros + first + offset).to(tl.int32) | RAISED).to(tl.float32, bitcast=True)
     else:
-        found = tl.full(place.shape, 8388608.0 + (1 << BITS >> 1), tl.float32)
-    return found
+        result = tl.full(offset.shape, 8388608.0 + (1 << BITS >> 1), tl.float32)
+    return result
 
 
 @triton.jit
-def column_of(place, half: tl.constexpr, BITS: tl.constexpr):
+def column_of(offset, half: tl.constexpr, BITS: tl.constexpr):
     """The inputs that stand at these bytes of a row, in one half of them if there are two to a byte."""
     if BITS == 4:
-        place = place // 16 * 32 + half * 16 + place % 16
-    return place
+        offset = offset // 16 * 32 + half * 16 + offset % 16
+    return offset
 
 
 @triton.jit
@@ -260,15 +260,15 @@ def _dequantize_kernel(
     """Program (i, j): bytes [j * DEPTH, (j + 1) * DEPTH) of rows [i * TILE, (i + 1) * TILE), or of those that are chosen."""
     row = tl.program_id(0) * TILE + tl.arange(0, TILE)
     first = tl.program_id(1) * DEPTH
-    place = first + tl.arange(0, DEPTH)
+    offset = first + tl.arange(0, DEPTH)
     has_row = (row < num_rows)[:, None]
     output = row.to(tl.int64)
     if CHOSEN:
         output = tl.load(chosen + row, mask=row < num_rows, other=0)
-    mask = has_row & (place < WIDTH)[None, :]
-    stored = tl.load(numbers + output[:, None] * WIDTH + place[None, :], mask=mask, other=0)
+    mask = has_row & (offset < WIDTH)[None, :]
+    stored = tl.load(numbers + output[:, None] * WIDTH + offset[None, :], mask=mask, other=0)
     scale, zero = scales_of(scales, zeros, output, first, has_row, BITS, GROUPS, ZEROS, WIDTH, TILE, DEPTH)
     target = out + row.to(tl.int64)[:, None] * (WIDTH * 8 // BITS)
     for half in tl.static_range(8 // BITS):
         values = numbers_of(stored, scale, zero, half, BITS)
-        tl.store(target + column_of(place, half, BITS)[None, :], values.to(out.dtype.element_ty), mask=mask)
+        tl.store(target + column_of(offset, half, BITS)[None, :], values.to(out.dtype.element_ty), mask=mask)

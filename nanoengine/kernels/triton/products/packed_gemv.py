@@ -3,7 +3,7 @@ behind them.
 
 A program asks for all its weights, scales and zeros before it waits for the kernel before it. Then it needs few instructions for
 each weight: a permute and a subtraction make a number of it (`packed.py`), and a multiplication adds it, for each row, to the sum
-of a few neighbouring bytes, to which the scale of their group is applied. The norm needs no pass of its own: its factor is that
+of a few neighbouring bytes, to which the scale of their group is applied. The norm needs no extra pass: its factor is that
 of a whole row, and is applied to the result. But for x + residual, nothing is rounded before the end.
 """
 
@@ -58,14 +58,14 @@ def _read_scales(
     ZEROS: tl.constexpr,
 ):
     """Scales [TILE] and zeros [1, TILE] of each set of outputs, if one is for all inputs; otherwise they mean nothing."""
-    found = ()
+    partial_sums = ()
     for s in tl.static_range(SETS):
         scale, zero = 1.0, 0.0
         if GROUPS == 1:
             scale = tl.load(scales + output + s * OUTPUTS + offset)
             zero = raised_zeros(zeros, output + s * OUTPUTS, offset[None, :], BITS, ZEROS)
-        found = _with(found, (scale, zero))
-    return found
+        partial_sums = _with(partial_sums, (scale, zero))
+    return partial_sums
 
 
 @triton.jit
@@ -107,9 +107,9 @@ def _read(
         stored = tl.load(its_weight + FIRST + (offset[None, :, None] * WIDTH + byte[:, None, :]))
         scale, zero = of_outputs[s]
         if GROUPS > 1:
-            place = offset[None, :] * GROUPS + ((FIRST + piece) // (WIDTH // GROUPS))[:, None]
-            scale = tl.load(scales + first * GROUPS + place)
-            zero = raised_zeros(zeros, first * GROUPS, place, BITS, ZEROS)
+            offsets = offset[None, :] * GROUPS + ((FIRST + piece) // (WIDTH // GROUPS))[:, None]
+            scale = tl.load(scales + first * GROUPS + offsets)
+            zero = raised_zeros(zeros, first * GROUPS, offsets, BITS, ZEROS)
         sets = _with(sets, (stored, scale, zero))
     factors = ()
     for half in tl.static_range(8 // BITS):
@@ -121,13 +121,13 @@ def _read(
 
 
 @triton.jit
-def _load_rows(x, residual, place, exists, MASKED: tl.constexpr, ADD: tl.constexpr):
+def _load_rows(x, residual, offsets, exists, MASKED: tl.constexpr, ADD: tl.constexpr):
     """Elements of x, or of x + residual, rounded to their dtype; as float32."""
     if not MASKED:
         exists = None
-    values = tl.load(x + place, mask=exists).to(tl.float32)
+    values = tl.load(x + offsets, mask=exists).to(tl.float32)
     if ADD:
-        values += tl.load(residual + place, mask=exists).to(tl.float32)
+        values += tl.load(residual + offsets, mask=exists).to(tl.float32)
         values = values.to(x.dtype.element_ty).to(tl.float32)
     if MASKED:
         values = tl.where(exists, values, 0.0)
@@ -174,12 +174,12 @@ def _add(
         stored, scale, zero = sets[s]
         numbers = raised_numbers(stored, BITS)
         for r in tl.static_range(ROWS):
-            found = tl.sum((numbers[0] - zero[:, :, None]) * rows[r * HALVES], axis=2)
+            partial_sums = tl.sum((numbers[0] - zero[:, :, None]) * rows[r * HALVES], axis=2)
             if HALVES == 2:
-                found += tl.sum((numbers[1] - zero[:, :, None]) * rows[r * HALVES + 1], axis=2)
+                partial_sums += tl.sum((numbers[1] - zero[:, :, None]) * rows[r * HALVES + 1], axis=2)
             if GROUPS > 1:
-                found *= scale.to(tl.float32)
-            new_sums = _with(new_sums, sums[s * ROWS + r] + found)
+                partial_sums *= scale.to(tl.float32)
+            new_sums = _with(new_sums, sums[s * ROWS + r] + partial_sums)
     return new_sums, new_squares
 
 
@@ -223,7 +223,7 @@ def _packed_gemv_kernel(
     LAUNCH: tl.constexpr,
 ):
     """Program i: outputs [i * TILE, (i + 1) * TILE) of all rows, and the gates before them. CHUNKS are (first byte, bytes of a
-    piece); HELD of them are asked for before the first is multiplied.
+    piece); HELD of them are loaded before the first is multiplied.
     """
     dependent.start(LAUNCH)
     SETS: tl.constexpr = 2 if GATE else 1
@@ -266,7 +266,7 @@ def _packed_gemv_kernel(
         if BIAS:
             result += tl.load(bias + column, mask=column < OUTPUTS, other=0.0).to(tl.float32)
         tl.store(out + r * OUTPUTS + column, result.to(out.dtype.element_ty), mask=column < OUTPUTS)
-    if ADD and tl.program_id(0) == 0:  # not in the residual's own place: other programs still read it
+    if ADD and tl.program_id(0) == 0:  # not over the residual: other programs still read it
         _store_total(x, residual, new_residual, ROWS * INPUTS)
 
 
@@ -274,9 +274,9 @@ def _packed_gemv_kernel(
 def _store_total(x, residual, new_residual, COUNT: tl.constexpr, BLOCK: tl.constexpr = 1024):
     """x + residual, of so many elements."""
     for first in range(0, COUNT, BLOCK):
-        place = first + tl.arange(0, BLOCK)
-        values = _load_rows(x, residual, place, place < COUNT, MASKED=True, ADD=True)
-        tl.store(new_residual + place, values.to(x.dtype.element_ty), mask=place < COUNT)
+        offsets = first + tl.arange(0, BLOCK)
+        values = _load_rows(x, residual, offsets, offsets < COUNT, MASKED=True, ADD=True)
+        tl.store(new_residual + offsets, values.to(x.dtype.element_ty), mask=offsets < COUNT)
 
 
 def packed_gemv(
@@ -291,7 +291,7 @@ def packed_gemv(
     out_dtype: torch.dtype | None = None,
     launch: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """rms_norm(x + residual) W^T + bias, or the gate of it; the norm and each of the others only if they are given.
+    """rms_norm(x + residual) W^T + bias, or the gate of it; without the parts that are None.
 
     x + residual is rounded to the dtype of x; its norm, the numbers of the weight and gates are not rounded.
 
@@ -362,10 +362,10 @@ def _chunks(width: int) -> tuple[tuple[int, int], ...]:
 
     A thread has the same piece of all outputs of a program, so that no other one needs its elements of x.
     """
-    found, first, size = list[tuple[int, int]](), 0, LARGEST_PIECE
+    partial_sums, first, size = list[tuple[int, int]](), 0, LARGEST_PIECE
     while first < width:
         left = triton.cdiv(width - first, PIECES.value)
         size = min(size, 1 << left.bit_length() - 1)
-        found.append((first, size))
+        partial_sums.append((first, size))
         first += size * PIECES.value
-    return tuple(found)
+    return tuple(partial_sums)

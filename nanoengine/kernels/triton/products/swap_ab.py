@@ -36,7 +36,7 @@ LEAST_STEPS = 4
 """Times DEPTH inputs that a part of a product has at least."""
 
 LEAST_PARTS = 3
-"""Into fewer parts a product is not cut: to put them together takes more time than is saved."""
+"""The least parts of a product: adding the sums of fewer takes more time than is saved."""
 
 NUM_WARPS = 4
 NUM_STAGES = 4
@@ -104,16 +104,16 @@ def _swap_ab_kernel(
         acc = dot(weights, rows, acc)
 
     if PARTS > 1:
-        place = partial + tl.program_id(0) * (PARTS * TILE * ROWS) + line[:, None] * ROWS + row[None, :]
-        tl.store(place + tl.program_id(1) * (TILE * ROWS), acc)
+        pointers = partial + tl.program_id(0) * (PARTS * TILE * ROWS) + line[:, None] * ROWS + row[None, :]
+        tl.store(pointers + tl.program_id(1) * (TILE * ROWS), acc)
         # One thread counts for all: before it does, all have stored; then all see what others stored before they counted.
         tl.debug_barrier()
         if tl.atomic_add(arrivals + tl.program_id(0), 1, sem="acq_rel", scope="gpu") != PARTS - 1:
             return
         tl.store(arrivals + tl.program_id(0), 0)  # nobody else comes before the next launch
         acc = tl.zeros([TILE, ROWS], tl.float32)
-        for part in tl.range(0, PARTS, num_stages=4):  # asks for sums three rounds before they are added
-            acc += tl.load(place + part * (TILE * ROWS))
+        for part in tl.range(0, PARTS, num_stages=4):  # loads sums three rounds before they are added
+            acc += tl.load(pointers + part * (TILE * ROWS))
     if GATE:
         gate, up = tl.split(tl.permute(tl.reshape(acc, [2, OWN, ROWS]), [1, 2, 0]))
         acc = gated(gate, up, ACTIVATION)

@@ -67,11 +67,11 @@ class LateWeight:
 
     def put_quantized(self, first: int, source: QuantizedTensor) -> None:
         if self._content is None:
-            self._content = self._place_for(source)
+            self._content = self._storage_for(source)
         if isinstance(self._content, RowMajor | None) or not self._content.take_rows(first, source):
             self.put_numbers(first, source.dequantize(self.dtype))
 
-    def _place_for(self, source: QuantizedTensor) -> Packed | Float8Rows | None:
+    def _storage_for(self, source: QuantizedTensor) -> Packed | Float8Rows | None:
         if isinstance(source, Grouped) and can_pack(source):
             return Packed.like(source, self.shape[0], self.device)
         if isinstance(source, Float8) and self.has_float8 and can_multiply(source, self.shape[0]):

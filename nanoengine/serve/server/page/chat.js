@@ -4,6 +4,7 @@ import { answer } from "./answer.js";
 import { $, setText } from "./elements.js";
 import { makeMessage } from "./message.js";
 import { model } from "./model.js";
+import { followEnd, scrollToEnd } from "./scroll.js";
 import { fillSettings } from "./settings.js";
 
 const STORAGE = "nanoengine-chat";
@@ -12,12 +13,16 @@ const REST = 100; // milliseconds between two drawings of an answer
 const conversation = JSON.parse(sessionStorage.getItem(STORAGE)) ?? { settings: {}, messages: [] };
 let shown = []; // of each message: {message, element, show, finish}
 let stopping = null; // ends the answer that comes
+let onAnswered = () => {};
 let edited = null; // the index of the message that the next one replaces, with all behind it
 
-export function startChat() {
+/** `onEnd` is called when an answer has ended. */
+export function startChat(onEnd) {
+  onAnswered = onEnd;
   conversation.messages.forEach(append);
   fillSettings(conversation.settings, save);
-  $("new-chat").addEventListener("click", () => { stop(); cut(0); save(); refresh(); $("message").focus(); });
+  $("new-chat").addEventListener("click", beginNewChat);
+  $("old-chat").addEventListener("click", undoNewChat);
   $("chat-form").addEventListener("submit", (event) => { event.preventDefault(); send(); });
   $("stop").addEventListener("click", stop);
   $("message").addEventListener("keydown", (event) => {
@@ -32,7 +37,27 @@ export function startChat() {
   });
   addEventListener("pagehide", save);
   refresh();
-  scrollToEnd(true);
+  followEnd();
+  scrollToEnd();
+}
+
+function beginNewChat() {
+  stop();
+  const { messages, leftOut } = conversation;
+  if (messages.length) conversation.old = { messages: [...messages], leftOut };
+  cut(0);
+  save();
+  refresh();
+  $("message").focus();
+}
+
+function undoNewChat() {
+  Object.assign(conversation, conversation.old);
+  delete conversation.old;
+  conversation.messages.forEach(append);
+  save();
+  refresh();
+  scrollToEnd();
 }
 
 function append(message) {
@@ -53,7 +78,8 @@ export function refresh() {
   $("send").hidden = Boolean(stopping);
   $("stop").hidden = !stopping;
   $("welcome").hidden = shown.length > 0;
-  setText($("welcome-words"), model.hasTemplate ? "It answers here." : "It has no chat template: it goes on with your text instead of answering it.");
+  $("old-chat").hidden = !conversation.old;
+  setText($("welcome-words"), !model.isLoaded ? "It is loaded when you write to it." : model.hasTemplate ? "It answers here." : "It has no chat template: it goes on with your text instead of answering it.");
   if (!focused.checkVisibility()) $("message").focus(); // it was on a button that is gone
 }
 
@@ -71,6 +97,7 @@ function send() {
   if (!text.trim() || stopping) return;
   $("message").value = "";
   if (edited !== null) cut(edited);
+  delete conversation.old;
   say({ role: "user", content: text });
   ask();
 }
@@ -89,16 +116,14 @@ async function ask() {
   setText($("trouble"), "");
   save();
   refresh();
-  scrollToEnd(true);
+  scrollToEnd();
   $("message").focus();
   let timer = null;
   const draw = () => {
     timer = null;
-    const isAtEnd = $("log").scrollHeight - $("log").scrollTop - $("log").clientHeight < 48;
-    const view = shown.find((own) => own.message === message);
+    const view = shown.find((each) => each.message === message);
     view?.show();
     view?.element.classList.toggle("begun", message.tokens > 0);
-    scrollToEnd(isAtEnd);
   };
   await answer(conversation, message, stopping.signal, () => { timer ??= setTimeout(draw, REST); });
   clearTimeout(timer);
@@ -106,7 +131,8 @@ async function ask() {
   save();
   draw();
   refresh();
-  setText($("told"), `The answer has ended. ${message.error ?? message.content}`);
+  setText($("announced"), `The answer has ended. ${message.error ?? message.content}`);
+  onAnswered();
 }
 
 function cut(length) {
@@ -123,8 +149,4 @@ function edit(index) {
   edited = index;
   refresh();
   $("message").focus();
-}
-
-function scrollToEnd(isWanted) {
-  if (isWanted) $("log").scrollTop = $("log").scrollHeight;
 }

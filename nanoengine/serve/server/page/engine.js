@@ -1,6 +1,7 @@
 // The engine at work: the page asks for its state four times a second, and shows numbers, requests and the map of KV blocks.
 
 import { $, make, number, plural, setText } from "./elements.js";
+import { model } from "./model.js";
 import { ask, problemOf } from "./server.js";
 
 const POLL = 250; // milliseconds between two views
@@ -13,42 +14,40 @@ let view = null; // the latest
 let past = []; // views of the last second
 let pointed = {}; // what is under the pointer: {request} or {block}
 
-/** Ask for views from now on, until the server wants another key; `onBack` is called when it is there, at first and again. */
-export async function watch(onBack) {
+/** Ask for views until the server wants another key; `onNews` is called when the connection has another state, but for a lost one. */
+export async function watch(onNews) {
   if (isPolling) return;
   isPolling = true;
   for (;;) {
     let wait = POLL;
     if (document.visibilityState === "visible") {
-      const next = await askForView();
-      if (next === "refused") break; // a key begins it again
-      if (!next) wait = GONE_POLL;
-      else {
-        if ($("connection").dataset.is !== "live") onBack();
-        tellConnection("live", "live");
+      const { state, words, view: next } = await askForView();
+      const isNews = $("connection").dataset.is !== state;
+      tellConnection(state, words);
+      if (state === "locked") break; // a key begins it again
+      if (isNews && state !== "gone") onNews();
+      if (next) {
         past = past.filter(({ time }) => time <= next.time && next.time - time <= 1);
         past.push(view = next);
         draw();
-      }
+      } else wait = GONE_POLL;
     }
     await new Promise((resolve) => { setTimeout(resolve, wait); });
   }
   isPolling = false;
-  onBack();
+  onNews();
 }
 
-/** A view; null if there is none, and the page says why. */
+/** The state of the connection, and a view of the model's engine where there is one. */
 async function askForView() {
   const timer = setTimeout(() => tellConnection("busy", "in a long step"), LONG_STEP); // a view comes between two steps
   try {
-    const response = await ask("view", { signal: AbortSignal.timeout(60_000) });
-    if (response.ok) return await response.json();
-    const isLocked = response.status === 401;
-    tellConnection(isLocked ? "locked" : "gone", isLocked ? "the engine's view wants a key" : (await problemOf(response)).message);
-    return isLocked ? "refused" : null;
+    const response = await ask(`view?model=${encodeURIComponent(model.name)}`, { signal: AbortSignal.timeout(60_000) });
+    if (response.ok) return { state: "live", words: "live", view: await response.json() };
+    if (response.status === 401) return { state: "locked", words: "the engine's view wants a key" };
+    return { state: "idle", words: model.name ? (await problemOf(response)).message : "connecting" };
   } catch {
-    tellConnection("gone", "no answer, trying again");
-    return null;
+    return { state: "gone", words: "no answer, trying again" };
   } finally {
     clearTimeout(timer);
   }

@@ -16,7 +16,7 @@ export function makeMessage(message) {
   };
   const finish = (actions, isAnswering) => {
     element.classList.toggle("answering", isAnswering);
-    const words = isUser ? "" : isAnswering ? (message.tokens ? "" : "Reads …") : tellEnd(message);
+    const words = isUser ? "" : isAnswering ? (message.tokens ? "" : model.isLoaded ? "Reads …" : `Waits for ${model.name} to load …`) : tellEnd(message);
     const end = make("p", { className: message.error ? "error" : "", textContent: words });
     const copy = message.content ? makeCopyButtons(() => message.content) : [];
     parts.foot.replaceChildren(end, ...(isAnswering ? [] : [...copy, ...actions.map(([name, act]) => makeButton(name, act))]));

@@ -4,11 +4,12 @@ import { refresh, startChat } from "./chat.js";
 import { startEngine, watch } from "./engine.js";
 import { $, setText } from "./elements.js";
 import { findModel, model } from "./model.js";
+import { showPicker, startPicker } from "./picker.js";
 import { key, problemOf } from "./server.js";
 import { startSettings, tellSettings } from "./settings.js";
 
-/** Ask who is there, and show it. */
-async function meet() {
+/** Read which models there are, and show it. */
+async function refreshModels() {
   const failed = await findModel().catch(() => null); // the view says if the server is gone
   if (failed?.status === 401) {
     setText($("key-words"), key.value ? "The server does not take that key." : "This server wants an API key. It stays in this tab.");
@@ -16,7 +17,8 @@ async function meet() {
     return;
   }
   if (failed) setText($("trouble"), (await problemOf(failed)).message);
-  for (const place of ["model", "welcome-name"]) setText($(place), model.name);
+  for (const id of ["model", "welcome-name"]) setText($(id), model.name);
+  showPicker();
   tellSettings();
   refresh();
 }
@@ -27,10 +29,11 @@ $("key-form").addEventListener("submit", (event) => {
   $("key").value = "";
   $("key-form").hidden = true;
   $("message").focus();
-  watch(meet);
+  watch(refreshModels);
 });
 
 startSettings();
-startChat();
+startPicker(refreshModels);
+startChat(() => { if (!model.isLoaded) refreshModels(); });
 startEngine();
-watch(meet);
+watch(refreshModels);

@@ -39,7 +39,7 @@ export async function problemOf(response) {
   const text = await reached(response.text());
   try {
     const { error, message } = JSON.parse(text);
-    return Object.assign(new Error(error?.message ?? message ?? text), { code: error?.code });
+    return Object.assign(new Error(error?.message ?? error ?? message ?? text), { code: error?.code });
   } catch {
     return new Error(text || `the server answers ${response.status}`);
   }

@@ -1,1 +1,0 @@
-"""Tools: how models ask for functions to be called, and how they are made to. Clients of the engine: text alone."""
