@@ -61,7 +61,7 @@ template <> struct Products<16> {
 #endif
 
 // Whether unpacked numbers and rows are words of 16 bits: where a sum of 16 bits has room for one product of bytes, two
-// products of words take fewer instructions, and a word has both parts of x.
+// products of words take fewer operations, and a word has both parts of x.
 #if defined(HAS_DOT_OF_BYTES)
 template <int KIND, bool PACKED, int PARTS> constexpr bool IN_WORDS = false;
 #else
